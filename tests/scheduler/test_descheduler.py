@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.dialects import leases
@@ -12,6 +14,7 @@ from fenka.dialects.leases import LeaseReport, Refusal
 from fenka.scheduler.descheduler import EVICTED, LEASE_DENIED, Descheduler
 from tests.builders import T4_MIB, a_node, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
+from tests.fakes.clock import Clock
 
 SENTENCE = "fenka: card 0 has 15079 MiB, of which 8616 MiB are still held by team/there"
 MADE_AGAIN = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}]
@@ -43,7 +46,8 @@ async def look(
         text = leases.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
         world = ClusterState([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
         told = Told()
-        descheduler = Descheduler(api, world, lambda: {"u": pod}, told, lambda: True)
+        gangs = GangScheduler(GangMembers(world, dict, dict), world, "binpack", Clock())
+        descheduler = Descheduler(api, world, lambda: {"u": pod}, gangs, told, lambda: True)
         await descheduler.evict_refused()
         await descheduler.evict_refused()
         return _evictions(server), told

@@ -1,7 +1,8 @@
-"""Evicts pods that their node has refused to start for a minute (dialects/leases.py).
+"""Evicts pods that their node refuses to start, and the members of gangs that are incomplete for too long.
 
-The card that was chosen for such a pod is used by something that the scheduler did not know of. After the
-eviction the pod's controller makes another pod, which is placed by what the node reports now.
+The card that was chosen for a pod that is refused for a minute (dialects/leases.py) is used by something that
+the scheduler did not know of. After the eviction the pod's controller makes another pod, which is placed by
+what the node reports now. An incomplete gang restarts completely.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.recent import RecentDict
 from fenka.cluster.state import ClusterState
@@ -26,33 +28,39 @@ EVICTED, LEASE_DENIED = "FenkaEvicted", "FenkaLeaseDenied"
 class Descheduler:
     """Best effort: what fails is tried again. `run` is its task."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         api: Api,
         cluster: ClusterState,
         pods: Callable[[], Mapping[str, Pod]],
+        gangs: GangScheduler,
         recorder: Recorder,
         is_leading: Callable[[], bool],
+        *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Args:
         api: the API server.
         cluster: what nodes report.
         pods: returns all pods, by UID.
+        gangs: the gangs that are starting.
         recorder: posts the events.
         is_leading: whether this replica leads.
         sleep: waits for a number of seconds.
         """
-        self._api, self._cluster, self._pods, self._recorder = api, cluster, pods, recorder
-        self._is_leading, self._sleep = is_leading, sleep
+        self._api, self._cluster, self._pods, self._gangs = api, cluster, pods, gangs
+        self._recorder, self._is_leading, self._sleep = recorder, is_leading, sleep
         self._posted: RecentDict[str, None] = RecentDict()
 
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
             await self._sleep(INTERVAL_S)
+            self._gangs.expire()
             if self._is_leading():
                 await self.evict_refused()
+                for pod in self._gangs.incomplete_gangs():
+                    await self._evict(pod, "its gang has been incomplete for too long")
 
     async def evict_refused(self) -> None:
         """Evict the pods that are refused now."""
@@ -62,9 +70,9 @@ class Descheduler:
             for uid, refusal in self._cluster.refusals(name).items():
                 pod = pods.get(uid)
                 if pod is not None and pod.spec.node_name == name and _runs_nothing(pod):
-                    await self._evict(pod, refusal)
+                    await self._evict_refused(pod, refusal)
 
-    async def _evict(self, pod: Pod, refusal: Refusal) -> None:
+    async def _evict_refused(self, pod: Pod, refusal: Refusal) -> None:
         meta = pod.metadata
         evictable = refusal.movable and _has_controller(pod)
         if meta.uid not in self._posted:
@@ -77,9 +85,12 @@ class Descheduler:
                 note = f"{refused}; no controller would make another: delete it and create it again"
                 self._recorder.record_on_pod(pod, LEASE_DENIED, note)
         if evictable:
-            log.warning("evicting %s: %s", pod.full_name, refusal.sentence)
-            with contextlib.suppress(ApiError, ApiUnreachable):
-                await evict(self._api, meta.namespace, meta.name, meta.uid)
+            await self._evict(pod, refusal.sentence)
+
+    async def _evict(self, pod: Pod, why: str) -> None:
+        log.warning("evicting %s: %s", pod.full_name, why)
+        with contextlib.suppress(ApiError, ApiUnreachable):
+            await evict(self._api, pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
 
 
 def _runs_nothing(pod: Pod) -> bool:
@@ -88,4 +99,4 @@ def _runs_nothing(pod: Pod) -> bool:
 
 
 def _has_controller(pod: Pod) -> bool:
-    return any(it.controller and it.kind != "Node" for it in pod.metadata.owner_references)
+    return any(owner.controller and owner.kind != "Node" for owner in pod.metadata.owner_references)

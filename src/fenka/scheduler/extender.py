@@ -79,9 +79,10 @@ class Extender:
     def prioritize(self, sent: Pod, nodes: Sequence[str]) -> list[tuple[str, int]]:
         """Return a score for each node, in the order given."""
         pod = self._pods().get(sent.metadata.uid, sent)
-        for name in nodes:
-            if self._gangs.planned_placement(pod, name) is not None:
-                return [(it, BEST if it == name else 0) for it in nodes]
+        if group_name(pod) is not None:
+            for name in nodes:
+                if self._gangs.planned_placement(pod, name) is not None:
+                    return [(other, BEST if other == name else 0) for other in nodes]
         constraints = self._filter_constraints.get(pod.metadata.uid)
         return self._evaluator.prioritize(pod, nodes, constraints or self._queue.constraints(pod))
 

@@ -37,6 +37,13 @@ class ExtenderFilterResult(msgspec.Struct, rename="pascal"):
     error: str = ""
 
 
+class HostPriority(msgspec.Struct, rename="pascal", gc=False):
+    """A score in the answer to prioritize."""
+
+    host: str
+    score: int
+
+
 class ExtenderArgs(msgspec.Struct):
     """The arguments of filter and prioritize. nodes: whole nodes, from a caller without nodeCacheCapable."""
 
@@ -81,7 +88,7 @@ def read_args(body: bytes) -> ExtenderArgs:
     if items is None:
         raise InvalidExtenderRequest("cannot get node names")
     raw = _optional(_lower(items), "items", list[msgspec.Raw]) or []
-    nodes = {_decode(bytes(it), _Named).metadata.name: it for it in raw}
+    nodes = {_decode(node, _Named).metadata.name: node for node in raw}
     return ExtenderArgs(pod, list(nodes), nodes)
 
 
@@ -118,14 +125,14 @@ def read_preemption(body: bytes) -> ExtenderPreemptionArgs:
     by_uid = _optional(fields, "nodenametometavictims", dict[str, msgspec.Raw]) or {}
     whole = _optional(fields, "nodenametovictims", dict[str, msgspec.Raw]) or {}
     for node, raw in (by_uid or whole).items():
-        victims = _fields(bytes(raw))
+        victims = _fields(raw)
         if by_uid:
             uids = _optional(victims, "pods", list[dict[str, str]]) or []
-            args.victims[node] = [_lower(it).get("uid", "") for it in uids]
+            args.victims[node] = [_lower(victim).get("uid", "") for victim in uids]
         else:
             pods = _optional(victims, "pods", list[Pod]) or []
-            args.victims[node] = [it.metadata.uid for it in pods]
-            args.pods |= {it.metadata.uid: it for it in pods}
+            args.victims[node] = [victim.metadata.uid for victim in pods]
+            args.pods |= {victim.metadata.uid: victim for victim in pods}
         args.disruptions[node] = _optional(victims, "numpdbviolations", int) or 0
     return args
 
@@ -149,7 +156,7 @@ def _lower(fields: dict[str, T]) -> dict[str, T]:
     return {name.lower(): value for name, value in fields.items()}
 
 
-def _fields(body: bytes) -> dict[str, msgspec.Raw]:
+def _fields(body: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
     return _lower(_decode(body, dict[str, msgspec.Raw]))
 
 
@@ -158,33 +165,33 @@ def _pod(fields: dict[str, msgspec.Raw]) -> Pod:
     if raw is None or bytes(raw) == b"null":
         raise InvalidExtenderRequest("arg or pod is nil")
     try:
-        return _decode(bytes(raw), Pod)
+        return _decode(raw, Pod)
     except InvalidExtenderRequest:
         # Go writes null for a time or a list that was never set.
-        return _without_nulls(bytes(raw))
+        return _without_nulls(raw)
 
 
-def _without_nulls(data: bytes) -> Pod:
+def _without_nulls(raw: msgspec.Raw) -> Pod:
     try:
-        return msgspec.convert(_drop_nulls(_decode(data, dict[str, Any])), Pod)
+        return msgspec.convert(_drop_nulls(_decode(raw, dict[str, Any])), Pod)
     except msgspec.MsgspecError as why:
         raise InvalidExtenderRequest(str(why)) from None
 
 
 def _drop_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _drop_nulls(it) for name, it in value.items() if it is not None}
+        return {name: _drop_nulls(field) for name, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [_drop_nulls(it) for it in value if it is not None]
+        return [_drop_nulls(item) for item in value if item is not None]
     return value
 
 
 def _optional(fields: dict[str, msgspec.Raw], name: str, kind: type[T]) -> T | None:
     raw = fields.get(name)
-    return None if raw is None else _decode(bytes(raw), kind | None)  # type: ignore[arg-type]
+    return None if raw is None else _decode(raw, kind | None)  # type: ignore[arg-type]
 
 
-def _decode(data: bytes, kind: type[T]) -> T:
+def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:

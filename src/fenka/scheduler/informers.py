@@ -31,17 +31,14 @@ class NullListener:
 
 
 class PodGroupIndex:
-    """Finds PodGroups by name."""
+    """Finds PodGroups by name. Attributes: by_name: the groups, by namespace/name."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, PodGroup] = {}
-        """Keys are namespace/name."""
 
     def on_replace(self, objects: Sequence[PodGroup]) -> None:
         """Replace all PodGroups."""
-        self.by_name.clear()
-        for group in objects:
-            self.on_upsert(group)
+        self.by_name = {_full_name(group): group for group in objects}
 
     def on_upsert(self, obj: PodGroup) -> None:
         """Set a PodGroup."""
@@ -130,26 +127,23 @@ class UnhealthyCards:
 
     def on_replace(self, objects: Sequence[ConfigMap]) -> None:
         """Replace all ConfigMaps."""
-        nodes = {_node_name(it) for it in objects}
-        for name in self._nodes - nodes:
-            self._cluster.set_unhealthy(name, frozenset())
-        self._nodes &= nodes
+        for name in self._nodes - {_node_name(config_map) for config_map in objects}:
+            self._set(name, frozenset())
         for config_map in objects:
             self.on_upsert(config_map)
 
     def on_upsert(self, obj: ConfigMap) -> None:
         """Set the unhealthy cards of a node."""
-        name = _node_name(obj)
-        if name:
-            self._nodes.add(name)
-            self._cluster.set_unhealthy(name, parse_indexes(obj.data.get("gpus", "")))
+        self._set(_node_name(obj), parse_indexes(obj.data.get("gpus", "")))
 
     def on_delete(self, obj: ConfigMap) -> None:
         """Take all cards of a node for healthy."""
-        name = _node_name(obj)
-        if name:
-            self._nodes.discard(name)
-            self._cluster.set_unhealthy(name, frozenset())
+        self._set(_node_name(obj), frozenset())
+
+    def _set(self, node: str, unhealthy: frozenset[int]) -> None:
+        if node:
+            self._nodes = self._nodes | {node} if unhealthy else self._nodes - {node}
+            self._cluster.set_unhealthy(node, unhealthy)
 
 
 def _node_name(config_map: ConfigMap) -> str:

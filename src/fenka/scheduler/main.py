@@ -9,7 +9,7 @@ from pathlib import Path
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.scheduler.gc_pauses import short_gc_pauses
-from fenka.scheduler.metrics import Metrics, StateCollector
+from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
 
@@ -39,7 +39,7 @@ def url(address: str, port: int, scheme: str = "http") -> str:
 def http_server(replica: Replica, access: Access) -> Server:
     """Return the HTTP server of a replica."""
     credentials, leadership = access.credentials, replica.leadership
-    collector = StateCollector(
+    metrics = Metrics(
         replica.cluster,
         replica.informers,
         replica.queue,
@@ -47,9 +47,7 @@ def http_server(replica: Replica, access: Access) -> Server:
         lambda: leadership.leading,
         (lambda: credentials.expires_at) if credentials else dict,
     )
-    return Server(
-        replica.cluster, replica.extender, replica.binder, leadership, Metrics(collector), access
-    )
+    return Server(replica.cluster, replica.extender, replica.binder, leadership, metrics, access)
 
 
 async def serve(options: ServerOptions, settings: Settings, access: Access) -> None:

@@ -1,14 +1,13 @@
 """Prometheus metrics. Their names and meaning are listed in docs/scheduler.md."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fenka.cluster.objects import Pod
+from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card
 from fenka.core.usage import CardUsage
@@ -41,35 +40,8 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[Card, CardUsage], int]], ...] = (
 )
 
 
-class Metrics:
-    """The metrics of one replica."""
-
-    def __init__(self, state: "StateCollector") -> None:
-        self._state = state
-        self._registry = CollectorRegistry()
-        self._registry.register(state)
-        self.requests = Histogram(
-            "fenka_scheduler_request_seconds",
-            "Time to answer kube-scheduler, by verb",
-            ["verb"],
-            buckets=BUCKETS,
-            registry=self._registry,
-        )
-        self.forwarded = Counter(
-            "fenka_scheduler_forwarded",
-            "Calls that were forwarded to the leader, by verb",
-            ["verb"],
-            registry=self._registry,
-        )
-
-    def text(self) -> Iterator[bytes]:
-        """Yield the metrics in Prometheus' format, in parts."""
-        yield from self._state.cards()
-        yield generate_latest(self._registry)
-
-
-class StateCollector(Collector):
-    """Reads the cluster when Prometheus asks; nothing is counted twice."""
+class Metrics(Collector):
+    """The metrics of one replica. What the cluster is like is read when Prometheus asks."""
 
     def __init__(
         self,
@@ -90,44 +62,60 @@ class StateCollector(Collector):
         """
         self._cluster, self._informers, self._queue = cluster, informers, queue
         self._outcomes, self._is_leading, self._expiries = outcomes, is_leading, expiries
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self.requests = Histogram(
+            "fenka_scheduler_request_seconds",
+            "Time to answer kube-scheduler, by verb",
+            ["verb"],
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
+        self.forwarded = Counter(
+            "fenka_scheduler_forwarded",
+            "Calls that were forwarded to the leader, by verb",
+            ["verb"],
+            registry=self._registry,
+        )
+
+    def text(self) -> Iterator[bytes]:
+        """Yield the metrics in Prometheus' format, in parts."""
+        yield from self._cards()
+        yield generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the metrics are read when they are asked for."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Return all metrics but those of cards."""
-        yield from self._pending_pods()
+        """Return the metrics of the replica and of the queue."""
         leading = self._is_leading()
+        yield _gauge("leading", "1 on the replica that binds", leading)
+        yield from self._pending_pods()
         if leading:
             yield from self._positions()
-        binds = CounterMetricFamily(
-            "fenka_scheduler_binds", "Bindings by outcome", labels=["outcome"]
+        yield _labelled(
+            CounterMetricFamily("fenka_scheduler_binds", "Bindings by outcome", labels=["outcome"]),
+            (((outcome,), count) for outcome, count in self._outcomes.items()),
         )
-        for outcome, count in self._outcomes.items():
-            binds.add_metric([outcome], count)
-        yield binds
-        ages = GaugeMetricFamily(
-            "fenka_scheduler_watch_age_seconds",
-            "Time since the API server last reported a collection",
-            labels=["collection"],
+        yield _labelled(
+            GaugeMetricFamily(
+                "fenka_scheduler_watch_age_seconds",
+                "Time since the API server last reported a collection",
+                labels=["collection"],
+            ),
+            (((name,), it.age_s) for name, it in self._informers.by_collection.items()),
         )
-        for name, informer in self._informers.by_collection.items():
-            ages.add_metric([name], informer.age_s)
-        yield ages
-        expiries = GaugeMetricFamily(
-            "fenka_scheduler_certificate_expiry_timestamp_seconds",
-            "When a certificate of this replica expires, since 1970",
-            labels=["name"],
-        )
-        for name, at in self._expiries().items():
-            expiries.add_metric([name], at)
-        yield expiries
-        yield GaugeMetricFamily(
-            "fenka_scheduler_leading", "1 on the replica that binds", value=int(leading)
+        yield _labelled(
+            GaugeMetricFamily(
+                "fenka_scheduler_certificate_expiry_timestamp_seconds",
+                "When a certificate of this replica expires, since 1970",
+                labels=["name"],
+            ),
+            (((name,), expires_at) for name, expires_at in self._expiries().items()),
         )
 
-    def cards(self) -> Iterator[bytes]:
+    def _cards(self) -> Iterator[bytes]:
         """Yield the metrics of all cards, node by node: prometheus_client would take a second for 40,000."""
         shared_nodes = self._cluster.shared_nodes()
         for name, help_text, value in _CARD_METRICS:
@@ -143,39 +131,45 @@ class StateCollector(Collector):
 
     def _pending_pods(self) -> Iterator[Metric]:
         now = time.time()
-        ages = [
-            now - _created(it) for it in self._informers.pods.objects.values() if _is_pending(it)
-        ]
-        yield GaugeMetricFamily(
-            "fenka_scheduler_waiting_pods",
-            "Pods that request a slice and have none",
-            value=len(ages),
-        )
-        yield GaugeMetricFamily(
-            "fenka_scheduler_waiting_oldest_seconds",
-            "Age of the oldest of them",
-            value=max(ages, default=0.0),
-        )
+        pods = [pod for pod in self._informers.pods.objects.values() if _is_pending(pod)]
+        created = (seconds(pod.metadata.creation_timestamp) or now for pod in pods)
+        oldest_s = now - min(created, default=now)
+        yield _gauge("waiting_pods", "Pods that request a slice and have none", len(pods))
+        yield _gauge("waiting_oldest_seconds", "Age of the oldest of them", oldest_s)
 
     def _positions(self) -> Iterator[Metric]:
-        positions = GaugeMetricFamily(
-            "fenka_scheduler_waiting_position",
-            f"Position of the first {SHOWN} pending pods: 1 is served next",
-            labels=["namespace", "pod"],
+        pending = [entry.pending for entry in self._queue.entries()[:SHOWN]]
+        yield _labelled(
+            GaugeMetricFamily(
+                "fenka_scheduler_waiting_position",
+                f"Position of the first {SHOWN} pending pods: 1 is served next",
+                labels=["namespace", "pod"],
+            ),
+            (((it.namespace, it.name), rank) for rank, it in enumerate(pending, start=1)),
         )
-        for number, entry in enumerate(self._queue.entries()[:SHOWN], start=1):
-            positions.add_metric([entry.pending.namespace, entry.pending.name], number)
-        yield positions
-        yield GaugeMetricFamily(
-            "fenka_scheduler_starvation_seconds",
+        yield _gauge(
+            "starvation_seconds",
             "By how much later a request came, at most, that was served before one that still waits",
-            value=self._queue.max_bypass_s,
+            self._queue.max_bypass_s,
         )
-        yield GaugeMetricFamily(
-            "fenka_scheduler_starvation_bound_seconds",
+        yield _gauge(
+            "starvation_bound_seconds",
             "Upper bound of fenka_scheduler_starvation_seconds",
-            value=self._queue.max_bypass_bound_s,
+            self._queue.max_bypass_bound_s,
         )
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"fenka_scheduler_{name}", help_text, value=value)
+
+
+def _labelled(
+    family: CounterMetricFamily | GaugeMetricFamily,
+    values: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
 
 
 def _labels(node: str, card: Card) -> str:
@@ -189,10 +183,3 @@ def _escaped(value: str) -> str:
 
 def _is_pending(pod: Pod) -> bool:
     return not pod.spec.node_name and not pod.finished and pod.demand().requests_gpu
-
-
-def _created(pod: Pod) -> float:
-    try:
-        return datetime.fromisoformat(pod.metadata.creation_timestamp).timestamp()
-    except ValueError:
-        return time.time()

@@ -27,7 +27,6 @@ from fenka.scheduler.descheduler import Descheduler
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_barrier import GangBarrier
-from fenka.scheduler.gang_controller import GangController
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.leadership import Leadership
 from fenka.scheduler.pod_patcher import (
@@ -147,8 +146,9 @@ class Replica:
             self.informers.run,
             recorder.run,
             leadership.run,
-            GangController(api, gangs, self._is_leading, sleep).run,
-            Descheduler(api, cluster, self._pods, recorder, self._is_leading, sleep).run,
+            Descheduler(
+                api, cluster, self._pods, gangs, recorder, self._is_leading, sleep=sleep
+            ).run,
             requeuer.run,
             ungater.run,
         )

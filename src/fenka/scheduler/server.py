@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.extender_api import (
     ExtenderFilterResult,
+    HostPriority,
     InvalidExtenderRequest,
     filter_result,
     preemption_result,
@@ -44,7 +46,11 @@ PREFIX = "/gpushare-scheduler"
 KEEP_ALIVE_S = 600.0
 """Longer than kube-scheduler keeps a connection: whoever closes it first loses no request."""
 
+UNAVAILABLE = 503
+
 Verb = Callable[[bytes], Awaitable[Any]]
+Failure = Callable[[str, int], web.Response]
+"""Makes a verb's answer that carries an error, from the sentence and the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +104,14 @@ class Server:
             inspect=trusted or self._access.inspect, metrics=trusted or self._access.metrics
         )
         app.cleanup_ctx.append(self._proxy.running)
-        verbs: dict[str, tuple[Verb, Any]] = {
-            "filter": (self.filter, ExtenderFilterResult()),
-            "prioritize": (self.prioritize, None),
-            "bind": (self.bind, {"Error": ""}),
-            "preempt": (self.preempt, None),
+        verbs: dict[str, tuple[Verb, Failure]] = {
+            "filter": (self.filter, _filter_error),
+            "prioritize": (self.prioritize, _error_text),
+            "bind": (self.bind, _error_field),
+            "preempt": (self.preempt, _error_text),
         }
-        for name, (verb, empty) in verbs.items():
-            app.router.add_post(f"{PREFIX}/{name}", self._handler(name, verb, empty))
+        for name, (verb, fail) in verbs.items():
+            app.router.add_post(f"{PREFIX}/{name}", self._handler(name, verb, fail))
         return app
 
     def readable(self) -> web.Application:
@@ -134,11 +140,10 @@ class Server:
         args = read_args(body)
         return filter_result(args, self._extender.filter(args.pod, args.names))
 
-    async def prioritize(self, body: bytes) -> list[dict[str, Any]]:
+    async def prioritize(self, body: bytes) -> list[HostPriority]:
         """Return a score for each node."""
         args = read_args(body)
-        scores = self._extender.prioritize(args.pod, args.names)
-        return [{"Host": name, "Score": score} for name, score in scores]
+        return list(starmap(HostPriority, self._extender.prioritize(args.pod, args.names)))
 
     async def bind(self, body: bytes) -> dict[str, str]:
         """Bind one pod."""
@@ -155,25 +160,17 @@ class Server:
     # ---- HTTP ----
 
     def _handler(
-        self, name: str, verb: Verb, empty: Any
+        self, name: str, verb: Verb, fail: Failure
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Return the handler of a verb.
-
-        Args:
-            name: the verb's.
-            verb: answers it.
-            empty: the answer that carries an error; None if the verb's answer has no field for one.
-        """
-
         async def handle(request: web.Request) -> web.StreamResponse:
             begun = time.perf_counter()
             try:
                 async with self._bodies.reading(request) as body:
                     with request.app[LISTENER].protect(request):
                         forwarded = FORWARDED in request.headers
-                        answer = await self._respond(name, verb, empty, body, forwarded)
+                        answer = await self._respond(name, verb, fail, body, forwarded)
             except BodyRejected as why:
-                answer = _error(empty, f"fenka: {why}", status=why.status)
+                answer = fail(f"fenka: {why}", why.status)
                 answer.force_close()
             finally:
                 self._metrics.requests.labels(name).observe(time.perf_counter() - begun)
@@ -185,40 +182,41 @@ class Server:
         return handle
 
     async def _respond(
-        self, name: str, verb: Verb, empty: Any, body: bytes, forwarded: bool
+        self, name: str, verb: Verb, fail: Failure, body: bytes, forwarded: bool
     ) -> web.Response:
         if not body:
             return web.Response(status=400, text="Please send a request body")
         if self._leadership.leading:
-            return await self._answer(verb, empty, body)
+            return await self._answer(verb, fail, body)
         if forwarded:
             leader = self._leadership.other_leader or "nobody yet"
-            return _error(empty, f"not the leader: that is {leader}")
-        return await self._forward(name, empty, body)
+            return fail(f"not the leader: that is {leader}", UNAVAILABLE)
+        return await self._forward(name, fail, body)
 
-    async def _forward(self, name: str, empty: Any, body: bytes) -> web.Response:
+    async def _forward(self, name: str, fail: Failure, body: bytes) -> web.Response:
         leader = self._leadership.other_leader
         if not leader:
-            return _error(empty, "fenka: no replica leads now; one will within seconds")
+            return fail("fenka: no replica leads now; one will within seconds", UNAVAILABLE)
         address = self._leadership.leader_address
         if not address:
-            return _error(empty, f"fenka: the leader {leader} has not published its address")
+            sentence = f"fenka: the leader {leader} has not published its address"
+            return fail(sentence, UNAVAILABLE)
         try:
             answer = await self._proxy.post(f"{address}{PREFIX}/{name}", body)
         except LeaderUnreachable as why:
-            return _error(empty, f"fenka: the leader {leader} does not answer: {why}")
+            return fail(f"fenka: the leader {leader} does not answer: {why}", UNAVAILABLE)
         self._metrics.forwarded.labels(name).inc()
         return answer
 
-    async def _answer(self, verb: Verb, empty: Any, body: bytes) -> web.Response:
+    async def _answer(self, verb: Verb, fail: Failure, body: bytes) -> web.Response:
         try:
             return _json(await verb(body))
         except InvalidExtenderRequest as why:
-            return _error(empty, str(why), status=400)
+            return fail(str(why), 400)
         except Exception:
             # A bug: this request fails, the next one is served.
             log.exception("a request failed")
-            return _error(empty, "fenka failed at this request: its log has the reason")
+            return fail("fenka failed at this request: its log has the reason", UNAVAILABLE)
 
     async def _inspect(self, request: web.Request) -> web.Response:
         name = request.match_info.get("node")
@@ -244,13 +242,16 @@ def _json(answer: Any, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def _error(empty: Any, sentence: str, status: int = 503) -> web.Response:
-    """Return an answer that carries an error. status: if the verb's answer has no field for one."""
-    if empty is None:
-        return web.Response(status=status, text=sentence)
-    if isinstance(empty, ExtenderFilterResult):
-        return _json(ExtenderFilterResult(error=sentence))
+def _filter_error(sentence: str, _: int) -> web.Response:
+    return _json(ExtenderFilterResult(error=sentence))
+
+
+def _error_field(sentence: str, _: int) -> web.Response:
     return _json({"Error": sentence})
+
+
+def _error_text(sentence: str, status: int) -> web.Response:
+    return web.Response(status=status, text=sentence)
 
 
 async def _version(_: web.Request) -> web.Response:

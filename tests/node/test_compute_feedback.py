@@ -14,7 +14,7 @@ from fenka.hardware.nvml import DriverLost
 from fenka.isolation import account, pid_namespaces
 from fenka.isolation.compute_feedback import ComputeFeedback, Samples
 from fenka.isolation.layout import layout
-from fenka.node.lease.store import Lease, Token
+from fenka.node.lease.store import Lease
 from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.node.harness import card, lease_files, node_harness
 from tests.node.test_resize import granted, request, running
@@ -30,7 +30,7 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.root, self.now_us, self.lost = root, 10_000_000, False
         self.busy: dict[int, int] | None = {}
-        self.tokens: dict[str, Token] = {}
+        self.leases: dict[str, Lease] = {}
         self.names: dict[str, str] = {}
         self.asked = 0
         self.start()
@@ -56,11 +56,10 @@ class Machine:
     def lease(self, name: str, compute: int, ceiling: int = 0, pod: int = 0) -> None:
         """Make a lease of a container, with files."""
         slices = [Slice(0, card(0).uuid, 100, compute)]
-        lease = Lease(
+        self.leases[name] = Lease(
             PODS[pod], "default", f"p{pod}", name, slices, slices, {}, burst_percent=ceiling
         )
-        self.files.make(name, lease)
-        self.tokens[name] = Token(name, "aliyun.com/gpu-mem", ["u0"], 0.0, lease)
+        self.files.make(name, self.leases[name])
 
     def process(self, pid: int, container: str, pod: int = 0) -> None:
         """Add a process in a container of a pod."""
@@ -73,7 +72,7 @@ class Machine:
         self.now_us += 100_000
         if self.busy is not None:
             self.busy = {int(pid[1:]): percent for pid, percent in busy.items()}
-        self.loop.round(list(self.tokens.values()), self.names)
+        self.loop.round(self.leases, self.names)
 
     def feedback(self, name: str) -> tuple[int, int]:
         """Return the used milliseconds and the allowed percentage on the lease's page."""
@@ -162,7 +161,7 @@ def test_former_page_is_released_when_a_lease_is_made_again(machine: Machine) ->
     machine.round(p1=30)
     assert kept.read_bytes() == former
     assert control.read_bytes() != former
-    del machine.tokens["a"]
+    del machine.leases["a"]
     machine.round(p1=30)
     assert machine.asked == 3
 
@@ -196,10 +195,7 @@ def test_feedback_uses_a_changed_burst_limit(machine: Machine) -> None:
     machine.process(1, "aa")
     machine.round(p1=30)
     assert machine.feedback("a")[1] == 50
-    token = machine.tokens["a"]
-    assert token.lease is not None
-    lease = msgspec.structs.replace(token.lease, burst_percent=70)
-    machine.tokens["a"] = msgspec.structs.replace(token, lease=lease)
+    machine.leases["a"] = msgspec.structs.replace(machine.leases["a"], burst_percent=70)
     machine.round(p1=30)
     assert machine.feedback("a")[1] == 70
 

@@ -11,7 +11,7 @@ import pytest
 from fenka.core.request import Slice
 from fenka.hardware.nvml import Driver
 from fenka.isolation.compute_feedback import PERIOD_S
-from fenka.node.lease.store import Lease, Token
+from fenka.node.lease.store import Lease
 from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.native.test_limit_simulated import TRIES, bench
 from tests.node.harness import lease_files
@@ -26,18 +26,18 @@ def test_burst_ends_at_its_limit_and_yields_to_others(tmp_path: Path) -> None:
     with ExitStack() as stack:
         testbed = stack.enter_context(bench.Testbed(tmp_path, 1, measured=False).running())
         driver = stack.enter_context(Driver.open(testbed.node.library_dir))
-        tokens: list[Token] = []
+        leases: dict[str, Lease] = {}
 
         def start(percent: int, mode: str, ceiling: int) -> int:
             lease = testbed.lease(0, percent, mode)
-            uid = UID.format(len(tokens))
+            uid = UID.format(len(leases))
             slices = [Slice(0, testbed.uuids[0], 1024, percent)]
             made = Lease(uid, "default", "p", "c", slices, slices, {}, burst_percent=ceiling)
             load = stack.enter_context(testbed.load(lease, "2000"))
             proc = tmp_path / "proc" / str(load.process.pid)
             proc.mkdir(parents=True)
             (proc / "cgroup").write_text(f"0::/kubepods/pod{uid}/{'ab' * 32}\n")
-            tokens.append(Token(lease.name, "r", [], 0.0, made))
+            leases[lease.name] = made
             return int(load.process.pid)
 
         files = replace(lease_files(tmp_path), root=tmp_path)
@@ -46,7 +46,7 @@ def test_burst_ends_at_its_limit_and_yields_to_others(tmp_path: Path) -> None:
 
         def tell() -> None:
             while not stop.wait(PERIOD_S):
-                loop.round(list(tokens), {})
+                loop.round(dict(leases), {})
 
         thread = threading.Thread(target=tell)
         thread.start()

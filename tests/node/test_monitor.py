@@ -1,17 +1,17 @@
 """What follows from a sample: events, an eviction, an unhealthy card; and XIDs as the driver reports them."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
 
+from fenka.core.request import Slice
 from fenka.dialects import base
 from fenka.hardware.nvml import Driver, XidListener
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from fenka.node.lease.store import Token
+from fenka.node.lease.store import LeaseStore
 from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import Monitor, ViolationPolicy
@@ -21,26 +21,26 @@ from tests.waiting import until
 
 
 class FakeUsage:
-    """Returns the violations that it is given."""
+    """Returns violations of the given kinds by all leases of a store, which exceed 100 MiB and 30 %."""
 
-    def __init__(self) -> None:
-        self.over_memory: Sequence[Token] = ()
-        self.over_compute: Sequence[Token] = ()
-        self.unmanaged: Sequence[Token] = ()
+    def __init__(self, store: LeaseStore, *kinds: str) -> None:
+        self._store, self._kinds = store, kinds
 
     def sample(self, *_: Any) -> UsageSample:
         """Stand in for `Usage.sample`."""
-        uuid = card(0).uuid
+        piece = Slice(0, card(0).uuid, 100, 30)
+        usages = tuple(
+            SliceUsage(token, lease, piece, 0, 300 << 20, 1, 0.9, 0.3)
+            for token, lease in self._store.leases.items()
+        )
         return UsageSample(
-            over_memory=tuple(
-                SliceUsage(token, uuid, 100 << 20, 100 << 20, 0, 300 << 20, 1, None)
-                for token in self.over_memory
+            over_memory=usages if "memory" in self._kinds else (),
+            unmanaged=tuple(
+                UnmanagedProcess(usage.token, usage.lease, 1)
+                for usage in usages
+                if "unmanaged" in self._kinds
             ),
-            unmanaged=tuple(UnmanagedProcess(token, 1) for token in self.unmanaged),
-            over_compute=tuple(
-                SliceUsage(token, uuid, 0, 0, 0, 0, 1, 0.9, 0.3, 30, 30)
-                for token in self.over_compute
-            ),
+            over_compute=usages if "compute" in self._kinds else (),
         )
 
 
@@ -70,8 +70,7 @@ async def test_memory_violation_is_reported_once_when_it_lasts(library: Path, ev
         await node.ready()
         pod = node.pod("a", 4)
         await node.run(pod)
-        usage = FakeUsage()
-        usage.over_memory = list(node.store.tokens.values())
+        usage = FakeUsage(node.store, "memory")
         sampled = monitor(node, usage, Exporter("n1"), evict=evict)
         for _ in range(3):
             await sampled.sample()
@@ -90,8 +89,7 @@ async def test_compute_violation_is_reported_and_counted(library: Path, evict: b
     async with node_harness(card(0), library=library) as node:
         await node.ready()
         await node.run(node.pod("a", 4))
-        usage, exporter = FakeUsage(), Exporter("n1")
-        usage.over_compute = list(node.store.tokens.values())
+        usage, exporter = FakeUsage(node.store, "compute"), Exporter("n1")
         await monitor(node, usage, exporter, evict=evict).sample()
         await until(lambda: node.api.events)
         assert node.api.events[0]["reason"] == "FenkaComputeLimitExceeded"
@@ -112,8 +110,7 @@ async def test_unmanaged_process_is_reported_when_it_is_not_killed(library: Path
     async with node_harness(card(0), library=library) as node:
         await node.ready()
         await node.run(node.pod("a", 4))
-        usage = FakeUsage()
-        usage.unmanaged = list(node.store.tokens.values())
+        usage = FakeUsage(node.store, "unmanaged")
         await monitor(node, usage, Exporter("n1")).sample()
         await until(lambda: node.api.events)
         assert node.api.events[0]["reason"] == "FenkaUnmanagedProcess"

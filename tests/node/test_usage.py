@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import violations
-from fenka.isolation.files import card_limits
+from fenka.isolation.files import MIB, card_limits
 from fenka.node.lease import pod_processes
-from fenka.node.lease.store import Lease, Token
+from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter, serve
-from fenka.node.monitor.usage import MIB, SliceUsage, Usage, UsageSample
+from fenka.node.monitor.usage import SliceUsage, Usage, UsageSample
 from tests.node.harness import card, lease_files
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
@@ -109,21 +109,19 @@ def test_limit_percent_follows_the_lease(
 
 
 def test_sample_has_a_compute_violation_when_a_lease_exceeds_its_share(
-    tmp_path: Path, token: Token
+    tmp_path: Path, lease: Lease
 ) -> None:
     """A lease of 10 % uses a quarter of the card. The sample has what its account says, too."""
-    assert token.lease is not None
     slices = [Slice(0, card(0).uuid, 100, 10)]
-    token = msgspec.structs.replace(
-        token, lease=msgspec.structs.replace(token.lease, slices=slices, holds=slices)
-    )
+    lease = msgspec.structs.replace(lease, slices=slices, holds=slices)
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
     found = [
-        looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over_compute for _ in range(5)
+        looks.sample({"t": lease}, {CONTAINER: "main"}, (card(0),), {}).over_compute
+        for _ in range(5)
     ]
     assert [len(it) for it in found] == [0, 0, 0, 0, 1]  # the first look knows no time before it
     (use,) = found[-1]
-    assert (use.compute, use.self_reported_compute, use.requested_percent, use.limit_percent) == (
+    assert (use.compute, use.self_reported_compute, use.piece.compute, use.limit_percent) == (
         0.25,
         0.0,
         10,
@@ -157,14 +155,14 @@ def test_kill_spares_processes_of_other_pods() -> None:
 
 
 @pytest.fixture
-def token(tmp_path: Path, library: Path) -> Token:
-    """Return the token of a lease of 100 MiB of card 0, with files."""
+def lease(tmp_path: Path, library: Path) -> Lease:
+    """Return a lease of 100 MiB of card 0, with files."""
     slices = [Slice(0, card(0).uuid, 100, 0)]
-    lease = Lease(POD, "default", "a", "main", slices, slices, {}, str(library))
+    made = Lease(POD, "default", "a", "main", slices, slices, {}, str(library))
     files = lease_files(tmp_path)
     files.prepare()
-    files.make("t", lease)
-    return Token("t", "aliyun.com/gpu-mem", ["u0"], 0.0, lease)
+    files.make("t", made)
+    return made
 
 
 def usage(tmp_path: Path, used_mib: int, clock: Iterator[float]) -> Usage:
@@ -184,44 +182,44 @@ def usage(tmp_path: Path, used_mib: int, clock: Iterator[float]) -> Usage:
 
 
 def test_sample_has_a_memory_violation_when_a_lease_exceeds_its_limit(
-    tmp_path: Path, token: Token
+    tmp_path: Path, lease: Lease
 ) -> None:
     """Limit, one context and 5 % are 126 MiB. 127 in three samples are a violation."""
     for used, expected in ((126, [0, 0, 0]), (127, [0, 0, 1])):
         looks = usage(tmp_path, used, iter(range(0, 100, 4)))
         found = [
-            len(looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over_memory)
+            len(looks.sample({"t": lease}, {CONTAINER: "main"}, (card(0),), {}).over_memory)
             for _ in range(3)
         ]
         assert found == expected
 
 
 @pytest.mark.parametrize("ruin", ["", "short", "x" * 200_000, "\xff" * 150_000])
-def test_sample_ignores_an_invalid_account(tmp_path: Path, token: Token, ruin: str) -> None:
+def test_sample_ignores_an_invalid_account(tmp_path: Path, lease: Lease, ruin: str) -> None:
     """Tenants can write it."""
     (tmp_path / "leases" / "t" / "account" / "slots").write_text(ruin)
-    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).usages
+    (use,) = usage(tmp_path, 50, iter(range(100))).sample({"t": lease}, {}, (card(0),), {}).usages
     assert (use.self_reported_bytes, use.driver_reported_bytes) == (0, 50 * MIB)
 
 
 def test_sample_does_not_follow_an_account_that_is_no_regular_file(
-    tmp_path: Path, token: Token
+    tmp_path: Path, lease: Lease
 ) -> None:
     """A link or a pipe in its place is not read."""
     slots = tmp_path / "leases" / "t" / "account" / "slots"
     slots.unlink()
     os.mkfifo(slots)
-    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).usages
+    (use,) = usage(tmp_path, 50, iter(range(100))).sample({"t": lease}, {}, (card(0),), {}).usages
     assert use.self_reported_bytes == 0
 
 
-def test_metrics_have_their_names_and_labels(tmp_path: Path, token: Token) -> None:
+def test_metrics_have_their_names_and_labels(tmp_path: Path, lease: Lease) -> None:
     """Users build on them."""
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
-    looks.sample([token], {}, (card(0),), {})
+    looks.sample({"t": lease}, {}, (card(0),), {})
     exporter = Exporter("n1")
     readings = {str(card(0).uuid): Reading(card(0).uuid, 60, 15079, 30, 41, 33.5, 70.0)}
-    exporter.sample = looks.sample([token], {CONTAINER: "main"}, (card(0),), readings)
+    exporter.sample = looks.sample({"t": lease}, {CONTAINER: "main"}, (card(0),), readings)
     registry = CollectorRegistry()
     registry.register(exporter)
     text = generate_latest(registry).decode()
@@ -278,14 +276,12 @@ container_request_gpu_memory{container_name="c",namespace="default",node="n1",po
 def test_metrics_in_gpu_managers_names_are_unchanged() -> None:
     """The whole text is compared: users have dashboards for it."""
     slices = [Slice(index, card(index).uuid, 4096, 40) for index in (0, 1)]
-    token = Token("t", "r", [], 0.0, Lease(POD, "default", "p", "c", slices, slices, {}))
+    lease = Lease(POD, "default", "p", "c", slices, slices, {})
     exporter = Exporter("n1")
     exporter.sample = UsageSample(
         (
-            SliceUsage(
-                token, card(0).uuid, 4096 * MIB, 4096 * MIB, 0, 300 * MIB, 1, 0.25, 0.2, 40, 40
-            ),
-            SliceUsage(token, card(1).uuid, 4096 * MIB, 4096 * MIB, 0, 0, 1, 0.5, 0.5, 40, 40),
+            SliceUsage("t", lease, slices[0], 0, 300 * MIB, 1, 0.25, 0.2),
+            SliceUsage("t", lease, slices[1], 0, 0, 1, 0.5, 0.5),
         ),
         (card(0), card(1)),
     )

@@ -42,11 +42,11 @@ class Allocations:
 
     def pod_names(self) -> dict[str, str]:
         """Return the names of the pods that hold a lease, by UID."""
-        return {lease.uid: lease.pod_name for lease in self._store.leases}
+        return {lease.uid: lease.pod_name for lease in self._store.leases.values()}
 
     def slices_of(self, claim: Claim) -> tuple[Slice, ...]:
         """Return the slices of the container that a claim names; none while it has no lease."""
-        for lease in self._store.leases:
+        for lease in self._store.leases.values():
             same_pod = lease.uid == claim.uid or (
                 (lease.namespace, lease.pod) == (claim.namespace, claim.pod)
             )
@@ -57,7 +57,7 @@ class Allocations:
     def slices_by_pod(self, claims: Sequence[Claim]) -> dict[str, list[Slice]]:
         """Return what each pod holds, by UID; for whole cards of another plugin by the pod's name."""
         pods: dict[str, dict[str, Slice]] = {}
-        for lease in self._store.leases:
+        for lease in self._store.leases.values():
             # All leases of a pod repeat its slices, and add different whole cards. While a pod is
             # resized they differ: then the larger ones count.
             slices = pods.setdefault(lease.uid, {})

@@ -68,7 +68,8 @@ class LeaseBinder:
         share = capacity.share
         if self._allocations.is_exclusive(token):
             return resolve.whole_lease(share.node.cards, pod, container, token.ids)
-        siblings = [lease for lease in self._store.leases if lease.uid == pod.metadata.uid]
+        uid = pod.metadata.uid
+        siblings = [lease for lease in self._store.leases.values() if lease.uid == uid]
         amount = len(token.ids)
         lease = resolve.share_lease(share, pod, container, token.resource, amount, self._dialects)
         if not self._isolates():

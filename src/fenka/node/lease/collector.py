@@ -46,7 +46,7 @@ class GarbageCollector:
             for token in ended:
                 if token.lease is None or token.lease.uid not in living:
                     await self._remove(token)
-        uids = {lease.uid for lease in self._store.leases}
+        uids = {lease.uid for lease in self._store.leases.values()}
         self.lingering = {uid for uid in uids if not self._api.runs(uid)}
         async with self._store.lock:
             await asyncio.to_thread(self._remove_orphans, set(self._store.tokens))
@@ -76,7 +76,7 @@ class GarbageCollector:
         for name in self._files.orphans(tokens):
             self._files.remove(name)
         kept = {str(self._files.library), *self._files.libraries()}
-        kept |= {lease.library for lease in self._store.leases}
+        kept |= {lease.library for lease in self._store.leases.values()}
         for library in self._files.library.parent.iterdir():
             if str(library) not in kept:
                 shutil.rmtree(library, ignore_errors=True)

@@ -4,10 +4,11 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from fenka.node.lease.store import Token
+from fenka.node.lease.store import Lease
 from fenka.procfs import start_ticks
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
@@ -31,28 +32,24 @@ def pod_and_container(pid: int, proc: Path = Path("/proc")) -> tuple[str, str]:
     return pod[1].replace("_", "-"), containers[0] if containers else ""
 
 
+@dataclass(frozen=True, slots=True)
 class ProcessOwners:
-    """Finds the tokens of processes.
+    """Finds the leases of processes.
 
-    names: containers by their runtime's IDs, as the API server knows them: a moment after they start.
+    leases: by token. names: containers by their runtime's IDs, as the API server knows them: a moment after
+    they start.
     """
 
-    def __init__(
-        self, tokens: Iterable[Token], names: Mapping[str, str], proc: Path = Path("/proc")
-    ) -> None:
-        self._of_pod: dict[str, list[Token]] = {}
-        for token in tokens:
-            if token.lease is not None:
-                self._of_pod.setdefault(token.lease.uid, []).append(token)
-        self._names, self._proc = names, proc
+    leases: Mapping[str, Lease]
+    names: Mapping[str, str]
+    proc: Path = Path("/proc")
 
-    def tokens_of(self, pid: int) -> list[Token]:
+    def tokens_of(self, pid: int) -> list[str]:
         """Return the token of the process's container; all of its pod's while the container is unknown."""
-        uid, container = pod_and_container(pid, self._proc)
-        candidates = self._of_pod.get(uid, [])
-        name = self._names.get(container)
-        named = [token for token in candidates if token.lease and token.lease.container == name]
-        return named or candidates
+        uid, container = pod_and_container(pid, self.proc)
+        of_pod = [token for token, lease in self.leases.items() if lease.uid == uid]
+        name = self.names.get(container)
+        return [token for token in of_pod if self.leases[token].container == name] or of_pod
 
 
 def living_pods(proc: Path = Path("/proc")) -> set[str]:

@@ -88,9 +88,9 @@ class LeaseStore:
         """Held while slices are given away, resized or taken back."""
 
     @property
-    def leases(self) -> list[Lease]:
-        """The leases of all tokens that have one."""
-        return [token.lease for token in self.tokens.values() if token.lease]
+    def leases(self) -> dict[str, Lease]:
+        """The leases by the names of their tokens."""
+        return {token.name: token.lease for token in self.tokens.values() if token.lease}
 
     def load(self) -> list[str]:
         """Read the files. Return a sentence about each that is invalid and was renamed."""

@@ -7,7 +7,7 @@ its own, so that a slow driver delays nothing else.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fenka.hardware.nvml import NoDriver
@@ -15,7 +15,7 @@ from fenka.isolation import pid_namespaces
 from fenka.isolation.compute_feedback import PERIOD_S, ComputeFeedback, Samples
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners
-from fenka.node.lease.store import LeaseStore, Token
+from fenka.node.lease.store import Lease, LeaseStore
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class FeedbackLoop:
     ) -> None:
         self._files, self._proc = files, proc
         self._feedback = make(samples, self._lease_of)
-        self._owners = ProcessOwners((), {}, proc)
+        self._owners = ProcessOwners({}, {}, proc)
         self._watched: dict[str, int] = {}
         """Inode of each token's control page."""
         self._reaper = pid_namespaces.NamespaceReaper()
@@ -42,19 +42,17 @@ class FeedbackLoop:
     async def run(self, store: LeaseStore, api: NodeApi) -> None:
         """Run ten rounds a second until cancelled."""
         while True:
-            tokens = list(store.tokens.values())
-            await asyncio.to_thread(self.round, tokens, api.container_names())
+            await asyncio.to_thread(self.round, store.leases, api.container_names())
             await asyncio.sleep(PERIOD_S)
 
-    def round(self, tokens: Sequence[Token], names: Mapping[str, str]) -> None:
-        """Run one round. Takes as long as the driver takes."""
-        bound = [token for token in tokens if token.lease is not None]
-        self._owners = ProcessOwners(bound, names, self._proc)
-        for name in self._watched.keys() - {token.name for token in bound}:
-            self._forget(name)
-        for token in bound:
-            self._watch(token)
-        self._reaper.run_once(self._files.slots(token.name) for token in bound)
+    def round(self, leases: Mapping[str, Lease], names: Mapping[str, str]) -> None:
+        """Run one round. Takes as long as the driver takes. leases: by token."""
+        self._owners = ProcessOwners(leases, names, self._proc)
+        for token in self._watched.keys() - leases.keys():
+            self._forget(token)
+        for token, lease in leases.items():
+            self._watch(token, lease)
+        self._reaper.run_once(self._files.slots(token) for token in leases)
         try:
             self._feedback.update()
             self._silent = False
@@ -63,21 +61,20 @@ class FeedbackLoop:
                 _LOG.warning("programs get no compute feedback: %s", error)
             self._silent = True
 
-    def _watch(self, token: Token) -> None:
-        page = self._files.control(token.name)
-        assert token.lease is not None
+    def _watch(self, token: str, lease: Lease) -> None:
+        page = self._files.control(token)
         # The page is not made yet, or already removed.
         with contextlib.suppress(OSError, ValueError):
             inode = page.stat().st_ino
-            if self._watched.get(token.name, inode) != inode:
-                self._forget(token.name)
-            self._feedback.add_lease(token.name, page, token.lease.burst_percent or 100)
-            self._watched[token.name] = inode
+            if self._watched.get(token, inode) != inode:
+                self._forget(token)
+            self._feedback.add_lease(token, page, lease.burst_percent or 100)
+            self._watched[token] = inode
 
-    def _forget(self, name: str) -> None:
-        self._watched.pop(name, None)
-        self._feedback.remove_lease(name)
+    def _forget(self, token: str) -> None:
+        self._watched.pop(token, None)
+        self._feedback.remove_lease(token)
 
     def _lease_of(self, pid: int) -> str | None:
         tokens = self._owners.tokens_of(pid)
-        return tokens[0].name if len(tokens) == 1 else None
+        return tokens[0] if len(tokens) == 1 else None

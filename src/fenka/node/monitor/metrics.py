@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from fenka.core.inventory import Card
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as GpuManagerMetric
+from fenka.isolation.files import MIB
 from fenka.kubernetes.http_listener import (
     MAX_READERS,
     HttpListener,
@@ -18,7 +19,8 @@ from fenka.kubernetes.http_listener import (
     listening_socket,
     serve_app,
 )
-from fenka.node.monitor.usage import MIB, SliceUsage, UsageSample
+from fenka.node.lease.store import Lease
+from fenka.node.monitor.usage import SliceUsage, UsageSample
 
 _CONTAINER = ("namespace", "pod", "container", "uuid", "index", "model", "node")
 _CARD = ("uuid", "index", "model", "node")
@@ -67,25 +69,25 @@ class Exporter(Collector):
             ("processes", "Processes on the card.", lambda usage: usage.processes),
         )
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
+        rows = [
+            ((*_container(usage.lease), *self._labels(cards[usage.piece.uuid])), usage)
+            for usage in self.sample.usages
+            if usage.piece.uuid in cards
+        ]
         for name, text, value in columns:
-            family = GaugeMetricFamily(f"fenka_container_gpu_{name}", text, labels=_CONTAINER)
-            for usage in self.sample.usages:
-                lease, card, amount = usage.token.lease, cards.get(usage.uuid), value(usage)
-                if lease is not None and card is not None and amount is not None:
-                    labels = (lease.namespace, lease.pod, lease.container, *self._labels(card))
-                    family.add_metric(labels, amount)
-            yield family
+            values = ((labels, value(usage)) for labels, usage in rows)
+            yield _gauge(f"fenka_container_gpu_{name}", text, _CONTAINER, values)
 
     def _cards(self) -> Iterator[Metric]:
         allocated: dict[str, int] = {}
         for usage in self.sample.usages:
-            allocated[usage.uuid] = allocated.get(usage.uuid, 0) + usage.requested_bytes
+            uuid = usage.piece.uuid
+            allocated[uuid] = allocated.get(uuid, 0) + usage.requested_bytes
 
         def reading(name: str, scale: float = 1) -> Callable[[Card], float | None]:
             def of(card: Card) -> float | None:
                 reading = self.sample.readings.get(card.uuid)
-                value = None if reading is None else getattr(reading, name)
-                return None if value is None else value * scale
+                return None if reading is None else _scaled(getattr(reading, name), scale)
 
             return of
 
@@ -108,12 +110,8 @@ class Exporter(Collector):
             ("cordoned", "1 if the card accepts no new pods.", lambda card: float(card.cordoned)),
         )
         for name, text, value in columns:
-            family = GaugeMetricFamily(f"fenka_card_{name}", text, labels=_CARD)
-            for card in self.sample.cards:
-                amount = value(card)
-                if amount is not None:
-                    family.add_metric(self._labels(card), amount)
-            yield family
+            values = ((self._labels(card), value(card)) for card in self.sample.cards)
+            yield _gauge(f"fenka_card_{name}", text, _CARD, values)
 
     def _gpu_manager_metrics(self) -> Iterator[Metric]:
         """Yield gpu-manager's metrics: per card of a container, and in total; requests only in total."""
@@ -121,12 +119,12 @@ class Exporter(Collector):
         columns: Sequence[
             tuple[GpuManagerMetric, str, bool, Callable[[SliceUsage], float | None]]
         ] = (
-            (used, "Percent of the card's time.", True, lambda usage: _times(usage.compute, 100)),
+            (used, "Percent of the card's time.", True, lambda usage: _scaled(usage.compute, 100)),
             (
                 requested_time,
                 "Cards' time that it asks for: 0.4 is 40 % of one card.",
                 False,
-                lambda usage: usage.requested_percent / 100,
+                lambda usage: usage.piece.compute / 100,
             ),
             (
                 memory,
@@ -138,36 +136,54 @@ class Exporter(Collector):
                 requested_memory,
                 "MiB of card memory that it asks for.",
                 False,
-                lambda usage: usage.requested_bytes // MIB,
+                lambda usage: usage.piece.memory_mib,
             ),
         )
         indexes: dict[str, int] = {card.uuid: card.index for card in self.sample.cards}
         containers: dict[tuple[str, ...], list[SliceUsage]] = {}
         for usage in self.sample.usages:
-            lease = usage.token.lease
-            if lease is not None and usage.uuid in indexes:
-                labels = lease.pod, lease.namespace, self._node, lease.container
-                containers.setdefault(labels, []).append(usage)
+            if usage.piece.uuid in indexes:
+                namespace, pod, container = _container(usage.lease)
+                containers.setdefault((pod, namespace, self._node, container), []).append(usage)
         for metric, text, by_card, value in columns:
-            names = (*gpu_manager.METRIC_LABELS, metric.label)
-            family = GaugeMetricFamily(metric.name, text, labels=names)
-            for container, usages in containers.items():
+            rows: list[tuple[Sequence[str], float]] = []
+            for labels, usages in containers.items():
                 amounts = [
                     (usage, amount) for usage in usages if (amount := value(usage)) is not None
                 ]
-                for usage, amount in amounts if by_card else ():
-                    family.add_metric((*container, f"gpu{indexes[usage.uuid]}"), amount)
+                if by_card:
+                    rows += [
+                        ((*labels, f"gpu{indexes[usage.piece.uuid]}"), amount)
+                        for usage, amount in amounts
+                    ]
                 if amounts:
-                    total = sum(amount for _, amount in amounts)
-                    family.add_metric((*container, "total"), total)
-            yield family
+                    rows.append(((*labels, "total"), sum(amount for _, amount in amounts)))
+            yield _gauge(metric.name, text, (*gpu_manager.METRIC_LABELS, metric.label), rows)
 
     def _labels(self, card: Card) -> tuple[str, str, str, str]:
         return card.uuid, str(card.index), card.model, self._node
 
 
-def _times(share: float | None, factor: float) -> float | None:
-    return None if share is None else share * factor
+def _container(lease: Lease) -> tuple[str, str, str]:
+    return lease.namespace, lease.pod, lease.container
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _gauge(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], float | None]],
+) -> Metric:
+    """Return a metric. rows: the labels' values with a value each; None is left out."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        if value is not None:
+            family.add_metric(values, value)
+    return family
 
 
 def serve(

@@ -5,12 +5,13 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
+from fenka.isolation.files import MIB
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.lease import pod_processes
-from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.lease.store import Lease, LeaseStore
 from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.usage import MIB, SliceUsage, UnmanagedProcess, Usage
+from fenka.node.monitor.usage import SliceUsage, UnmanagedProcess, Usage
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
@@ -53,51 +54,48 @@ class Monitor:
         cards, readings = await self._cards.refresh()
         sample = await asyncio.to_thread(
             self._usage.sample,
-            list(self._store.tokens.values()),
+            self._store.leases,
             self._api.container_names(),
             cards,
             readings,
         )
         self._exporter.sample = sample
+        tokens = self._store.tokens
         for usage in sample.over_memory:
-            if lease := self._lease(usage.token):
-                await self._report_memory(lease, usage)
+            if usage.token in tokens:
+                await self._report_memory(usage)
         for usage in sample.over_compute:
-            if lease := self._lease(usage.token):
-                await self._report_compute(lease, usage)
+            if usage.token in tokens:
+                await self._report_compute(usage)
         for process in sample.unmanaged:
-            if lease := self._lease(process.token):
-                self._report_unmanaged(lease, process)
+            if process.token in tokens:
+                self._report_unmanaged(process)
 
-    def _lease(self, token: Token) -> Lease | None:
-        """Return the lease of a token that still exists."""
-        stored = self._store.tokens.get(token.name)
-        return stored.lease if stored is not None else None
-
-    async def _report_memory(self, lease: Lease, usage: SliceUsage) -> None:
-        _LOG.warning("%s holds %d MiB", lease.pod_name, usage.driver_reported_bytes // MIB)
+    async def _report_memory(self, usage: SliceUsage) -> None:
+        _LOG.warning("%s holds %d MiB", usage.lease.pod_name, usage.driver_reported_bytes // MIB)
         # Without the exact number, so that the same event is counted and not repeated.
         await self._report_violation(
-            lease,
+            usage.lease,
             "memory_limit",
             "FenkaMemoryLimitExceeded",
-            f"holds more than its {usage.limit_bytes // MIB} MiB of {usage.uuid}, as the driver reports",
+            f"holds more than its {usage.limit_bytes // MIB} MiB of {usage.piece.uuid}, as the driver "
+            f"reports",
         )
 
-    async def _report_compute(self, lease: Lease, usage: SliceUsage) -> None:
+    async def _report_compute(self, usage: SliceUsage) -> None:
         _LOG.warning(
             "%s used %.0f %% of the time of %s as the driver reports; its own account says %.0f %%",
-            lease.pod_name,
+            usage.lease.pod_name,
             (usage.compute or 0) * 100,
-            usage.uuid,
+            usage.piece.uuid,
             (usage.self_reported_compute or 0) * 100,
         )
         await self._report_violation(
-            lease,
+            usage.lease,
             "compute_limit",
             "FenkaComputeLimitExceeded",
-            f"used much more than its {usage.limit_percent} % of the time of {usage.uuid}, as the driver "
-            f"reports",
+            f"used much more than its {usage.limit_percent} % of the time of {usage.piece.uuid}, as the "
+            f"driver reports",
         )
 
     async def _report_violation(self, lease: Lease, kind: str, reason: str, note: str) -> None:
@@ -108,7 +106,8 @@ class Monitor:
             with contextlib.suppress(ApiError, ApiUnreachable):
                 await self._api.evict(lease.namespace, lease.pod, lease.uid)
 
-    def _report_unmanaged(self, lease: Lease, process: UnmanagedProcess) -> None:
+    def _report_unmanaged(self, process: UnmanagedProcess) -> None:
+        lease = process.lease
         self._exporter.violations["unmanaged_process"] += 1
         killed = self._policy.kill and pod_processes.kill(process.pid, lease.uid)
         self._api.pod_event(

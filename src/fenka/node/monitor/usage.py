@@ -5,19 +5,22 @@ bounded size, and state is kept per lease and card only.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from fenka.core.inventory import Card
+from fenka.core.request import Slice
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
 from fenka.isolation import account, violations
+from fenka.isolation.files import MIB
 from fenka.isolation.sandbox import SHIM
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners
-from fenka.node.lease.store import Token
+from fenka.node.lease.store import Lease
 
-MIB = 1 << 20
+_Key = TypeVar("_Key")
 
 BusyNs = Callable[[], Mapping[tuple[str, int], int]]
 """Nanoseconds that each process has had of a card so far, by card UUID and process ID."""
@@ -27,11 +30,9 @@ BusyNs = Callable[[], Mapping[tuple[str, int], int]]
 class SliceUsage:
     """What one container uses of one card."""
 
-    token: Token
-    uuid: str
-    requested_bytes: int
-    limit_bytes: int
-    """The same as requested, unless the node does not isolate."""
+    token: str
+    lease: Lease
+    piece: Slice
     self_reported_bytes: int
     driver_reported_bytes: int
     """0 where the driver reports no process's memory."""
@@ -40,22 +41,34 @@ class SliceUsage:
     """Share of the card's time since the last sample, 0 to 1, by the driver; None if it reports none."""
     self_reported_compute: float | None = None
     """The same by the programs' account, which they need not keep where nothing limits them."""
-    requested_percent: int = 0
-    """Of the card's time; 0 if none was requested."""
-    limit_percent: int = 100
-    """Of the card's time; 100 if nothing limits it."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Token and card."""
-        return self.token.name, self.uuid
+        return self.token, self.piece.uuid
+
+    @property
+    def requested_bytes(self) -> int:
+        """The slice's memory; its limit as well, unless the node does not isolate."""
+        return self.piece.memory_mib * MIB
+
+    @property
+    def limit_bytes(self) -> int:
+        """What its programs may hold."""
+        return self.lease.limit_mib(self.piece) * MIB
+
+    @property
+    def limit_percent(self) -> int:
+        """Of the card's time; 100 if nothing limits it."""
+        return self.lease.limit_percent(self.piece)
 
 
 @dataclass(frozen=True, slots=True)
 class UnmanagedProcess:
     """A process of a lease that computes on a card without the shim."""
 
-    token: Token
+    token: str
+    lease: Lease
     pid: int
 
 
@@ -92,7 +105,7 @@ class Usage:
 
     def sample(
         self,
-        tokens: Sequence[Token],
+        leases: Mapping[str, Lease],
         names: Mapping[str, str],
         cards: tuple[Card, ...],
         readings: Mapping[str, Reading],
@@ -100,21 +113,20 @@ class Usage:
         """Take a sample. Takes as long as the driver and the disk take.
 
         Args:
-            tokens: All tokens of the node.
+            leases: All leases of the node by token.
             names: Containers by their runtime's IDs.
             cards: Copied into the sample, as are the readings.
             readings: By card UUID.
         """
-        bound = [token for token in tokens if token.lease is not None]
-        owned = self._processes(bound, names)
+        owned = self._processes(leases, names)
         seconds, shares = self._compute_shares()
-        accounts = {token.name: self._account(token) for token in bound}
-        charged = self._charged_shares(bound, accounts, seconds)
+        accounts = {token: self._account(token) for token in leases}
+        charged = self._charged_shares(leases, accounts, seconds)
         usages = tuple(
             usage
-            for token in bound
+            for token, lease in leases.items()
             for usage in _usages(
-                token, owned.get(token.name, ()), shares, accounts[token.name], charged
+                token, lease, owned.get(token, ()), shares, accounts[token], charged
             )
         )
         over_memory = self._memory_violations.observe(
@@ -134,19 +146,19 @@ class Usage:
             cards,
             readings,
             tuple(usage for usage in usages if usage.key in over_memory),
-            tuple(self._unmanaged(bound, owned)),
+            tuple(self._unmanaged(leases, owned)),
             tuple(usage for usage in usages if usage.key in over_compute),
         )
 
     def _allowance(self, usage: SliceUsage) -> int:
-        context = self._files.contexts_mib.get(usage.uuid, 0) * MIB
+        context = self._files.contexts_mib.get(usage.piece.uuid, 0) * MIB
         return violations.memory_allowance(usage.limit_bytes, context)
 
     def _processes(
-        self, bound: Sequence[Token], names: Mapping[str, str]
+        self, leases: Mapping[str, Lease], names: Mapping[str, str]
     ) -> dict[str, list[GpuProcess]]:
         """Return the driver's processes by token. Those of an unknown container count as its pod's first."""
-        owners = ProcessOwners(bound, names, self._proc)
+        owners = ProcessOwners(leases, names, self._proc)
         try:
             running = self._running()
         except DriverLost:
@@ -154,92 +166,81 @@ class Usage:
         owned: dict[str, list[GpuProcess]] = {}
         for process in running:
             for token in owners.tokens_of(process.pid)[:1]:
-                owned.setdefault(token.name, []).append(process)
+                owned.setdefault(token, []).append(process)
         return owned
 
     def _compute_shares(self) -> tuple[float, dict[tuple[str, int], float]]:
         """Return the seconds since the last sample, and the share of them that each process had."""
-        now, busy = self._clock(), self._busy_ns()
+        now, before = self._clock(), self._busy
         passed = now - self._sampled_at
-        shares = {
-            key: min(max(ns - self._busy.get(key, ns), 0) / (passed * 1e9), 1.0)
-            for key, ns in busy.items()
-            if passed > 0
-        }
-        self._sampled_at, self._busy = now, busy
-        return passed, shares
+        self._sampled_at, self._busy = now, self._busy_ns()
+        shares = _shares(self._busy, {**self._busy, **before}, passed)
+        return passed, {key: min(share, 1.0) for key, share in shares.items()}
 
-    def _account(self, token: Token) -> account.Account:
+    def _account(self, token: str) -> account.Account:
         try:
-            return account.read(self._files.slots(token.name))
+            return account.read(self._files.slots(token))
         except (OSError, account.InvalidAccount):
             return account.Account(())
 
     def _charged_shares(
-        self, bound: Sequence[Token], accounts: Mapping[str, account.Account], seconds: float
+        self, leases: Mapping[str, Lease], accounts: Mapping[str, account.Account], seconds: float
     ) -> dict[tuple[str, str], float]:
         """Return the share of each card's time since the last sample that each lease's programs report."""
         before = self._charged
         self._charged = {
-            (token.name, piece.uuid): ns
-            for token in bound
-            if token.lease is not None
-            for piece, ns in zip(token.lease.slices, accounts[token.name].charged_ns, strict=False)
+            (token, piece.uuid): ns
+            for token, lease in leases.items()
+            for piece, ns in zip(lease.slices, accounts[token].charged_ns, strict=False)
         }
-        return {
-            key: max(ns - before[key], 0) / (seconds * 1e9)
-            for key, ns in self._charged.items()
-            if key in before and seconds > 0
-        }
+        return _shares(self._charged, before, seconds)
 
     def _unmanaged(
-        self, bound: Sequence[Token], owned: Mapping[str, Sequence[GpuProcess]]
-    ) -> list[UnmanagedProcess]:
-        unmanaged = []
-        for token in bound:
-            assert token.lease is not None
-            if token.lease.limits_mib:  # Its node does not isolate.
+        self, leases: Mapping[str, Lease], owned: Mapping[str, Sequence[GpuProcess]]
+    ) -> Iterator[UnmanagedProcess]:
+        for token, lease in leases.items():
+            if lease.limits_mib:  # Its node does not isolate.
                 continue
             try:
-                shim = (Path(token.lease.library) / SHIM.name).stat().st_ino
+                shim = (Path(lease.library) / SHIM.name).stat().st_ino
             except OSError:
                 continue
-            for pid in sorted({process.pid for process in owned.get(token.name, ())}):
+            for pid in sorted({process.pid for process in owned.get(token, ())}):
                 if violations.has_shim(pid, shim, self._proc) is False:
-                    unmanaged.append(UnmanagedProcess(token, pid))
-        return unmanaged
+                    yield UnmanagedProcess(token, lease, pid)
+
+
+def _shares(
+    now_ns: Mapping[_Key, int], before_ns: Mapping[_Key, int], seconds: float
+) -> dict[_Key, float]:
+    """Return the shares of the time that passed, of what was known before."""
+    return {
+        key: max(ns - before_ns[key], 0) / (seconds * 1e9)
+        for key, ns in now_ns.items()
+        if key in before_ns and seconds > 0
+    }
 
 
 def _usages(
-    token: Token,
+    token: str,
+    lease: Lease,
     owned: Sequence[GpuProcess],
     shares: Mapping[tuple[str, int], float],
-    read: account.Account,
+    content: account.Account,
     charged: Mapping[tuple[str, str], float],
-) -> list[SliceUsage]:
-    assert token.lease is not None
-    self_reported = read.memory_bytes if read.processes else ()
-    usages = []
-    for position, piece in enumerate(token.lease.slices):
+) -> Iterator[SliceUsage]:
+    self_reported = content.memory_bytes if content.processes else (0,) * len(lease.slices)
+    for piece, self_reported_bytes in zip(lease.slices, self_reported, strict=False):
         on_card = [process for process in owned if process.uuid == piece.uuid]
-        reported = [
-            shares[piece.uuid, process.pid]
-            for process in on_card
-            if (piece.uuid, process.pid) in shares
-        ]
-        usages.append(
-            SliceUsage(
-                token,
-                piece.uuid,
-                piece.memory_mib * MIB,
-                token.lease.limit_mib(piece) * MIB,
-                self_reported[position] if position < len(self_reported) else 0,
-                sum(process.used_mib or 0 for process in on_card) * MIB,
-                len({process.pid for process in on_card}),
-                min(sum(reported), 1.0) if reported or not on_card else None,
-                charged.get((token.name, piece.uuid)),
-                piece.compute,
-                token.lease.limit_percent(piece),
-            )
+        keys = [(piece.uuid, process.pid) for process in on_card]
+        reported = [shares[key] for key in keys if key in shares]
+        yield SliceUsage(
+            token,
+            lease,
+            piece,
+            self_reported_bytes,
+            sum(process.used_mib or 0 for process in on_card) * MIB,
+            len(set(keys)),
+            min(sum(reported), 1.0) if reported or not on_card else None,
+            charged.get((token, piece.uuid)),
         )
-    return usages

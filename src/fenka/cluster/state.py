@@ -392,5 +392,5 @@ def _admit_alike(before: Node, after: Node) -> bool:
     return (
         before.metadata.labels == after.metadata.labels
         and before.spec == after.spec
-        and before.ready == after.ready
+        and before.readiness == after.readiness
     )

@@ -35,20 +35,20 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
 
     PIDs are reused. With its start time a PID names one process until the next boot. Raises OSError.
     """
-    try:
-        state, *fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    fields = _stat(proc / str(pid))
     # A zombie may never be reaped. A first thread that ended leaves the others running.
-    return None if state in b"ZX" and int(fields[16]) <= 1 else int(fields[18])
+    if fields is None or (fields[0] in b"ZX" and int(fields[17]) <= 1):
+        return None
+    return int(fields[19])
 
 
 def living_thread(pid: int) -> str:
     """Return the path below /proc of a process, or of another thread if its first one has ended."""
     threads = PROC / str(pid) / "task"
+    fields = _stat(threads / str(pid))
+    if fields is None or fields[0] not in b"ZX":
+        return str(pid)
     try:
-        if (threads / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX":
-            return str(pid)
         others = [name for name in os.listdir(threads) if name != str(pid)]
     except (FileNotFoundError, ProcessLookupError):
         others = []
@@ -57,8 +57,14 @@ def living_thread(pid: int) -> str:
 
 def parent_pid(pid: int) -> int | None:
     """Return the parent process; None if there is no such process."""
+    fields = _stat(PROC / str(pid))
+    return int(fields[1]) if fields else None
+
+
+def _stat(process: Path) -> list[bytes] | None:
+    """Return the fields of a stat file after the process's name; None if there is no process."""
     try:
-        return int((PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+        return (process / "stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
 

@@ -135,10 +135,12 @@ class DeviceAdvertiser:
 
         No annotation says so yet, whichever plugin gave them, and the scheduler must know those cards.
         """
-        cards, pods = self._inventory.by_uuid, list(self._api.pods.values())
+        cards = self._inventory.by_uuid
         by_pod: dict[str, dict[str, list[Slice]]] = {}
         for claim in claims:
-            pod = resolve.pod_of(claim, pods) if claim.resource == base.NVIDIA_GPU else None
+            if claim.resource != base.NVIDIA_GPU:
+                continue
+            pod = resolve.pod_of(claim, self._api.pods)
             if pod is None or nvidia.RECORD in pod.metadata.annotations:
                 continue
             slices = [whole_slice(cards[uuid]) for uuid in sorted(claim.ids & cards.keys())]

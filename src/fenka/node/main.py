@@ -28,7 +28,7 @@ from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.preflight import PreflightError
-from fenka.node.program import Edges, Program, assemble
+from fenka.node.program import Edges, assemble
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,7 +113,12 @@ async def _serve(
             cards.listen(XidListener),
             _warn_of_runtime(config, api),
         )
-        async with _metrics(exporter, config.metrics_port, program), _tasks(*work) as tasks:
+        async with contextlib.AsyncExitStack() as stack:
+            if config.metrics_port is not None:
+                await stack.enter_async_context(
+                    serve(exporter, config.metrics_port, lambda: program.agent.ready)
+                )
+            tasks = await stack.enter_async_context(_tasks(*work))
             stopping = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
@@ -130,15 +135,6 @@ async def _warn_of_runtime(config: Config, api: NodeApi) -> None:
         if config.simulated is None and (warning := preflight.nvidia_by_default(config.host)):
             api.node_event("FenkaRuntime", warning)
         await asyncio.sleep(_WARN_EVERY_S)
-
-
-@contextlib.asynccontextmanager
-async def _metrics(exporter: Exporter, port: int | None, program: Program) -> AsyncIterator[None]:
-    if port is None:
-        yield
-        return
-    async with serve(exporter, port, lambda: program.agent.ready):
-        yield
 
 
 @contextlib.asynccontextmanager

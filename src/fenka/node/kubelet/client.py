@@ -102,7 +102,7 @@ async def _call(socket: Path, method: str, request: Message, kind: type[Any]) ->
     async with grpc.aio.insecure_channel(f"unix://{socket}", options=_UNLIMITED) as channel:
         call = channel.unary_unary(
             method,
-            request_serializer=_serialize,
+            request_serializer=serialize,
             response_deserializer=kind.FromString,
         )
         try:
@@ -113,7 +113,8 @@ async def _call(socket: Path, method: str, request: Message, kind: type[Any]) ->
             ) from None
 
 
-def _serialize(message: Message) -> bytes:
+def serialize(message: Message) -> bytes:
+    """Return a message's bytes, for gRPC."""
     return message.SerializeToString()
 
 

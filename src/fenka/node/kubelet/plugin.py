@@ -14,7 +14,13 @@ import grpc.aio
 
 from fenka.core.errors import FenkaError
 from fenka.node.kubelet import deviceplugin_pb2 as api
-from fenka.node.kubelet.client import LEASE_KIND, Kubelet, KubeletUnavailable, listing
+from fenka.node.kubelet.client import (
+    LEASE_KIND,
+    Kubelet,
+    KubeletUnavailable,
+    listing,
+    serialize,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -135,7 +141,7 @@ class Plugin:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(method: Any, kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-            return grpc.unary_unary_rpc_method_handler(method, kind.FromString, _serialize)
+            return grpc.unary_unary_rpc_method_handler(method, kind.FromString, serialize)
 
         return grpc.method_handlers_generic_handler(
             "v1beta1.DevicePlugin",
@@ -145,7 +151,7 @@ class Plugin:
                 "Allocate": unary(self._allocate, api.AllocateRequest),
                 "PreStartContainer": unary(self._prestart, api.PreStartContainerRequest),
                 "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                    self._list, api.Empty.FromString, _serialize
+                    self._list, api.Empty.FromString, serialize
                 ),
             },
         )
@@ -200,11 +206,6 @@ class Plugin:
         except StartDenied as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return api.PreStartContainerResponse()
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
 
 
 def _remove_dead(directory: Path, pattern: str) -> None:

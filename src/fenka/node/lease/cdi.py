@@ -141,7 +141,7 @@ def driver_edits(minors: Iterable[int], version: str, host: Path = Path("/")) ->
     Raises:
         NoDriverFiles: The driver's files are not there.
     """
-    directory = _driver_directory(version, host)
+    directory = _library_directory(f"libcuda.so.{version}", host)
     if directory is None:
         raise NoDriverFiles(
             f"no libcuda.so.{version} in {host}'s {' or '.join(map(str, LIBRARY_DIRECTORIES))}: is the "
@@ -173,20 +173,11 @@ def driver_edits(minors: Iterable[int], version: str, host: Path = Path("/")) ->
     return ContainerEdits(proxied, tuple(mounts), tuple(devices))
 
 
-def _driver_directory(version: str, host: Path) -> Path | None:
-    for place in LIBRARY_DIRECTORIES:
-        directory = host / place.relative_to("/")
-        if (directory / f"libcuda.so.{version}").exists():
-            return directory
-    return None
-
-
 def nvml_directory(host: Path) -> Path | None:
     """Return the directory of NVML below another root; None for the system's own, which is found by name."""
-    if host == Path("/"):
-        return None
-    for place in LIBRARY_DIRECTORIES:
-        directory = host / place.relative_to("/")
-        if (directory / "libnvidia-ml.so.1").exists():
-            return directory
-    return None
+    return None if host == Path("/") else _library_directory("libnvidia-ml.so.1", host)
+
+
+def _library_directory(name: str, host: Path) -> Path | None:
+    directories = (host / place.relative_to("/") for place in LIBRARY_DIRECTORIES)
+    return next((path for path in directories if (path / name).exists()), None)

@@ -53,15 +53,13 @@ class GarbageCollector:
 
     def _is_claimed(self, token: Token, claims: Sequence[Claim]) -> bool:
         """Return whether the kubelet or the API server still shows the container that holds a token."""
-        pods = list(self._api.pods.values())
+        claim = resolve.claim_of(token, claims, self._api.pods)
         if token.lease is None:
             if self._clock() - token.made_at < UNCLAIMED_S:
                 return True
-            claim = resolve.claim_of(token, claims, pods)
             return claim is not None and (not claim.uid or self._api.runs(claim.uid))
         if self._api.runs(token.lease.uid):
             return True
-        claim = resolve.claim_of(token, claims, pods)
         # PodResources shows pods that are terminating; the checkpoint also those that have ended.
         return claim is not None and not claim.uid and token.lease.uid not in self._api.pods
 

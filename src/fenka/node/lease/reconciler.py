@@ -61,7 +61,7 @@ class LeaseReconciler:
 
         Raises LeaseDenied, OSError.
         """
-        pods = list(self._api.pods.values())
+        pods = self._api.pods
         claim = resolve.claim_of(token, claims, pods)
         if claim is None:
             return False

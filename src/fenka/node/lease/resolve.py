@@ -4,15 +4,15 @@ Pure functions: the scheduler has decided, and nothing is decided again. An erro
 pod's user sees.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.core.inventory import Card
-from fenka.core.request import Placement, Slice
-from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, find_container
+from fenka.core.request import Slice
+from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, find_container
 from fenka.dialects.registry import DIALECTS
 from fenka.node.inventory import whole_slice
 from fenka.node.kubelet.client import Claim
@@ -35,7 +35,7 @@ class LeasePending(LeaseDenied):
     """The token's pod is not known yet; a retry in a moment may succeed."""
 
 
-def claim_of(token: Token, claims: Iterable[Claim], pods: Collection[Pod]) -> Claim | None:
+def claim_of(token: Token, claims: Iterable[Claim], pods: Mapping[str, Pod]) -> Claim | None:
     """Return the claim of the container that holds a token, if there is one.
 
     The kubelet may give IDs to a new pod while an old token with the same IDs still exists. So a claim with
@@ -58,12 +58,12 @@ def claim_of(token: Token, claims: Iterable[Claim], pods: Collection[Pod]) -> Cl
     return candidates[0] if candidates else None
 
 
-def _is_one_of(claim: Claim, containers: set[tuple[str, str]], pods: Collection[Pod]) -> bool:
+def _is_one_of(claim: Claim, containers: set[tuple[str, str]], pods: Mapping[str, Pod]) -> bool:
     pod = pod_of(claim, pods)
     return pod is not None and (pod.metadata.uid, claim.container) in containers
 
 
-def _is_of_pod(claim: Claim, lease: Lease, pods: Collection[Pod]) -> bool:
+def _is_of_pod(claim: Claim, lease: Lease, pods: Mapping[str, Pod]) -> bool:
     if claim.uid:
         return claim.uid == lease.uid
     pod = pod_of(claim, pods)
@@ -72,18 +72,16 @@ def _is_of_pod(claim: Claim, lease: Lease, pods: Collection[Pod]) -> bool:
     )
 
 
-def pod_of(claim: Claim, pods: Collection[Pod]) -> Pod | None:
-    """Return the pod of a claim, if the API server has shown it."""
-    by_uid = {pod.metadata.uid: pod for pod in pods}
+def pod_of(claim: Claim, pods: Mapping[str, Pod]) -> Pod | None:
+    """Return the pod of a claim, if the API server has shown it. pods: by UID."""
     if not claim.uid:
-        full_name = claim.namespace, claim.pod
-        return next(
-            (pod for pod in pods if (pod.metadata.namespace, pod.metadata.name) == full_name), None
-        )
-    if claim.uid in by_uid:
-        return by_uid[claim.uid]
+        full_name = f"{claim.namespace}/{claim.pod}"
+        return next((pod for pod in pods.values() if pod.full_name == full_name), None)
+    if claim.uid in pods:
+        return pods[claim.uid]
     # A static pod's. Any user can write this annotation on a pod, so the UID takes precedence.
-    return next((pod for pod in pods if pod.metadata.annotations.get(_MIRROR) == claim.uid), None)
+    mirrors = (pod for pod in pods.values() if pod.metadata.annotations.get(_MIRROR) == claim.uid)
+    return next(mirrors, None)
 
 
 def check_pod(pod: Pod, handler: str) -> None:
@@ -113,45 +111,40 @@ def share_lease(
 
     Raises LeaseDenied.
     """
-    manifest = pod.request
+    manifest, demand = pod.request, pod.demand(dialects)
     try:
-        demand = pod.demand(dialects)
         parts, dialect = demand.parts, demand.dialect
         placements = dialect.decode(manifest, share) if dialect else None
-    except InvalidRecord as error:
-        raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None
-    if dialect is None or placements is None:
-        scheduler = pod.spec.scheduler_name or "none"
-        raise LeaseDenied(
-            f"fenka: no record says on which card this pod is, so it was not placed by fenka's scheduler "
-            f"extender (schedulerName {scheduler}; nodeName set by hand?): delete it and let a scheduler "
-            f"that asks fenka place it"
-        )
-    requested = next(
-        (each.amount(resource) for each in manifest.containers if each.name == container), None
-    )
-    if requested != amount:
-        raise LeaseDenied(
-            f"fenka: container {container} of the pod requests {requested} of {resource}, the kubelet gives "
-            f"{amount}: delete the pod, so that it is placed again"
-        )
-    try:
+        if dialect is None or placements is None:
+            scheduler = pod.spec.scheduler_name or "none"
+            raise LeaseDenied(
+                f"fenka: no record says on which card this pod is, so it was not placed by fenka's scheduler "
+                f"extender (schedulerName {scheduler}; nodeName set by hand?): delete it and let a scheduler "
+                f"that asks fenka place it"
+            )
+        requested = {each.name: each.amount(resource) for each in manifest.containers}
+        if requested.get(container) != amount:
+            raise LeaseDenied(
+                f"fenka: container {container} of the pod requests {requested.get(container)} of {resource}, "
+                f"the kubelet gives {amount}: delete the pod, so that it is placed again"
+            )
         slices = dialect.container_slices(manifest, share, placements, container)
         environment = dialect.environment(manifest, share, slices, container) if slices else {}
     except InvalidRecord as error:
         raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None
-    own = find_container(parts, placements, container)
-    holds = _merged(piece for placement in placements for piece in placement.slices)
+    part, placement = find_container(parts, placements, container) or (None, None)
+    if placement is not None and placement.whole:
+        slices = tuple(replace(piece, compute=0) for piece in slices)
     meta = pod.metadata
     return Lease(
         meta.uid,
         meta.namespace,
         meta.name,
         container,
-        [_unlimited_if_whole(piece, own) for piece in slices],
-        holds,
+        list(slices),
+        _merged(piece for placement in placements for piece in placement.slices),
         environment,
-        burst_percent=(own[0].burst_percent or 0) if own else 0,
+        burst_percent=(part.burst_percent or 0) if part else 0,
     )
 
 
@@ -170,11 +163,6 @@ def _merged(slices: Iterable[Slice]) -> list[Slice]:
             )
         )
     return [cards[index] for index in sorted(cards)]
-
-
-def _unlimited_if_whole(piece: Slice, own: tuple[SliceRequest, Placement] | None) -> Slice:
-    """Return the slice without a compute limit if the container has the whole card."""
-    return replace(piece, compute=0) if own and own[1].whole else piece
 
 
 def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:

@@ -343,7 +343,7 @@ class ClusterState:
         if changed or self._node_errors.get(name) != error:
             self._touch(name)
             self._touch_nodes()
-        if changed:
+        if changed and _sizes(before) != _sizes(self._shared.get(name)):
             for uid in self._uids_by_node.get(name, ()):
                 self._reallocate(uid)
             self._count_lingering(name)
@@ -374,6 +374,14 @@ class ClusterState:
 
 def _by_name(pod: Pod) -> tuple[str, str]:
     return pod.metadata.namespace, pod.metadata.name
+
+
+def _sizes(shared: SharedNode | None) -> object:
+    """Return the part of a node by which allocations are read; cards may be healthy and cordoned or not."""
+    return shared and (
+        shared.unit_mib,
+        [(card.index, card.uuid, card.memory_mib, card.compute) for card in shared.node.cards],
+    )
 
 
 def _hold_alike(before: Pod, after: Pod) -> bool:

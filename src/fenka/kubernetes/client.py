@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import msgspec
 
-from fenka.cluster.objects import Object, ObjectMeta, Status
+from fenka.cluster.objects import Object, Status
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.kube_config import load
 
@@ -73,7 +73,7 @@ class _Raw(msgspec.Struct):
 
 
 class _Versioned(msgspec.Struct):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Api:
             async with await self._send("GET", path, query, timeout=timeout) as answer:
                 await _refuse(answer)
                 async for line in _lines(answer.content):
-                    yield _change(line, kind)
+                    yield decode_event(line, kind)
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
             raise ApiUnreachable(f"the watch of {self.server}{path} broke off: {why}") from None
 
@@ -273,7 +273,7 @@ def _environment_proxy(server: str) -> str | None:
     return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
 
 
-def _decoded(data: bytes, kind: type[T]) -> T:
+def _decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as why:
@@ -288,11 +288,11 @@ async def _refuse(answer: aiohttp.ClientResponse) -> None:
     raise _refusal(answer.status, await answer.read())
 
 
-def _refusal(code: int, data: bytes) -> ApiError:
+def _refusal(code: int, data: bytes | msgspec.Raw) -> ApiError:
     try:
         status = msgspec.json.decode(data, type=Status)
     except msgspec.MsgspecError:
-        status = Status(message=data[:200].decode(errors="replace"))
+        status = Status(message=bytes(data)[:200].decode(errors="replace"))
     return ApiError(
         code or status.code, status.reason, status.message or f"the API server answers {code}"
     )
@@ -308,11 +308,11 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield line
 
 
-def _change(line: bytes, kind: type[T]) -> WatchEvent[T]:
+def decode_event(line: bytes, kind: type[T]) -> WatchEvent[T]:
+    """Return the event of one line of a watch. Raises ApiError."""
     raw = _decoded(line, _Raw)
     if raw.type == "ERROR":
-        raise _refusal(0, bytes(raw.object))
-    version = _decoded(bytes(raw.object), _Versioned).metadata.resource_version
-    if raw.type == "BOOKMARK":
-        return WatchEvent(raw.type, None, version)
-    return WatchEvent(raw.type, _decoded(bytes(raw.object), kind), version)
+        raise _refusal(0, raw.object)
+    version = _decoded(raw.object, _Versioned).metadata.resource_version
+    obj = None if raw.type == "BOOKMARK" else _decoded(raw.object, kind)
+    return WatchEvent(raw.type, obj, version)

@@ -108,8 +108,8 @@ MODULES = (
     ),
 )
 
-KWOK = Module("kwok", ("tool", "./post", "./stages"), ())
-"""kwok, the stages of its nodes and pods, and a client for many requests: only for bench/kube_scheduler."""
+KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())
+"""kwok, the stages of its nodes and pods, a client and an extender: only for bench/kube_scheduler."""
 
 
 def cache() -> Path:

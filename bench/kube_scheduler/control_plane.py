@@ -82,15 +82,15 @@ class ControlPlane(Cluster):
 
     def __init__(self) -> None:
         super().__init__(Path(f"{STATE}-bench"), Layout(nodes=()), owner=os.getpid())
+        self.server = f"https://{self.layout.control_plane}:6443"
 
     def make_certificates(self) -> None:
         """Create also those of the extender, as `fenka certificates` does."""
         super().make_certificates()
         authority = Authority(self.state / "pki")
-        server = f"https://{self.layout.control_plane}:6443"
-        authority.client("fenka", ACCOUNT, "system:serviceaccounts", server)
+        authority.client("fenka", ACCOUNT, "system:serviceaccounts", self.server)
         authority.server(SERVER, [SERVER_NAME], ["127.0.0.1"])
-        authority.client(CLIENT, "kube-scheduler", None, server)
+        authority.client(CLIENT, "kube-scheduler", None, self.server)
 
     def start_controllers(self, scheduler_configuration: str | None) -> None:
         """Start kube-controller-manager with two controllers, and kwok."""
@@ -137,8 +137,7 @@ class ControlPlane(Cluster):
     ) -> Report:
         """Send requests to the API server, or to the extender, and return how fast that went."""
         pki = self.state / "pki"
-        server = f"https://{self.layout.control_plane}:6443"
-        name, expected = "admin", ""
+        server, name, expected = self.server, "admin", ""
         if extender:
             # The protocol reports a failure in the body: an answer without one has an empty Error.
             server, name, expected = f"https://127.0.0.1:{EXTENDER_PORT}", CLIENT, '"Error":""'
@@ -184,6 +183,13 @@ class ControlPlane(Cluster):
         log = self.control_plane.log("fenka-scheduler")
         with self.running("fenka-scheduler", [*command, f"--port={EXTENDER_PORT}"]):
             wait_until("a leader", lambda: "fenka_scheduler_leading 1.0" in run(metrics), log=log)
+            yield
+
+    @contextmanager
+    def null_extender(self) -> Iterator[None]:
+        """Run an extender that decides nothing."""
+        command = [program("extender"), f"-pki={self.state}/pki", f"-server={self.server}"]
+        with self.running("extender", [*command, f"-address=127.0.0.1:{EXTENDER_PORT}"]):
             yield
 
     @contextmanager

@@ -12,7 +12,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -23,8 +24,6 @@ from e2e import programs
 from e2e.cluster import ClusterError
 
 SCHEDULED_TARGET, BOUND_TARGET = 0.85, 0.8
-Measure = Callable[[str, bool], Measurement]
-"""Measures once, with pods of this name, the baseline or fenka."""
 
 
 def log(text: str) -> None:
@@ -51,19 +50,29 @@ def row(name: str, measured: Sequence[Measurement]) -> None:
     )
 
 
-def compare(what: str, rounds: int, target: float, measure: Measure) -> bool:
-    """Measure the baseline and fenka by turns, and print both. Return whether the target is met."""
-    results: dict[bool, list[Measurement]] = {False: [], True: []}
+def compare(
+    what: str, rounds: int, target: float, variants: Mapping[str, Callable[[str], Measurement]]
+) -> bool:
+    """Measure the variants by turns, and print them.
+
+    Args:
+        what: is measured.
+        rounds: how often.
+        target: the share of the first variant's rate that fenka should reach.
+        variants: measure once, with pods whose names begin with the argument. The last one is fenka.
+
+    Returns:
+        Whether the target is met.
+    """
+    results: dict[str, list[Measurement]] = {name: [] for name in variants}
     for number in range(rounds):
-        for fenka, measured in results.items():
-            measured.append(measure(f"{what}-{number}-{int(fenka)}", fenka))
-            log(f"{what}, {'fenka' if fenka else 'baseline'}: {measured[-1]}")
-    row(f"{what}, baseline", results[False])
-    row(f"{what}, fenka", results[True])
-    baseline, reached = (
-        statistics.median(each.rate for each in results[fenka]) for fenka in (False, True)
-    )
-    share = reached / baseline
+        for position, (name, measure) in enumerate(variants.items()):
+            results[name].append(measure(f"{what}-{number}-{position}"))
+            log(f"{what}, {name}: {results[name][-1]}")
+    for name, measured in results.items():
+        row(f"{what}, {name}", measured)
+    rates = [statistics.median(each.rate for each in measured) for measured in results.values()]
+    share = rates[-1] / rates[0]
     print(f"| {what}, fenka's share | {share:.0%}; wanted {target:.0%} | | |", flush=True)
     return share >= target
 
@@ -71,21 +80,24 @@ def compare(what: str, rounds: int, target: float, measure: Measure) -> bool:
 def measure(nodes: int, options: argparse.Namespace) -> bool:
     """Measure with this number of nodes. Return whether the targets are met."""
     shape = f"{nodes} nodes of {workload.CARDS} cards, {options.pods} pods, {options.rounds} rounds"
+    met = []
     with ControlPlane() as plane:
-
-        def schedule(series: str, fenka: bool) -> Measurement:
-            return throughput.measure(plane, series, options.pods, options.limit, fenka=fenka)
-
-        def bind(series: str, fenka: bool) -> Measurement:
-            amounts = nodes, options.pods, options.connections
-            return bindings.measure(plane, series, *amounts, fenka=fenka)
-
+        schedule = {
+            variant.value: partial(
+                throughput.measure, plane, pods=options.pods, limit_s=options.limit, variant=variant
+            )
+            for variant in throughput.Variant
+        }
+        amounts = {"nodes": nodes, "pods": options.pods, "connections": options.connections}
+        bind = {
+            "plain client": partial(bindings.measure, plane, **amounts, fenka=False),
+            "fenka": partial(bindings.measure, plane, **amounts, fenka=True),
+        }
         plane.enter_network()
         plane.create_nodes(nodes)
         log(f"{nodes} nodes are ready")
         print(f"\n{shape}\n\n| what | rate | CPU ms for each pod | CPUs used by others |")
         print("|---|---|---|---|", flush=True)
-        met = []
         if "schedule" in options.only:
             met.append(compare("schedule", options.rounds, SCHEDULED_TARGET, schedule))
         if "bind" in options.only:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from enum import Enum
 
 from bench.kube_scheduler import workload
 from bench.kube_scheduler.control_plane import ControlPlane, CpuTime, Measurement
@@ -13,8 +14,16 @@ SAMPLE = 25
 """What was spent is read after this many pods."""
 
 
+class Variant(Enum):
+    """What kube-scheduler calls."""
+
+    ALONE = "kube-scheduler alone"
+    NULL = "an extender that decides nothing"
+    FENKA = "fenka"
+
+
 def measure(
-    plane: ControlPlane, series: str, pods: int, limit_s: float, *, fenka: bool
+    plane: ControlPlane, series: str, pods: int, limit_s: float, variant: Variant
 ) -> Measurement:
     """Schedule pods that are all pending at the start, measure from the first one on, and delete them.
 
@@ -23,18 +32,23 @@ def measure(
         series: a name for the pods, unique in this cluster.
         pods: their number.
         limit_s: what is not bound by then does not count.
-        fenka: whether kube-scheduler calls fenka's extender.
+        variant: what kube-scheduler calls.
     """
-    extender = plane.extender() if fenka else contextlib.nullcontext()
-    with plane.pending(series, pods), extender:
-        return asyncio.run(_schedule(plane, pods, limit_s, fenka=fenka))
+    extender = {Variant.NULL: plane.null_extender, Variant.FENKA: plane.extender}.get(
+        variant, contextlib.nullcontext
+    )
+    with plane.pending(series, pods), extender():
+        called = variant is not Variant.ALONE
+        return asyncio.run(_schedule(plane, pods, limit_s, extender=called))
 
 
-async def _schedule(plane: ControlPlane, pods: int, limit_s: float, *, fenka: bool) -> Measurement:
+async def _schedule(
+    plane: ControlPlane, pods: int, limit_s: float, *, extender: bool
+) -> Measurement:
     result = Measurement()
     async with await Api.connect(plane.kubeconfig) as api:
         _, version = await api.list(workload.PODS, Pod, limit=5000)
-        with plane.kube_scheduler(extender=fenka), contextlib.suppress(TimeoutError):
+        with plane.kube_scheduler(extender=extender), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 cpu, bound = None, 0
                 async for _ in _bound(api, version):

@@ -1,0 +1,112 @@
+// Command extender answers kube-scheduler without deciding anything: every node fits, all are equal, and bind
+// sends one request. Its rate is the limit that the protocol sets to any extender. With -keep N filter returns only
+// N nodes, as an extender that has already chosen the best ones.
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"os"
+)
+
+type arguments struct {
+	NodeNames *[]string
+}
+
+type filtered struct {
+	NodeNames *[]string
+}
+
+type scored struct {
+	Host  string
+	Score int
+}
+
+type binding struct {
+	PodName, PodNamespace, PodUID, Node string
+}
+
+type bound struct {
+	Error string
+}
+
+func main() {
+	pki := flag.String("pki", "", "directory of the certificates")
+	address := flag.String("address", "", "address to listen on")
+	server := flag.String("server", "", "URL of the API server")
+	keep := flag.Int("keep", math.MaxInt, "number of nodes that filter returns")
+	flag.Parse()
+	pool := x509.NewCertPool()
+	authority, err := os.ReadFile(*pki + "/ca.crt")
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool.AppendCertsFromPEM(authority)
+	pair, err := tls.LoadX509KeyPair(*pki+"/fenka.crt", *pki+"/fenka.key")
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig:     &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}},
+		MaxIdleConnsPerHost: 100,
+	}}
+	handle("filter", func(in arguments) any {
+		names := *in.NodeNames
+		first := rand.IntN(max(1, len(names)-*keep+1))
+		names = names[first:min(len(names), first+min(*keep, len(names)))]
+		return filtered{&names}
+	})
+	handle("prioritize", func(in arguments) any {
+		scores := make([]scored, len(*in.NodeNames))
+		for i, name := range *in.NodeNames {
+			scores[i].Host = name
+		}
+		return scores
+	})
+	handle("bind", func(in binding) any { return bound{bind(client, *server, in)} })
+	listener := &http.Server{Addr: *address, TLSConfig: &tls.Config{ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}}
+	log.Fatal(listener.ListenAndServeTLS(*pki+"/server.crt", *pki+"/server.key"))
+}
+
+func handle[In any](verb string, answer func(In) any) {
+	http.HandleFunc("/gpushare-scheduler/"+verb, func(writer http.ResponseWriter, request *http.Request) {
+		var in In
+		if err := json.NewDecoder(request.Body).Decode(&in); err != nil {
+			http.Error(writer, err.Error(), http.StatusBadRequest)
+			return
+		}
+		writer.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(writer).Encode(answer(in))
+	})
+}
+
+func bind(client *http.Client, server string, in binding) string {
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": "v1",
+		"kind":       "Binding",
+		"metadata":   map[string]string{"name": in.PodName, "namespace": in.PodNamespace, "uid": in.PodUID},
+		"target":     map[string]string{"apiVersion": "v1", "kind": "Node", "name": in.Node},
+	})
+	if err != nil {
+		return err.Error()
+	}
+	url := fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s/binding", server, in.PodNamespace, in.PodName)
+	answer, err := client.Post(url, "application/json", bytes.NewReader(body))
+	if err != nil {
+		return err.Error()
+	}
+	defer answer.Body.Close()
+	if text, _ := io.ReadAll(answer.Body); answer.StatusCode >= 300 {
+		return string(text)
+	}
+	return ""
+}

@@ -85,6 +85,8 @@ class StateMachine(RuleBasedStateMachine):
         self.versions: dict[str, int] = {}
         for name in NODES:
             self.set_node(name, 3, {}, frozenset(), "")
+        self.bind("u0", 4, "card 0", "a")
+        self.bind("u1", 8, "card 1", "b")
 
     # ---- nodes ----
 
@@ -220,35 +222,32 @@ class StateMachine(RuleBasedStateMachine):
             self.pods[uid], self.assumed[uid] = pod, placements
             self.written[uid] = placements
 
-    @rule(uid=st.sampled_from(UIDS))
-    def forget_assumed(self, uid: str) -> None:
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def forget_assumed(self, data: st.DataObject) -> None:
         """The binding failed; what the server shows bound meanwhile stays."""
+        uid = data.draw(st.sampled_from(sorted(self.pods)))
         if self.assumed.pop(uid, None) is not None:
             del self.pods[uid], self.written[uid]
         self.state.forget_assumed(uid)
 
     @precondition(lambda self: self.pods)
-    @rule(data=st.data(), phase=st.sampled_from(["Succeeded", "Failed"]))
-    def finish(self, data: st.DataObject, phase: str) -> None:
-        """A pod that has ended holds nothing."""
+    @rule(data=st.data(), how=st.sampled_from(["Succeeded", "Failed", "deleted", "not listed"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        """A pod is gone, also one whose binding runs, or has ended and holds nothing any more."""
         uid = data.draw(st.sampled_from(sorted(self.pods)))
         pod = self._drop(uid)
-        node = pod.spec.node_name or "a"
-        self.state.set_pod(a_pod(uid, _limit(pod), uid=uid, node=node, phase=phase))
+        if how == "deleted":
+            self.state.forget_pod(uid)
+        elif how == "not listed":
+            self.state.replace_pods(self.pods.values())
+        else:
+            node = pod.spec.node_name or "a"
+            self.state.set_pod(a_pod(uid, _limit(pod), uid=uid, node=node, phase=how))
 
-    @precondition(lambda self: self.pods)
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
-        """Also a pod whose binding runs."""
-        uid = data.draw(st.sampled_from(sorted(self.pods)))
-        self._drop(uid)
-        self.state.forget_pod(uid)
-
-    @rule(gone=st.none() | st.sampled_from(UIDS))
-    def replace_pods(self, gone: str | None) -> None:
-        """List the pods again: those that are not in the list are gone."""
-        if gone in self.pods:
-            self._drop(gone)
+    @rule()
+    def list_pods(self) -> None:
+        """The same pods again."""
         self.state.replace_pods(self.pods.values())
 
     def _drop(self, uid: str) -> Pod:

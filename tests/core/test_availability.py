@@ -116,6 +116,8 @@ def test_end_of_an_allocation_is_uncertain_when_only_its_host_is_needed() -> Non
     until_40, open_ended = (Allocation(Placement("a", (), 2000), it) for it in (40, None))
     assert found(request, host, until_40, open_ended) == [(0, inf, 1)]
     assert found(replace(request, cpu_milli=2000), host, until_40, open_ended) == [(0, 40, 0)]
+    for_ever = Allocation(Placement("a", (), 1), inf)
+    assert found(request, host, for_ever) == []
 
 
 def test_unhealthy_and_cordoned_cards_are_left_out() -> None:

@@ -1,7 +1,8 @@
 """Install fenka on the cluster through its chart, as a user would."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,25 @@ def shared(installation: Installation) -> Iterator[Installation]:
     # The next test must not see the kubelet's old values as the new ones.
     for node in installation.cluster.nodes:
         installation.wait_for_allocatable(node.name, MEMORY, 0)
+
+
+@pytest.fixture
+def create_priority_class(installation: Installation) -> Iterator[Callable[..., str]]:
+    """Provide what creates a PriorityClass and returns its name; delete all of them afterwards.
+
+    Call it some time before the pod is created: the API server reads PriorityClasses through a watch.
+    """
+    texts = []
+
+    def create(name: str, value: int, **fields: str) -> str:
+        metadata = {"apiVersion": "scheduling.k8s.io/v1", "metadata": {"name": name}}
+        texts.append(json.dumps({"kind": "PriorityClass", **metadata, "value": value, **fields}))
+        installation.cluster.apply(texts[-1])
+        return name
+
+    yield create
+    for text in texts:
+        installation.cluster.delete(text)
 
 
 @pytest.fixture

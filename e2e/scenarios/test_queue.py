@@ -2,31 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import datetime
 
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.installation import Installation
 from e2e.scenarios.virtual_nodes import UNITS, VirtualNodes
-
-
-@pytest.fixture
-def non_preempting_class(installation: Installation) -> Iterator[str]:
-    """Provide a PriorityClass without preemption."""
-    text = json.dumps(
-        {
-            "apiVersion": "scheduling.k8s.io/v1",
-            "kind": "PriorityClass",
-            "metadata": {"name": "patient"},
-            "value": 500,
-            "preemptionPolicy": "Never",
-        }
-    )
-    installation.cluster.apply(text)
-    yield "patient"
-    installation.cluster.delete(text)
 
 
 def queue_order(virtual: VirtualNodes) -> list[str]:
@@ -36,13 +18,14 @@ def queue_order(virtual: VirtualNodes) -> list[str]:
 
 
 def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
-    virtual: VirtualNodes, non_preempting_class: str
+    virtual: VirtualNodes, create_priority_class: Callable[..., str]
 ) -> None:
     """10 of 16 units are allocated on each of two cards.
 
     A pod of 12 units reserves the card that is free at a known time. Small pods use the other card, or this
     one if they end earlier. A pod of higher priority is served first.
     """
+    patient = create_priority_class("patient", 500, preemptionPolicy="Never")
     virtual.node("virtual-0", 2)
     virtual.create(virtual.pod("a", 10))
     virtual.wait_for_placed(1)
@@ -61,7 +44,7 @@ def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
     virtual.wait_for_event("late", "1 reserved for requests before it", "position 2 of 2")
     virtual.create(virtual.pod("short", 4, activeDeadlineSeconds=60))
     assert virtual.wait_for_placed(4)["short"] == ("virtual-0", "1")
-    virtual.create(virtual.pod("vip", 12, priorityClassName=non_preempting_class))
+    virtual.create(virtual.pod("vip", 12, priorityClassName=patient))
     virtual.wait_for_event("vip", "position 1 of 3 in the queue")
     assert queue_order(virtual) == ["vip", "head", "late"]
     virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "b")

@@ -20,8 +20,8 @@ from typing import Final
 
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import peer
-from fenka.hardware.simulated_state import NATIVE, NodeError, layout, write_state
-from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
+from fenka.hardware.simulated_state import NATIVE, layout, write_state
+from fenka.hardware.spec import BadSpec, NodeError, SimulatedCard, parse_spec
 
 __all__ = ["BadSpec", "NoSuchCard", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fenka import native as built
-from fenka.core.errors import FenkaError
-from fenka.hardware.spec import SimulatedCard
+from fenka.hardware.spec import NodeError, SimulatedCard
 
 __all__ = ["NATIVE", "NodeError", "layout", "write_state"]
 
@@ -25,10 +24,6 @@ _FIXED: Final = (
     "max_memory_clock_mhz", "fan_percent",
 )  # fmt: skip
 """Fields that identify a card. The others change while the node runs."""
-
-
-class NodeError(FenkaError):
-    """The simulated node cannot be made, started or stopped. The message says why."""
 
 
 @cache

@@ -35,6 +35,10 @@ _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ITEM = re.compile(r"\s*([^*\s]+)\s*(?:\*\s*(\d{1,9})\s*)?")
 
 
+class NodeError(FenkaError):
+    """The simulated node cannot be made, started or stopped. The message says why."""
+
+
 class BadSpec(FenkaError):
     """A specification is invalid. The message says why."""
 

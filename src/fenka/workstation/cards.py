@@ -9,7 +9,7 @@ from fenka.core.inventory import Node
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
-from fenka.hardware.simulated import NodeError
+from fenka.hardware.spec import NodeError
 from fenka.isolation import pid_namespaces
 from fenka.procfs import start_ticks
 from fenka.workstation.gpu_processes import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fenka.core.inventory import Card
 from fenka.core.request import Placement
 from fenka.hardware.nvml import NoDriver, Reading
-from fenka.hardware.simulated import NodeError
+from fenka.hardware.spec import NodeError
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import GRACE_S, GRANT_TTL_S, Broker
 from fenka.workstation.cards import CardMonitor

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver
-from fenka.hardware.simulated import NodeError
+from fenka.hardware.spec import NodeError
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission

@@ -32,7 +32,7 @@ def test_options_of_another_version_are_read_when_they_have_other_fields() -> No
         '{"hami": "yes"}',
         '{"policy": "none"}',
         '{"fairness": {"half_life_s": -1}}',
-        '{"fairness": {"starvation_s": 1e999}}',
+        '{"fairness": {"max_penalty_s": 1e999}}',
         "[" * 100_000,
         '{"policy": "' + "x" * 100_000,
     ],

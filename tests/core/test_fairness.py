@@ -125,7 +125,7 @@ def test_idle_users_first_is_before_all_of_one_that_has_used_the_card(
     waiting.append(PendingRequest("idle", (units(1),), max(0.0, now - comes), user="idle"))
     order = queue_order(waiting, history_lookup({}, uses, now), fairness, now)
     last = uses.history("heavy", 0, now).served_at(0)
-    if now - last < fairness.starvation_s:
+    if now - last < fairness.max_penalty_s:
         assert order[0].id == "idle" or used(uses, "heavy", now) == 0
 
 

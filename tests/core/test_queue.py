@@ -118,7 +118,7 @@ class TestOrder:
         now: float,
         chance: random.Random,
     ) -> None:
-        """The starvation figure is a bound. Everybody is in the order once, however they are given."""
+        """max_penalty_s is a bound. Everybody is in the order once, however they are given."""
 
         def find(user: str) -> UserHistory:
             return past.get(user, UserHistory())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from tests.hardware.gpu_kit import Client, MakeClient, MakeNode
+from tests.hardware.client import Client, MakeClient, MakeNode
 
 
 @pytest.fixture

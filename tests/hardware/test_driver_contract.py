@@ -12,7 +12,7 @@ import pytest
 
 from fenka.core.inventory import DeviceId
 from fenka.hardware.nvml import Driver, NoDriver
-from tests.hardware.gpu_kit import MakeNode
+from tests.hardware.client import MakeNode
 
 
 @pytest.fixture(params=["simulated", "real"])

@@ -13,7 +13,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
-from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.hardware.client import MakeClient, MakeNode
 
 CLIENT = Path(__file__).parent.parent / "go-nvml-client"
 BUILT_WITHIN_S = 100

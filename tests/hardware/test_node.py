@@ -10,7 +10,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver, DriverLost, NoDriver
 from fenka.hardware.simulated import NodeError, SimulatedNode, parse_spec
-from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.hardware.client import MakeClient, MakeNode
 from tests.waiting import WAIT_S, wait_until
 
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from tests.hardware.gpu_kit import MakeClient
+from tests.hardware.client import MakeClient
 
 FETCH = Path(__file__).parent.parent / "tools" / "fetch_nvidia_smi.sh"
 FETCHED_WITHIN_S = 90

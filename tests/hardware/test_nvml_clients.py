@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.simulated import SimulatedNode
-from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.hardware.client import MakeClient, MakeNode
 
 
 def run(node: SimulatedNode, *command: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hardware.gpu_kit import MIB, Client
+from tests.hardware.client import MIB, Client
 
 T4_BYTES = 15079 * MIB
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE, NOT_SUPPORTED = 1, 2, 400, 801

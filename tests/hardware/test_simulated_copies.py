@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hardware.gpu_kit import Client
+from tests.hardware.client import Client
 
 READ = "(d.cuMemcpyDtoH(out, p, len(out)), bytes(out).hex())[1]"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.nvml import Driver
-from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.hardware.client import MakeClient, MakeNode
 
 NO_DEVICE = 100
 

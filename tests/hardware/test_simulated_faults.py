@@ -16,7 +16,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import NodeError, NoSuchCard, SimulatedNode, parse_spec
-from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.hardware.client import MakeClient, MakeNode
 from tests.waiting import WAIT_S
 
 WAIT_MS = int(WAIT_S * 1000)

@@ -4,7 +4,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
-from tests.hardware.gpu_kit import MIB, MakeClient, MakeNode
+from tests.hardware.client import MIB, MakeClient, MakeNode
 from tests.waiting import wait_until
 
 T4_BYTES = 15079 * MIB

@@ -7,7 +7,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
-from tests.hardware.gpu_kit import MIB, Client, MakeClient
+from tests.hardware.client import MIB, Client, MakeClient
 from tests.waiting import wait_until
 
 T4_BYTES = 15079 * MIB

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hardware.gpu_kit import MIB, Client, MakeClient
+from tests.hardware.client import MIB, Client, MakeClient
 
 T4_BYTES = 15079 * MIB
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1

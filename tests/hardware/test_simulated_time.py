@@ -8,7 +8,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
-from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.hardware.client import MakeClient, MakeNode
 from tests.waiting import wait_until
 
 KERNEL = "module = ok(d.cuModuleLoadData(b'an image'))"

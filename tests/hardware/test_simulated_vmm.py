@@ -3,7 +3,7 @@
 import pytest
 
 from fenka.hardware.nvml import Driver
-from tests.hardware.gpu_kit import MIB, Client, MakeClient, MakeNode
+from tests.hardware.client import MIB, Client, MakeClient, MakeNode
 from tests.waiting import wait_until
 
 T4_BYTES = 15079 * MIB

@@ -16,7 +16,7 @@ from fenka.isolation import account, pid_namespaces
 from fenka.isolation.control import Limit
 from fenka.isolation.layout import constant
 from fenka.isolation.pid_namespaces import NamespaceReaper
-from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, Client, Lease, client
+from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, Client, Lease, client
 
 ENDED = constant("FENKA_NAMESPACE_ENDED")
 RETIRING = constant("FENKA_NAMESPACE_RETIRING")

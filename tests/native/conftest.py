@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation.control import Limit
-from tests.native import shim_kit
+from tests.native import clients
 
-MakeLease = Callable[..., shim_kit.Lease]
+MakeLease = Callable[..., clients.Lease]
 
 
 @pytest.fixture
 def make_lease(tmp_path: Path) -> Iterator[MakeLease]:
     """Makes leases whose clients end with the test; given GiB for each of the first cards."""
-    leases: list[shim_kit.Lease] = []
+    leases: list[clients.Lease] = []
 
-    def make(*gib: float, context_bytes: int = 0) -> shim_kit.Lease:
+    def make(*gib: float, context_bytes: int = 0) -> clients.Lease:
         limits = tuple(
-            Limit(uuid, int(size * shim_kit.GIB), context_bytes)
-            for uuid, size in zip(shim_kit.CARDS, gib, strict=False)
+            Limit(uuid, int(size * clients.GIB), context_bytes)
+            for uuid, size in zip(clients.CARDS, gib, strict=False)
         )
-        leases.append(shim_kit.Lease(tmp_path / f"lease{len(leases)}", limits))
+        leases.append(clients.Lease(tmp_path / f"lease{len(leases)}", limits))
         return leases[-1]
 
     yield make
@@ -30,6 +30,6 @@ def make_lease(tmp_path: Path) -> Iterator[MakeLease]:
 
 
 @pytest.fixture
-def lease(make_lease: MakeLease) -> shim_kit.Lease:
+def lease(make_lease: MakeLease) -> clients.Lease:
     """4 GiB of one card."""
     return make_lease(4)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from fenka.isolation import account
-from tests.hardware.gpu_kit import Client
-from tests.native.shim_kit import SHIM
+from tests.hardware.client import Client
+from tests.native.clients import SHIM
 from tests.waiting import wait_until
 
 BENCH = Path(__file__).parent.parent.parent / "bench" / "compute" / "run.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.shim_kit import HERE, compile_c
+from tests.native.clients import HERE, compile_c
 
 NATIVE = HERE.parent.parent / "native"
 FOLDERS = ("shim", "simdriver")

@@ -18,7 +18,7 @@ from fenka.isolation.control import Limit
 from fenka.isolation.elf import InvalidLibrary, exported_functions
 from fenka.isolation.proxy import LIBRARIES, UnknownFunctions, install, unknown_functions
 from tests.cli.command import fenka
-from tests.native.shim_kit import (
+from tests.native.clients import (
     CARDS,
     GIB,
     NULL_DRIVER,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.shim_kit import CARDS, GIB, HERE, NULL_DRIVER, Lease, built, wheel_folder
+from tests.native.clients import CARDS, GIB, HERE, NULL_DRIVER, Lease, built, wheel_folder
 from tests.native.test_shim_sanitized import INCLUDE, PARTS
 
 NATIVE = HERE.parent.parent / "native"

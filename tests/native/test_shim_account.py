@@ -12,7 +12,7 @@ import pytest
 
 from fenka.isolation import account
 from fenka.isolation.layout import layout
-from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
+from tests.native.clients import GIB, MIB, OUT_OF_MEMORY, Client, Lease
 
 Make = Callable[..., Lease]
 

@@ -11,7 +11,7 @@ import pytest
 
 from fenka.isolation import account
 from fenka.isolation.layout import layout
-from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Client, Lease, client
+from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Client, Lease, client
 
 Make = Callable[..., Lease]
 SAYS = "fenka: no GPU for this process: "

@@ -9,7 +9,7 @@ import pytest
 
 from fenka.isolation import account, control
 from fenka.isolation.control import Control, Limit
-from tests.native.shim_kit import CARDS, GIB, Client, Lease
+from tests.native.clients import CARDS, GIB, Client, Lease
 from tests.native.test_shim_rows import HOOKS, with_role
 from tests.waiting import wait_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.shim_kit import CARDS, GIB, SHIM, Lease, built, client, compile_c
+from tests.native.clients import CARDS, GIB, SHIM, Lease, built, client, compile_c
 
 PROGRAM = f"""
 #define _GNU_SOURCE

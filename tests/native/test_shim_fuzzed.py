@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.shim_kit import HERE, built, compile_c
+from tests.native.clients import HERE, built, compile_c
 from tests.native.test_shim_module_size import KERNEL, PTX, VARIABLES, cubin, entry, fat
 from tests.native.test_shim_sanitized import INCLUDE, PAGE_PARTS, SHIM_SOURCE
 

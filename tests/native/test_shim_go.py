@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.hardware.test_go_nvml import build
-from tests.native.shim_kit import GIB, Lease
+from tests.native.clients import GIB, Lease
 from tests.native.test_shim_everywhere import contained
 
 CLIENT = Path(__file__).parent.parent / "go-purego-client"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.shim_kit import _include
+from tests.native.clients import _include
 from tests.native.test_shim_rows import HOOKS
 
 # These read, wait, compare, copy between what was taken before, or free what was never charged. None of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, SHIM, STYLES, Lease, built, compile_c
+from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, SHIM, STYLES, Lease, built, compile_c
 
 TOO_MUCH = int(4.1 * GIB)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fenka.isolation import account
 from fenka.isolation.control import Limit
-from tests.native import shim_kit
-from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
+from tests.native import clients
+from tests.native.clients import GIB, MIB, OUT_OF_MEMORY, Client, Lease
 from tests.native.test_shim_robust import offset, put
 
 Make = Callable[..., Lease]
@@ -32,7 +32,7 @@ def client(lease: Lease) -> Client:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lease, Client]]:
     """A lease and a client for many examples, each of which gives back all that it took."""
     folder: Path = tmp_path_factory.mktemp("lifetimes") / "lease"
-    lease = Lease(folder, (Limit(shim_kit.CARDS[0], 4 * GIB),))
+    lease = Lease(folder, (Limit(clients.CARDS[0], 4 * GIB),))
     client = lease.start_rows()
     assert client.ask("use -").code == 0
     yield lease, client

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fenka.isolation import control
-from tests.native.shim_kit import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
+from tests.native.clients import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
 
 Make = Callable[..., Lease]
 

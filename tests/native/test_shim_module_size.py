@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native import shim_kit
-from tests.native.shim_kit import HERE, MIB, built, compile_c
+from tests.native import clients
+from tests.native.clients import HERE, MIB, built, compile_c
 from tests.native.test_shim_sanitized import INCLUDE, SHIM_SOURCE
 
 UNKNOWN = 2 * MIB
@@ -128,7 +128,7 @@ def test_ptx_size_is_its_length_and_variables(tmp_path: Path, given: str) -> Non
 
 def test_ptx_and_its_cubin_have_equal_variables(tmp_path: Path) -> None:
     """NVIDIA's own assembler keeps what is visible: the same variables, and some bytes of code."""
-    ptxas = shim_kit.wheel_folder("cuda_nvcc") / "bin" / "ptxas"
+    ptxas = clients.wheel_folder("cuda_nvcc") / "bin" / "ptxas"
     if not ptxas.exists():
         pytest.skip("the wheel nvidia-cuda-nvcc-cu12, which has ptxas, is not installed")
     text = re.sub(r"^\.(global|const)", r".visible .\1", PTX, flags=re.M).replace(".extern", "//")

@@ -12,7 +12,7 @@ from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation.control import Limit
 from tests.hardware.test_nvidia_smi import binary
-from tests.native.shim_kit import GIB, Lease
+from tests.native.clients import GIB, Lease
 
 __all__ = ["binary"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fenka.isolation import control
-from tests.native.shim_kit import CARDS, GIB, Lease
+from tests.native.clients import CARDS, GIB, Lease
 
 Make = Callable[..., Lease]
 

@@ -9,7 +9,7 @@ import pytest
 from fenka.isolation import control
 from fenka.isolation.control import Limit
 from fenka.isolation.resize import InUse, resize
-from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, Lease
+from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, Lease
 
 Make = Callable[..., Lease]
 

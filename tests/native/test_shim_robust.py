@@ -12,7 +12,7 @@ import pytest
 
 from fenka.isolation import account
 from fenka.isolation.layout import layout
-from tests.native.shim_kit import (
+from tests.native.clients import (
     GIB,
     MIB,
     OUT_OF_MEMORY,

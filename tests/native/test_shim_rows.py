@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from fenka.isolation import account
-from tests.native.shim_kit import MIB, OUT_OF_MEMORY, Answer, Client, Lease
+from tests.native.clients import MIB, OUT_OF_MEMORY, Answer, Client, Lease
 
 Make = Callable[..., Lease]
 

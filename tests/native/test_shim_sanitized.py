@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.shim_kit import CARDS, HERE, Lease, built, compile_c
+from tests.native.clients import CARDS, HERE, Lease, built, compile_c
 
 SHIM_SOURCE = HERE.parent.parent / "native" / "shim"
 # Without interposition: it exports a dlsym, and the sanitizers have their own.

@@ -12,7 +12,7 @@ import pytest
 
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation.control import Limit
-from tests.native.shim_kit import CARDS, GIB, MIB, OUT_OF_MEMORY, STYLES, SYSTEM_NOT_READY, Lease
+from tests.native.clients import CARDS, GIB, MIB, OUT_OF_MEMORY, STYLES, SYSTEM_NOT_READY, Lease
 
 LIST = """
 import json, pynvml as n

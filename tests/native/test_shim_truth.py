@@ -11,8 +11,8 @@ import pytest
 
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation.control import Limit
-from tests.hardware.gpu_kit import MIB, Client
-from tests.native.shim_kit import OUT_OF_MEMORY, Lease
+from tests.hardware.client import MIB, Client
+from tests.native.clients import OUT_OF_MEMORY, Lease
 from tests.native.test_shim_simulated import LIST, python
 
 CAP = 4096 * MIB

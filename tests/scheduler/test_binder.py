@@ -9,7 +9,7 @@ from fenka.dialects import base, gpushare
 from tests.builders import T4_MIB, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, Json, api_server
 from tests.fakes.clock import Clock
-from tests.scheduler.replica_kit import extender, put_pod, scheduler
+from tests.scheduler.harness import extender, put_pod, scheduler
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB, T4_MIB)

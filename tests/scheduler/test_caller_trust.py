@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 from tests.builders import T4_MIB, Json, gang_labels, node_json, pod_json
-from tests.scheduler.replica_kit import put_pod, scheduler
+from tests.scheduler.harness import put_pod, scheduler
 from tests.waiting import until
 
 NODES = node_json("a", T4_MIB), node_json("b", T4_MIB)

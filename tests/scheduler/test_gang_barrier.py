@@ -8,7 +8,7 @@ from fenka.cluster.objects import (
     Pod,
 )
 from tests.builders import T4_MIB, Json, gang_labels, node_json
-from tests.scheduler.replica_kit import put_pod, scheduler
+from tests.scheduler.harness import put_pod, scheduler
 from tests.waiting import until
 
 

@@ -1,7 +1,7 @@
 """What the informers keep beside the cluster's state."""
 
 from tests.builders import T4_MIB, gang_labels, node_json, pod_json
-from tests.scheduler.replica_kit import put_pod, scheduler
+from tests.scheduler.harness import put_pod, scheduler
 from tests.waiting import until
 
 

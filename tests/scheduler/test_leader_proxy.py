@@ -14,7 +14,7 @@ from fenka.scheduler.server import PREFIX
 from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.clock import Clock
-from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod
+from tests.scheduler.harness import SchedulerHarness, extender, put_pod
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)

@@ -18,7 +18,7 @@ from fenka.scheduler.pod_patcher import (
 )
 from tests.builders import T4_MIB, a_pod, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
-from tests.scheduler.replica_kit import put_pod, scheduler
+from tests.scheduler.harness import put_pod, scheduler
 from tests.waiting import until
 
 GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}

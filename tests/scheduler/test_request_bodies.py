@@ -11,7 +11,7 @@ from aiohttp import web
 from fenka.scheduler.request_bodies import MIB, SMALL, BodyLimits, BodyReader, BodyRejected
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import T4_MIB, node_json, pod_json
-from tests.scheduler.replica_kit import SchedulerHarness, scheduler
+from tests.scheduler.harness import SchedulerHarness, scheduler
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)

@@ -9,7 +9,7 @@ from fenka import __version__
 from fenka.dialects import gpushare
 from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer
-from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scheduler
+from tests.scheduler.harness import SchedulerHarness, put_pod, scheduler
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
@@ -330,8 +330,8 @@ async def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
         for line in (
             'fenka_scheduler_waiting_position{namespace="default",pod="head"} 1.0',
             'fenka_scheduler_waiting_position{namespace="default",pod="later"} 2.0',
-            "fenka_scheduler_starvation_seconds 0.0",
-            "fenka_scheduler_starvation_bound_seconds 3600.0",
+            "fenka_scheduler_bypassed_seconds 0.0",
+            "fenka_scheduler_max_penalty_seconds 3600.0",
         ):
             assert line in text.splitlines()
         server.remove("pods", "h", "default")

@@ -18,9 +18,9 @@ from fenka.scheduler.main import http_server, url
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import T4_MIB, node_json
 from tests.fakes.api_server import api_server
+from tests.fakes.certificates import access, fresh, write
 from tests.fakes.clock import Clock
-from tests.scheduler.replica_kit import extender, put_pod, scheduler
-from tests.scheduler.tls_kit import access, fresh, write
+from tests.scheduler.harness import extender, put_pod, scheduler
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)

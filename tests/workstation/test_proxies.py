@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation.proxy import LIBRARIES, find_driver
-from tests.native.shim_kit import compile_c
+from tests.native.clients import compile_c
 from tests.workstation.conftest import HOLD, Workstation
 
 CAP, OUT_OF_MEMORY = 4308, 2

@@ -293,7 +293,7 @@ class QueueState:
     @property
     def max_bypass_bound_s(self) -> float:
         """Return the upper bound of `max_bypass_s`."""
-        return self._queue.fairness.starvation_s
+        return self._queue.fairness.max_penalty_s
 
     def max_bypass_s(self) -> float:
         """Return by how much later a request came, at most, that was served before one that still waits.

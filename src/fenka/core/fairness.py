@@ -30,20 +30,20 @@ class Fairness:
     Attributes:
         penalty_per_request_s: card-seconds added to a user's share for each placement that it has, and for
             each request that it made earlier. With 0 time alone decides.
-        starvation_s: how long a request waits until it starves.
+        max_penalty_s: a request that waits for so long starves.
         half_life_s: after this time half of a user's card-seconds count. With 0 nothing is remembered.
 
     Raises ValueError unless all are finite and 0 or more.
     """
 
     penalty_per_request_s: float = 60
-    starvation_s: float = 3600
+    max_penalty_s: float = 3600
     half_life_s: float = 3600
 
     def __post_init__(self) -> None:
         if not all(
             0 <= seconds < inf
-            for seconds in (self.penalty_per_request_s, self.starvation_s, self.half_life_s)
+            for seconds in (self.penalty_per_request_s, self.max_penalty_s, self.half_life_s)
         ):
             raise ValueError("the settings of fair share must be 0 or more seconds")
 
@@ -87,7 +87,7 @@ class UsageHistory:
 
     def __init__(self, fairness: Fairness) -> None:
         self._decay = log(2) / fairness.half_life_s if fairness.half_life_s > 0 else inf
-        self._keep_s = fairness.starvation_s
+        self._keep_s = fairness.max_penalty_s
         self._users: dict[str, _User] = {}
         self._open: dict[str, tuple[str, float]] = {}
         """By the id of an allocation: its user, and how many cards it counts for."""

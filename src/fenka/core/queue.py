@@ -148,7 +148,7 @@ def sort_key(
     if fairness.penalty_per_request_s == 0:
         return priority, 0, at, at, request.id
     since = max(at, past.served_at(at))
-    if first and now - since >= fairness.starvation_s:
+    if first and now - since >= fairness.max_penalty_s:
         return priority, 0, since, at, request.id
     share = past.used_s + fairness.penalty_per_request_s * (past.held + before)
     return priority, 1, share, at, request.id

@@ -148,13 +148,13 @@ class Metrics(Collector):
             (((it.namespace, it.name), rank) for rank, it in enumerate(pending, start=1)),
         )
         yield _gauge(
-            "starvation_seconds",
+            "bypassed_seconds",
             "By how much later a request came, at most, that was served before one that still waits",
             self._queue.max_bypass_s,
         )
         yield _gauge(
-            "starvation_bound_seconds",
-            "Upper bound of fenka_scheduler_starvation_seconds",
+            "max_penalty_seconds",
+            "Upper bound of fenka_scheduler_bypassed_seconds",
             self._queue.max_bypass_bound_s,
         )
 

@@ -1,4 +1,4 @@
-"""Predicates, policies, several cards, hosts, reservations: each rule by itself."""
+"""Filters, policies, several cards, hosts and reservations: each rule by itself."""
 
 import pytest
 
@@ -27,7 +27,7 @@ T4_ONLY = Request(Memory(4, GIB), models=frozenset({"Tesla T4"}))
 
 
 def first_reason(each: Card, used: CardUsage, request: Request) -> Reason | None:
-    """The one card's reason on a node of its own, by way of `evaluate`."""
+    """Return the reason of the one card of a node, through `evaluate`."""
 
     class One(EmptyUsage):
         def card_usage(self, node: str, device: DeviceId) -> CardUsage:  # noqa: ARG002
@@ -73,10 +73,10 @@ def first_reason(each: Card, used: CardUsage, request: Request) -> Reason | None
         ),
     ],
 )
-def test_filter_gives_its_reason(
+def test_reason_has_the_amounts_when_a_filter_rejects_a_card(
     each: Card, used: CardUsage, request_: Request, why: ReasonCode, needed: int, available: int
 ) -> None:
-    """What keeps a request off a card, with the amounts where there are any."""
+    """Reasons without amounts have none."""
     assert first_reason(each, used, request_) == Reason(why, 0, needed, available)
 
 
@@ -104,8 +104,8 @@ def test_request_fits_when_exactly_that_is_free(
     assert first_reason(each, used, request_) is None
 
 
-def test_first_filter_gives_the_reason() -> None:
-    """A card with everything against it: mended one by one, the reasons come in the table's order."""
+def test_reason_is_that_of_the_first_filter_when_several_reject_a_card() -> None:
+    """The reasons come in the order of the table as the card is mended one by one."""
     request = Request(whole=True, models=frozenset({"Tesla T4"}))
     bad = card(healthy=False, cordoned=True, model="Tesla P4")
     taken, in_use = CardUsage(T4_MIB, 100, 1, 1), CardUsage(1, 1, 1)
@@ -153,8 +153,10 @@ def test_first_filter_gives_the_reason() -> None:
         ("spread", Request(compute=10), 0),
     ],
 )
-def test_policy_chooses_cards(policy: str, request_: Request, expected: int) -> None:
-    """binpack takes the fullest that fits, spread the emptiest; by what is asked for."""
+def test_cards_are_the_fullest_or_emptiest_when_the_policy_says_so(
+    policy: str, request_: Request, expected: int
+) -> None:
+    """Fullness is measured by what is requested."""
     view = holding(placement(piece(1, 4 * GIB, 80), piece(2, EIGHT), piece(3, 4 * GIB, 40)))
     cards = node(SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN)
     verdict = place(view, request_, policy, [cards])
@@ -181,13 +183,13 @@ def test_policy_chooses_cards(policy: str, request_: Request, expected: int) -> 
         ("spread", ((EIGHT,), (SIXTEEN,)), {}, ("b", 0)),
     ],
 )
-def test_policy_chooses_nodes(
+def test_nodes_are_ranked_by_their_free_share_when_several_fit(
     policy: str,
     sizes: tuple[tuple[int, ...], ...],
     held: dict[str, tuple[int, ...]],
     expected: tuple[str, int],
 ) -> None:
-    """By the share of the node that is free; equally full nodes by their best card."""
+    """Equally full nodes are ranked by their best card."""
     nodes = [node(*each, name=name) for name, each in zip("ab", sizes, strict=True)]
     view = holding(
         *(
@@ -203,8 +205,8 @@ def test_policy_chooses_nodes(
     assert (verdict.node, verdict.slices[0].card) == expected
 
 
-def test_free_share_excludes_cards_that_take_no_slices() -> None:
-    """A cordoned empty card is no reason to spread to its node, nor not to pack there."""
+def test_free_share_excludes_a_card_when_it_takes_no_slices() -> None:
+    """An empty cordoned card is no reason for or against its node."""
     half = node(SIXTEEN, name="b")
     cordoned = Node("a", (card(0, SIXTEEN), card(1, SIXTEEN, cordoned=True)))
     # a: 16 - 12 = 4 of 16 free = 0.25 without the cordoned card, 20 of 32 = 0.625 with it;
@@ -216,8 +218,8 @@ def test_free_share_excludes_cards_that_take_no_slices() -> None:
     } == {"binpack": "a", "spread": "b"}
 
 
-def test_slices_are_on_different_cards_in_the_order_of_index() -> None:
-    """Three slices, three cards, the tightest ones; never two on one card, however empty it is."""
+def test_slices_are_on_different_cards_when_several_are_requested() -> None:
+    """Three slices are on the three tightest cards, however empty one card is."""
     # free 16, 12, 8, 12: the three tightest that are at least 4 are 2, 1 and 3
     view = holding(placement(piece(1, 4 * GIB), piece(2, EIGHT), piece(3, 4 * GIB)))
     cards = node(SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN)
@@ -234,8 +236,8 @@ def test_slices_are_on_different_cards_in_the_order_of_index() -> None:
     }
 
 
-def test_whole_cards_are_all_of_untouched_cards() -> None:
-    """Everything of each card, and of cards that nobody uses."""
+def test_cards_are_untouched_when_they_are_taken_whole() -> None:
+    """The placement has everything of each card."""
     view = holding(placement(piece(1, 1)))
     verdict = place(view, whole(2), "binpack", [node(T4_MIB, T4_MIB, SIXTEEN)])
     assert isinstance(verdict, Placement)
@@ -243,8 +245,8 @@ def test_whole_cards_are_all_of_untouched_cards() -> None:
     assert verdict.slices == (piece(0, T4_MIB, 100), piece(2, SIXTEEN, 100))
 
 
-def test_a_slice_of_compute_alone_holds_no_memory() -> None:
-    """Memory is left to the others; the placement does not claim the card."""
+def test_slice_holds_no_memory_when_only_compute_is_requested() -> None:
+    """The memory is left to others, and the card is not taken whole."""
     verdict = place(EmptyUsage(), Request(compute=40), "binpack", [node(T4_MIB)])
     assert verdict == placement(piece(0, 0, 40))
 
@@ -284,8 +286,8 @@ def test_node_is_rejected_when_its_host_is_too_small(
         assert verdict.reasons == tuple(Reason(why, index, needed, available) for index in (0, 1))
 
 
-def test_verdicts_come_in_the_order_of_the_nodes() -> None:
-    """One for each, with all the cards that fit, best first."""
+def test_verdicts_are_in_the_order_of_nodes_when_several_are_evaluated() -> None:
+    """Each fit lists all cards that fit, the best first."""
     nodes = [node(EIGHT, SIXTEEN, name="b"), node(4 * GIB, name="a"), Node("c", ())]
     verdicts = evaluate(EmptyUsage(), units(5), "spread", nodes)
     assert [verdict.node for verdict in verdicts] == ["b", "a", "c"]
@@ -297,8 +299,8 @@ def test_verdicts_come_in_the_order_of_the_nodes() -> None:
     assert third == NodeRejection("c", ())
 
 
-def test_the_best_score_is_the_smallest() -> None:
-    """What `place` takes is the verdict with the smallest score."""
+def test_node_with_the_smallest_score_is_chosen_when_several_fit() -> None:
+    """`place` takes that verdict."""
     nodes = [node(SIXTEEN, name="a"), node(EIGHT, name="b"), node(4 * GIB, name="c")]
     fits = [
         each for each in evaluate(EmptyUsage(), units(4), "binpack", nodes) if isinstance(each, Fit)
@@ -309,8 +311,8 @@ def test_the_best_score_is_the_smallest() -> None:
     assert [fit.node for fit in sorted(fits, key=lambda fit: fit.score)] == ["c", "b", "a"]
 
 
-def test_amounts_of_a_candidate() -> None:
-    """What is free of a card, first in what the request asks for."""
+def test_candidate_lists_the_requested_resource_first_when_it_is_scored() -> None:
+    """The other resource breaks ties."""
     used = CardUsage(T4_MIB - 100, 60, 2)
     assert Candidate(card(), used, 4308).free == (100, 40)
     assert Candidate(card(), used, 0).free == (40, 100)
@@ -322,21 +324,21 @@ def test_amounts_of_a_candidate() -> None:
     [units(14), exact(T4_MIB), whole(2), units(1, cards=2), Request(compute=100), T4_ONLY],
 )
 def test_never_fits_is_none_when_health_or_cordon_is_the_reason(request_: Request) -> None:
-    """Whatever is held now, unhealthy or cordoned, may be free, well and back."""
+    """A card may become free, healthy and open again."""
     cards = (card(0, healthy=False), card(1, cordoned=True))
     assert never_fits(request_, [Node("a", cards)]) is None
 
 
-def test_without_cards_nothing_fits() -> None:
-    """No node, or nodes without cards: that is the sentence."""
+def test_sentence_says_so_when_there_is_no_card() -> None:
+    """Neither a node nor a card: there is nothing else to say."""
     for nodes in ([], [Node("a", ())]):
         verdict = never_fits(units(1), nodes)
         assert verdict is not None
         assert verdict.sentence() == "there is no GPU"
 
 
-def test_a_view_may_be_anything_that_answers() -> None:
-    """Other nodes' holdings do not count, and a card nobody knows has nothing held."""
+def test_usage_is_that_of_the_nodes_own_cards_when_a_view_has_more() -> None:
+    """Other nodes' allocations do not count, and nothing is held of an unknown card."""
     view = UsageTotals()
     view.add(placement(piece(0, T4_MIB, name="b"), name="b"))
     assert view.card_usage("a", device(0)) == NO_USAGE
@@ -351,7 +353,7 @@ def test_a_view_may_be_anything_that_answers() -> None:
 def test_cards_are_chosen_by_the_nodes_own_policy_when_it_has_one(
     policy: str, own: str | None, card_index: int
 ) -> None:
-    """The score stays that of the caller's policy, so that nodes are compared by one."""
+    """The score stays that of the caller's policy, so that nodes remain comparable."""
     cards = (card(0), card(1))
     usage = UsageTotals()
     usage.add(Placement("a", (piece(0, 4308),)))

@@ -1,4 +1,4 @@
-"""What the systems that fenka replaces decided, and the scenarios' pictures, decided by the core."""
+"""Decisions of the systems that fenka replaces, and the scenarios' screens, reproduced by the core."""
 
 from fenka.core.evaluate import place
 from fenka.core.inventory import Card, DeviceId, Node
@@ -13,14 +13,14 @@ SIXTEEN = 16 * GIB
 
 
 def placed(view: UsageTotals | Ledger, request: Request, *nodes: Node) -> Placement:
-    """The placement, which there must be."""
+    """Return the placement, which must exist."""
     verdict = place(view, request, "binpack", nodes)
     assert isinstance(verdict, Placement), verdict
     return verdict
 
 
 def in_turn(view: UsageTotals, requests: list[Request], *nodes: Node) -> list[tuple[str, int]]:
-    """Node and first card of each request, each placed on what the ones before it leave."""
+    """Return node and first card of each request, placed one after the other."""
     found = []
     for request in requests:
         verdict = placed(view, request, *nodes)
@@ -30,7 +30,7 @@ def in_turn(view: UsageTotals, requests: list[Request], *nodes: Node) -> list[tu
 
 
 def allocated(view: UsageTotals, *nodes: Node) -> list[float]:
-    """Units held of the first card of each node, as the screens show them."""
+    """Return the units held of the first card of each node, as the screens show them."""
     return [
         mib_to_units(
             view.card_usage(each.name, device(0, each.name)).memory_mib,
@@ -44,8 +44,8 @@ def allocated(view: UsageTotals, *nodes: Node) -> list[float]:
 # gpushare's extender, 4 cards of 16 units.
 
 
-def test_s1_three_notebooks_and_a_fourth() -> None:
-    """S1: 4 + 4 + 4 of a T4's 14 units fit, a fourth 4 does not, and 2 still do."""
+def test_fourth_notebook_is_rejected_when_three_have_12_of_14_units() -> None:
+    """Scenario S1: three of 4 units fit, a fourth does not, and 2 units still do."""
     t4 = node(T4_MIB)
     view = holding()
     assert in_turn(view, [units(4)] * 3, t4) == [("a", 0)] * 3
@@ -60,8 +60,8 @@ def test_s1_three_notebooks_and_a_fourth() -> None:
     assert placed(view, units(4), t4).slices == (piece(0, 4308),)
 
 
-def test_s2_binpack_on_two_nodes() -> None:
-    """S2: four steps on two T4 nodes; the article's 04 and 05 are b and a here, which is immaterial."""
+def test_fuller_node_is_filled_first_when_jobs_are_packed() -> None:
+    """Scenario S2: four steps on two T4 nodes. The article's 04 and 05 are b and a here."""
     nodes = node(T4_MIB, name="a"), node(T4_MIB, name="b")
     view = holding()
     steps = []
@@ -81,8 +81,8 @@ def test_s2_binpack_on_two_nodes() -> None:
     ]
 
 
-def test_ack_shares_of_several_cards() -> None:
-    """Contract 1.6: gpu-mem 8 with gpu-count 2 is 8 / 2 = 4 units on each of 2 cards of one node."""
+def test_cards_get_equal_shares_when_ack_requests_two_of_them() -> None:
+    """gpu-mem 8 with gpu-count 2 is 8 / 2 = 4 units on each of two cards of one node."""
     cards = node(SIXTEEN, SIXTEEN, SIXTEEN)
     # free 12, 16, 4: the two smallest that are at least 4 are cards 2 and 0
     view = holding(placement(piece(0, 4 * GIB), piece(2, 12 * GIB)))
@@ -90,8 +90,8 @@ def test_ack_shares_of_several_cards() -> None:
     assert verdict.slices == (piece(0, 4 * GIB), piece(2, 4 * GIB))
 
 
-def test_cards_of_a_node_may_change() -> None:
-    """gpushare's defect (b): a node that shrank from 4 cards to 2 has 2 in the next decision."""
+def test_removed_cards_are_not_used_when_a_node_shrinks() -> None:
+    """gpushare's defect (b): a node that shrank from 4 cards to 2 has 2 at the next decision."""
     four = node(SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN)
     two = Node("a", four.cards[:2])
     verdict = place(holding(), units(1, cards=3), "binpack", [two])
@@ -99,7 +99,7 @@ def test_cards_of_a_node_may_change() -> None:
     assert {reason.card for reason in verdict.reasons} == {0, 1}
 
 
-def test_a_card_index_is_not_its_place() -> None:
+def test_card_keeps_its_index_when_another_is_missing() -> None:
     """A card that fell off the bus leaves a gap: index 2 stays 2."""
     cards = (
         Card(0, DeviceId("GPU-a-0"), "T4", T4_MIB, healthy=False),

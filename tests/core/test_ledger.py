@@ -1,4 +1,4 @@
-"""What may happen to an entry, what the ledger refuses, and that its totals are those of its entries."""
+"""Transitions of the ledger's entries, what it refuses, and that its totals are those of its entries."""
 
 import itertools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ HOST = Placement("a", (), 2000, 4000)
 
 
 def ledger(*entries: tuple[str, Placement]) -> Ledger:
-    """One T4 with 4 cores and 8000 MiB of host memory, and confirmed entries."""
+    """Return a ledger of a T4 with 4 cores and 8000 MiB of host memory, with confirmed entries."""
     made = Ledger([node(T4_MIB, cpu=4000, memory=8000)])
     for entry_id, each in entries:
         made.adopt(entry_id, each)
@@ -23,7 +23,7 @@ def ledger(*entries: tuple[str, Placement]) -> Ledger:
 
 
 def in_state(state: EntryState) -> Ledger:
-    """A ledger in which x is in that state."""
+    """Return a ledger in which x is in this state."""
     made = ledger()
     if state is not EntryState.ABSENT:
         made.assume("x", FOUR, 10)
@@ -42,8 +42,10 @@ EVENTS: dict[EntryEvent, Callable[[Ledger], object]] = {
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(EntryState, EVENTS)))
-def test_every_transition(state: EntryState, event: EntryEvent) -> None:
-    """The table is all that can happen; everything else is a Conflict that changes nothing."""
+def test_entry_changes_only_when_the_table_has_the_transition(
+    state: EntryState, event: EntryEvent
+) -> None:
+    """Anything else is a Conflict that changes nothing."""
     made = in_state(state)
     before = made.entries, made.card_usage("a", device(0))
     if (state, event) in TRANSITIONS:
@@ -66,8 +68,10 @@ def test_every_transition(state: EntryState, event: EntryEvent) -> None:
         (EntryState.CONFIRMED, 1e9, []),
     ],
 )
-def test_expiry(state: EntryState, now: float, expired: list[str]) -> None:
-    """Only assumptions expire, and then hold nothing."""
+def test_entry_expires_only_when_it_is_assumed_and_its_time_is_over(
+    state: EntryState, now: float, expired: list[str]
+) -> None:
+    """An expired entry holds nothing."""
     made = in_state(state)
     assert made.expire(now) == expired
     assert made.state("x") is (EntryState.ABSENT if expired else state)
@@ -77,24 +81,24 @@ def test_expiry(state: EntryState, now: float, expired: list[str]) -> None:
     assert made.expire(now) == []
 
 
-def test_the_table_starts_and_ends_with_nothing_held() -> None:
-    """Each state can be reached from ABSENT, and left for it."""
+def test_state_can_be_reached_and_left_when_it_is_in_the_table() -> None:
+    """Every life begins and ends with ABSENT, and a confirmed entry does not expire."""
     for state in EntryState:
         assert state in TRANSITIONS.values()
         assert any(old is state for old, _ in TRANSITIONS)
     assert (EntryState.CONFIRMED, EntryEvent.EXPIRE) not in TRANSITIONS
 
 
-def test_a_confirmed_entry_has_no_expiry() -> None:
-    """An assumed one has what it was given."""
+def test_entry_loses_its_expiry_when_it_is_confirmed() -> None:
+    """An assumed entry has the expiry that it was given."""
     made = in_state(EntryState.ASSUMED)
     assert made.entries == {"x": Entry(FOUR, EntryState.ASSUMED, 10)}
     made.confirm("x")
     assert made.entries == {"x": Entry(FOUR, EntryState.CONFIRMED, None)}
 
 
-def test_adopting_keeps_the_state() -> None:
-    """What expires was assumed and is assumed again; what does not was confirmed."""
+def test_entry_keeps_its_state_when_another_ledger_adopts_it() -> None:
+    """A record that expires is assumed again; one that does not is confirmed."""
     made = ledger()
     made.adopt("assumed", FOUR, 10)
     made.adopt("confirmed", FOUR)
@@ -105,16 +109,16 @@ def test_adopting_keeps_the_state() -> None:
     assert made.expire(10) == ["assumed"]
 
 
-def test_an_id_can_be_used_again() -> None:
-    """After its release it is as new, with another placement."""
+def test_id_can_be_used_again_when_it_was_released() -> None:
+    """It may have another placement then."""
     made = ledger(("x", FOUR))
     made.release("x")
     made.assume("x", placement(piece(0, T4_MIB)), 10)
     assert made.card_usage("a", device(0)) == CardUsage(T4_MIB, 0, 1)
 
 
-def test_copies_do_not_change_the_ledger() -> None:
-    """Trying something out changes nothing."""
+def test_ledger_stays_when_a_copy_changes() -> None:
+    """Callers try changes out on copies."""
     made = ledger(("x", FOUR))
     made.entries.clear()
     tally = made.totals()
@@ -142,8 +146,8 @@ WHOLE = placement(piece(0, T4_MIB, 100), whole=True)
         (placement(), WHOLE),
     ],
 )
-def test_what_just_fits_is_held(held: Placement, new: Placement) -> None:
-    """To the last MiB, percent and core."""
+def test_placement_is_held_when_it_just_fits(held: Placement, new: Placement) -> None:
+    """Memory, compute and the host are used to the last MiB, percent and core."""
     made = ledger(("held", held))
     made.assume("new", new, 10)
     assert made.state("new") is EntryState.ASSUMED
@@ -177,8 +181,10 @@ NO_ROOM = "card 0 of a has no room for this slice"
         (HOST, Placement("a", (), 0, 4001), "a has too little host memory left"),
     ],
 )
-def test_what_would_overcommit_is_refused(held: Placement, new: Placement, sentence: str) -> None:
-    """By a new assumption and by an adopted record alike; nothing is changed."""
+def test_placement_is_refused_when_it_would_overcommit(
+    held: Placement, new: Placement, sentence: str
+) -> None:
+    """New assumptions and adopted records are refused alike, and nothing changes."""
     made = ledger(("held", held))
     before = made.entries, made.card_usage("a", device(0)), made.host_usage("a")
     ways: list[Callable[[], None]] = [
@@ -193,8 +199,8 @@ def test_what_would_overcommit_is_refused(held: Placement, new: Placement, sente
         assert (made.entries, made.card_usage("a", device(0)), made.host_usage("a")) == before
 
 
-def test_one_bad_slice_refuses_the_whole_placement() -> None:
-    """All slices or none: the first, which would fit, is not held either."""
+def test_no_slice_is_held_when_one_of_them_does_not_fit() -> None:
+    """The first slice would fit."""
     made = Ledger([node(T4_MIB, T4_MIB)])
     made.adopt("held", placement(piece(1, T4_MIB)))
     with pytest.raises(Conflict, match="card 1"):
@@ -202,15 +208,15 @@ def test_one_bad_slice_refuses_the_whole_placement() -> None:
     assert made.card_usage("a", device(0)) == NO_USAGE
 
 
-def test_a_host_that_is_not_counted_has_no_limit() -> None:
+def test_host_has_no_limit_when_it_is_not_counted() -> None:
     """None is not zero."""
     made = Ledger([node(T4_MIB)])
     made.assume("x", Placement("a", (), 10**9, 10**9), 10)
     assert made.host_usage("a") == (10**9, 10**9)
 
 
-def test_totals_accept_records_that_overcommit() -> None:
-    """Two who both took a card whole, and one of them leaving: it is still taken."""
+def test_card_stays_whole_when_one_of_two_whole_records_is_removed() -> None:
+    """Only foreign records give one card away twice."""
     tally = UsageTotals()
     tally.add(WHOLE)
     tally.add(WHOLE)
@@ -223,7 +229,7 @@ def test_totals_accept_records_that_overcommit() -> None:
 
 
 def test_usage_is_empty_when_card_or_node_is_unknown() -> None:
-    """They hold nothing."""
+    """Unknown cards and nodes hold nothing."""
     made = ledger(("x", FOUR))
     assert made.card_usage("a", device(7)) == made.card_usage("b", device(0, "b")) == NO_USAGE
     assert made.host_usage("b") == (0, 0)

@@ -1,4 +1,4 @@
-"""Which card and which node: gpushare's recorded choices, the scenarios, and every reason not to."""
+"""Which card and node are chosen: gpushare's recorded choices, the scenarios, and reasons against a card."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import pytest
 
 from fenka.core.evaluate import SCORES, Fit, evaluate, place
 from fenka.core.inventory import Card, Node
-from fenka.core.ledger import Ledger
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.usage import EmptyUsage, UsageTotals
@@ -30,26 +29,26 @@ SIXTEEN = 16 * GIB
 
 
 def held(*mib: int, name: str = "a") -> UsageTotals:
-    """So much memory on card 0, 1, …; nothing where it is 0."""
+    """Return a view in which this memory is held of card 0, 1, …; nothing where it is 0."""
     pieces = (piece(index, size, name=name) for index, size in enumerate(mib) if size)
     return holding(*(placement(each, name=name) for each in pieces))
 
 
 def chosen(verdict: Placement | Unschedulable) -> list[int]:
-    """The cards of a placement; none of a rejection."""
+    """Return the cards of a placement; none for a rejection."""
     return [each.card for each in verdict.slices] if isinstance(verdict, Placement) else []
 
 
 def where(verdict: Placement | Unschedulable) -> str:
-    """The node of a placement."""
+    """Return the node of a placement."""
     assert isinstance(verdict, Placement)
     return verdict.node
 
 
 class TestGpushare:
-    """What the original extender was seen to choose."""
+    """Choices that the original extender was seen to make."""
 
-    def test_four_cards_of_sixteen(self) -> None:
+    def test_card_with_the_least_sufficient_memory_is_chosen_when_four_differ(self) -> None:
         """The recorded run: 8, 12 and 4 GiB on cards of which 4, 8, 12 and 0 are used."""
         four = node(*[SIXTEEN] * 4)
         view = held(4 * GIB, 8 * GIB, 12 * GIB, 0)
@@ -81,16 +80,16 @@ class TestGpushare:
             ((8138, 8138, 4069), 4070, [0]),
         ],
     )
-    def test_smallest_sufficient(
+    def test_card_is_the_tightest_one_when_several_fit(
         self, free: tuple[int, ...], request_mib: int, expected: list[int]
     ) -> None:
-        """The card with the smallest sufficient free memory; slices are never split."""
+        """Slices are never split."""
         view = held(*(16276 - mib for mib in free))
         verdict = place(view, exact(request_mib), "binpack", [node(*[16276] * len(free))])
         assert chosen(verdict) == expected
 
-    def test_empty_cards_are_filled_one_by_one(self) -> None:
-        """4 and 4 GiB on four empty cards are both on card 0."""
+    def test_card_is_filled_when_all_are_empty(self) -> None:
+        """The next card is used once the first is full."""
         four, view = node(*[SIXTEEN] * 4), UsageTotals()
         for _ in range(4):
             verdict = place(view, units(4), "binpack", [four])
@@ -100,8 +99,8 @@ class TestGpushare:
         # 4 * 4 = 16: card 0 is full
         assert chosen(place(view, units(4), "binpack", [four])) == [1]
 
-    def test_an_overcommitted_card_has_nothing_free(self) -> None:
-        """20 of 16 used is no huge number free (gpushare's counters are unsigned): 100 are refused."""
+    def test_card_has_nothing_free_when_it_is_overcommitted(self) -> None:
+        """gpushare's counters are unsigned: 20 of 16 used were a huge number free."""
         view = held(20 * GIB)
         verdict = place(view, units(1), "binpack", [node(SIXTEEN)])
         assert verdict == Unschedulable(
@@ -113,46 +112,10 @@ class TestGpushare:
 
 
 class TestScenarios:
-    """What the source articles show."""
+    """Choices that the source articles show; S1 and S2 are in test_golden.py."""
 
-    def test_s1_three_notebooks_on_one_card(self) -> None:
-        """Three of 4 units fit on a T4, the fourth is told why not; 2 more units would fit."""
-        ledger, one = Ledger([node(T4_MIB)]), [node(T4_MIB)]
-        for name in "abc":
-            verdict = place(ledger, units(4), "binpack", one)
-            assert isinstance(verdict, Placement)
-            assert [each.memory_mib for each in verdict.slices] == [4308]
-            ledger.assume(name, verdict, 1)
-        # 15079 - 3 * 4308 = 2155 < 4308, and 15079 * 2 // 14 = 2154
-        fourth = place(ledger, units(4), "binpack", one)
-        assert fourth == Unschedulable(
-            (NodeRejection("a", (Reason(ReasonCode.MEMORY, 0, 4308, 2155),)),)
-        )
-        assert chosen(place(ledger, units(2), "binpack", one)) == [0]
-
-    def test_s2_binpack_on_two_nodes(self) -> None:
-        """The four steps end as in the article's table, with the two nodes in the other order."""
-        nodes = [node(T4_MIB, name="04"), node(T4_MIB, name="05")]
-        view, amounts = UsageTotals(), {"04": 0, "05": 0}
-        for sizes, expected in (
-            # step 1: 1 x 2 -> 2/28
-            ([2], (2, 0)),
-            # step 2: 2 x 8: 2 + 8 = 10, and 8 more are not free beside 10 of 14 -> 18/28
-            ([8, 8], (10, 8)),
-            # step 3: 1 x 2 on the fuller one: 10 + 2 = 12 -> 20/28
-            ([2], (12, 8)),
-            # step 4: 1 x 5: 12 + 5 > 14, so 8 + 5 = 13 -> 25/28
-            ([5], (12, 13)),
-        ):
-            for size in sizes:
-                verdict = place(view, units(size), "binpack", nodes)
-                assert isinstance(verdict, Placement)
-                view.add(verdict)
-                amounts[verdict.node] += size
-            assert (amounts["04"], amounts["05"]) == expected
-
-    def test_s5_two_jobs_fill_card_0(self) -> None:
-        """Two jobs of 8065 MiB are on card 0 of two V100 together: 2 * 8065 = 16130."""
+    def test_two_jobs_fill_a_card_when_each_needs_half(self) -> None:
+        """Scenario S5: two jobs of 8065 MiB are on card 0 of two V100 together: 2 * 8065 = 16130."""
         two, view = node(V100_MIB, V100_MIB), UsageTotals()
         for expected in ([0], [0], [1]):
             verdict = place(view, exact(8065), "binpack", [two])
@@ -161,8 +124,8 @@ class TestScenarios:
             view.add(verdict)
         assert view.card_usage("a", device(0)).memory_mib == V100_MIB
 
-    def test_s5_compute_is_shared_beside_a_whole_card(self) -> None:
-        """job1 has a card alone; job2 (40 %, 24 units of 256 MiB) and job3 (30 %) share the other."""
+    def test_compute_is_shared_when_another_job_has_the_other_card_whole(self) -> None:
+        """Scenario S5: job2 has 40 % and 24 units of 256 MiB, job3 has 30 %."""
         two = [node(SIXTEEN, SIXTEEN)]
         view = UsageTotals()
         for request, expected in (
@@ -182,7 +145,7 @@ class TestScenarios:
 
 
 class TestPolicies:
-    """Which card and node come first, of those that fit."""
+    """Which of the cards and nodes that fit come first."""
 
     @pytest.mark.parametrize(
         ("policy", "used", "request_mib", "expected"),
@@ -198,10 +161,10 @@ class TestPolicies:
             ("spread", (8, 4, 0, 4), 16 * GIB, [2]),
         ],
     )
-    def test_cards(
+    def test_card_is_the_fullest_or_emptiest_when_the_policy_is_binpack_or_spread(
         self, policy: str, used: tuple[int, ...], request_mib: int, expected: list[int]
     ) -> None:
-        """binpack takes the fullest card that suffices, spread the emptiest."""
+        """Only cards that suffice count."""
         view = held(*(gib * GIB for gib in used))
         verdict = place(view, exact(request_mib), policy, [node(*[SIXTEEN] * 4)])
         assert chosen(verdict) == expected
@@ -215,34 +178,38 @@ class TestPolicies:
             ("spread", [1, 2]),
         ],
     )
-    def test_several_cards(self, policy: str, expected: list[int]) -> None:
-        """Slices of one request are on different cards, listed by index."""
+    def test_cards_are_different_when_several_are_requested(
+        self, policy: str, expected: list[int]
+    ) -> None:
+        """They are listed by index."""
         view = held(8 * GIB, 4 * GIB, 0, 4 * GIB)
         verdict = place(view, exact(GIB, cards=2), policy, [node(*[SIXTEEN] * 4)])
         assert chosen(verdict) == expected
 
     @pytest.mark.parametrize(("policy", "expected"), [("binpack", "b"), ("spread", "a")])
-    def test_nodes(self, policy: str, expected: str) -> None:
-        """binpack fills the fuller node, spread the emptier."""
+    def test_node_is_the_fullest_or_emptiest_when_the_policy_is_binpack_or_spread(
+        self, policy: str, expected: str
+    ) -> None:
+        """b holds 1 GiB, a nothing."""
         nodes = [node(SIXTEEN), node(SIXTEEN, name="b")]
         assert where(place(held(GIB, name="b"), exact(GIB), policy, nodes)) == expected
 
     @pytest.mark.parametrize("policy", SCORES)
-    def test_equal_nodes_go_by_name(self, policy: str) -> None:
-        """Not by the order in which they are listed: the choice is certain."""
+    def test_node_is_the_first_by_name_when_nodes_are_equal(self, policy: str) -> None:
+        """The order in which they are listed does not matter."""
         nodes = [node(SIXTEEN, name="b"), node(SIXTEEN)]
         assert where(place(EmptyUsage(), exact(GIB), policy, nodes)) == "a"
         assert where(place(EmptyUsage(), exact(GIB), policy, nodes[::-1])) == "a"
 
-    def test_equal_memory_goes_to_less_free_compute(self) -> None:
-        """Of two cards with equal memory, binpack takes the one with less compute left."""
+    def test_compute_decides_when_cards_have_equal_memory(self) -> None:
+        """binpack takes the card with less compute left."""
         view = holding(placement(piece(0, GIB, 10)), placement(piece(1, GIB, 60)))
         two = [node(SIXTEEN, SIXTEEN)]
         assert chosen(place(view, exact(GIB), "binpack", two)) == [1]
         assert chosen(place(view, exact(GIB), "spread", two)) == [0]
 
-    def test_slices_of_compute_are_packed_by_compute(self) -> None:
-        """Memory does not matter to who asks for none."""
+    def test_compute_decides_when_no_memory_is_requested(self) -> None:
+        """Free memory does not matter then."""
         # free compute 60 and 30, free memory 1 and 15 GiB
         view = holding(placement(piece(0, 15 * GIB, 40)), placement(piece(1, GIB, 70)))
         two = [node(SIXTEEN, SIXTEEN)]
@@ -250,68 +217,68 @@ class TestPolicies:
         assert chosen(place(view, Request(compute=20), "spread", two)) == [0]
         assert chosen(place(view, Request(compute=50), "binpack", two)) == [0]
 
-    def test_unknown_policy(self) -> None:
-        """A policy that nobody wrote is an error, not a default."""
+    def test_policy_is_an_error_when_it_is_unknown(self) -> None:
+        """It is not replaced by a default."""
         with pytest.raises(KeyError, match="emptiest"):
             evaluate(EmptyUsage(), exact(1), "emptiest", [])
 
 
 class TestCards:
-    """What a slice is on unequal cards."""
+    """Slices on unequal cards, and reasons against a card."""
 
-    def test_units_are_each_cards_own(self) -> None:
+    def test_slices_differ_in_mib_when_cards_of_a_request_differ(self) -> None:
         """4 units on a P4 and a T4 are 7611 * 4 // 7 = 4349 and 15079 * 4 // 14 = 4308 MiB."""
         verdict = place(EmptyUsage(), units(4, cards=2), "binpack", [node(P4_MIB, T4_MIB)])
         assert isinstance(verdict, Placement)
         assert [each.memory_mib for each in verdict.slices] == [4349, 4308]
 
-    def test_the_smaller_card_is_taken_first(self) -> None:
-        """As long as it suffices: 8 units are more than a P4's 7."""
+    def test_smaller_card_is_taken_when_it_suffices(self) -> None:
+        """8 units are more than a P4's 7."""
         two = [node(T4_MIB, P4_MIB)]
         assert chosen(place(EmptyUsage(), units(7), "binpack", two)) == [1]
         assert chosen(place(EmptyUsage(), units(8), "binpack", two)) == [0]
 
-    def test_a_card_without_units(self) -> None:
-        """A card smaller than one unit has room for exact sizes only."""
+    def test_units_do_not_fit_when_the_card_is_smaller_than_one(self) -> None:
+        """Exact sizes do."""
         verdict = place(EmptyUsage(), units(1), "binpack", [node(512)])
         assert verdict == Unschedulable(
             (NodeRejection("a", (Reason(ReasonCode.MEMORY, 0, GIB, 512),)),)
         )
         assert chosen(place(EmptyUsage(), exact(512), "binpack", [node(512)])) == [0]
 
-    def test_a_card_without_memory(self) -> None:
-        """A card that reports no memory can be taken whole, and by nobody else; nothing is divided by it."""
+    def test_card_can_only_be_taken_whole_when_it_reports_no_memory(self) -> None:
+        """Nothing is divided by it."""
         assert chosen(place(EmptyUsage(), whole(), "binpack", [node(0)])) == [0]
         assert chosen(place(EmptyUsage(), exact(1), "binpack", [node(0)])) == []
 
-    def test_a_whole_card_is_all_of_it(self) -> None:
-        """All memory, all compute, and the placement says so."""
+    def test_placement_has_all_of_a_card_when_it_is_taken_whole(self) -> None:
+        """All memory, all compute, and the mark that it is whole."""
         verdict = place(EmptyUsage(), whole(), "binpack", [node(T4_MIB)])
         assert verdict == placement(piece(0, T4_MIB, 100), whole=True)
 
     @pytest.mark.parametrize("slice_of", [piece(0, 1), piece(0, 0, 1)])
-    def test_whole_cards_are_empty_cards(self, slice_of: Slice) -> None:
-        """A card of which anybody holds anything cannot be taken whole."""
+    def test_card_is_not_taken_whole_when_anything_of_it_is_held(self, slice_of: Slice) -> None:
+        """Neither 1 MiB nor 1 % may be held."""
         view = holding(placement(slice_of))
         verdict = place(view, whole(), "binpack", [node(T4_MIB)])
         assert verdict == Unschedulable((NodeRejection("a", (Reason(ReasonCode.IN_USE, 0),)),))
         assert chosen(place(view, whole(), "binpack", [node(T4_MIB, T4_MIB)])) == [1]
 
     @pytest.mark.parametrize("request_", [exact(1), Request(compute=1), whole()])
-    def test_a_card_taken_whole_admits_nobody(self, request_: Request) -> None:
-        """Neither memory, nor compute, nor a second taker."""
+    def test_card_admits_nothing_when_it_is_taken_whole(self, request_: Request) -> None:
+        """Neither memory, nor compute, nor another whole request."""
         view = holding(placement(piece(0, T4_MIB, 100), whole=True))
         verdict = place(view, request_, "binpack", [node(T4_MIB)])
         assert verdict == Unschedulable((NodeRejection("a", (Reason(ReasonCode.WHOLE, 0),)),))
 
-    def test_memory_alone_fits_where_compute_is_gone(self) -> None:
-        """Who asks for no compute is not kept out by those who hold all of it."""
+    def test_memory_fits_when_all_compute_is_held(self) -> None:
+        """Only requests without compute do."""
         view = holding(placement(piece(0, GIB, 100)))
         assert chosen(place(view, exact(GIB), "binpack", [node(T4_MIB)])) == [0]
         assert chosen(place(view, exact(GIB, compute=1), "binpack", [node(T4_MIB)])) == []
 
-    def test_models(self) -> None:
-        """Only cards of the models that are named; without names any."""
+    def test_card_is_of_a_requested_model_when_the_request_names_some(self) -> None:
+        """Without names any model will do."""
         cards = (card(0, model="Tesla P4"), card(1, model="Tesla T4"))
         two = [Node("a", cards)]
         wanted = Request(Memory(GIB), models=frozenset({"Tesla T4", "Tesla V100"}))
@@ -333,14 +300,14 @@ class TestCards:
     def test_card_is_rejected_when_it_is_unhealthy_or_cordoned(
         self, out: Card, why: ReasonCode
     ) -> None:
-        """Unhealthy and cordoned cards are passed over, even by who would fit best there."""
+        """It is skipped even if it would be the tightest fit."""
         view = held(8 * GIB)
         assert chosen(place(view, exact(GIB), "binpack", [Node("a", (out, card(1)))])) == [1]
         verdict = place(view, exact(GIB), "binpack", [Node("a", (out,))])
         assert verdict == Unschedulable((NodeRejection("a", (Reason(why, 0),)),))
 
     def test_reserved_card_is_rejected_when_no_other_reason_applies(self) -> None:
-        """Kept for others; that is the reason only where nothing else is."""
+        """Any other reason comes first."""
         three = [node(T4_MIB, T4_MIB, 512)]
         reserved = {device(0), device(2)}
         assert chosen(place(EmptyUsage(), exact(GIB), "binpack", three, reserved)) == [1]
@@ -352,8 +319,8 @@ class TestCards:
         )
         assert verdict == Unschedulable((NodeRejection("a", reasons),))
 
-    def test_too_few_cards(self) -> None:
-        """Slices are all on one node: two nodes of one card are not two cards."""
+    def test_cards_of_two_nodes_do_not_add_up_when_a_request_needs_two(self) -> None:
+        """The slices of a request are all on one node."""
         nodes = [node(T4_MIB), node(T4_MIB, name="b")]
         verdict = place(EmptyUsage(), exact(GIB, cards=2), "binpack", nodes)
         assert isinstance(verdict, Unschedulable)
@@ -373,8 +340,10 @@ class TestHosts:
             (2001, 8001, Reason(ReasonCode.CPU, 0, 2001, 2000)),
         ],
     )
-    def test_what_is_left(self, cpu: int, memory: int, expected: Reason | None) -> None:
-        """A card that fits by itself is refused for its node's sake."""
+    def test_card_is_rejected_when_its_host_is_too_full(
+        self, cpu: int, memory: int, expected: Reason | None
+    ) -> None:
+        """The reason is that of the node."""
         view = holding(replace(placement(), cpu_milli=6000, host_memory_mib=24000))
         request = Request(Memory(GIB), cpu_milli=cpu, host_memory_mib=memory)
         verdict = place(view, request, "binpack", [node(T4_MIB, cpu=8000, memory=32000)])
@@ -385,25 +354,25 @@ class TestHosts:
         else:
             assert verdict == Unschedulable((NodeRejection("a", (expected,)),))
 
-    def test_hosts_that_are_not_counted(self) -> None:
+    def test_request_fits_when_the_host_is_not_counted(self) -> None:
         """None is no limit."""
         request = Request(Memory(GIB), cpu_milli=10**9, host_memory_mib=10**9)
         assert chosen(place(EmptyUsage(), request, "binpack", [node(T4_MIB)])) == [0]
 
-    def test_who_needs_no_cpu_is_not_kept_out(self) -> None:
-        """An overcommitted host is no reason for a request that asks nothing of it."""
+    def test_request_without_cpu_fits_when_the_host_is_overcommitted(self) -> None:
+        """It requests nothing of the host."""
         view = holding(replace(placement(), cpu_milli=9000))
         assert chosen(place(view, exact(GIB), "binpack", [node(T4_MIB, cpu=8000)])) == [0]
 
-    def test_another_node_has_more(self) -> None:
-        """The best card is no use on a node without CPU."""
+    def test_worse_card_is_taken_when_the_better_ones_host_is_full(self) -> None:
+        """The tightest card is of no use on a node without CPU."""
         nodes = [node(GIB, cpu=0), node(T4_MIB, name="b", cpu=1000)]
         request = Request(Memory(GIB), cpu_milli=1000)
         assert where(place(EmptyUsage(), request, "binpack", nodes)) == "b"
 
 
-def test_evaluate_keeps_the_order_of_nodes() -> None:
-    """One verdict a node, in the order given; a fit tells all cards that would do."""
+def test_verdicts_keep_the_order_of_nodes_when_one_does_not_fit() -> None:
+    """A fit lists all cards that would do."""
     nodes = [node(512, name="b"), node(T4_MIB, T4_MIB)]
     no, yes = evaluate(EmptyUsage(), exact(GIB), "binpack", nodes)
     assert no == NodeRejection("b", (Reason(ReasonCode.MEMORY, 0, GIB, 512),))
@@ -412,8 +381,8 @@ def test_evaluate_keeps_the_order_of_nodes() -> None:
     assert yes.placement == placement(piece(0, GIB))
 
 
-def test_no_nodes_and_no_cards() -> None:
-    """Nothing to place on is a rejection without reasons."""
+def test_rejection_has_no_reasons_when_there_is_no_card() -> None:
+    """Neither no node nor a node without cards gives one."""
     assert place(EmptyUsage(), exact(1), "binpack", []) == Unschedulable(())
     assert place(EmptyUsage(), exact(1), "binpack", [node()]) == Unschedulable(
         (NodeRejection("a", ()),)

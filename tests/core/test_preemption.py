@@ -1,4 +1,4 @@
-"""Who must go: the cheapest set on cards, compared with all sets."""
+"""Which allocations are evicted: the cheapest set on the cards, compared with all sets."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -36,17 +36,17 @@ HIGH = 100
 
 
 def mib(amount: int) -> int:
-    """So many of a T4's 14 units."""
+    """Return the MiB of this number of a T4's 14 units."""
     return T4_MIB * amount // 14
 
 
 def on(card: int, amount: int, name: str = "a") -> Placement:
-    """So many units of this card."""
+    """Return a placement of this number of units of a card."""
     return placement(piece(card, mib(amount), name=name), name=name)
 
 
 def counted(holders: list[VictimCandidate]) -> UsageTotals:
-    """The view in which they hold."""
+    """Return a view in which these candidates hold their placements."""
     tally = UsageTotals()
     for it in holders:
         tally.add(it.placement)
@@ -54,7 +54,7 @@ def counted(holders: list[VictimCandidate]) -> UsageTotals:
 
 
 def victims(holders: list[VictimCandidate], request: Request, *nodes: Node) -> list[str] | None:
-    """Ids, for a request of priority 100."""
+    """Return the ids of the victims of a request of priority 100."""
     found = cheapest_victims(
         counted(holders), holders, Preemptor((request,), HIGH), nodes or (TWO,)
     )
@@ -167,15 +167,15 @@ def victims(holders: list[VictimCandidate], request: Request, *nodes: Node) -> l
         ),
     ],
 )
-def test_victims_are_the_cheapest_set(
+def test_victims_are_the_cheapest_set_when_several_make_room(
     holders: list[VictimCandidate], request_: Request, expected: list[str] | None
 ) -> None:
     """Two T4; the request has priority 100."""
     assert victims(holders, request_) == expected
 
 
-def test_gang_is_evicted_from_all_nodes() -> None:
-    """And where the request goes is said."""
+def test_gang_is_evicted_from_all_nodes_when_one_member_is_a_victim() -> None:
+    """The result names where the request goes."""
     holders = [
         VictimCandidate("x", on(0, 14), 0, "g"),
         VictimCandidate("y", on(0, 14, "b"), 0, "g"),
@@ -185,8 +185,8 @@ def test_gang_is_evicted_from_all_nodes() -> None:
     assert found == Victims(("x", "y"), (on(0, 14),), 0)
 
 
-def test_victims_make_room_for_a_gang_over_nodes() -> None:
-    """Three times 14 units: two cards are held by the less important, the third is free."""
+def test_victims_are_on_several_nodes_when_a_gang_needs_them() -> None:
+    """Three times 14 units: pods of lower priority hold two cards, the third is free."""
     holders = [VictimCandidate("x", on(0, 2)), VictimCandidate("y", on(0, 2, "b"))]
     found = cheapest_victims(
         counted(holders), holders, Preemptor((units(14),) * 3, HIGH), [TWO, OTHER]
@@ -201,7 +201,7 @@ def test_victims_make_room_for_a_gang_over_nodes() -> None:
 
 
 def test_victim_is_on_another_card_when_cpu_is_missing() -> None:
-    """The host's cores are freed by whoever has them."""
+    """Any pod of the node can free the host's cores."""
     host = replace(TWO, cpu_milli=4000)
     holders = [
         VictimCandidate("x", replace(on(0, 1), cpu_milli=3000)),
@@ -212,7 +212,7 @@ def test_victim_is_on_another_card_when_cpu_is_missing() -> None:
 
 
 def test_victims_are_reprieved_when_there_are_many() -> None:
-    """More than all sets can be compared of: nobody goes who could stay, and the dearest stay."""
+    """There are too many to compare all sets. Nobody is evicted who could stay; the most expensive stay."""
     holders = [VictimCandidate(f"h{number:02}", on(0, 1), number) for number in range(14)]
     # 14 of one unit each; 5 units: the five least important
     assert victims(holders, units(5), node(T4_MIB)) == [f"h0{number}" for number in range(5)]
@@ -225,10 +225,10 @@ def test_victims_are_reprieved_when_there_are_many() -> None:
     request=requests(),
     data=st.data(),
 )
-def test_victims_cost_no_more_than_any_other_set(
+def test_no_cheaper_set_makes_room_when_victims_are_chosen(
     nodes: tuple[Node, ...], held: list[Request], request: Request, data: st.DataObject
 ) -> None:
-    """No set of weaker ones that makes room is cheaper than the one found, and the one found does."""
+    """The chosen set makes room."""
     ledger, holders = Ledger(nodes), []
     for number, each in enumerate(held):
         found = place(ledger, each, "spread", nodes)
@@ -267,7 +267,7 @@ def test_victims_cost_no_more_than_any_other_set(
 
 
 def price(chosen: list[VictimCandidate]) -> tuple[int, int, int, int, int]:
-    """Reckoned here again: violations by budget are those beyond its allowance, of different holders."""
+    """Return the price of a set, computed again. Holders beyond its allowance violate a budget."""
     spent = {"p": 0, "q": 0}
     violations = 0
     for it in chosen:

@@ -1,4 +1,4 @@
-"""What holds for every cluster, request and policy."""
+"""Properties that hold for every cluster, request and policy."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -21,7 +21,7 @@ MACHINES = settings(deadline=None, max_examples=80)
 
 
 def filled(cluster: tuple[Node, ...], held: list[Request], policy: str = "spread") -> Ledger:
-    """A ledger in which those of the requests that found room hold it."""
+    """Return a ledger that holds those of the requests that found room."""
     ledger = Ledger(cluster)
     for number, request in enumerate(held):
         verdict = place(ledger, request, policy, cluster)
@@ -32,10 +32,10 @@ def filled(cluster: tuple[Node, ...], held: list[Request], policy: str = "spread
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, data=st.data())
-def test_a_new_ledger_takes_over(
+def test_entries_and_room_are_the_same_when_a_new_ledger_takes_over(
     cluster: tuple[Node, ...], held: list[Request], data: st.DataObject
 ) -> None:
-    """Killed at any moment, in whatever order it reads the record: the same entries and the same room."""
+    """The old one is killed at any moment, and its record is read in any order."""
     ledger = filled(cluster, held)
     for entry_id, entry in ledger.entries.items():
         if data.draw(st.booleans()):
@@ -50,7 +50,7 @@ def test_a_new_ledger_takes_over(
 
 
 def room(view: UsageView, cluster: Collection[Node]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Free memory and compute of each card, reckoned here and not by `evaluate`."""
+    """Return free memory and compute of each card, computed without `evaluate`."""
     return {
         (node.name, card.index): (
             card.memory_mib - view.card_usage(node.name, card.uuid).memory_mib,
@@ -63,10 +63,10 @@ def room(view: UsageView, cluster: Collection[Node]) -> dict[tuple[str, int], tu
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
-def test_a_placement_keeps_every_promise(
+def test_placement_satisfies_the_request_when_there_is_one(
     cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
 ) -> None:
-    """So many different cards of one node, each willing, of the right model and with room, and a host."""
+    """It has enough different cards of one node, each open, of the right model and with room, and a host."""
     ledger = filled(cluster, held)
     verdict = place(ledger, request, policy, cluster)
     assume(isinstance(verdict, Placement))
@@ -105,10 +105,10 @@ def test_a_placement_keeps_every_promise(
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
-def test_release_undoes_place(
+def test_decisions_are_as_before_when_a_placement_is_released(
     cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
 ) -> None:
-    """All is as before: what is free, and what the next decision is, for this request and others."""
+    """What is free is as before too."""
     ledger = filled(cluster, held)
     before = room(ledger, cluster), place(ledger, request, policy, cluster)
     verdict = before[1]
@@ -122,10 +122,10 @@ def test_release_undoes_place(
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
-def test_a_sentence_counts_every_card(
+def test_sentence_counts_every_card_when_none_fits(
     cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
 ) -> None:
-    """The counts in it add up to the number of cards."""
+    """The counts add up to the number of cards."""
     verdict = place(filled(cluster, held), request, policy, cluster)
     if isinstance(verdict, Unschedulable):
         total = sum(len(node.cards) for node in cluster)
@@ -135,10 +135,10 @@ def test_a_sentence_counts_every_card(
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
-def test_a_rejection_is_true(
+def test_ledger_accepts_no_set_of_cards_when_a_node_is_rejected(
     cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
 ) -> None:
-    """Nothing was overlooked: no set of cards of a rejected node is taken by the ledger either."""
+    """No set of cards is overlooked."""
     ledger = filled(cluster, held)
     for node, verdict in zip(cluster, evaluate(ledger, request, policy, cluster), strict=True):
         if isinstance(verdict, Fit):
@@ -158,7 +158,7 @@ def test_a_rejection_is_true(
 
 
 def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> bool:
-    """Whether the ledger takes one slice of this request on this card, host aside."""
+    """Return whether the ledger accepts one slice of this request on this card, whatever the host."""
     mib = request.memory.mib_on(each.memory_mib, node.unit_mib) if request.memory else 0
     one = Request(whole=True) if request.whole else replace(request, cards=1)
     if mib is None:
@@ -181,10 +181,10 @@ def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> 
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
-def test_the_same_question_has_the_same_answer(
+def test_decision_is_the_same_when_nodes_are_listed_in_another_order(
     cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
 ) -> None:
-    """Whatever the order in which the nodes are listed: fenka breaks ties itself."""
+    """fenka breaks ties itself."""
     ledger = filled(cluster, held)
     verdict = place(ledger, request, policy, cluster)
     backwards = place(ledger, request, policy, cluster[::-1])
@@ -197,10 +197,10 @@ def test_the_same_question_has_the_same_answer(
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
-def test_policies_choose_and_never_refuse(
+def test_request_fits_by_every_policy_when_it_fits_by_one(
     cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
 ) -> None:
-    """What one policy can place, every other can place too."""
+    """Policies choose among what fits."""
     ledger = filled(cluster, held)
     fits = {name: isinstance(place(ledger, request, name, cluster), Placement) for name in SCORES}
     assert len(set(fits.values())) == 1
@@ -208,14 +208,14 @@ def test_policies_choose_and_never_refuse(
 
 @MACHINES
 @given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY, data=st.data())
-def test_reservations_only_take_away(
+def test_reserved_cards_are_not_given_when_a_request_is_placed(
     cluster: tuple[Node, ...],
     held: list[Request],
     request: Request,
     policy: str,
     data: st.DataObject,
 ) -> None:
-    """A reserved card is not given, and reserving none changes nothing."""
+    """What fits beside reservations fits without them."""
     ledger = filled(cluster, held)
     uuids = [each.uuid for node in cluster for each in node.cards]
     reserved = data.draw(st.sets(st.sampled_from(uuids)))
@@ -226,8 +226,8 @@ def test_reservations_only_take_away(
 
 
 @pytest.mark.parametrize("amount", [1, 2, 5, 7])
-def test_binpack_leaves_whole_cards_that_spread_does_not(amount: int) -> None:
-    """Two requests that fit on one card together: binpack leaves the other card untouched."""
+def test_card_stays_empty_when_binpack_places_two_requests_that_fit_on_one(amount: int) -> None:
+    """spread uses both cards."""
     nodes = (Node("a", (card(0), card(1))),)
     left = {}
     for policy in SCORES:

@@ -22,7 +22,7 @@ def ordered(
     now: float = 100,
     **past: UserHistory,
 ) -> list[str]:
-    """Return the ids of those who wait, in order. past: of users."""
+    """Return the ids of the pending requests, in order. past: of users."""
     found = queue_order(
         waiting, lambda user: past.get(user, UserHistory()), fairness or Fairness(), now
     )
@@ -30,10 +30,10 @@ def ordered(
 
 
 class TestOrder:
-    """Priority, time, users."""
+    """By priority, time and users."""
 
-    def test_order_is_by_priority_time_and_id(self) -> None:
-        """As Kubernetes orders its own queue."""
+    def test_order_is_by_priority_time_and_id_when_there_are_no_users(self) -> None:
+        """Kubernetes orders its own queue so."""
         waiting = [
             PendingRequest("d", (units(1),), 1.0),
             PendingRequest("b", (units(1),), 2.0, priority=5),
@@ -54,14 +54,14 @@ class TestOrder:
     def test_order_alternates_users_when_they_have_equal_priority(
         self, fairness: Fairness, expected: list[str]
     ) -> None:
-        """Who asks for much at once is overtaken by others."""
+        """A user with many requests does not block the others."""
         waiting = [
             PendingRequest(f"{user[0]}{at}", (units(1),), float(at), user=user)
             for at, user in enumerate(["one", "one", "one", "two", "two"])
         ]
         assert ordered(waiting, fairness) == expected
 
-    def test_order_counts_what_a_user_has_and_had(self) -> None:
+    def test_user_is_later_when_it_has_or_had_more(self) -> None:
         """One holds two placements, or has had 121 card-seconds of late; two has had 120."""
         waiting = [
             PendingRequest("o", (units(1),), 0.0, user="one"),
@@ -75,8 +75,8 @@ class TestOrder:
             "t",
         ]
 
-    def test_starving_request_goes_first_until_it_is_served(self) -> None:
-        """One has had much. Its first has waited for an hour: it is served, and the next one waits again."""
+    def test_request_is_first_when_it_starves(self) -> None:
+        """One has had much. Its first request has waited for an hour; the next one waits again."""
         waiting = [PendingRequest(f"o{at}", (units(1),), float(at), user="one") for at in (0, 1)]
         waiting.append(PendingRequest("t", (units(1),), 3599.0, user="two"))
         much = UserHistory(used_s=9000)
@@ -111,14 +111,14 @@ class TestOrder:
         now=st.floats(9000, 20000),
         chance=st.randoms(use_true_random=False),
     )
-    def test_first_request_precedes_all_that_come_much_later(
+    def test_first_request_of_a_user_precedes_all_that_come_much_later_when_it_starves(
         self,
         waiting: list[PendingRequest],
         past: dict[str, UserHistory],
         now: float,
         chance: random.Random,
     ) -> None:
-        """max_penalty_s is a bound. Everybody is in the order once, however they are given."""
+        """The starvation time is a bound. The order contains every request once."""
 
         def find(user: str) -> UserHistory:
             return past.get(user, UserHistory())
@@ -142,7 +142,7 @@ class TestOrder:
 
 
 def test_reservation_blocks_when_deadline_is_later() -> None:
-    """Who ends when the head starts is out of its way."""
+    """A request that ends when the reservation starts is not blocked."""
     reservation = Reservation(frozenset({DeviceId("GPU-a-0")}), 200)
     assert [reservation.blocks(end) for end in (199, 200, 201, None)] == [False, False, True, True]
     assert replace(reservation, starts_by=None).blocks(-inf)

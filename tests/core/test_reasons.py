@@ -1,4 +1,4 @@
-"""The sentences that are made of reasons, and what to ask instead."""
+"""The sentences that are built from reasons, and their hints what to request instead."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tests.core.builders import GIB, P4_MIB, T4_MIB, card, exact, node, units, w
 
 
 def rejected(*whys: ReasonCode, hint: str = "") -> Unschedulable:
-    """One card for each reason."""
+    """Return a rejection with one card for each reason."""
     reasons = tuple(Reason(why, index) for index, why in enumerate(whys))
     return Unschedulable((NodeRejection("a", reasons),), hint)
 
@@ -47,13 +47,15 @@ def rejected(*whys: ReasonCode, hint: str = "") -> Unschedulable:
         (Unschedulable((NodeRejection("a", ()),), "buy one"), "there is no GPU; buy one"),
     ],
 )
-def test_sentences(verdict: Unschedulable, sentence: str) -> None:
-    """Counts add up to the number of cards, over all nodes."""
+def test_sentence_counts_cards_by_reason_when_none_fits(
+    verdict: Unschedulable, sentence: str
+) -> None:
+    """The counts add up to the number of cards of all nodes."""
     assert verdict.sentence() == sentence
 
 
-def test_the_sentence_of_eight_cards() -> None:
-    """The house's example, decided and said: 4 cards on each of two nodes."""
+def test_sentence_has_all_nodes_when_cards_differ() -> None:
+    """Four cards are on each of two nodes."""
     cards = tuple(
         card(index, 2 * GIB if index < 5 else T4_MIB, healthy=index != 7, cordoned=index in (5, 6))
         for index in range(8)
@@ -64,7 +66,7 @@ def test_the_sentence_of_eight_cards() -> None:
     assert verdict.sentence() == "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy"
 
 
-def test_every_reason_has_its_wording() -> None:
+def test_wording_differs_when_reasons_do() -> None:
     """No two reasons read the same."""
     assert len({why.value for why in ReasonCode}) == len(ReasonCode)
 
@@ -132,8 +134,10 @@ NONE_SUCH = frozenset({"A100"})
         (units(1), [], ""),
     ],
 )
-def test_hint_says_what_to_request_instead(request_: Request, nodes: list[Node], hint: str) -> None:
-    """A request that nothing could satisfy is told what would come nearest."""
+def test_hint_names_the_nearest_request_when_nothing_could_fit(
+    request_: Request, nodes: list[Node], hint: str
+) -> None:
+    """Such a request would wait in vain."""
     verdict = never_fits(request_, nodes)
     assert verdict is not None
     assert verdict.hint == hint
@@ -148,16 +152,18 @@ def test_hint_says_what_to_request_instead(request_: Request, nodes: list[Node],
         (whole(4), whole(2)),
     ],
 )
-def test_the_hint_is_right(request_: Request, smaller: Request) -> None:
-    """What the hint says to ask could be placed."""
+def test_request_could_be_placed_when_it_follows_the_hint(
+    request_: Request, smaller: Request
+) -> None:
+    """The larger request could not."""
     nodes = [node(T4_MIB, P4_MIB)]
     assert never_fits(request_, nodes) is not None
     assert never_fits(smaller, nodes) is None
 
 
 @pytest.mark.parametrize("out", [card(healthy=False), card(cordoned=True)])
-def test_health_and_cordons_pass(out: Card) -> None:
-    """Who is kept out by them alone may wait; who would not fit in any case may not."""
+def test_request_may_wait_when_only_health_or_a_cordon_excludes_it(out: Card) -> None:
+    """A request that is too large in any case gets a hint."""
     nodes = [Node("a", (out,))]
     assert never_fits(units(14), nodes) is None
     verdict = never_fits(units(15), nodes)

@@ -1,4 +1,4 @@
-"""A ledger that is handed records of unknown worth stays right, whatever they say."""
+"""A ledger stays consistent whatever records it is given."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ from tests.core.builders import (
         replace(placement(piece(0, 1)), host_memory_mib=-1),
     ],
 )
-def test_negative_amounts_are_a_conflict(record: Placement) -> None:
+def test_record_is_a_conflict_when_an_amount_is_negative(record: Placement) -> None:
     """Others would be given what the card does not have."""
     ledger = Ledger([node(T4_MIB)])
     with pytest.raises(Conflict) as caught:
@@ -50,8 +50,8 @@ def test_negative_amounts_are_a_conflict(record: Placement) -> None:
 
 
 @pytest.mark.parametrize("request_", [exact(100, cards=2), whole(2), Request(compute=3)])
-def test_release_undoes_place(request_: Request) -> None:
-    """Totals are as before, and the same request is placed the same again."""
+def test_totals_are_as_before_when_a_placement_is_released(request_: Request) -> None:
+    """The same request is placed the same again."""
     two = node(T4_MIB, T4_MIB)
     ledger = Ledger([two])
     first = place(ledger, request_, "binpack", [two])
@@ -67,7 +67,7 @@ def test_release_undoes_place(request_: Request) -> None:
 
 
 def fleet_node(name: str, models: list[str], cpu: int | None, memory: int | None) -> Node:
-    """A node with cards of these models."""
+    """Return a node with cards of these models."""
     cards = (card(index, SIZES[it], node=name, model=it) for index, it in enumerate(models))
     return Node(name, tuple(cards), cpu, memory)
 
@@ -78,7 +78,7 @@ IDS = st.sampled_from([f"id{number}" for number in range(6)])
 
 @st.composite
 def any_placements(draw: st.DrawFn) -> Placement:
-    """Also such as no policy would make: wrong nodes, cards, sizes."""
+    """Draw placements that no policy would make: wrong nodes, cards and sizes."""
     name = draw(st.sampled_from(["n0", "n0", "n1", "n2"]))
     pieces = []
     for _ in range(draw(st.integers(0, 3))):
@@ -95,7 +95,7 @@ def any_placements(draw: st.DrawFn) -> Placement:
 
 
 class Bookkeeping(RuleBasedStateMachine):
-    """Whatever is asked of a ledger, it stays right."""
+    """Any calls of a ledger in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ class Bookkeeping(RuleBasedStateMachine):
         self.now = 0.0
 
     def shown(self) -> object:
-        """All that the ledger shows."""
+        """Return all that the ledger shows."""
         cards = [self.ledger.card_usage(it.name, one.uuid) for it in NODES for one in it.cards]
         return self.ledger.entries, cards, [self.ledger.host_usage(it.name) for it in NODES]
 
     def attempt(self, change: Callable[[], object]) -> None:
-        """A change, of which a refusal leaves no trace but its sentence."""
+        """Try a change. A refusal leaves no trace but its sentence."""
         before = self.shown()
         refusal = None
         try:
@@ -119,30 +119,30 @@ class Bookkeeping(RuleBasedStateMachine):
 
     @rule(name=IDS, request_=requests(), policy=st.sampled_from(["binpack", "spread"]))
     def assume_what_is_placed(self, name: str, request_: Request, policy: str) -> None:
-        """What place finds, the ledger takes."""
+        """Assume what `place` returns: the ledger accepts that."""
         verdict = place(self.ledger, request_, policy, NODES)
         if isinstance(verdict, Placement) and self.ledger.state(name) is EntryState.ABSENT:
             self.ledger.assume(name, verdict, self.now + 5)
 
     @rule(name=IDS, record=any_placements(), expires=st.none() | st.integers(0, 50))
     def adopt_anything(self, name: str, record: Placement, expires: int | None) -> None:
-        """A record of unknown worth."""
+        """Adopt a record of unknown quality."""
         self.attempt(lambda: self.ledger.adopt(name, record, expires))
 
     @rule(name=IDS)
     def confirm(self, name: str) -> None:
-        """Of any id."""
+        """Confirm any id."""
         self.attempt(lambda: self.ledger.confirm(name))
 
     @rule(name=IDS)
     def release(self, name: str) -> None:
-        """Of any id."""
+        """Release any id."""
         self.attempt(lambda: self.ledger.release(name))
 
     @precondition(lambda self: self.ledger.entries)
     @rule(seconds=st.floats(0, 10))
     def pass_time(self, seconds: float) -> None:
-        """Assumptions expire at their time, and only they."""
+        """Let time pass: assumptions expire, and nothing else."""
         self.now += seconds
         before = self.ledger.entries
         due = {
@@ -155,7 +155,7 @@ class Bookkeeping(RuleBasedStateMachine):
 
     @invariant()
     def totals_are_the_sum_of_entries(self) -> None:
-        """As recomputed from nothing."""
+        """Recompute the totals from the entries alone."""
         expected = recomputed(self.ledger.entries.values())
         for it in NODES:
             for one in it.cards:
@@ -165,7 +165,7 @@ class Bookkeeping(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_overcommitted(self) -> None:
-        """Neither memory nor compute nor a whole card, nor the host."""
+        """Check memory, compute, whole cards and the host."""
         for it in NODES:
             for one in it.cards:
                 used = self.ledger.card_usage(it.name, one.uuid)

@@ -1,4 +1,4 @@
-"""What may be asked for, and the sentence for what may not."""
+"""Which requests are possible, and the sentences for those that are not."""
 
 from typing import Any
 
@@ -25,15 +25,15 @@ from tests.core.builders import GIB, P4_MIB, T4_MIB, V100_MIB
 def test_memory_is_rejected_when_it_is_impossible(
     amount: int, unit_mib: int, sentence: str
 ) -> None:
-    """Each is refused with one sentence."""
+    """Each case has one sentence."""
     with pytest.raises(InvalidRequest) as caught:
         Memory(amount, unit_mib)
     assert str(caught.value) == sentence
 
 
 @pytest.mark.parametrize(("amount", "unit_mib"), [(1, 1), (16384, GIB), (MAX_MEMORY_MIB, 1)])
-def test_memory_at_the_limits(amount: int, unit_mib: int) -> None:
-    """The least and the most that may be asked for."""
+def test_memory_is_accepted_when_it_is_just_possible(amount: int, unit_mib: int) -> None:
+    """These are the smallest and the largest amounts."""
     assert Memory(amount, unit_mib).amount == amount
 
 
@@ -58,8 +58,10 @@ def test_memory_at_the_limits(amount: int, unit_mib: int) -> None:
         (Memory(1, GIB), 1023, None),
     ],
 )
-def test_memory_on_a_card(memory: Memory, card_mib: int, expected: int | None) -> None:
-    """Units are the card's own, exact sizes everywhere the same; None where the card is too small."""
+def test_memory_depends_on_the_card_only_when_it_is_in_units(
+    memory: Memory, card_mib: int, expected: int | None
+) -> None:
+    """Exact sizes are the same on each card. None means that the card is too small."""
     assert memory.mib_on(card_mib, GIB) == expected
 
 
@@ -67,8 +69,10 @@ def test_memory_on_a_card(memory: Memory, card_mib: int, expected: int | None) -
 @given(
     amount=st.integers(1, 200), unit=st.sampled_from([1, 256, GIB]), size=st.integers(0, 200_000)
 )
-def test_memory_never_exceeds_the_card(amount: int, unit: int, size: int) -> None:
-    """What is granted is at most the card, and at least what the units say."""
+def test_memory_is_at_most_the_card_when_units_are_converted(
+    amount: int, unit: int, size: int
+) -> None:
+    """It is at least what the units amount to."""
     mib = Memory(amount, unit).mib_on(size, GIB)
     if mib is not None:
         assert amount * unit <= mib <= size
@@ -94,7 +98,7 @@ NEITHER = "a whole card comes with all its memory and compute: ask for neither"
     ],
 )
 def test_request_is_rejected_when_it_is_impossible(fields: dict[str, Any], sentence: str) -> None:
-    """Each is refused with one sentence that says what would mean something."""
+    """Each sentence says what would be possible."""
     with pytest.raises(InvalidRequest) as caught:
         Request(**fields)
     assert str(caught.value) == sentence
@@ -111,7 +115,7 @@ def test_request_is_rejected_when_it_is_impossible(fields: dict[str, Any], sente
         {"memory": FOUR, "models": frozenset({"Tesla T4"}), "cpu_milli": 1, "host_memory_mib": 1},
     ],
 )
-def test_requests_that_are_taken(fields: dict[str, Any]) -> None:
+def test_request_is_accepted_when_it_is_possible(fields: dict[str, Any]) -> None:
     """Memory, compute, both, or whole cards."""
     request = Request(**fields)
     assert {name: getattr(request, name) for name in fields} == fields

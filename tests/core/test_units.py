@@ -1,4 +1,4 @@
-"""Units of card memory: S1's figures, and that no rounding overcommits a card."""
+"""Units of card memory: the figures of cGPU and gpu-manager, and that no rounding overcommits a card."""
 
 import pytest
 from hypothesis import given, settings
@@ -27,8 +27,10 @@ UNITS = st.sampled_from([1, 100, 256, GIB])
         (1024, GIB, 1),
     ],
 )
-def test_a_card_has_whole_units(card_mib: int, unit_mib: int, expected: int) -> None:
-    """A card's units are its memory divided by the unit, rounded down."""
+def test_card_has_whole_units_when_its_memory_is_no_multiple_of_the_unit(
+    card_mib: int, unit_mib: int, expected: int
+) -> None:
+    """A card has its memory divided by the unit, rounded down."""
     assert card_units(card_mib, unit_mib) == expected
 
 
@@ -51,21 +53,23 @@ def test_a_card_has_whole_units(card_mib: int, unit_mib: int, expected: int) -> 
         (8065, V100_MIB, 1, 8065),
     ],
 )
-def test_units_become_mib(units: int, card_mib: int, unit_mib: int, expected: int) -> None:
-    """What a card has beyond its whole units is shared out over them, as cGPU does."""
+def test_units_get_a_share_of_the_rest_when_they_become_mib(
+    units: int, card_mib: int, unit_mib: int, expected: int
+) -> None:
+    """The MiB beyond a card's whole units are divided among them, as cGPU does."""
     assert units_to_mib(units, card_mib, unit_mib) == expected
 
 
-def test_three_shares_of_s1_leave_two_units() -> None:
-    """S1: 12 of 14 units are taken, the other two fit, a third does not."""
+def test_two_units_fit_when_three_shares_of_four_are_taken() -> None:
+    """12 of 14 units are taken: 2 more fit, 3 do not."""
     # 15079 - 3 * 4308 = 2155; 15079 * 2 / 14 = 2154.1; 15079 * 3 / 14 = 3231.2
     left = T4_MIB - 3 * units_to_mib(4, T4_MIB, GIB)
     assert left == 2155
     assert units_to_mib(2, T4_MIB, GIB) == 2154 <= left < units_to_mib(3, T4_MIB, GIB)
 
 
-def test_a_card_smaller_than_a_unit_has_none() -> None:
-    """Dividing by no units is an error that says so."""
+def test_units_are_an_error_when_the_card_is_smaller_than_one() -> None:
+    """The error says so, instead of a division by zero."""
     with pytest.raises(ValueError, match=r"^a card of 512 MiB has no unit of 1024 MiB$"):
         units_to_mib(1, 512, GIB)
     assert mib_to_units(512, 512, GIB) == 0
@@ -84,8 +88,10 @@ def test_a_card_smaller_than_a_unit_has_none() -> None:
         (T4_MIB, 14, "14"),
     ],
 )
-def test_mib_become_units(mib: int, expected: float, text: str) -> None:
-    """Sizes that units give come back whole; exact sizes come back as fractions."""
+def test_units_are_whole_only_when_the_size_is_one_of_units(
+    mib: int, expected: float, text: str
+) -> None:
+    """Exact sizes become fractions of units."""
     found = mib_to_units(mib, T4_MIB, GIB)
     assert (found, type(found)) == (expected, type(expected))
     assert format_units(found) == text
@@ -93,8 +99,10 @@ def test_mib_become_units(mib: int, expected: float, text: str) -> None:
 
 @settings(deadline=None)
 @given(card_mib=CARDS, unit_mib=UNITS, data=st.data())
-def test_units_come_back(card_mib: int, unit_mib: int, data: st.DataObject) -> None:
-    """mib_to_units inverts units_to_mib for every number of units of every card."""
+def test_units_are_the_same_when_they_are_converted_to_mib_and_back(
+    card_mib: int, unit_mib: int, data: st.DataObject
+) -> None:
+    """This holds for every number of units of every card."""
     total = card_units(card_mib, unit_mib)
     if total:
         amount = data.draw(st.integers(0, total))
@@ -104,8 +112,10 @@ def test_units_come_back(card_mib: int, unit_mib: int, data: st.DataObject) -> N
 
 @settings(deadline=None)
 @given(card_mib=CARDS, unit_mib=UNITS, data=st.data())
-def test_shares_never_exceed_the_card(card_mib: int, unit_mib: int, data: st.DataObject) -> None:
-    """However its units are divided, the shares fit, and the next share fits into what is left."""
+def test_shares_fit_the_card_when_its_units_are_divided_in_any_way(
+    card_mib: int, unit_mib: int, data: st.DataObject
+) -> None:
+    """Each next share fits into what is left."""
     left = total = card_units(card_mib, unit_mib)
     held = 0
     while left:
@@ -145,20 +155,22 @@ def test_shares_never_exceed_the_card(card_mib: int, unit_mib: int, data: st.Dat
         (3.8, 14, 27),
     ],
 )
-def test_percentages_are_truncated(part: float, whole: float, expected: int) -> None:
-    """As arena and gpushare print them."""
+def test_percentage_is_truncated_when_it_is_no_whole_number(
+    part: float, whole: float, expected: int
+) -> None:
+    """arena and gpushare print percentages so."""
     assert percent(part, whole) == expected
 
 
 @settings(deadline=None)
 @given(part=st.integers(0, 10**9), whole=st.integers(1, 10**9))
-def test_percentages_of_whole_numbers_are_exact(part: int, whole: int) -> None:
-    """No rounding of floats shows."""
+def test_percentage_is_exact_when_both_numbers_are_whole(part: int, whole: int) -> None:
+    """It has no rounding error of floats."""
     assert percent(part, whole) == part * 100 // whole
 
 
 @settings(deadline=None)
 @given(whole=st.floats(0.01, 1e6))
-def test_all_is_a_hundred_percent(whole: float) -> None:
-    """Of fractions too."""
+def test_percentage_is_100_when_part_and_whole_are_equal(whole: float) -> None:
+    """This holds for fractions too."""
     assert percent(whole, whole) == 100

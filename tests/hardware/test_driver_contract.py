@@ -84,8 +84,8 @@ def test_driver_stays_open_until_its_last_user_closes_it(driver: Driver) -> None
 
 def test_open_fails_when_another_driver_is_open(make_node: MakeNode) -> None:
     """While one node's driver is open another's is refused; afterwards it opens, with its own cards."""
-    one, other = make_node("T4"), make_node("L4")
-    with Driver.open(one.library_dir) as driver:
+    node, other = make_node("T4"), make_node("L4")
+    with Driver.open(node.library_dir) as driver:
         assert [card.model for card in driver.cards()] == ["Tesla T4"]
         with pytest.raises(NoDriver, match="already uses the driver of"):
             Driver.open(other.library_dir)
@@ -112,9 +112,9 @@ def test_reading_is_none_when_the_card_does_not_report_it(
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", unsupported)
     with Driver.open(make_node("T4").library_dir) as driver:
         (reading,) = driver.readings()
-    said = dataclasses.asdict(reading)
-    del said["uuid"]
-    assert said == {
+    fields = dataclasses.asdict(reading)
+    del fields["uuid"]
+    assert fields == {
         "used_mib": 0,
         "total_mib": 15079,
         "utilisation": None,

@@ -105,9 +105,9 @@ def test_go_and_python_return_the_same(
     node = make_node("T4,A100-80G")
     client = make_client(node).enter(1)
     client.do("ok(d.cuMemAlloc(3 << 30))", "0")
-    said = run(program, node)
-    assert (said.returncode, said.stderr) == (0, "")
-    cards = json.loads(said.stdout)
+    ended = run(program, node)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    cards = json.loads(ended.stdout)
     with Driver.open(node.library_dir):
         assert cards == list(by_python())
     first, second = cards
@@ -121,5 +121,5 @@ def test_go_receives_the_event_of_a_lost_card(program: Path, make_node: MakeNode
     """The binding names the error as NVML does."""
     node = make_node("T4")
     node.lose(0)
-    said = run(program, node)
-    assert (said.returncode, said.stdout, said.stderr) == (1, "", "HandleByIndex: GPU is lost\n")
+    ended = run(program, node)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "HandleByIndex: GPU is lost\n")

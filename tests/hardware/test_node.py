@@ -65,15 +65,15 @@ def test_create_replaces_the_cards_of_a_stopped_node(node: SimulatedNode) -> Non
 
 def test_uuids_depend_on_the_directory(make_node: MakeNode) -> None:
     """Two nodes share no UUID; the same node made again has the same ones."""
-    one, other = make_node("T4*2"), make_node("T4*2")
+    stopped, other = make_node("T4*2"), make_node("T4*2")
     seen = []
-    for node in (one, other):
+    for node in (stopped, other):
         with Driver.open(node.library_dir) as driver:
             seen += [card.uuid for card in driver.cards()]
     assert len(set(seen)) == 4
-    one.stop()
-    SimulatedNode.create(one.directory, parse_spec("T4*2")).start()
-    with Driver.open(one.library_dir) as driver:
+    stopped.stop()
+    SimulatedNode.create(stopped.directory, parse_spec("T4*2")).start()
+    with Driver.open(stopped.library_dir) as driver:
         assert [card.uuid for card in driver.cards()] == seen[:2]
 
 

@@ -27,11 +27,11 @@ Smi = Callable[..., subprocess.CompletedProcess[str]]
 def version(binary: Path) -> str:
     """As the program itself says it; "" where it does not run."""
     try:
-        said = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False)
+        shown = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    found = re.search(r"System Management Interface -- v([0-9.]+)", said.stdout)
-    return found[1] if found else ""
+    version = re.search(r"System Management Interface -- v([0-9.]+)", shown.stdout)
+    return version[1] if version else ""
 
 
 def fetched(cache: Path) -> Path:
@@ -66,10 +66,10 @@ def binary() -> Path:
     if installed and version(Path(installed)).startswith("535."):
         return Path(installed)
     own = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    found = fetched(Path(os.environ.get("FENKA_TEST_CACHE") or own) / "fenka-tests" / "nvidia-smi")
-    if not version(found).startswith("535."):
-        pytest.skip(f"this machine's Debian has nvidia-smi {version(found)}, not 535")
-    return found
+    binary = fetched(Path(os.environ.get("FENKA_TEST_CACHE") or own) / "fenka-tests" / "nvidia-smi")
+    if not version(binary).startswith("535."):
+        pytest.skip(f"this machine's Debian has nvidia-smi {version(binary)}, not 535")
+    return binary
 
 
 @pytest.fixture
@@ -193,10 +193,10 @@ def test_table_shows_many_processes(smi: Smi, node: SimulatedNode, make_client: 
     pids = {0: set[str](), 1: set[str]()}
     for turn in range(5):
         pids[turn % 2].add(str(make_client(node).enter(turn % 2).pid))
-    found = {0: set[str](), 1: set[str]()}
+    pids_by_card = {0: set[str](), 1: set[str]()}
     for uuid, pid in rows(smi, "--query-compute-apps=gpu_uuid,pid"):
-        found[node.find(uuid)].add(pid)
-    assert found == pids
+        pids_by_card[node.find(uuid)].add(pid)
+    assert pids_by_card == pids
 
 
 def test_error_is_shown_when_a_card_is_lost(smi: Smi, node: SimulatedNode) -> None:

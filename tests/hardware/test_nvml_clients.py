@@ -42,9 +42,9 @@ def busy(make_node: MakeNode, make_client: MakeClient) -> tuple[SimulatedNode, i
 def test_gpustat_shows_everything(busy: tuple[SimulatedNode, int]) -> None:
     """Names, memory, power, the process with its memory; fans only where there are some."""
     node, pid = busy
-    said = json.loads(run(node, "gpustat", "--json"))
-    assert said["driver_version"] == "550.163.01"
-    first, second, third = said["gpus"]
+    report = json.loads(run(node, "gpustat", "--json"))
+    assert report["driver_version"] == "550.163.01"
+    first, second, third = report["gpus"]
     assert (first["name"], first["memory.used"], first["memory.total"]) == ("Tesla T4", 2048, 15079)
     assert first["utilization.gpu"] > 0
     assert 10 < first["power.draw"] <= first["enforced.power.limit"] == 70

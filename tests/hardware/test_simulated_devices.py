@@ -108,12 +108,12 @@ def test_lookup_by_name_and_version(
 ) -> None:
     """cuGetProcAddress answers with the symbol of the newest version that the caller knows."""
     driver = ctypes.CDLL(str(make_node("T4").library_dir / "libcuda.so.1"))
-    found, told = ctypes.c_void_p(), ctypes.c_int(-1)
+    function, answer = ctypes.c_void_p(), ctypes.c_int(-1)
     code = driver.cuGetProcAddress_v2(
-        name.encode(), ctypes.byref(found), version, ctypes.c_uint64(flags), ctypes.byref(told)
+        name.encode(), ctypes.byref(function), version, ctypes.c_uint64(flags), ctypes.byref(answer)
     )
     expected = ctypes.cast(getattr(driver, symbol), ctypes.c_void_p).value if symbol else None
-    assert (code, found.value, told.value) == (0, expected, status)
+    assert (code, function.value, answer.value) == (0, expected, status)
 
 
 def test_unsupported_function_returns_not_supported(make_node: MakeNode) -> None:
@@ -150,14 +150,14 @@ def test_the_library_finds_its_node_without_environment(make_node: MakeNode) -> 
         "import ctypes, sys; d = ctypes.CDLL(sys.argv[1]); n = ctypes.c_int();"
         "print(d.cuInit(0), d.cuDeviceGetCount(ctypes.byref(n)), n.value)"
     )
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", program, node.library_dir / "libcuda.so.1"],
         env={},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout == "0 0 3\n"
+    assert ended.stdout == "0 0 3\n"
 
 
 def test_library_outside_a_node_uses_the_environment(make_node: MakeNode) -> None:

@@ -211,10 +211,10 @@ def test_waiting_program_wakes_on_an_event(cards: tuple[SimulatedNode, list[Any]
         node.raise_xid(1, 13)
         node.raise_xid(0, 79)
         thread.join(WAIT_S)
-        said = [other.communicate(timeout=WAIT_S)[0].split() for other in others]
+        received = [other.communicate(timeout=WAIT_S)[0].split() for other in others]
     assert woken == [(0, XID, 79)]
-    assert [xid for xid, _ in said] == ["79", "79"]
-    assert all(float(cpu) < 0.05 for _, cpu in said)
+    assert [xid for xid, _ in received] == ["79", "79"]
+    assert all(float(cpu) < 0.05 for _, cpu in received)
 
 
 def test_threads_can_wait_in_one_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
@@ -269,7 +269,7 @@ def test_event_set_is_lost_when_a_program_closes_its_descriptor(node: SimulatedN
         "n.nvmlShutdown()\n"
         "print(all(len(end.recv(99)) == 64 for pair in pairs for end in pair))"
     )
-    said = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", program],
         env={"LD_LIBRARY_PATH": str(node.library_dir)},
         capture_output=True,
@@ -277,7 +277,7 @@ def test_event_set_is_lost_when_a_program_closes_its_descriptor(node: SimulatedN
         timeout=WAIT_S,
         check=False,
     )
-    assert (said.stdout, said.stderr) == ("lost\nTrue\n", "")
+    assert (ended.stdout, ended.stderr) == ("lost\nTrue\n", "")
 
 
 def test_wait_returns_at_its_timeout(cards: tuple[SimulatedNode, list[Any]]) -> None:

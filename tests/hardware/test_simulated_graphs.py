@@ -179,9 +179,9 @@ def test_capture_info_names_the_graph_and_the_last_nodes(program: Client) -> Non
     program.do("begin(s)", "launch(s), launch(s)", "info = ok(d.cuStreamGetCaptureInfo(s))", "0")
     assert program.do("[int(info[0]), len(info[3])]") == [1, 1]
     program.do("state, number = ctypes.c_int(), ctypes.c_uint64()", "0")
-    one = "lib.cuStreamGetCaptureInfo(ctypes.c_void_p(int(s)), ctypes.byref(state), ctypes.byref(number))"
-    assert program.do(one, "[state.value, number.value == int(info[1])]") == [1, True]
-    program.do("ok(end(s))", "begin(s)", one, "0")
+    query = "lib.cuStreamGetCaptureInfo(ctypes.c_void_p(int(s)), ctypes.byref(state), ctypes.byref(number))"
+    assert program.do(query, "[state.value, number.value == int(info[1])]") == [1, True]
+    program.do("ok(end(s))", "begin(s)", query, "0")
     assert program.do("number.value > int(info[1])") == 1
     program.do("ok(end(s))", "0")
     assert program.do("int(ok(d.cuStreamGetCaptureInfo(s))[0])") == 0

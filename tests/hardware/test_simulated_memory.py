@@ -17,16 +17,16 @@ CHURN = "while True: d.cuMemFree(d.cuMemAlloc(1 << 30)[1])"
 
 def test_two_programs_share_one_card(make_client: MakeClient) -> None:
     """What one holds the other cannot have; the last byte can be had; a free gives back exactly."""
-    one, other = make_client().enter(), make_client().enter()
-    one.do(f"p = ok(d.cuMemAlloc({10000 * MIB}))", "int(p)")
+    first, other = make_client().enter(), make_client().enter()
+    first.do(f"p = ok(d.cuMemAlloc({10000 * MIB}))", "int(p)")
     # 15079 - 10000 = 5079 MiB are left
     assert other.free_bytes() == 5079 * MIB
     assert other.do(f"code(d.cuMemAlloc({5079 * MIB + 1}))") == OUT_OF_MEMORY
     assert other.free_bytes() == 5079 * MIB
     assert other.do(f"code(d.cuMemAlloc({5079 * MIB}))") == 0
-    assert one.free_bytes() == 0
-    assert one.do("code(d.cuMemAlloc(1))") == OUT_OF_MEMORY
-    assert one.do("code(d.cuMemFree(p))") == 0
+    assert first.free_bytes() == 0
+    assert first.do("code(d.cuMemAlloc(1))") == OUT_OF_MEMORY
+    assert first.do("code(d.cuMemFree(p))") == 0
     assert other.free_bytes() == 10000 * MIB
 
 

@@ -68,12 +68,12 @@ def test_lower_threshold_releases_memory(program: Client) -> None:
 
 def test_what_one_pool_keeps_another_cannot_have(make_client: MakeClient) -> None:
     """A pool's reserve counts as used for everybody else, and is refused beyond the card."""
-    one, other = make_client().enter(), make_client().enter()
-    one.do(f"exec({SETUP!r}, globals())", "put(own, 'RELEASE_THRESHOLD', 1 << 62)", "0")
-    one.do("ok(d.cuMemFreeAsync(take(own, 15000 * MIB), 0))", "0")
+    first, other = make_client().enter(), make_client().enter()
+    first.do(f"exec({SETUP!r}, globals())", "put(own, 'RELEASE_THRESHOLD', 1 << 62)", "0")
+    first.do("ok(d.cuMemFreeAsync(take(own, 15000 * MIB), 0))", "0")
     assert other.do("code(d.cuMemAlloc(80 << 20))") == OUT_OF_MEMORY
-    assert one.do("code(d.cuMemAllocFromPoolAsync(15080 * MIB, own, 0))") == OUT_OF_MEMORY
-    assert one.do("code(d.cuMemAllocFromPoolAsync(15079 * MIB, own, 0))") == 0
+    assert first.do("code(d.cuMemAllocFromPoolAsync(15080 * MIB, own, 0))") == OUT_OF_MEMORY
+    assert first.do("code(d.cuMemAllocFromPoolAsync(15079 * MIB, own, 0))") == 0
     assert other.free_bytes() == 0
 
 

@@ -107,10 +107,10 @@ def test_a_kernel_takes_as_long_as_its_name_says(
 
 def test_a_short_kernel_does_not_wait_for_a_long_one(make_client: MakeClient) -> None:
     """Programs take turns: 1 ms beside another's long kernel ends before that kernel."""
-    one, other = make_client().enter(), make_client().enter()
-    one.do(KERNEL, kernel(ENDLESS), "0")
+    first, other = make_client().enter(), make_client().enter()
+    first.do(KERNEL, kernel(ENDLESS), "0")
     other.do(KERNEL, kernel("k_us1000"), "import time", "0")
-    one.do(LAUNCH.format(stream=0), "0")
+    first.do(LAUNCH.format(stream=0), "0")
     waited = other.do(
         "begin = time.monotonic()",
         LAUNCH.format(stream=0),
@@ -118,7 +118,7 @@ def test_a_short_kernel_does_not_wait_for_a_long_one(make_client: MakeClient) ->
         "str(time.monotonic() - begin)",
     )
     assert float(waited) >= 0.001
-    assert one.do("code(d.cuStreamQuery(0))") == NOT_READY
+    assert first.do("code(d.cuStreamQuery(0))") == NOT_READY
 
 
 def test_programs_share_a_card_evenly(make_client: MakeClient, node: SimulatedNode) -> None:

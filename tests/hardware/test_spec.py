@@ -70,12 +70,17 @@ def test_a_file_says_more(tmp_path: Path) -> None:
         uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
         context_mib = 100
     """)
-    one, two, last = parse_spec(str(path))
-    assert one == two
-    assert (one.memory_mib, one.name, one.uuid, one.context_mib) == (15079, "Tesla T4", None, 0)
+    first, second, last = parse_spec(str(path))
+    assert first == second
+    assert (first.memory_mib, first.name, first.uuid, first.context_mib) == (
+        15079,
+        "Tesla T4",
+        None,
+        0,
+    )
     assert (last.memory_mib, last.name, last.context_mib) == (1000, "My card", 100)
     assert last.uuid == "GPU-01234567-89ab-cdef-0123-456789abcdef"
-    assert {(c.driver_version, c.cuda_version) for c in (one, last)} == {("535.309.01", "12.2")}
+    assert {(c.driver_version, c.cuda_version) for c in (first, last)} == {("535.309.01", "12.2")}
 
 
 UUID = 'uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"'

@@ -59,8 +59,8 @@ def test_account_is_writable_by_all_when_it_has_no_owner(path: Path) -> None:
 def test_account_is_closed_to_others_when_it_has_an_owner(tmp_path: Path) -> None:
     """Others can neither read what its programs hold, nor fill it, nor cut it."""
     account.create(tmp_path / "slots", os.geteuid())
-    found = (tmp_path / "slots").stat()
-    assert (found.st_mode & 0o777, found.st_uid) == (0o600, os.geteuid())
+    status = (tmp_path / "slots").stat()
+    assert (status.st_mode & 0o777, status.st_uid) == (0o600, os.geteuid())
 
 
 def test_slot_is_not_counted_when_its_namespace_has_ended(path: Path) -> None:
@@ -87,13 +87,13 @@ def test_read_returns_processes_and_totals(path: Path) -> None:
     put(path, "memory", SLOTS, 7)
     put(path, "identity", 1023, identity((1 << 22) - 1, (1 << 32) - 1))
     put(path, "memory", 1023, 1)
-    said = account.read(path)
-    assert said.processes == (
+    content = account.read(path)
+    assert content.processes == (
         AccountSlot(100, 5000, 4026531836, held(1 << 30, 7)),
         AccountSlot((1 << 22) - 1, (1 << 32) - 1, 4026531836, held(1)),
     )
-    assert said.memory_bytes == held((1 << 30) + 1, 7)
-    assert not said.suspect
+    assert content.memory_bytes == held((1 << 30) + 1, 7)
+    assert not content.suspect
 
 
 def test_namespace_is_zero_when_it_is_unknown(path: Path) -> None:
@@ -120,10 +120,10 @@ def test_slot_is_suspect_when_its_content_is_impossible(path: Path, word: int, b
     put(path, "memory", 9, bytes_)
     put(path, "identity", 10, identity(6, 6))
     put(path, "memory", 10, 10)
-    said = account.read(path)
-    assert said.suspect
-    assert [p.suspect for p in said.processes] == [True, False]
-    assert said.memory_bytes[0] == 10 + (4096 if bytes_ == 4096 else 0)
+    content = account.read(path)
+    assert content.suspect
+    assert [p.suspect for p in content.processes] == [True, False]
+    assert content.memory_bytes[0] == 10 + (4096 if bytes_ == 4096 else 0)
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -138,9 +138,9 @@ def test_read_succeeds_when_the_content_is_arbitrary(
     for index, word in words:
         put(path, "slots_used", index, word)
     os.truncate(path, size)
-    said = account.read(path)
-    assert all(0 <= total < 3 * SLOTS << 50 for total in said.memory_bytes)
-    assert all(p.suspect for p in said.processes if not p.pid)
+    content = account.read(path)
+    assert all(0 <= total < 3 * SLOTS << 50 for total in content.memory_bytes)
+    assert all(p.suspect for p in content.processes if not p.pid)
 
 
 def test_shared_memory_is_counted_once_when_its_exporter_has_freed_it(path: Path) -> None:
@@ -165,9 +165,9 @@ def test_shared_memory_is_counted_when_its_exporter_has_ended(path: Path) -> Non
     put(path, "memory", 1, 3)
     put(path, "imported", 1, 7)
     put(path, "released", 0, 1)
-    said = account.read(path)
-    assert said.memory_bytes == held(3 + 6 + 1)
-    assert [p.orphaned for p in said.processes] == [True, False]
+    content = account.read(path)
+    assert content.memory_bytes == held(3 + 6 + 1)
+    assert [p.orphaned for p in content.processes] == [True, False]
 
 
 def test_slot_has_pid_and_time_namespace(path: Path) -> None:

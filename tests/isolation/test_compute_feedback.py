@@ -64,7 +64,7 @@ def test_allowances_follow_shares_and_weights(
     first: ComputeDemand, others: list[ComputeDemand], percent: float
 ) -> None:
     """Promises first, then the rest, by those who want it."""
-    leases = {"first": first} | {str(i): it for i, it in enumerate(others)}
+    leases = {"first": first} | {str(i): demand for i, demand in enumerate(others)}
     assert allowances(leases)["first"] == pytest.approx(percent)
 
 

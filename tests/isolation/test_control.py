@@ -39,9 +39,9 @@ sizes = st.integers(1, (1 << 64) - 1)
 limits = st.builds(Limit, st.just(""), sizes, st.integers(0, (1 << 64) - 1), st.integers(1, 100))
 lease_ids = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=63)
 controls = st.builds(
-    lambda lease, found, order, generation: Control(
+    lambda lease, limits, order, generation: Control(
         lease,
-        tuple(replace(limit, uuid=uuid) for limit, uuid in zip(found, order, strict=False)),
+        tuple(replace(limit, uuid=uuid) for limit, uuid in zip(limits, order, strict=False)),
         2 * generation,
     ),
     lease_ids,
@@ -52,9 +52,9 @@ controls = st.builds(
 
 
 @given(controls)
-def test_decode_returns_what_was_encoded(some: Control) -> None:
+def test_decode_returns_what_was_encoded(page: Control) -> None:
     """Every control that can be written is read back as it was."""
-    assert control.decode(control.encode(some)) == some
+    assert control.decode(control.encode(page)) == page
 
 
 def is_told(offset: int) -> bool:

@@ -102,7 +102,7 @@ class FakeKubelet:
 
         def unary(method: Any, kind: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(
-                method, kind.FromString, lambda it: it.SerializeToString()
+                method, kind.FromString, lambda message: message.SerializeToString()
             )
 
         self._server.add_generic_rpc_handlers(
@@ -145,11 +145,11 @@ class FakeKubelet:
             async with self._channel(resource) as channel:
                 stream = channel.unary_stream(
                     "/v1beta1.DevicePlugin/ListAndWatch",
-                    request_serializer=lambda it: it.SerializeToString(),
+                    request_serializer=lambda message: message.SerializeToString(),
                     response_deserializer=api.ListAndWatchResponse.FromString,
                 )
                 async for answer in stream(api.Empty()):
-                    self.devices[resource] = {it.ID: it.health for it in answer.devices}
+                    self.devices[resource] = {device.ID: device.health for device in answer.devices}
 
     def _channel(self, resource: str) -> Any:
         return grpc.aio.insecure_channel(f"unix://{self.plugins / self.endpoints[resource]}")
@@ -158,24 +158,27 @@ class FakeKubelet:
         async with self._channel(resource) as channel:
             call = channel.unary_unary(
                 f"/v1beta1.DevicePlugin/{method}",
-                request_serializer=lambda it: it.SerializeToString(),
+                request_serializer=lambda message: message.SerializeToString(),
                 response_deserializer=kind.FromString,
             )
             return await call(request, timeout=WAIT_S)
 
     async def _list(self, _: Any, __: Any) -> Any:
         pods: dict[tuple[str, str], Any] = {}
-        for it in self.entries:
-            if it.init:
+        for entry in self.entries:
+            if entry.init:
                 continue
             pod = pods.setdefault(
-                (it.namespace, it.pod), resources.PodResources(namespace=it.namespace, name=it.pod)
+                (entry.namespace, entry.pod),
+                resources.PodResources(namespace=entry.namespace, name=entry.pod),
             )
             pod.containers.append(
                 resources.ContainerResources(
-                    name=it.container,
+                    name=entry.container,
                     devices=[
-                        resources.ContainerDevices(resource_name=it.resource, device_ids=it.ids)
+                        resources.ContainerDevices(
+                            resource_name=entry.resource, device_ids=entry.ids
+                        )
                     ],
                 )
             )
@@ -186,24 +189,26 @@ class FakeKubelet:
             return
         entries = [
             {
-                "PodUID": it.uid,
-                "ContainerName": it.container,
-                "ResourceName": it.resource,
-                "DeviceIDs": {"-1": it.ids},
-                "AllocResp": "" if self.hide_answers else base64.b64encode(it.answer).decode(),
+                "PodUID": entry.uid,
+                "ContainerName": entry.container,
+                "ResourceName": entry.resource,
+                "DeviceIDs": {"-1": entry.ids},
+                "AllocResp": "" if self.hide_answers else base64.b64encode(entry.answer).decode(),
             }
-            for it in self.entries
+            for entry in self.entries
         ]
         data = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}
         (self.plugins / "kubelet_internal_checkpoint").write_text(json.dumps(data))
 
     def free(self, resource: str = gpushare.MEMORY) -> list[str]:
         """Return the healthy IDs that no container holds."""
-        taken = {one for it in self.entries if it.resource == resource for one in it.ids}
+        taken = {
+            device for entry in self.entries if entry.resource == resource for device in entry.ids
+        }
         return [
-            one
-            for one, health in self.devices.get(resource, {}).items()
-            if health == HEALTHY and one not in taken
+            device
+            for device, health in self.devices.get(resource, {}).items()
+            if health == HEALTHY and device not in taken
         ]
 
     async def admit(self, pod: Json, *more: str) -> None:
@@ -216,13 +221,16 @@ class FakeKubelet:
         meta, spec = pod["metadata"], pod["spec"]
         reusable: list[str] = []
         for init, container in [
-            *((True, it) for it in spec.get("initContainers", ())),
-            *((False, it) for it in spec["containers"]),
+            *((True, container) for container in spec.get("initContainers", ())),
+            *((False, container) for container in spec["containers"]),
         ]:
             wanted = int(container["resources"]["limits"].get(resource, 0))
             if not wanted:
                 continue
-            ids = [*reusable, *(one for one in self.free(resource) if one not in reusable)][:wanted]
+            ids = [
+                *reusable,
+                *(device for device in self.free(resource) if device not in reusable),
+            ][:wanted]
             if len(ids) < wanted:
                 raise AdmissionFailed(f"requested {wanted}, available {len(ids)}")
             request = api.AllocateRequest(
@@ -248,7 +256,9 @@ class FakeKubelet:
     async def start_container(self, pod: Json, name: str) -> Json:
         """Call PreStartContainer, then return the container's edits as the runtime resolves them."""
         entries = [
-            it for it in self.entries if (it.uid, it.container) == (pod["metadata"]["uid"], name)
+            entry
+            for entry in self.entries
+            if (entry.uid, entry.container) == (pod["metadata"]["uid"], name)
         ]
         for entry in entries:
             if entry.resource not in self.endpoints or not self.pre_start[entry.resource]:
@@ -267,25 +277,25 @@ class FakeKubelet:
         kind, _, device = answer.cdi_devices[0].name.partition("=")
         for path in self.cdi.glob("*.json"):
             spec = json.loads(path.read_text())
-            for it in spec["devices"]:
-                if (spec["kind"], it["name"]) == (kind, device):
-                    return self._edited(answer, it["containerEdits"])
+            for described in spec["devices"]:
+                if (spec["kind"], described["name"]) == (kind, device):
+                    return self._edited(answer, described["containerEdits"])
         raise ContainerFailed(f"unresolvable CDI devices {kind}={device}")
 
     @staticmethod
-    def _edited(answer: Any, found: Json) -> Json:
-        environment = {**answer.envs, **dict(line.split("=", 1) for line in found["env"])}
-        for mount in found["mounts"]:
+    def _edited(answer: Any, edits: Json) -> Json:
+        environment = {**answer.envs, **dict(line.split("=", 1) for line in edits["env"])}
+        for mount in edits["mounts"]:
             assert Path(mount["hostPath"]).exists(), mount
         return {
             "env": environment,
-            "mounts": {it["containerPath"]: it["hostPath"] for it in found["mounts"]},
-            "devices": [it["path"] for it in found.get("deviceNodes", ())],
+            "mounts": {mount["containerPath"]: mount["hostPath"] for mount in edits["mounts"]},
+            "devices": [device["path"] for device in edits.get("deviceNodes", ())],
         }
 
     def forget(self, pod: Json) -> None:
         """Forget a pod that has ended."""
-        self.entries = [it for it in self.entries if it.uid != pod["metadata"]["uid"]]
+        self.entries = [entry for entry in self.entries if entry.uid != pod["metadata"]["uid"]]
         self._write_checkpoint()
 
 
@@ -430,7 +440,7 @@ class NodeHarness:
         annotations: dict[str, str] = {}
         if on is not None and resource == gpushare.MEMORY:
             places = (on,) if isinstance(on, int) else on
-            cards = {it.index: it for it in self.hardware.cards}
+            cards = {card.index: card for card in self.hardware.cards}
             share = SharedNode(CoreNode(NODE, self.hardware.cards, unit_mib=self.unit_mib))
             slices = tuple(
                 Slice(
@@ -456,8 +466,8 @@ class NodeHarness:
             "spec": {
                 "nodeName": NODE,
                 "schedulerName": "default-scheduler",
-                "containers": [container(*it) for it in apps.items()],
-                "initContainers": [container(*it) for it in (init or {}).items()],
+                "containers": [container(*item) for item in apps.items()],
+                "initContainers": [container(*item) for item in (init or {}).items()],
                 **spec,
             },
             "status": {"phase": "Pending"},
@@ -473,7 +483,9 @@ class NodeHarness:
         self, name: str, *limits: Mapping[str, int], annotations: Mapping[str, str] | None = None
     ) -> Json:
         """Create a pod of containers c0, c1, … with these limits, placed as by the scheduler."""
-        asks = [ContainerRequest(f"c{number}", it) for number, it in enumerate(limits)]
+        asks = [
+            ContainerRequest(f"c{number}", resources) for number, resources in enumerate(limits)
+        ]
         manifest = PodRequest(tuple(asks), {}, annotations or {})
         dialect = detect(manifest, tuple(dict.fromkeys((*WITH_HAMI, *self.dialects))))
         assert dialect is not None
@@ -489,8 +501,11 @@ class NodeHarness:
             **dialect.encode(manifest, share, placements, 1),
         }
         pod["spec"]["containers"] = [
-            {"name": it.name, "resources": {"limits": {n: str(v) for n, v in it.resources.items()}}}
-            for it in asks
+            {
+                "name": ask.name,
+                "resources": {"limits": {n: str(v) for n, v in ask.resources.items()}},
+            }
+            for ask in asks
         ]
         self.api.put(f"/api/v1/namespaces/default/pods/{name}", pod)
         return pod
@@ -502,8 +517,8 @@ class NodeHarness:
 
     def files(self) -> list[str]:
         """Return the names of all files of leases."""
-        found = [*(self.root / "leases").iterdir(), *(self.root / "cdi").iterdir()]
-        return sorted(it.name for it in found)
+        paths = [*(self.root / "leases").iterdir(), *(self.root / "cdi").iterdir()]
+        return sorted(path.name for path in paths)
 
 
 def lease_files(

@@ -31,7 +31,7 @@ def on(
 def cap(given: Json) -> list[tuple[str, int]]:
     """Return cards and MiB of a started container, from its control page."""
     page = control.read(Path(given["mounts"]["/run/fenka/lease"]) / "control")
-    return [(it.uuid, it.memory_bytes >> 20) for it in page.limits]
+    return [(limit.uuid, limit.memory_bytes >> 20) for limit in page.limits]
 
 
 async def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -> None:
@@ -84,8 +84,13 @@ async def test_each_container_gets_its_own_slice_when_a_pod_has_two(library: Pat
         first = await node.kubelet.start_container(pod, "x")
         second = await node.kubelet.start_container(pod, "y")
         assert [cap(first), cap(second)] == [[(card(0).uuid, 4308)], [(card(0).uuid, 2154)]]
-        assert [it["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] for it in (first, second)] == ["4", "2"]
-        assert [it["env"]["ALIYUN_COM_GPU_MEM_POD"] for it in (first, second)] == ["6", "6"]
+        assert [
+            container["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] for container in (first, second)
+        ] == ["4", "2"]
+        assert [container["env"]["ALIYUN_COM_GPU_MEM_POD"] for container in (first, second)] == [
+            "6",
+            "6",
+        ]
         assert first["mounts"]["/run/fenka/account"] != second["mounts"]["/run/fenka/account"]
 
 
@@ -344,9 +349,9 @@ async def test_every_pod_starts_when_a_hundred_start_at_once(library: Path) -> N
         pods = [node.pod(f"p{n}", 1, on=n % 2) for n in range(100)]
         for pod in pods:
             await node.kubelet.admit(pod)
-        given = await asyncio.gather(*(node.kubelet.start_container(it, "main") for it in pods))
-        for n, it in enumerate(given):
-            assert cap(it) == [(card(n % 2).uuid, 1024)]
+        given = await asyncio.gather(*(node.kubelet.start_container(pod, "main") for pod in pods))
+        for n, container in enumerate(given):
+            assert cap(container) == [(card(n % 2).uuid, 1024)]
 
 
 async def test_device_list_shrinks_when_a_card_is_unhealthy(library: Path) -> None:
@@ -362,20 +367,25 @@ async def test_device_list_shrinks_when_a_card_is_unhealthy(library: Path) -> No
         held = set(node.kubelet.entries[0].ids)
         await until(
             lambda: (
-                sum(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values()) == 14
+                sum(
+                    health == "Healthy" for health in node.kubelet.devices[gpushare.MEMORY].values()
+                )
+                == 14
             )
         )
-        assert all(node.kubelet.devices[gpushare.MEMORY][one] == "Unhealthy" for one in held)
+        assert all(node.kubelet.devices[gpushare.MEMORY][device] == "Unhealthy" for device in held)
         path = "/api/v1/nodes/n1"
-        said = node.api.objects[path]["metadata"]["annotations"][base.CARDS]
-        assert '"healthy":false' in said
+        inventory = node.api.objects[path]["metadata"]["annotations"][base.CARDS]
+        assert '"healthy":false' in inventory
         with pytest.raises(ContainerFailed, match="is unhealthy now"):
             await node.run(node.pod("b", 2, on=1))
         node.hardware.lost.clear()
         node.health.refresh()
         node.program.trigger()
         await until(
-            lambda: all(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values())
+            lambda: all(
+                health == "Healthy" for health in node.kubelet.devices[gpushare.MEMORY].values()
+            )
         )
 
 
@@ -388,11 +398,14 @@ async def test_free_units_are_removed_when_a_card_is_cordoned(library: Path) -> 
         node.annotate(**{"fenka.io/cordoned": "1"})
         await until(
             lambda: (
-                sum(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values()) == 18
+                sum(
+                    health == "Healthy" for health in node.kubelet.devices[gpushare.MEMORY].values()
+                )
+                == 18
             )
         )
         held = node.kubelet.entries[0].ids
-        assert all(node.kubelet.devices[gpushare.MEMORY][one] == "Healthy" for one in held)
+        assert all(node.kubelet.devices[gpushare.MEMORY][device] == "Healthy" for device in held)
 
 
 async def test_annotations_reset_a_card_and_forget_a_lost_one(library: Path) -> None:
@@ -402,8 +415,8 @@ async def test_annotations_reset_a_card_and_forget_a_lost_one(library: Path) -> 
         path = "/api/v1/nodes/n1"
 
         def annotations() -> dict[str, str]:
-            found: dict[str, str] = node.api.objects[path]["metadata"]["annotations"]
-            return found
+            annotations: dict[str, str] = node.api.objects[path]["metadata"]["annotations"]
+            return annotations
 
         await node.ready()
         node.health.refresh()
@@ -535,7 +548,9 @@ async def test_node_stays_shared_while_slices_are_held(library: Path) -> None:
         given = await node.run(pod)
         node.label(gpushare="false")
         await until(lambda: not node.kubelet.free())
-        await until(lambda: [it for it in node.api.events if it["reason"] == "FenkaStillShared"])
+        await until(
+            lambda: [event for event in node.api.events if event["reason"] == "FenkaStillShared"]
+        )
         assert await node.kubelet.start_container(pod, "main") == given
         with pytest.raises(AdmissionFailed):
             await node.run(node.pod("b", 4))
@@ -551,7 +566,9 @@ async def test_mode_is_kept_when_labels_contradict_each_other(library: Path) -> 
     async with on(library) as node:
         await node.ready()
         node.label(gpushare="true", cgpu="false")
-        await until(lambda: [it for it in node.api.events if it["reason"] == "FenkaLabels"])
+        await until(
+            lambda: [event for event in node.api.events if event["reason"] == "FenkaLabels"]
+        )
         assert len(node.kubelet.free()) == 14
 
 

@@ -27,16 +27,22 @@ def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
     """The driver's two main libraries stand behind the proxy, the others in place."""
     driver(tmp_path)
     made = cdi.driver_edits([1], VERSION, tmp_path)
-    assert [str(it) for it in made.devices] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert [str(device) for device in made.devices] == [
+        "/dev/nvidia1",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+    ]
     place = cdi.LIBRARY_DIRECTORIES[0]
     assert made.libraries == {
         "libcuda.so.1": place / f"libcuda.so.{VERSION}",
         "libnvidia-ml.so.1": place / f"libnvidia-ml.so.{VERSION}",
     }
-    targets = {str(it.target) for it in made.mounts}
+    targets = {str(mount.target) for mount in made.mounts}
     assert f"{place}/libnvidia-ptxjitcompiler.so.1" in targets
     assert "/usr/bin/nvidia-smi" in targets
-    assert not any("libcuda.so" in it or "libnvidia-ml" in it or "GLX" in it for it in targets)
+    assert not any(
+        "libcuda.so" in target or "libnvidia-ml" in target or "GLX" in target for target in targets
+    )
     assert cdi.nvml_directory(tmp_path) == tmp_path / place.relative_to("/")
 
 
@@ -53,10 +59,10 @@ def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) 
     )
     (device,) = spec["devices"]
     assert (spec["kind"], device["name"]) == ("fenka.io/lease", "t")
-    found = device["containerEdits"]
-    assert found["env"] == ["A=b=c"]
-    assert "deviceNodes" not in found
-    targets = [it["containerPath"] for it in found["mounts"]]
+    edits = device["containerEdits"]
+    assert edits["env"] == ["A=b=c"]
+    assert "deviceNodes" not in edits
+    targets = [mount["containerPath"] for mount in edits["mounts"]]
     assert len(set(targets)) == len(targets)
     assert {
         "/run/fenka/lease",
@@ -69,8 +75,8 @@ def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) 
         "/usr/lib64/libcuda.so.1",
         f"{cdi.LIBRARY_DIRECTORIES[0]}/libnvidia-ml.so.1",
     } <= set(targets)
-    written = [it["containerPath"] for it in found["mounts"] if "rw" in it["options"]]
+    written = [mount["containerPath"] for mount in edits["mounts"] if "rw" in mount["options"]]
     assert written == ["/run/fenka/account", "/run/fenka/simulated"]
     made_later = ("/lease", "/account")
-    for it in found["mounts"]:
-        assert Path(it["hostPath"]).exists() or it["hostPath"].endswith(made_later), it
+    for mount in edits["mounts"]:
+        assert Path(mount["hostPath"]).exists() or mount["hostPath"].endswith(made_later), mount

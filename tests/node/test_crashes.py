@@ -114,8 +114,8 @@ async def test_lease_is_removed_when_the_program_was_killed_while_removing_it(
     async with node_harness(card(0), library=library) as node:
         await node.ready()
         other, pod = node.pod("other", 4), node.pod("a", 4)
-        for it in (other, pod):
-            await node.run(it)
+        for each in (other, pod):
+            await node.run(each)
         with monkeypatch.context() as patched:
             called = dying(patched, owner, name, after)
             node.delete(pod)

@@ -21,8 +21,8 @@ def limits(given: Json) -> list[tuple[str, int, int]]:
     """Return UUID, MiB and percent of each card, from the container's control page."""
     page = Path(given["mounts"]["/run/fenka/lease"]) / "control"
     return [
-        (it.uuid, it.memory_bytes >> 20, it.compute_percent)
-        for it in control.read_interrupted(page).limits
+        (limit.uuid, limit.memory_bytes >> 20, limit.compute_percent)
+        for limit in control.read_interrupted(page).limits
     ]
 
 
@@ -37,8 +37,9 @@ async def two_cards(library: Path, **labels: str) -> AsyncIterator[NodeHarness]:
 def known(node: NodeHarness) -> bool:
     """Return whether the kubelet knows all device lists."""
     plugins = node.program.plugins.values()
-    return any(it.devices for it in plugins) and all(
-        len(node.kubelet.devices.get(it.resource, ())) == len(it.devices) for it in plugins
+    return any(plugin.devices for plugin in plugins) and all(
+        len(node.kubelet.devices.get(plugin.resource, ())) == len(plugin.devices)
+        for plugin in plugins
     )
 
 
@@ -103,14 +104,14 @@ async def test_each_container_gets_its_own_limits_in_gpu_managers_names(library:
         await node.kubelet.admit(pod, gpu_manager.CORE, gpu_manager.MEMORY)
         first = await node.kubelet.start_container(pod, "c0")
         second = await node.kubelet.start_container(pod, "c1")
-        assert [limits(it)[0][1:] for it in (first, second)] == [
+        assert [limits(each)[0][1:] for each in (first, second)] == [
             (15079 * 24 // 58, 40),
             (15079 * 8 // 58, 30),
         ]
-        leases = [it.lease for it in node.store.tokens.values() if it.lease]
-        assert {it.burst_percent for it in leases} == {80}
+        leases = [token.lease for token in node.store.tokens.values() if token.lease]
+        assert {lease.burst_percent for lease in leases} == {80}
         # Both hold what their pod holds of the card.
-        assert {sum(piece.compute for piece in it.holds) for it in leases} == {70}
+        assert {sum(piece.compute for piece in lease.holds) for lease in leases} == {70}
 
 
 async def test_pod_gets_memory_and_compute_in_acks_names(library: Path) -> None:
@@ -162,7 +163,7 @@ async def test_whole_card_is_recorded_on_its_pod_when_the_node_becomes_shared(
         path = "/api/v1/namespaces/default/pods/old"
         await until(lambda: nvidia.RECORD in node.api.objects[path]["metadata"]["annotations"])
         written = node.api.objects[path]["metadata"]["annotations"]
-        index = {card(it).uuid: it for it in (0, 1)}[DeviceId(uuid)]
+        index = {card(index).uuid: index for index in (0, 1)}[DeviceId(uuid)]
         assert json.loads(written[nvidia.RECORD]) == {"main": [index]}
         assert json.loads(written[base.CARDS]) == {str(index): uuid}
         # Its id is still offered, or the kubelet would not start its container again.

@@ -48,8 +48,8 @@ async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
 
     def known() -> bool:
         return any(
-            it.metadata.name == name and it.metadata.annotations.get(key) == text
-            for it in node.node_api.pods.values()
+            pod.metadata.name == name and pod.metadata.annotations.get(key) == text
+            for pod in node.node_api.pods.values()
         )
 
     await until(known)
@@ -77,9 +77,9 @@ def pages(node: NodeHarness, name: str) -> list[int]:
 
 def report(node: NodeHarness) -> LeaseReport:
     """Return the report on the Node."""
-    found = decode_report(node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"])
-    assert found is not None
-    return found
+    decoded = decode_report(node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"])
+    assert decoded is not None
+    return decoded
 
 
 async def test_forged_status_is_ignored_before_the_first_start(library: Path) -> None:
@@ -114,7 +114,7 @@ async def test_forged_status_is_ignored_when_the_store_was_lost(library: Path) -
         for file in (node.root / "state").iterdir():
             file.unlink()
         await node.start()
-        await until(lambda: any(it.lease for it in node.store.tokens.values()))
+        await until(lambda: any(token.lease for token in node.store.tokens.values()))
         (token,) = node.store.tokens.values()
         assert token.lease is not None
         assert (token.lease.slices, token.lease.holds) == ([Slice(0, A, 1077, 0)],) * 2
@@ -135,7 +135,7 @@ async def test_card_is_read_from_the_page_when_the_store_was_lost_and_the_record
         for file in (node.root / "state").iterdir():
             file.unlink()
         await node.start()
-        await until(lambda: any(it.lease for it in node.store.tokens.values()))
+        await until(lambda: any(token.lease for token in node.store.tokens.values()))
         uid = pod["metadata"]["uid"]
         await until(lambda: uid in report(node).pods)
         assert report(node).pods[uid] == (Slice(0, A, 8616, 0),)
@@ -151,8 +151,8 @@ async def test_lease_is_denied_when_the_record_changes_between_two_containers(
         write(node, "a", **{gpushare.ALLOCATION: '{"0":{"0":4},"1":{"0":3}}'})
         await until(
             lambda: any(
-                it.metadata.annotations.get(gpushare.ALLOCATION, "").endswith(":3}}")
-                for it in node.node_api.pods.values()
+                pod.metadata.annotations.get(gpushare.ALLOCATION, "").endswith(":3}}")
+                for pod in node.node_api.pods.values()
             )
         )
         await node.kubelet.admit(pod)
@@ -163,7 +163,7 @@ async def test_lease_is_denied_when_the_record_changes_between_two_containers(
         with pytest.raises(ContainerFailed, match="record was changed after its container x"):
             await node.kubelet.start_container(pod, "y")
         uid = pod["metadata"]["uid"]
-        assert {it.card for it in report(node).pods[uid]} == {0}
+        assert {piece.card for piece in report(node).pods[uid]} == {0}
 
 
 async def test_capacity_check_counts_what_every_container_may_use(library: Path) -> None:
@@ -207,8 +207,8 @@ async def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Pa
     """The report says whether it could start elsewhere, and ends when it runs."""
 
     async with on(library) as node:
-        there = node.pod("there", 8)
-        await node.run(there)
+        holder = node.pod("holder", 8)
+        await node.run(holder)
         late, foreign = node.pod("late", 8), node.pod("foreign", 1, on=None)
         for pod in (late, foreign):
             with pytest.raises(ContainerFailed):
@@ -217,12 +217,12 @@ async def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Pa
         assert not report(node).refused
         node.now += REPORT_AFTER_S
         await node.agent.reconcile()
-        found = report(node).refused
+        refused = report(node).refused
         uids = late["metadata"]["uid"], foreign["metadata"]["uid"]
-        assert [found[uid].movable for uid in uids] == [True, False]
-        assert "still held by default/there" in found[uids[0]].sentence
-        node.delete(there)
-        node.kubelet.forget(there)
+        assert [refused[uid].movable for uid in uids] == [True, False]
+        assert "still held by default/holder" in refused[uids[0]].sentence
+        node.delete(holder)
+        node.kubelet.forget(holder)
         await until(lambda: pages(node, "late"))
         await until(lambda: set(report(node).refused) == {uids[1]})
         node.delete(foreign)

@@ -69,7 +69,7 @@ def proc(path: Path, namespace: str, *mounts: str) -> Path:
     for process, its in (("self", namespace), ("1", "1")):
         (path / process / "ns").mkdir(parents=True)
         (path / process / "ns" / "mnt").symlink_to(f"mnt:[{its}]")
-    (path / "self" / "mountinfo").write_text("".join(f"{it}\n" for it in mounts))
+    (path / "self" / "mountinfo").write_text("".join(f"{line}\n" for line in mounts))
     return path
 
 

@@ -80,8 +80,8 @@ def request(node: NodeHarness, name: str, text: str | None) -> None:
 
 def annotations_of(node: NodeHarness, name: str) -> dict[str, str]:
     """Return the pod's annotations."""
-    found: dict[str, str] = node.api.objects[path(name)]["metadata"]["annotations"]
-    return found
+    annotations: dict[str, str] = node.api.objects[path(name)]["metadata"]["annotations"]
+    return annotations
 
 
 def status(node: NodeHarness, name: str) -> ResizeStatus | None:
@@ -92,16 +92,18 @@ def status(node: NodeHarness, name: str) -> ResizeStatus | None:
 def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, Any]:
     """Return a container's token, and its lease in the store."""
     return next(
-        (it.name, it.lease)
-        for it in node.store.tokens.values()
-        if it.lease and (it.lease.pod, it.lease.container) == (name, container)
+        (token.name, token.lease)
+        for token in node.store.tokens.values()
+        if token.lease and (token.lease.pod, token.lease.container) == (name, container)
     )
 
 
 def page(node: NodeHarness, name: str, container: str = "main") -> list[tuple[int, int, str]]:
     """Return MiB, percent and mode that are in force, card by card."""
     limits = control.read(node.lease_files.control(lease(node, name, container)[0])).limits
-    return [(it.memory_bytes >> 20, it.compute_percent, it.compute_mode) for it in limits]
+    return [
+        (limit.memory_bytes >> 20, limit.compute_percent, limit.compute_mode) for limit in limits
+    ]
 
 
 def hold(node: NodeHarness, name: str, mib: int) -> None:
@@ -121,11 +123,11 @@ def hold(node: NodeHarness, name: str, mib: int) -> None:
 
 async def granted(node: NodeHarness, name: str, text: str) -> ResizeStatus:
     """Wait until the request is granted, and return the status."""
-    await until(lambda: (found := status(node, name)) is not None and found.request == text)
+    await until(lambda: (current := status(node, name)) is not None and current.request == text)
     assert REFUSED not in annotations_of(node, name)
-    found = status(node, name)
-    assert found is not None
-    return found
+    current = status(node, name)
+    assert current is not None
+    return current
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,10 @@ async def test_running_pod_is_resized_as_requested(
     async with on(library) as node:
         pod = await running(node, "a")
         request(node, "a", text)
-        found = await granted(node, "a", text)
+        record = await granted(node, "a", text)
         piece = Slice(0, A, mib, percent)
         uid = pod["metadata"]["uid"]
-        assert found == ResizeStatus(uid, (piece,), {"main": (piece,)}, text)
+        assert record == ResizeStatus(uid, (piece,), {"main": (piece,)}, text)
         assert page(node, "a") == [(mib, percent or 100, "hard")]
         kept = lease(node, "a")[1]
         assert (kept.slices, kept.holds, kept.resized) == ([piece], [piece], True)
@@ -226,8 +228,8 @@ async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
         )
         assert page(node, "a") == [(4308, 100, "hard")]
         assert lease(node, "a")[1].slices == [Slice(0, A, 4308, 0)]
-        found = status(node, "a")
-        assert found is None or found.slices == (Slice(0, A, 4308, 0),)
+        record = status(node, "a")
+        assert record is None or record.slices == (Slice(0, A, 4308, 0),)
         written = len(node.api.patches)
         for _ in range(3):
             await node.agent.reconcile()
@@ -318,13 +320,15 @@ async def test_containers_are_resized_by_their_names(library: Path) -> None:
         )
         text = "x: gpu-mem=2; y: gpu-mem=6,gpu-core=20"
         request(node, "two", text)
-        found = await granted(node, "two", text)
-        assert found.containers == {
+        record = await granted(node, "two", text)
+        assert record.containers == {
             "x": (Slice(0, A, 2154, 0),),
             "y": (Slice(0, A, 6462, 20),),
         }
-        assert found.slices == (Slice(0, A, 8616, 20),)
-        assert [lease(node, "two", it)[1].holds for it in "xy"] == [[*found.slices]] * 2
+        assert record.slices == (Slice(0, A, 8616, 20),)
+        assert [lease(node, "two", container)[1].holds for container in "xy"] == [
+            [*record.slices]
+        ] * 2
         assert page(node, "two", "x") == [(2154, 100, "hard")]
         assert page(node, "two", "y") == [(6462, 20, "hard")]
 
@@ -337,9 +341,9 @@ async def test_request_without_a_name_is_for_the_app_container_when_there_is_an_
     async with on(library) as node:
         await running(node, "a", 4, init={"prepare": 6})
         request(node, "a", "gpu-mem=2")
-        found = await granted(node, "a", "gpu-mem=2")
+        record = await granted(node, "a", "gpu-mem=2")
         assert page(node, "a") == [(2154, 100, "hard")]
-        assert found.slices == (Slice(0, A, 6462, 0),)
+        assert record.slices == (Slice(0, A, 6462, 0),)
 
 
 async def test_every_card_is_resized_when_the_container_has_several(library: Path) -> None:
@@ -349,7 +353,7 @@ async def test_every_card_is_resized_when_the_container_has_several(library: Pat
         await running(node, "wide", 8, (0, 1))
         request(node, "wide", "gpu-mem=6")
         await granted(node, "wide", "gpu-mem=6")
-        assert [it[0] for it in page(node, "wide")] == [6462, 6144]
+        assert [size[0] for size in page(node, "wide")] == [6462, 6144]
 
 
 async def test_request_is_pending_until_the_pod_runs(library: Path) -> None:
@@ -405,12 +409,12 @@ async def test_forged_status_is_corrected(library: Path, forged: str) -> None:
         holds = {"less": 10, "more": 15000}.get(forged, 6462)
         pod = "another" if forged == "another's" else true.pod
         text = encode_status(ResizeStatus(pod, (Slice(0, A, holds, 0),), {}, "gpu-mem=6"))
-        said = {"gone": None, "nonsense": "{"}.get(forged, text)
-        write(node, "a", **{STATUS: said})
-        await until(lambda: annotations_of(node, "a").get(STATUS) not in (said, None))
-        found = status(node, "a")
-        assert found is not None
-        assert (found.pod, found.slices, found.containers) == (
+        record = {"gone": None, "nonsense": "{"}.get(forged, text)
+        write(node, "a", **{STATUS: record})
+        await until(lambda: annotations_of(node, "a").get(STATUS) not in (record, None))
+        current = status(node, "a")
+        assert current is not None
+        assert (current.pod, current.slices, current.containers) == (
             true.pod,
             true.slices,
             true.containers,
@@ -445,7 +449,7 @@ async def test_size_is_read_from_the_control_page_when_the_store_was_lost(librar
         for file in node.kubelet.cdi.iterdir():
             file.unlink()
         await node.start()
-        await until(lambda: any(it.lease for it in node.store.tokens.values()))
+        await until(lambda: any(token.lease for token in node.store.tokens.values()))
         await until(lambda: list(node.kubelet.cdi.glob("*.json")))
         assert lease(node, "a")[1].holds == [Slice(0, A, 6462, 0)]
         assert page(node, "a") == [(6462, 100, "hard")]
@@ -471,11 +475,15 @@ async def test_resize_is_undone_when_a_program_allocates_meanwhile(
         request(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
         await granted(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
         # The next pass may grant it at once, so the written patches are checked.
-        said = [body.get("metadata", {}).get("annotations", {}) for _, body in node.api.patches]
-        refused = next(number for number, it in enumerate(said) if it.get(REFUSED))
-        assert said[refused][REFUSED] == "the lease's programs hold too much"
-        recorded = [decode_status(it) for it in said[:refused] if STATUS in it]
-        assert [(it.slices, it.request) for it in recorded if it] == [
+        patched = [body.get("metadata", {}).get("annotations", {}) for _, body in node.api.patches]
+        refused = next(
+            number for number, annotations in enumerate(patched) if annotations.get(REFUSED)
+        )
+        assert patched[refused][REFUSED] == "the lease's programs hold too much"
+        recorded = [
+            decode_status(annotations) for annotations in patched[:refused] if STATUS in annotations
+        ]
+        assert [(record.slices, record.request) for record in recorded if record] == [
             ((Slice(0, A, 6462, 50),), ""),
             ((Slice(0, A, 6462, 0),), ""),
         ]
@@ -501,9 +509,9 @@ async def test_growth_is_undone_when_another_pod_is_bound_meanwhile(
         request(node, "a", "gpu-mem=8")
         await until(lambda: REFUSED in annotations_of(node, "a"))
         assert "of which default/b hold 8616" in annotations_of(node, "a")[REFUSED]
-        found = status(node, "a")
-        assert found is not None
-        assert found.slices == (Slice(0, A, 4308, 0),)
+        record = status(node, "a")
+        assert record is not None
+        assert record.slices == (Slice(0, A, 4308, 0),)
         assert page(node, "a") == [(4308, 100, "hard")]
 
 
@@ -537,12 +545,12 @@ class Killed(Exception):
 
 def holds(node: NodeHarness) -> tuple[int, int, int]:
     """Return the MiB of pod `a`: recorded on it, in the store, and in force."""
-    found = status(node, "a")
-    files = [json.loads(it.read_text()) for it in (node.root / "state").glob("*.json")]
-    (kept,) = (it["lease"] for it in files if it["lease"]["pod"] == "a")
+    record = status(node, "a")
+    files = [json.loads(path.read_text()) for path in (node.root / "state").glob("*.json")]
+    (kept,) = (token["lease"] for token in files if token["lease"]["pod"] == "a")
     (limit,) = control.read_interrupted(next((node.root / "leases").glob("*/lease/control"))).limits
     return (
-        found.slices[0].memory_mib if found else 4308,
+        record.slices[0].memory_mib if record else 4308,
         min(kept["slices"][0]["memory_mib"], kept["holds"][0]["memory_mib"]),
         limit.memory_bytes >> 20,
     )
@@ -575,8 +583,8 @@ async def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa
             request(node, "a", text)
 
             def done() -> bool:
-                found = status(node, "a")
-                return found is not None and found.request == text
+                record = status(node, "a")
+                return record is not None and record.request == text
 
             await until(lambda: called or done())
             recorded, kept, force = holds(node)
@@ -584,10 +592,10 @@ async def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa
             assert kept >= force
             await node.kill()
         await node.start()
-        found = await granted(node, "a", text)
+        record = await granted(node, "a", text)
         expected = 6462 if "6" in text else 2154
         assert holds(node) == (expected, expected, expected)
-        assert found.slices[0].compute == (50 if "core" in text else 0)
+        assert record.slices[0].compute == (50 if "core" in text else 0)
 
 
 def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after: bool) -> list[str]:
@@ -605,11 +613,11 @@ def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after:
         if ends and not after:
             killed.append(name)
             raise Killed
-        found = true(*arguments, **options)
+        result = true(*arguments, **options)
         if ends:
             killed.append(name)
             raise Killed
-        return found
+        return result
 
     async def later(*arguments: Any, **options: Any) -> Any:
         ends = last()
@@ -633,7 +641,7 @@ def test_peak_counts_as_the_scheduler_does() -> None:
 
     def held(**mib: int) -> list[tuple[int, int]]:
         parts = {name: [Slice(0, A, amount, amount)] for name, amount in mib.items()}
-        return [(it.memory_mib, it.compute) for it in peak(parts, pod)]
+        return [(piece.memory_mib, piece.compute) for piece in peak(parts, pod)]
 
     assert held(x=3, y=4) == [(7, 7)]
     assert held(x=3, y=4, s=1) == [(8, 8)]

@@ -80,8 +80,8 @@ IN_FOURS = 4.0
 def test_compute_violation_is_detected_when_it_lasts(shares: list[float], accused: bool) -> None:
     """A single long kernel must not look like one."""
     over, key = violations.ComputeViolations(), ("t", "GPU-1")
-    said = [over.observe(IN_FOURS, {key: share - 0.30}) for share in shares]
-    assert said[-1] == ({key} if accused else set())
+    violators = [over.observe(IN_FOURS, {key: share - 0.30}) for share in shares]
+    assert violators[-1] == ({key} if accused else set())
     assert over.observe(IN_FOURS, {}) == set()
     assert over.observe(IN_FOURS, {key: 0.7}) == set()
 
@@ -115,12 +115,18 @@ def test_sample_has_a_compute_violation_when_a_lease_exceeds_its_share(
     slices = [Slice(0, card(0).uuid, 100, 10)]
     lease = msgspec.structs.replace(lease, slices=slices, holds=slices)
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
-    found = [
+    violators = [
         looks.sample({"t": lease}, {CONTAINER: "main"}, (card(0),), {}).over_compute
         for _ in range(5)
     ]
-    assert [len(it) for it in found] == [0, 0, 0, 0, 1]  # the first look knows no time before it
-    (use,) = found[-1]
+    assert [len(each) for each in violators] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]  # the first look knows no time before it
+    (use,) = violators[-1]
     assert (use.compute, use.self_reported_compute, use.piece.compute, use.limit_percent) == (
         0.25,
         0.0,
@@ -187,11 +193,11 @@ def test_sample_has_a_memory_violation_when_a_lease_exceeds_its_limit(
     """Limit, one context and 5 % are 126 MiB. 127 in three samples are a violation."""
     for used, expected in ((126, [0, 0, 0]), (127, [0, 0, 1])):
         looks = usage(tmp_path, used, iter(range(0, 100, 4)))
-        found = [
+        counts = [
             len(looks.sample({"t": lease}, {CONTAINER: "main"}, (card(0),), {}).over_memory)
             for _ in range(3)
         ]
-        assert found == expected
+        assert counts == expected
 
 
 @pytest.mark.parametrize("ruin", ["", "short", "x" * 200_000, "\xff" * 150_000])

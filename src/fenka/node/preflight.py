@@ -150,8 +150,8 @@ def check_mounts(directory: Path, proc: Path = Path("/proc")) -> None:
     )
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(link: Path, other: Path) -> bool:
     try:
-        return os.readlink(one) == os.readlink(other)
+        return os.readlink(link) == os.readlink(other)
     except OSError:
         return False

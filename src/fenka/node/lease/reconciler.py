@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.lease import resolve
@@ -21,23 +22,19 @@ START_TIMEOUT_S = 8.0
 _RETRY_S = 0.1
 
 
+@dataclass(eq=False)
 class LeaseReconciler:
     """Completes leases: bound to their pods in the store, and their files made.
 
     leased: resources whose allocation brings a lease.
     """
 
-    def __init__(
-        self,
-        api: NodeApi,
-        store: LeaseStore,
-        files: LeaseFiles,
-        binder: LeaseBinder,
-        denials: Denials,
-        leased: Collection[str],
-    ) -> None:
-        self._api, self._store, self._files = api, store, files
-        self._binder, self._denials, self._leased = binder, denials, leased
+    _api: NodeApi
+    _store: LeaseStore
+    _files: LeaseFiles
+    _binder: LeaseBinder
+    _denials: Denials
+    _leased: Collection[str]
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Complete the leases of all tokens that a pod holds. Raises OSError."""
@@ -83,23 +80,19 @@ class LeaseReconciler:
         return True
 
 
+@dataclass(eq=False)
 class LeaseService:
     """Serves the device plugins: tokens at Allocate, complete leases at PreStartContainer.
 
     trigger: requests a pass of the agent. clock: seconds.
     """
 
-    def __init__(
-        self,
-        kubelet: Kubelet,
-        store: LeaseStore,
-        reconciler: LeaseReconciler,
-        reporter: Reporter,
-        trigger: Callable[[], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._kubelet, self._store, self._reconciler = kubelet, store, reconciler
-        self._reporter, self._trigger, self._clock = reporter, trigger, clock
+    _kubelet: Kubelet
+    _store: LeaseStore
+    _reconciler: LeaseReconciler
+    _reporter: Reporter
+    _trigger: Callable[[], None]
+    _clock: Callable[[], float]
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> str:
         """Issue a token. It is on disk before the kubelet receives it."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from fenka.core.inventory import Card
 from fenka.hardware.nvml import DriverLost, Reading, XidListener
@@ -17,18 +18,14 @@ RETRY_S = 4.0
 _LISTEN_MS = 1000
 
 
+@dataclass(eq=False)
 class CardMonitor:
     """Keeps the cards' health current. trigger: requests a pass of the agent."""
 
-    def __init__(
-        self,
-        api: NodeApi,
-        health: CardHealth,
-        inventory: NodeInventory,
-        trigger: Callable[[], None],
-    ) -> None:
-        self._api, self._health, self._inventory = api, health, inventory
-        self._trigger = trigger
+    _api: NodeApi
+    _health: CardHealth
+    _inventory: NodeInventory
+    _trigger: Callable[[], None]
 
     async def refresh(self) -> tuple[tuple[Card, ...], Mapping[str, Reading]]:
         """Read the cards, and report what has changed. Return the cards, and readings by UUID."""

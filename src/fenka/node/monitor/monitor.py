@@ -28,20 +28,16 @@ class ViolationPolicy:
     kill: bool = False
 
 
+@dataclass(eq=False)
 class Monitor:
     """Takes samples."""
 
-    def __init__(
-        self,
-        api: NodeApi,
-        store: LeaseStore,
-        cards: CardMonitor,
-        usage: Usage,
-        exporter: Exporter,
-        policy: ViolationPolicy,
-    ) -> None:
-        self._api, self._store, self._cards = api, store, cards
-        self._usage, self._exporter, self._policy = usage, exporter, policy
+    _api: NodeApi
+    _store: LeaseStore
+    _cards: CardMonitor
+    _usage: Usage
+    _exporter: Exporter
+    _policy: ViolationPolicy
 
     async def run(self) -> None:
         """Sample every few seconds until cancelled."""

@@ -38,7 +38,7 @@ def test_namespace_is_later_when_it_has_used_more(fairness: Fairness, expected: 
     ]
     cluster.wait(*pods)
     cluster.now = 61
-    assert [it.pending.id for it in cluster.queue.entries()] == expected
+    assert [it.pending.id for it in cluster.queue.refreshed().entries()] == expected
     for pod in pods:
         rank = expected.index(pod.metadata.name) + 1
         assert cluster.queue.position(pod) == f"; position {rank} of 3 in the queue"
@@ -65,7 +65,7 @@ def ran(cluster: Cluster, pod: Pod, since: float, until: float) -> None:
 
 def firsts(cluster: Cluster, count: int = 2) -> list[str]:
     """Return the names of the first in line."""
-    return [it.pending.name for it in cluster.queue.entries()[:count]]
+    return [it.pending.name for it in cluster.queue.refreshed().entries()[:count]]
 
 
 def test_namespace_is_first_when_it_has_used_less() -> None:
@@ -92,7 +92,9 @@ def test_reserved_cards_count_as_used_when_the_reservation_expires() -> None:
     cluster.now = RESERVATION_TTL_S
     assert firsts(cluster) == ["late", "h1"]
     assert cluster.start(late) == "n/0"
-    assert cluster.queue.usage() == pytest.approx({"heavy": RESERVATION_TTL_S})
+    assert cluster.queue.state.usage(cluster.queue.now()) == pytest.approx(
+        {"heavy": RESERVATION_TTL_S}
+    )
 
 
 def test_use_is_rebuilt_when_a_replica_starts() -> None:
@@ -109,12 +111,14 @@ def test_use_is_rebuilt_when_a_replica_starts() -> None:
     for _ in range(2):
         cluster.set(*pods)
         cluster.queue.replace_pods(pods)
-    used = cluster.queue.usage()
+    used = cluster.queue.state.usage(cluster.queue.now())
     assert used == pytest.approx({"a": 300, "b": 50}, rel=1e-3)
     cluster.now = 1100
     cluster.queue.replace_pods([])
     cluster.now = 2000
-    assert cluster.queue.usage() == pytest.approx({"a": 300, "b": 150}, rel=1e-3)
+    assert cluster.queue.state.usage(cluster.queue.now()) == pytest.approx(
+        {"a": 300, "b": 150}, rel=1e-3
+    )
 
 
 def test_use_is_counted_when_the_node_comes_after_the_pod() -> None:
@@ -123,11 +127,11 @@ def test_use_is_counted_when_the_node_comes_after_the_pod() -> None:
     cluster.world.forget_node("n")
     on: dict[str, Any] = {"node": "n", "annotations": on_card(0, 7)}
     cluster.set(make("p", 7, 0, namespace="a", said={"startTime": stamp(0)}, **on))
-    assert cluster.queue.usage() == {}
+    assert cluster.queue.state.usage(cluster.queue.now()) == {}
     cluster.world.set_node(msgspec.convert(node_json("n", T4_MIB), Node))
     cluster.wait(make("q", 14, 0))
     assert firsts(cluster) == ["q"]
-    assert cluster.queue.usage() == pytest.approx({"a": 50}, rel=1e-3)
+    assert cluster.queue.state.usage(cluster.queue.now()) == pytest.approx({"a": 50}, rel=1e-3)
 
 
 def test_bypass_is_measured_when_a_later_request_is_served_first() -> None:
@@ -141,20 +145,20 @@ def test_bypass_is_measured_when_a_later_request_is_served_first() -> None:
     a1 = make("a1", 8, 1, namespace="a")
     b1 = make("b1", 8, 50, namespace="b")
     cluster.wait(a1, b1)
-    assert cluster.queue.max_bypass_s == 0
+    assert cluster.queue.refreshed().max_bypass_s() == 0
     # b1: 0, a1: 60 and what it has had, c: 120
     c = make("c", 2, 55, namespace="c")
     cluster.set(c)
     # b1 has named card 0, a1 card 1
     assert cluster.start(c) == "n/2"
     cluster.set(make("c", 2, 55, namespace="c", node="n", annotations=on_card(2, 2)))
-    assert cluster.queue.max_bypass_s == 0
+    assert cluster.queue.refreshed().max_bypass_s() == 0
     cluster.gone("h0")
     cluster.now = 61
     assert cluster.start(b1) == "n/0"
     cluster.set(make("b1", 8, 50, namespace="b", node="n", annotations=on_card(0, 8)))
     cluster.now = 62
-    assert cluster.queue.max_bypass_s == 49
-    assert cluster.queue.max_bypass_bound_s == 3600
+    assert cluster.queue.refreshed().max_bypass_s() == 49
+    assert cluster.queue.state.max_bypass_bound_s == 3600
     cluster.gone("a1")
-    assert cluster.queue.max_bypass_s == 0
+    assert cluster.queue.refreshed().max_bypass_s() == 0

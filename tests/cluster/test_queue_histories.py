@@ -66,10 +66,10 @@ def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
             open_ := [it for it in pods if cluster.world.allocation(it) is None]
         ):
             pod = pods[open_[value % len(open_)]]
-            if pod.metadata.name not in cluster.queue._state._open:
+            if pod.metadata.name not in cluster.queue.state._open:
                 continue
             # The line may not have been served since one of them was given a card.
-            places = cluster.queue.entries()
+            places = cluster.queue.refreshed().entries()
             before = [it for it in places if cluster.world.allocation(it.pending.id) is None]
             got = cluster.start(pod)
             if "/" not in got or "GPUs" in got:

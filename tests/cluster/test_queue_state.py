@@ -74,7 +74,7 @@ def test_deadline_counts_when_the_node_has_not_started_the_pod_yet() -> None:
     cluster.set(small)
     cluster.world.assume(small, cluster.extender.placements(small, "n"))  # type: ignore[arg-type]
     cluster.now = 11
-    (place,) = cluster.queue.entries()
+    (place,) = cluster.queue.refreshed().entries()
     assert place.reservation is not None
     assert place.reservation.starts_by == START + 200
 
@@ -125,10 +125,10 @@ def test_reservation_expires_when_the_pod_is_not_bound() -> None:
     cluster.now = RESERVATION_TTL_S
     assert cluster.start(later) == "n/0"
     cluster.now += 1
-    assert cluster.queue.entries() == ()
+    assert cluster.queue.refreshed().entries() == ()
     # It is asked about again, and 10 are left: it names the card.
     assert "too little memory" in cluster.ask(head)["n"]
-    assert [it.pending.id for it in cluster.queue.entries()] == ["head"]
+    assert [it.pending.id for it in cluster.queue.refreshed().entries()] == ["head"]
     small = make("small", 2, 3)
     cluster.set(small)
     assert "reserved" in cluster.start(small)
@@ -139,22 +139,26 @@ def test_pod_is_requeued_when_room_comes_without_an_event() -> None:
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.wait(make("head", 12, 1), make("next", 4, 2))
-    assert cluster.queue.pods_to_requeue(9) == []
+    assert cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now()) == []
     cluster.now = 1
     cluster.gone("head")
-    assert cluster.queue.pods_to_requeue(9) == []
+    assert cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now()) == []
     cluster.now = 1 + REQUEUE_AFTER_S
-    assert [it.metadata.name for it in cluster.queue.pods_to_requeue(9)] == ["next"]
+    assert [
+        it.metadata.name for it in cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now())
+    ] == ["next"]
     # Once, while it fits.
-    assert cluster.queue.pods_to_requeue(9) == []
+    assert cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now()) == []
     cluster.holds("h2", 0, 4)
     cluster.now += 1
-    assert cluster.queue.pods_to_requeue(9) == []
+    assert cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now()) == []
     cluster.gone("h2")
     cluster.now += 1
-    assert cluster.queue.pods_to_requeue(9) == []
+    assert cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now()) == []
     cluster.now += REQUEUE_AFTER_S
-    assert [it.metadata.name for it in cluster.queue.pods_to_requeue(9)] == ["next"]
+    assert [
+        it.metadata.name for it in cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now())
+    ] == ["next"]
 
 
 def test_node_is_excluded_when_kube_scheduler_does_not_offer_it() -> None:
@@ -204,7 +208,7 @@ def test_cards_are_reserved_only_when_the_pod_is_eligible_for_the_node() -> None
     cluster.holds("hb", 0, 10, "b", runs=100, started=0)
     cluster.wait(make("head", 12, 1, spec={"nodeSelector": {"zone": "a"}}))
     cluster.set(make("lost", 12, 0, spec={"nodeSelector": {"zone": "c"}}, said=UNSCHEDULABLE))
-    assert [it.pending.id for it in cluster.queue.entries()] == ["head"]
+    assert [it.pending.id for it in cluster.queue.refreshed().entries()] == ["head"]
     assert cluster.queue.constraints(make("s", 2, 2)).reserved == {"GPU-a-0"}
     # The node is cordoned: nothing is waited for there.
     nodes[0]["spec"]["unschedulable"] = True
@@ -226,7 +230,7 @@ def test_pod_is_not_queued_when_it_cannot_be_placed() -> None:
         make("new", 4),
         gone,
     )
-    assert cluster.queue.entries() == ()
+    assert cluster.queue.refreshed().entries() == ()
     assert cluster.queue.position(make("huge", 20, said=UNSCHEDULABLE)) == ""
 
 
@@ -236,7 +240,7 @@ def test_card_is_held_by_the_nodes_policy_when_its_label_names_one() -> None:
     cluster = Cluster([node])
     cluster.holds("h", 0, 2)
     cluster.set(make("head", 10, 1, said=UNSCHEDULABLE))
-    (entry,) = cluster.queue.entries()
+    (entry,) = cluster.queue.refreshed().entries()
     assert [piece.card for piece in entry.placements[0].slices] == [1]
 
 
@@ -255,7 +259,7 @@ def test_queue_is_one_when_nodes_have_different_units() -> None:
     assert cluster.queue.constraints(make("s", 2, 3)).reserved == {"GPU-b-0"}
     # 4,096 units fit b alone, behind the first: 15,079 - 12 are more than enough.
     cluster.wait(second)
-    assert [it.pending.id for it in cluster.queue.entries()] == ["first", "second"]
+    assert [it.pending.id for it in cluster.queue.refreshed().entries()] == ["first", "second"]
     assert cluster.start(make("s", 2, 3)) in ("a/0", "c/0")
     cluster.gone("hb")
     cluster.now = 11
@@ -269,7 +273,7 @@ def test_gang_is_one_entry_when_its_members_are_pending() -> None:
     cluster.now = 10
     cluster.set(gang("g1", 8, 1), gang("g2", 8, 3))
     cluster.queue.reject(gang("g1", 8, 1), ["n"])
-    (place,) = cluster.queue.entries()
+    (place,) = cluster.queue.refreshed().entries()
     assert (place.pending.id, place.pending.name, len(place.pending.pods)) == ("default/g", "g", 2)
     ahead = cluster.queue.constraints(make("s", 2, 4))
     assert (set(ahead.reserved), ahead.position) == ({"GPU-n-0", "GPU-n-1"}, 2)
@@ -277,7 +281,7 @@ def test_gang_is_one_entry_when_its_members_are_pending() -> None:
     assert cluster.queue.constraints(gang("g2", 8, 3)).reserved == frozenset()
     cluster.plans = {"default/g": ()}
     cluster.now = 11
-    assert cluster.queue.entries() == ()
+    assert cluster.queue.refreshed().entries() == ()
 
 
 def test_only_one_card_is_reserved_when_cards_have_no_uuid() -> None:

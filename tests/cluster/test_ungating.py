@@ -16,7 +16,7 @@ def gated(name: str, units: int, at: float = 0, **rest: object) -> Pod:
 def pods_to_ungate(cluster: Cluster, most: int = 99) -> list[str]:
     """Return the names of the pods whose gate is to be removed, in order."""
     cluster.now += 1
-    return [it.metadata.name for it in cluster.queue.pods_to_ungate(most)]
+    return [it.metadata.name for it in cluster.queue.refreshed().pods_to_ungate(most)]
 
 
 def test_gate_is_removed_when_a_pod_fits_or_has_reserved_cards() -> None:
@@ -81,7 +81,7 @@ def test_pod_stays_gated_when_it_has_a_foreign_gate_too() -> None:
     cluster = Cluster([node_json("n", T4_MIB)])
     both = make("p", 4, 1, spec={"schedulingGates": [{"name": QUEUE_GATE}, {"name": "mine"}]})
     cluster.set(both)
-    assert (pods_to_ungate(cluster), cluster.queue.entries()) == ([], ())
+    assert (pods_to_ungate(cluster), cluster.queue.refreshed().entries()) == ([], ())
     cluster.set(gated("p", 4, 1))
     assert pods_to_ungate(cluster) == ["p"]
 

@@ -94,7 +94,7 @@ class Extender:
         result = self._evaluator.placements(pod, node, self._queue.constraints(pod))
         constraints = self._filter_constraints.pop(pod.metadata.uid, None)
         if isinstance(result, Infeasible) and constraints is not None:
-            constraints = self._queue.without_served(constraints)
+            constraints = self._queue.state.without_served(constraints)
             result = self._evaluator.placements(pod, node, constraints)
         return result
 

@@ -138,7 +138,8 @@ class Metrics(Collector):
         yield _gauge("waiting_oldest_seconds", "Age of the oldest of them", oldest_s)
 
     def _positions(self) -> Iterator[Metric]:
-        pending = [entry.pending for entry in self._queue.entries()[:SHOWN]]
+        queue = self._queue.refreshed()
+        pending = [entry.pending for entry in queue.entries()[:SHOWN]]
         yield _labelled(
             GaugeMetricFamily(
                 "fenka_scheduler_waiting_position",
@@ -150,12 +151,12 @@ class Metrics(Collector):
         yield _gauge(
             "bypassed_seconds",
             "By how much later a request came, at most, that was served before one that still waits",
-            self._queue.max_bypass_s,
+            queue.max_bypass_s(),
         )
         yield _gauge(
             "max_penalty_seconds",
             "Upper bound of fenka_scheduler_bypassed_seconds",
-            self._queue.max_bypass_bound_s,
+            queue.max_bypass_bound_s,
         )
 
 

@@ -111,9 +111,16 @@ class Replica:
         leadership = self.leadership = Leadership(election, self.informers, sleep)
         patcher = partial(PodPatcher, api, is_leading=self._is_leading, sleep=sleep)
         requeuer = patcher(
-            requeue_body, queue.pods_to_requeue, interval_s=REQUEUE_INTERVAL_S, retry_after_s=0.0
+            requeue_body,
+            lambda limit: queue.refreshed().pods_to_requeue(limit, now()),
+            interval_s=REQUEUE_INTERVAL_S,
+            retry_after_s=0.0,
         )
-        ungater = patcher(ungate_body, queue.pods_to_ungate, interval_s=UNGATE_INTERVAL_S)
+        ungater = patcher(
+            ungate_body,
+            lambda limit: queue.refreshed().pods_to_ungate(limit),
+            interval_s=UNGATE_INTERVAL_S,
+        )
         preemption = PodPreemption(
             cluster,
             settings.policy,

@@ -35,7 +35,8 @@ class CompactPod(Pod):
     def __post_init__(self) -> None:
         meta, spec, status = self.metadata, self.spec, self.status
         for container in (*spec.containers, *spec.init_containers):
-            container.image, container.resources.requests = "", _NO_AMOUNTS
+            container.name, container.image = intern(container.name), ""
+            container.resources.requests = _NO_AMOUNTS
         spec.containers = _shared(b"containers", spec.containers)
         spec.init_containers = _shared(b"containers", spec.init_containers)
         spec.tolerations = _shared(b"tolerations", spec.tolerations)
@@ -56,10 +57,13 @@ class CompactPod(Pod):
         meta.name, meta.namespace = intern(meta.name), intern(meta.namespace)
         meta.creation_timestamp = intern(meta.creation_timestamp)
         read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
-        self.status = PodStatus(
-            phase=intern(status.phase),
-            start_time=intern(status.start_time),
-            conditions=tuple(each for each in status.conditions if each.type == read),
+        self.status = _shared(
+            b"status",
+            PodStatus(
+                phase=status.phase,
+                start_time=status.start_time,
+                conditions=tuple(each for each in status.conditions if each.type == read),
+            ),
         )
 
 

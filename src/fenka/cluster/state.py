@@ -9,7 +9,7 @@ the first a pod counts for no more than it requests.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fenka.cluster.allocation import (
     PodAllocation,
@@ -27,19 +27,6 @@ from fenka.dialects import leases, node_inventory, node_modes
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
 from fenka.dialects.leases import LeaseReport, Refusal
 from fenka.dialects.registry import DIALECTS
-
-
-@dataclass(frozen=True, slots=True)
-class _Binding:
-    """A pod on a node, as the API server shows it, or as the scheduler assumes it.
-
-    Attributes:
-        assumed: the placements of an assumption, empty for what the server shows.
-    """
-
-    pod: Pod
-    node: str
-    assumed: tuple[Placement, ...] = ()
 
 
 class ClusterState:
@@ -61,7 +48,10 @@ class ClusterState:
         self._shared: dict[str, SharedNode] = {}
         self._node_errors: dict[str, str] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
-        self._bindings: dict[str, _Binding] = {}
+        self._bound: dict[str, Pod] = {}
+        """Pods by UID that have a node, by the API server or by an assumption."""
+        self._assumed: dict[str, tuple[Placement, ...]] = {}
+        """The placements of assumptions, by UID."""
         self._uids_by_node: dict[str, set[str]] = {}
         self._allocations: dict[str, PodAllocation] = {}
         self._written: dict[str, tuple[Placement, ...]] = {}
@@ -118,8 +108,7 @@ class ClusterState:
 
     def is_assumed(self, uid: str) -> bool:
         """Return whether the pod's allocation is assumed, because the server has not shown it bound yet."""
-        binding = self._bindings.get(uid)
-        return binding is not None and bool(binding.assumed)
+        return uid in self._assumed
 
     def allocation(self, uid: str) -> PodAllocation | None:
         """Return what the pod with this UID holds of a sharing node."""
@@ -168,18 +157,18 @@ class ClusterState:
 
     def set_pod(self, pod: Pod) -> None:
         """Take a pod that is new or has changed. An assumption holds until the server shows the pod bound."""
-        uid, known = pod.metadata.uid, self._bindings.get(pod.metadata.uid)
+        uid, known = pod.metadata.uid, self._bound.get(pod.metadata.uid)
         if pod.finished:
             self.forget_pod(uid)
         elif pod.spec.node_name:
-            if known is not None and known.node != pod.spec.node_name:
+            if known is not None and self._node_of(uid) != pod.spec.node_name:
                 # It was bound elsewhere: nothing that was known applies to this node.
                 self.forget_pod(uid)
-            elif known is not None and not known.assumed and _hold_alike(known.pod, pod):
+            elif known is not None and uid not in self._assumed and _hold_alike(known, pod):
                 self._renew(pod)
                 return
-            self._bind(_Binding(pod, pod.spec.node_name))
-        elif known is None or not known.assumed:
+            self._bind(pod)
+        elif uid not in self._assumed:
             self.forget_pod(uid)
 
     def forget_pod(self, uid: str) -> None:
@@ -193,7 +182,7 @@ class ClusterState:
 
         Once the server shows the pod bound to this node, the placements still count, whatever its record is.
         """
-        self._bind(_Binding(pod, placements[0].node, placements))
+        self._bind(pod, placements)
         self._written[pod.metadata.uid] = placements
 
     def forget_assumed(self, uid: str) -> None:
@@ -205,11 +194,10 @@ class ClusterState:
         """Take these as all pods. Assumptions of pods that still exist stay."""
         pods = list(pods)
         uids = {pod.metadata.uid for pod in pods}
-        for uid in [uid for uid in self._bindings if uid not in uids]:
+        for uid in [uid for uid in self._bound if uid not in uids]:
             self.forget_pod(uid)
         for pod in pods:
-            known = self._bindings.get(pod.metadata.uid)
-            if known is None or known.pod is not pod:
+            if self._bound.get(pod.metadata.uid) is not pod:
                 self.set_pod(pod)
 
     def replace_nodes(self, nodes: Iterable[Node]) -> None:
@@ -224,35 +212,44 @@ class ClusterState:
 
     # ---- pods ----
 
-    def _bind(self, binding: _Binding) -> None:
-        uid = binding.pod.metadata.uid
+    def _node_of(self, uid: str) -> str:
+        assumed = self._assumed.get(uid)
+        return assumed[0].node if assumed else self._bound[uid].spec.node_name
+
+    def _bind(self, pod: Pod, assumed: tuple[Placement, ...] = ()) -> None:
+        uid = pod.metadata.uid
         self._unbind(uid)
-        self._bindings[uid] = binding
-        self._uids_by_node.setdefault(binding.node, set()).add(uid)
-        self._allocate(binding)
-        self._count_lingering(binding.node)
+        self._bound[uid] = pod
+        if assumed:
+            self._assumed[uid] = assumed
+        node = self._node_of(uid)
+        self._uids_by_node.setdefault(node, set()).add(uid)
+        self._allocate(uid)
+        self._count_lingering(node)
 
     def _renew(self, pod: Pod) -> None:
         """Take a version of a bound pod by which it holds what it held."""
         uid = pod.metadata.uid
-        self._bindings[uid] = _Binding(pod, pod.spec.node_name)
+        self._bound[uid] = pod
         if uid in self._allocations:
             self._allocations[uid] = replace(self._allocations[uid], pod=pod)
 
     def _unbind(self, uid: str) -> None:
-        binding = self._bindings.pop(uid, None)
-        if binding is not None:
-            self._uids_by_node[binding.node].discard(uid)
+        if uid in self._bound:
+            node = self._node_of(uid)
+            del self._bound[uid]
+            self._assumed.pop(uid, None)
+            self._uids_by_node[node].discard(uid)
             self._release(uid)
-            self._count_lingering(binding.node)
+            self._count_lingering(node)
 
-    def _allocate(self, binding: _Binding) -> None:
-        allocation = self._allocation_of(binding)
+    def _allocate(self, uid: str) -> None:
+        allocation = self._allocation_of(uid)
         if allocation is not None:
-            self._allocations[binding.pod.metadata.uid] = allocation
+            self._allocations[uid] = allocation
             for placement in allocation.placements:
                 self._totals.add(placement)
-            self._touch(binding.node)
+            self._touch(allocation.node)
 
     def _release(self, uid: str) -> None:
         allocation = self._allocations.pop(uid, None)
@@ -263,15 +260,15 @@ class ClusterState:
 
     def _reallocate(self, uid: str) -> None:
         self._release(uid)
-        self._allocate(self._bindings[uid])
+        self._allocate(uid)
 
-    def _allocation_of(self, binding: _Binding) -> PodAllocation | None:
-        shared, pod = self._shared.get(binding.node), binding.pod
+    def _allocation_of(self, uid: str) -> PodAllocation | None:
+        pod, node = self._bound[uid], self._node_of(uid)
+        shared, report = self._shared.get(node), self._reports.get(node)
         if shared is None:
             return None
-        if binding.assumed:
-            return PodAllocation(pod, binding.assumed)
-        uid, report = pod.metadata.uid, self._reports.get(binding.node)
+        if uid in self._assumed:
+            return PodAllocation(pod, self._assumed[uid])
         if report is not None and uid in report.pods:
             return PodAllocation(pod, reported_placements(shared, report.pods[uid]))
         allocation = read_allocation(shared, pod, self.dialects)

@@ -44,8 +44,10 @@ def test_frozen_garbage_is_freed_when_a_collection_visits_everything() -> None:
         assert gone() is None
 
 
-def test_nothing_stays_frozen_when_the_block_ends() -> None:
+def test_collector_is_as_before_when_the_block_ends() -> None:
     """Other parts of the process are not affected."""
+    before = gc.get_threshold(), list(gc.callbacks)
     with short_gc_pauses():
         gc.collect()
     assert gc.get_freeze_count() == 0
+    assert (gc.get_threshold(), gc.callbacks) == before

@@ -93,7 +93,6 @@ def test_read_returns_processes_and_totals(path: Path) -> None:
         AccountSlot((1 << 22) - 1, (1 << 32) - 1, 4026531836, held(1)),
     )
     assert content.memory_bytes == held((1 << 30) + 1, 7)
-    assert not content.suspect
 
 
 def test_namespace_is_zero_when_it_is_unknown(path: Path) -> None:
@@ -114,15 +113,15 @@ def test_slot_is_not_counted_when_it_is_being_emptied(path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "bytes_"), [(identity(5, 5), 1 << 50), (identity(5, 5), (1 << 64) - 1), (0, 4096)]
 )
-def test_slot_is_suspect_when_its_content_is_impossible(path: Path, word: int, bytes_: int) -> None:
-    """A pebibyte counts as nothing, and memory without an owner counts; both are suspect."""
+def test_slot_counts_as_empty_when_its_content_is_impossible(
+    path: Path, word: int, bytes_: int
+) -> None:
+    """A pebibyte counts as nothing. Memory without an owner counts."""
     put(path, "identity", 9, word)
     put(path, "memory", 9, bytes_)
     put(path, "identity", 10, identity(6, 6))
     put(path, "memory", 10, 10)
     content = account.read(path)
-    assert content.suspect
-    assert [p.suspect for p in content.processes] == [True, False]
     assert content.memory_bytes[0] == 10 + (4096 if bytes_ == 4096 else 0)
 
 
@@ -140,7 +139,6 @@ def test_read_succeeds_when_the_content_is_arbitrary(
     os.truncate(path, size)
     content = account.read(path)
     assert all(0 <= total < 3 * SLOTS << 50 for total in content.memory_bytes)
-    assert all(p.suspect for p in content.processes if not p.pid)
 
 
 def test_shared_memory_is_counted_once_when_its_exporter_has_freed_it(path: Path) -> None:

@@ -41,7 +41,6 @@ def test_account_lists_its_processes(lease: Lease) -> None:
     fields = Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()
     assert first.start_time == int(fields[19])
     assert first.namespace == Path("/proc/self/ns/pid").stat().st_ino
-    assert not said.suspect
 
 
 def test_memory_is_available_when_its_process_was_killed(lease: Lease) -> None:

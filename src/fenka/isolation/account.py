@@ -1,6 +1,6 @@
 """The account: how much device memory each process of a lease reports to hold.
 
-Programs write it, so nothing in it is trusted, and impossible values are marked. It is read by ``pread``,
+Programs write it, so nothing in it is trusted, and impossible values count as zero. It is read by ``pread``,
 because a program may truncate the file, and reading a truncated mapping would kill the reader.
 """
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_PLAUSIBLE_BYTES = 1 << 50
-"""No card has a pebibyte of memory. A process that reports more is marked, and counted as holding nothing."""
+"""No card has a pebibyte of memory. A process that reports more is counted as holding nothing."""
 
 
 class InvalidAccount(FenkaError):
@@ -47,8 +47,6 @@ class AccountSlot:
     """Inode of the process's PID namespace; 0 = unknown."""
     memory_bytes: tuple[int, ...]
     """Held memory by the card's number in the lease."""
-    suspect: bool = False
-    """Reports an impossible number of bytes, or memory without an owner."""
     exported_bytes: tuple[int, ...] = ()
     """The part of memory_bytes that other processes may hold, too."""
     imported_bytes: tuple[int, ...] = ()
@@ -74,11 +72,6 @@ class Account:
     def memory_bytes(self) -> tuple[int, ...]:
         """Totals by the card's number in the lease."""
         return total_memory(self.processes, self.released_bytes)
-
-    @property
-    def suspect(self) -> bool:
-        """Whether any slot is suspect."""
-        return any(process.suspect for process in self.processes)
 
 
 def total_memory(
@@ -203,7 +196,6 @@ def _processes(fd: int) -> Iterator[AccountSlot]:
         ended = states[index] == constant("FENKA_NAMESPACE_ENDED")
         if ended and not any(held[1]):
             continue  # ended, too: the next process that needs the memory empties the slot
-        impossible = max(map(max, held)) >= MAX_PLAUSIBLE_BYTES
         slot, given, taken = (
             tuple(0 if b >= MAX_PLAUSIBLE_BYTES else b for b in row)
             for row in (held if not ended else (none, held[1], none))
@@ -214,7 +206,6 @@ def _processes(fd: int) -> Iterator[AccountSlot]:
             identity >> start,
             inodes & 0xFFFFFFFF,
             slot,
-            impossible or not pid,
             given if any(given) else (),
             taken if any(taken) else (),
             inodes >> 32,

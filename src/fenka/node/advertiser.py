@@ -91,7 +91,7 @@ class DeviceAdvertiser:
                 mode.labelled or not self._advertised.labelled_only
             ):
                 exclusive = self._allocations.exclusive_cards(claims)
-                await plugin.advertise(device_ids.whole(self._inventory.cards(), exclusive, ()))
+                await plugin.advertise(device_ids.whole(self._inventory.cards(), exclusive))
 
     def _remembered(self, resource: str) -> bool:
         """Return whether the kubelet counts devices of ours, perhaps of an earlier process."""

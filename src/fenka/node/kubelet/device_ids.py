@@ -64,18 +64,12 @@ def _ids_on(uuid: str, allocated: Iterable[AllocatedIds]) -> set[str]:
     return ids
 
 
-def whole(
-    cards: Sequence[Card], allocated: Collection[str], unavailable: Collection[str]
-) -> list[tuple[str, bool]]:
+def whole(cards: Sequence[Card], allocated: Collection[str]) -> list[tuple[str, bool]]:
     """Return all cards by UUID, each with whether it is healthy.
 
-    Cordoned and unavailable cards are unhealthy unless they are allocated already.
+    Cordoned cards are unhealthy unless they are allocated already.
     """
     return [
-        (
-            card.uuid,
-            card.healthy
-            and (card.uuid in allocated or not (card.cordoned or card.uuid in unavailable)),
-        )
+        (card.uuid, card.healthy and (card.uuid in allocated or not card.cordoned))
         for card in cards
     ]

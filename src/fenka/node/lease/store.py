@@ -76,13 +76,8 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LeaseStore:
     """All tokens of the node, in memory and on disk."""
 
-    def __init__(
-        self,
-        directory: Path,
-        draw: Callable[[], str] = lambda: secrets.token_hex(16),
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._directory, self._draw, self._clock = directory, draw, clock
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        self._directory, self._clock = directory, clock
         self.tokens: dict[str, Token] = {}
         self.lock = asyncio.Lock()
         """Held while slices are given away, resized or taken back."""
@@ -107,7 +102,7 @@ class LeaseStore:
 
     def issue(self, resource: str, ids: Iterable[str], name: str = "") -> Token:
         """Store a new token for these IDs. name: of a lost token that the kubelet still has."""
-        token = Token(name or self._draw(), resource, sorted(ids), self._clock())
+        token = Token(name or secrets.token_hex(16), resource, sorted(ids), self._clock())
         self.put(token)
         return token
 

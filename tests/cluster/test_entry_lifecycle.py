@@ -23,7 +23,7 @@ def test_entry_is_waiting_when_unknown() -> None:
 
 
 def test_entry_is_reserved_when_it_fits_and_waiting_when_it_does_not() -> None:
-    """What fits is decided elsewhere; here it is a phase."""
+    """Another module decides what fits."""
     entries = EntryLifecycle()
     assert entries.fitting({"a"}, 0) == {}
     assert entries.phase("a") is Phase.RESERVED
@@ -49,7 +49,7 @@ def test_entry_stalls_when_kube_scheduler_does_not_try_it() -> None:
 
 
 def test_nodes_are_excluded_when_kube_scheduler_tried_the_entry_without_them() -> None:
-    """They are offered again one by one."""
+    """They may be offered again one by one."""
     entries = EntryLifecycle()
     entries.fitting({"a"}, 0)
     assert not entries.reject("a", {"n3"})
@@ -64,7 +64,7 @@ def test_nodes_are_excluded_when_kube_scheduler_tried_the_entry_without_them() -
 
 
 def test_excluded_nodes_stay_when_another_node_is_reserved_and_lost() -> None:
-    """An entry goes back to EXCLUDED, not to WAITING."""
+    """The entry returns to EXCLUDED, not to WAITING."""
     entries = EntryLifecycle()
     entries.fitting({"a"}, 0)
     entries.reject("a", ())
@@ -77,7 +77,7 @@ def test_excluded_nodes_stay_when_another_node_is_reserved_and_lost() -> None:
 
 
 def test_stalled_entry_returns_when_kube_scheduler_reports_a_shortage() -> None:
-    """The message must be another one, and about a resource that fenka places."""
+    """The message must be new, and about a resource that fenka places."""
     entries = EntryLifecycle()
     entries.fitting({"a"}, 0)
     entries.fitting({"a"}, RESERVATION_TTL_S)
@@ -89,7 +89,7 @@ def test_stalled_entry_returns_when_kube_scheduler_reports_a_shortage() -> None:
 
 
 def test_requeue_is_needed_once_when_an_entry_has_fitted_for_a_while() -> None:
-    """A new reservation is a new occasion."""
+    """A new reservation may need it again."""
     entries = EntryLifecycle()
     entries.fitting({"a"}, 0)
     assert not entries.needs_requeue("a", REQUEUE_AFTER_S / 2)
@@ -102,7 +102,7 @@ def test_requeue_is_needed_once_when_an_entry_has_fitted_for_a_while() -> None:
 
 
 class LifecycleMachine(RuleBasedStateMachine):
-    """Any events in any order: after each of them the phases are consistent."""
+    """Any events in any order; the phases are consistent after each of them."""
 
     ids = st.sampled_from(["a", "b", "c"])
     nodes = st.frozensets(st.sampled_from(["n1", "n2", "n3"]))
@@ -119,7 +119,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         reserved=nodes.filter(bool),
     )
     def schedule(self, fitting: frozenset[str], after: float, reserved: frozenset[str]) -> None:
-        """As the queue controller does: stalled entries are not in the queue."""
+        """Schedule the queue, in which stalled entries are missing."""
         self.now += after
         self.fitted = frozenset(it for it in fitting if not self.entries.is_stalled(it))
         for entry_id, since in self.entries.fitting(self.fitted, self.now).items():
@@ -129,21 +129,21 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule(entry_id=ids, offered=nodes)
     def reject(self, entry_id: str, offered: frozenset[str]) -> None:
-        """kube-scheduler tried it."""
+        """Have kube-scheduler try an entry."""
         stalled = self.entries.is_stalled(entry_id)
         assert self.entries.reject(entry_id, offered) == stalled
         assert offered.isdisjoint(self.entries.excluded_nodes().get(entry_id, frozenset()))
 
     @rule(entry_id=ids, message=st.sampled_from(["blocked", f"Insufficient {GPU[0]}", "taint"]))
     def report(self, entry_id: str, message: str) -> None:
-        """The pod's condition changed."""
+        """Change the pod's condition."""
         stalled = self.entries.is_stalled(entry_id)
         shortage = message.startswith("Insufficient")
         assert self.entries.report(entry_id, message, GPU) == (stalled and shortage)
 
     @rule(entry_id=ids)
     def forget(self, entry_id: str) -> None:
-        """It was bound or deleted."""
+        """Bind or delete the entry."""
         self.entries.forget(entry_id)
         self.fitted -= {entry_id}
         self.before.pop(entry_id, None)
@@ -157,7 +157,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @invariant()
     def excluded_means_that_nodes_are_excluded(self) -> None:
-        """And waiting that none is."""
+        """Nodes are excluded exactly for entries in this phase, or for one reserved elsewhere."""
         for entry_id in ("a", "b", "c"):
             excluded, phase = (
                 self.entries.excluded_nodes().get(entry_id),
@@ -168,7 +168,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_transitions_of_the_table_happen(self) -> None:
-        """In one rule an entry may take two: its reservation expires, and it fits elsewhere."""
+        """An entry may take two in one rule: its reservation expires, and it fits elsewhere."""
         steps = {(source, target) for (source, _), target in TRANSITIONS.items()}
         steps |= {(source, Phase.EXCLUDED) for source, target in steps if target is Phase.WAITING}
         for entry_id, before in self.before.items():

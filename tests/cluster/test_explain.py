@@ -37,17 +37,17 @@ def data(cluster: Objects, name: str) -> dict[str, Any]:
 
 
 def waiting(count: int = 4, **given: Any) -> Json:
-    """The pod that is asked about."""
+    """Return the pod that is explained."""
     return pod("p", units(count), **given)
 
 
 def verdicts(answer: dict[str, Any]) -> dict[str, list[str]]:
-    """Reasons by node."""
+    """Return the reasons by node."""
     return {it["node"]: it["reasons"] for it in answer["nodes"]}
 
 
 def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
-    """Every rule about nodes says its own sentence."""
+    """Every rule about nodes has its own sentence."""
     taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
     nodes = [
         sharing("away", ready="Unknown"),
@@ -93,7 +93,7 @@ def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
     ],
 )
 def test_node_fits_when_taints_are_tolerated_and_labels_match(spec: Json, fits: bool) -> None:
-    """As kube-scheduler judges them."""
+    """kube-scheduler has the same rules."""
     taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
     nodes = [sharing("a", taints=[taint], labels={"zone": "a"})]
     answer = data(objects(nodes=nodes, pods=[waiting(spec=spec)]), "p")
@@ -114,7 +114,7 @@ def test_node_fits_when_taints_are_tolerated_and_labels_match(spec: Json, fits: 
     ],
 )
 def test_node_fits_when_the_affinity_matches(operator: str, values: list[str], fits: bool) -> None:
-    """Each operator, on a node labelled gen=8."""
+    """Each operator is tried on a node labelled gen=8."""
     term = {"matchExpressions": [{"key": "gen", "operator": operator, "values": values}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     spec = {"affinity": {"nodeAffinity": required}}
@@ -123,7 +123,7 @@ def test_node_fits_when_the_affinity_matches(operator: str, values: list[str], f
 
 
 def test_hints_name_the_smallest_pods_first_when_their_end_makes_room() -> None:
-    """Of two cards that are full, the one where less must end; the kubelet's count would do."""
+    """Both cards are too full; by the kubelet's sum over both there would be room."""
     pods = [
         waiting(6),
         pod("big", units(10), node="a", annotations=on_card(0, 10)),
@@ -155,20 +155,20 @@ def test_hints_name_the_smallest_pods_first_when_their_end_makes_room() -> None:
     ],
 )
 def test_hint_says_so_when_the_pod_can_never_start(given: Json, help_: str) -> None:
-    """No end of any pod would help: what to ask instead."""
+    """No pod's end would help, so the hint says what to request instead."""
     server = objects(nodes=[sharing("a", cards=2)], pods=[given])
     (found,) = data(server, "p")["hints"]
     assert help_ in found
 
 
 def test_hint_names_the_labels_when_no_node_shares() -> None:
-    """The first thing a newcomer forgets."""
+    """New users forget them first."""
     (found,) = data(objects(nodes=[node("a")], pods=[waiting()]), "p")["hints"]
     assert found == "no node shares its GPUs: label one gpushare=true or cgpu=true"
 
 
 def test_pod_is_pending_when_it_has_fenkas_gate() -> None:
-    """It is pending like any other, and the nodes are judged for it."""
+    """Nodes are evaluated for it like for any pending pod."""
     blocked = unschedulable("Scheduling is blocked due to non-empty scheduling gates")
     blocked["conditions"][0]["reason"] = "SchedulingGated"
     gated = waiting(spec={"schedulingGates": [{"name": QUEUE_GATE}]}, status=blocked)
@@ -179,7 +179,7 @@ def test_pod_is_pending_when_it_has_fenkas_gate() -> None:
 
 
 def test_pod_is_gated_when_it_has_a_foreign_gate() -> None:
-    """A gated pod is not the scheduler's."""
+    """The scheduler does not try it."""
     gated = waiting(spec={"schedulingGates": [{"name": "team/quota"}]})
     answer = data(objects(nodes=[sharing("a")], pods=[gated]), "p")
     assert answer["state"] == "gated"
@@ -202,7 +202,7 @@ def test_hint_names_the_holder_when_whole_cards_are_taken() -> None:
 
 
 def test_note_names_a_record_when_it_cannot_be_read() -> None:
-    """It counts although nobody knows where, which is why the others wait."""
+    """The pod's request counts although its card is unknown, which is why others wait."""
     pods = [waiting(), pod("odd", units(12), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "?"})]
     answer = data(objects(nodes=[sharing("a", cards=2)], pods=pods), "p")
     (_, note) = answer["notes"]
@@ -210,7 +210,7 @@ def test_note_names_a_record_when_it_cannot_be_read() -> None:
 
 
 def test_note_names_a_card_when_it_is_overcommitted() -> None:
-    """What gpushare takes for a huge free card."""
+    """gpushare takes such a card for a huge free one."""
     pods = [
         waiting(),
         *(pod(f"o{n}", units(10), node="a", annotations=on_card(0, 10)) for n in (1, 2)),
@@ -220,14 +220,14 @@ def test_note_names_a_card_when_it_is_overcommitted() -> None:
 
 
 def test_slices_are_named_when_the_pod_runs() -> None:
-    """Not pending: then where are its slices?"""
+    """It is not pending, so the answer says where its slices are."""
     answer = data(objects(nodes=[sharing("a")], pods=notebooks("a")), "notebook-1")
     assert answer["state"] == "running"
     assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
 
 
 def test_notes_name_both_pods_when_a_node_refuses_one() -> None:
-    """Both say so."""
+    """Each explanation names the other pod."""
     there, late = (pod(it, units(8), node="a", annotations=on_card(0, 8)) for it in ("p", "late"))
     another = pod("p-2", units(1), node="a", annotations=on_card(0, 1))
     late["status"]["phase"] = "Pending"
@@ -247,7 +247,7 @@ def test_notes_name_both_pods_when_a_node_refuses_one() -> None:
 
 
 def test_containers_are_named_when_they_wait() -> None:
-    """The node's own sentence, from before the container's start."""
+    """The sentence is the node's, from before the container's start."""
     waits = {
         "reason": "CreateContainerConfigError",
         "message": "card 0 is still held by default/old",
@@ -269,7 +269,7 @@ def test_note_says_so_when_the_extender_did_not_place_the_pod() -> None:
 
 
 def test_hint_refers_to_the_scheduler_when_the_pod_requests_no_gpu() -> None:
-    """Not ours: said so."""
+    """fenka does not place such a pod."""
     answer = data(objects(nodes=[sharing("a")], pods=[pod("p")]), "p")
     assert answer["summary"].endswith(
         "asks for no GPU (aliyun.com/gpu-mem in no container's limits)."
@@ -280,7 +280,7 @@ def test_hint_refers_to_the_scheduler_when_the_pod_requests_no_gpu() -> None:
 
 
 def test_note_has_the_kubelets_reason_when_the_pod_failed() -> None:
-    """The kubelet's words."""
+    """It has the kubelet's words."""
     status = {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
     server = objects(pods=[waiting(node="a", phase="Failed", status=status)])
     answer = data(server, "p")
@@ -291,7 +291,7 @@ def test_note_has_the_kubelets_reason_when_the_pod_failed() -> None:
 
 
 def warning(reason: str, message: str, minute: int) -> Json:
-    """An event of the pod."""
+    """Return an event of the pod."""
     return {
         "metadata": {"name": f"{reason}{minute}", "namespace": "default"},
         "involvedObject": {"name": "p", "uid": "u-default-p"},
@@ -303,7 +303,7 @@ def warning(reason: str, message: str, minute: int) -> Json:
 
 
 def test_events_are_the_newest_of_each_reason_when_there_are_many() -> None:
-    """What the scheduler says now is not told twice, and once a node is found it is over."""
+    """kube-scheduler's current message is not repeated, and its events end with the pod's placement."""
     events = [
         warning("FailedScheduling", "0/2 nodes, before", 1),
         warning("FailedScheduling", "0/1 nodes, now", 2),
@@ -322,7 +322,7 @@ def test_events_are_the_newest_of_each_reason_when_there_are_many() -> None:
 
 
 def test_extender_is_named_when_its_sentence_is_in_the_message() -> None:
-    """Its sentence in kube-scheduler's message tells."""
+    """Its sentence in kube-scheduler's message shows that it was asked."""
     message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
     server = objects(nodes=[sharing("a")], pods=[waiting(status=unschedulable(message))])
     assert data(server, "p")["extender"] == "the extender was asked, and says no"

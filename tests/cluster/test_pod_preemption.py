@@ -16,14 +16,14 @@ from tests.core.builders import device
 
 
 def running(name: str, units: int, card: int, priority: int) -> Pod:
-    """A pod on node n."""
+    """Return a pod on node n."""
     return a_pod(
         name, units, node="n", uid=name, priority=priority, annotations=on_card(card, units)
     )
 
 
 def preempted(pods: list[Pod], new: Pod, victims: list[str], *sizes: int) -> list[str] | None:
-    """Who goes of a node with these cards."""
+    """Return the victims on a node with these cards."""
     world = ClusterState([a_node("n", *(sizes or (T4_MIB, T4_MIB)))], pods)
     known = {it.metadata.uid: it for it in pods}
     found = PodPreemption(world, "binpack").victims(new, "n", victims, known)
@@ -34,7 +34,7 @@ NEW = a_pod("new", 10, priority=100)
 
 
 def test_victims_stay_when_they_are_enough() -> None:
-    """kube-scheduler's choice."""
+    """They are kube-scheduler's choice."""
     pods = [running("a", 10, 0, 1), running("b", 10, 1, 1)]
     assert preempted(pods, NEW, ["a"]) == ["a"]
 
@@ -59,7 +59,7 @@ def test_least_important_pods_are_evicted_when_cards_differ() -> None:
 
 @pytest.mark.parametrize("priority", [100, 101])
 def test_pod_is_not_evicted_when_its_priority_is_not_lower(priority: int) -> None:
-    """Neither as an addition nor as kube-scheduler's victim."""
+    """Neither as an additional victim nor as one that kube-scheduler has chosen."""
     pods = [running("a", 10, 0, priority)]
     assert preempted(pods, NEW, [], T4_MIB) is None
     assert preempted(pods, NEW, ["a"], T4_MIB) is None

@@ -50,7 +50,7 @@ def cluster(request: pytest.FixtureRequest) -> Connected:
 
 @contextlib.asynccontextmanager
 async def a_pod(api: Api) -> AsyncIterator[Pod]:
-    """A pod that no scheduler minds."""
+    """Yield a pod that no scheduler tries."""
     name = f"contract-{uuid.uuid4().hex[:8]}"
     body: dict[str, Any] = {
         "apiVersion": "v1",
@@ -67,7 +67,7 @@ async def a_pod(api: Api) -> AsyncIterator[Pod]:
 
 
 def binding(pod: Pod, node: str, uid: str | None = None) -> dict[str, Any]:
-    """With an annotation."""
+    """Return a binding with an annotation."""
     meta = {
         "name": pod.metadata.name,
         "namespace": "default",
@@ -79,7 +79,7 @@ def binding(pod: Pod, node: str, uid: str | None = None) -> dict[str, Any]:
 
 
 async def test_binding_copies_annotations_when_the_uid_matches(cluster: Connected) -> None:
-    """Bound and recorded at once, once."""
+    """The pod is bound and recorded at once, and only once."""
 
     async with cluster() as api, a_pod(api) as pod:
         path = f"{PODS}/{pod.metadata.name}/binding"
@@ -96,7 +96,7 @@ async def test_binding_copies_annotations_when_the_uid_matches(cluster: Connecte
 
 
 async def test_requests_answer_404_when_the_pod_is_gone(cluster: Connected) -> None:
-    """To be read, and to be bound."""
+    """It can neither be read nor bound."""
 
     async with cluster() as api, a_pod(api) as pod:
         await api.delete(f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
@@ -110,7 +110,7 @@ async def test_requests_answer_404_when_the_pod_is_gone(cluster: Connected) -> N
 
 
 async def test_watch_reports_what_came_after_the_list(cluster: Connected) -> None:
-    """In versions that can be compared."""
+    """Its versions can be compared."""
 
     async with cluster() as api:
         _, version = await api.list("/api/v1/pods", Pod)
@@ -126,7 +126,7 @@ async def test_watch_reports_what_came_after_the_list(cluster: Connected) -> Non
 
 
 async def test_patch_answers_409_when_the_version_is_another(cluster: Connected) -> None:
-    """By which leaders are told apart."""
+    """Leader election relies on it."""
 
     async with cluster() as api, a_pod(api) as pod:
         path = f"{PODS}/{pod.metadata.name}"
@@ -141,7 +141,7 @@ async def test_patch_answers_409_when_the_version_is_another(cluster: Connected)
 
 
 async def test_list_is_complete_when_its_pages_are_short(cluster: Connected) -> None:
-    """A page of one, and one node's pods alone."""
+    """Pages of one object, and the pods of one node alone."""
 
     async with cluster() as api, a_pod(api) as one, a_pod(api) as two:
         await api.create(f"{PODS}/{one.metadata.name}/binding", Status, binding(one, "here"))

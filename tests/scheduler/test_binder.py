@@ -1,4 +1,4 @@
-"""Binding: what is on the server and what is held in memory agree, whatever fails in between."""
+"""Binding: the server and the state in memory agree, whatever fails in between."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ FOUR = T4_MIB * 4 // 14
 
 
 def bound(server: FakeApiServer, pod: Json) -> str | None:
-    """Where the server has it."""
+    """Return the node on which the server has the pod."""
     node: str | None = server.get("pods", pod["metadata"]["name"], "default")["spec"].get(
         "nodeName"
     )
@@ -46,7 +46,7 @@ async def test_bind_sends_one_request_with_all_annotations() -> None:
 
 
 async def test_slice_is_allocated_when_the_server_has_not_answered_yet() -> None:
-    """Filter counts the assumption."""
+    """`filter` counts the assumption."""
 
     async with scheduler(NODE) as (server, one):
         go_on, begun = asyncio.Event(), asyncio.Event()
@@ -70,7 +70,7 @@ async def test_slice_is_allocated_when_the_server_has_not_answered_yet() -> None
 
 
 async def test_card_is_not_overcommitted_when_many_pods_are_bound_at_once() -> None:
-    """gpushare's defect (e): 40 pods of 4 units for two cards of 14, all at once: 3 each, without a lock."""
+    """gpushare's defect (e): 40 pods of 4 units at once for two cards of 14; 3 fit on each."""
 
     async with scheduler(NODE) as (server, one):
         pods = [put_pod(server, f"p{i}", 4) for i in range(40)]
@@ -105,7 +105,7 @@ async def test_assumption_is_forgotten_when_the_server_refuses() -> None:
 
 
 async def test_pod_is_bound_once_when_the_answer_is_lost() -> None:
-    """The server did it and then broke the connection, or answered 504."""
+    """The server bound it, and then broke the connection or answered 504."""
 
     async with scheduler(NODE) as (server, one):
         for name, status in (("broken", 0), ("timeout", 504)):
@@ -153,7 +153,7 @@ async def test_assumption_stays_until_the_deadline_when_the_outcome_is_unknown()
 
 
 async def test_assumption_is_forgotten_when_the_pod_is_deleted_meanwhile() -> None:
-    """Also if another pod has its name."""
+    """Another pod of that name is another pod."""
 
     async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4)
@@ -193,7 +193,7 @@ async def test_binding_is_sent_once_when_it_is_requested_again() -> None:
 
 
 async def test_bind_fails_when_another_program_has_bound_the_pod() -> None:
-    """It has no card."""
+    """It has no record of a card."""
 
     async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4, node="n")
@@ -348,14 +348,14 @@ async def test_bind_fails_when_the_request_has_no_uid() -> None:
 
 
 def tainted(name: str) -> Json:
-    """A node with a taint."""
+    """Return a node with a taint."""
     node = node_json(name, T4_MIB, labels={"pool": "b"})
     node["spec"] = {"taints": [{"key": "for", "value": "others", "effect": "NoSchedule"}]}
     return node
 
 
 def cordoned(name: str) -> Json:
-    """A node that takes no new pods."""
+    """Return a node that takes no new pods."""
     return {**node_json(name, T4_MIB), "spec": {"unschedulable": True}}
 
 

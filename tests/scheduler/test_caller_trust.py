@@ -1,4 +1,4 @@
-"""Callers who are not kube-scheduler: what they say of other people's pods changes nothing."""
+"""Callers that are not kube-scheduler: what they send of other users' pods changes nothing."""
 
 from copy import deepcopy
 
@@ -10,14 +10,14 @@ NODES = node_json("a", T4_MIB), node_json("b", T4_MIB)
 
 
 def as_told(pod: Json, **meta: object) -> Json:
-    """The pod as a caller describes it."""
+    """Return the pod as a caller describes it."""
     told = deepcopy(pod)
     told["metadata"] |= meta
     return told
 
 
 async def test_gang_reservation_stays_when_callers_send_false_pods() -> None:
-    """About its members, about pods of other gangs, and about the offered nodes."""
+    """They describe its members, pods of other gangs, and the offered nodes."""
 
     async with scheduler(*NODES) as (server, one):
         pods = [put_pod(server, f"g-{n}", 10, labels=gang_labels("g", 2)) for n in range(2)]
@@ -58,7 +58,7 @@ async def test_nothing_is_reserved_when_the_sent_pods_do_not_exist() -> None:
 
 
 async def test_api_servers_pod_is_evaluated_when_the_caller_sends_another() -> None:
-    """By its UID: the caller decides neither about its size nor about its position."""
+    """It is found by its UID. The caller decides neither its size nor its position."""
 
     async with scheduler(*NODES) as (server, one):
         pod = put_pod(server, "p", 4)

@@ -23,7 +23,7 @@ ALL = {AUTHORITY, SERVER, CLIENT}
 
 
 def made(now: datetime = NOW) -> dict[str, Pair]:
-    """All three."""
+    """Return all three pairs."""
     return due({}, HOSTS, now)
 
 
@@ -45,7 +45,7 @@ def test_only_the_server_is_renewed_when_it_expires_soon() -> None:
 
 
 def test_all_pairs_are_made_again_when_the_authority_has_expired() -> None:
-    """After ten years; no certificate outlives its authority."""
+    """That is after ten years; no certificate outlives its authority."""
     found = made()
     end = expiry(found[AUTHORITY])
     assert end == NOW + AUTHORITY_LASTS == expiry(found[CLIENT])
@@ -93,7 +93,7 @@ def test_pair_is_made_again_when_it_is_invalid(name: str) -> None:
 
 
 def test_authority_cannot_sign_another_authority() -> None:
-    """Its path ends at leaves."""
+    """Its path length is 0."""
     certificate = x509.load_pem_x509_certificate(new_authority(NOW).certificate)
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert (constraints.value.ca, constraints.value.path_length) == (True, 0)

@@ -1,4 +1,4 @@
-"""Pods that their node refuses are evicted where somebody makes another, and never while they run."""
+"""Pods that their node refuses are evicted if a controller replaces them, and never while they run."""
 
 from typing import Any
 
@@ -21,17 +21,17 @@ MADE_AGAIN = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True
 
 
 class Told:
-    """A recorder."""
+    """Records events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
     def record_on_pod(self, _: Pod, reason: str, note: str) -> None:
-        """As Recorder."""
+        """Record an event."""
         self.events.append((reason, note))
 
     def record_on_node(self, *_: Any) -> None:
-        """As Recorder."""
+        """Ignore an event."""
 
 
 async def look(
@@ -58,7 +58,7 @@ def _evictions(server: FakeApiServer) -> list[str]:
 
 
 async def test_refused_pod_is_evicted_once_when_it_has_a_controller() -> None:
-    """Its successor is placed by what is known now."""
+    """Its successor is placed by what is known by then."""
     evictions, told = await look(owners=MADE_AGAIN, movable=True)
     assert evictions
     ((reason, note),) = told.events
@@ -68,7 +68,7 @@ async def test_refused_pod_is_evicted_once_when_it_has_a_controller() -> None:
 
 @pytest.mark.parametrize("owners", [[], [{"kind": "Node", "name": "n", "controller": True}]])
 async def test_refused_pod_stays_when_it_has_no_controller(owners: Any) -> None:
-    """An event says what to do."""
+    """An event says what its owner can do."""
     evictions, told = await look(owners=owners, movable=True)
     assert not evictions
     ((reason, note),) = told.events

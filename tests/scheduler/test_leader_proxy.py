@@ -1,4 +1,4 @@
-"""Two replicas, and kube-scheduler at the one that does not lead."""
+"""Two replicas, of which kube-scheduler calls the one that does not lead."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ async def two_replicas(
 async def post(
     one: SchedulerHarness, verb: str, body: Any, headers: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Status and text."""
+    """Return status and text."""
     where = f"{one.url}{PREFIX}/{verb}"
     async with one.session.post(where, json=body, headers=headers) as answer:
         return answer.status, await answer.text()
@@ -75,7 +75,7 @@ async def test_leader_answers_all_verbs_when_they_arrive_elsewhere() -> None:
 
 
 async def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() -> None:
-    """Two replicas of different opinion who leads do not play ball."""
+    """A call is not passed back and forth."""
 
     async with two_replicas() as (_, one, two):
         for verb, body in (
@@ -92,7 +92,7 @@ async def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() 
 
 
 async def test_error_names_the_leader_when_it_does_not_answer() -> None:
-    """In the field that each verb's answer has for it."""
+    """It is in the field that each verb's answer has for errors."""
 
     async with two_replicas() as (_, one, two):
         await one.die()
@@ -117,7 +117,7 @@ async def test_call_fails_when_the_leader_has_no_address() -> None:
 
 
 async def test_late_call_is_forwarded_when_the_replica_ends() -> None:
-    """It is not ready any more, but kube-proxy does not know yet; the connection is closed."""
+    """It is not ready any more, but kube-proxy does not know yet. The connection is closed."""
 
     async with two_replicas() as (server, one, two):
         stopping = asyncio.create_task(one.replica.stop())
@@ -153,13 +153,13 @@ async def test_replica_is_not_ready_when_it_cannot_read_the_lease() -> None:
 
 
 def test_url_has_brackets_when_the_address_is_ipv6() -> None:
-    """A pod's IP is either."""
+    """A pod's IP may be of either version."""
     assert url("10.0.0.1", 12345) == "http://10.0.0.1:12345"
     assert url("fd00::1", 12345) == "http://[fd00::1]:12345"
 
 
 async def test_standby_binds_when_the_lease_of_a_killed_leader_has_expired() -> None:
-    """It lists everything again first: what the other bound last counts."""
+    """It lists everything first, so that the last binding of the other counts."""
 
     async with two_replicas() as (server, one, two):
         server.mute = True

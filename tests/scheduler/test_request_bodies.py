@@ -1,4 +1,4 @@
-"""How much a replica reads of what it is sent: by size, in sum, and before anything is read."""
+"""How much of its requests a replica reads: by size, in sum, and before anything is read."""
 
 import asyncio
 import json
@@ -26,12 +26,12 @@ class Caller:
 
     @classmethod
     async def of(cls, one: SchedulerHarness) -> "Caller":
-        """A connection."""
+        """Connect."""
         host, port = one.url.removeprefix("http://").split(":")
         return cls(*await asyncio.open_connection(host, int(port)))
 
     async def answer(self) -> tuple[int, str]:
-        """Status and text."""
+        """Return status and text."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         length = next(
             int(line.split(":")[1])
@@ -42,13 +42,13 @@ class Caller:
 
 
 def of_size(size: int) -> bytes:
-    """A filter request of so many bytes."""
+    """Return a filter request of this number of bytes."""
     text = json.dumps({"Pod": pod_json("p", 4), "NodeNames": ["n"]})
     return text.encode().ljust(size)
 
 
 async def test_body_is_not_read_when_its_length_is_over_the_limit() -> None:
-    """200 MB at a time ended both replicas for want of memory."""
+    """Bodies of 200 MB at a time ended both replicas for lack of memory."""
 
     async with scheduler(NODE) as (_, one):
         caller = await Caller.of(one)
@@ -66,7 +66,7 @@ async def test_body_is_not_read_when_its_length_is_over_the_limit() -> None:
 
 
 async def test_chunked_body_is_rejected_when_it_grows_over_the_limit() -> None:
-    """Its size is in no header."""
+    """No header has its size."""
 
     async with scheduler(NODE) as (_, one):
 
@@ -94,7 +94,7 @@ async def test_body_is_rejected_when_it_is_compressed() -> None:
 
 
 async def test_body_is_answered_when_it_is_within_the_limit() -> None:
-    """Whole nodes where the bound is as high."""
+    """Requests with whole nodes need a higher limit."""
 
     async with scheduler(NODE, access=Access(BodyLimits(10 * MIB, 10 * MIB))) as (_, one):
         where = f"{one.url}{PREFIX}/filter"
@@ -103,7 +103,7 @@ async def test_body_is_answered_when_it_is_within_the_limit() -> None:
 
 
 def bodies(*bounds: int) -> BodyReader:
-    """With these bounds."""
+    """Return a reader with these limits."""
     return BodyReader(BodyLimits(*bounds))
 
 
@@ -127,7 +127,7 @@ async def _parts(payload: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def test_large_body_waits_when_others_use_up_the_limit() -> None:
-    """Small ones do not wait, and every reservation ends with its body."""
+    """Small ones do not wait. Every reservation ends with its body."""
 
     held = bodies(4 * MIB, 6 * MIB)
     done: list[str] = []

@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fenka.core.backfill import Backfill
+from fenka.core.availability import Timeline
+from fenka.core.backfill import Backfill, held_by_user
 from fenka.core.evaluate import never_fits
+from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.queue import Allocation, PendingRequest
@@ -93,7 +95,7 @@ class Broker:
 
     def __init__(self, case: Case, kind: Callable[[tuple[Node, ...]], Ledger]) -> None:
         self.nodes, self.ledger = case.nodes, kind(case.nodes)
-        self.backfill = Backfill(case.nodes, "binpack")
+        self.backfill = Backfill("binpack")
         self.waiting: dict[str, PendingRequest] = {}
         self.held: dict[str, Allocation] = {}
         self.leases: deque[str] = deque()
@@ -122,7 +124,16 @@ class Broker:
             raise AssertionError(request)
         self._join(name, request, float(self.number))
         usage = self.ledger.sum() if isinstance(self.ledger, Summing) else self.ledger
-        step = self.backfill.serve(self.waiting.values(), self.held.values(), self.number, usage)
+        held: dict[str, list[Allocation]] = {}
+        for allocation in self.held.values():
+            held.setdefault(allocation.placement.node, []).append(allocation)
+        step = self.backfill.serve(
+            self.waiting.values(),
+            PlainPlacer(self.nodes, usage),
+            Timeline(self.nodes, held, self.number),
+            held_by_user(held),
+            self.number,
+        )
         (placement,) = dict(step.placed)[name]
         self.ledger.assume(name, placement, self.number + 30.0)
         self.held[name] = Allocation(placement, user=self.waiting.pop(name).user)

@@ -2,7 +2,7 @@
 
 ``python bench/scheduler/run.py`` calls `filter` for one pod after another with all node names, as
 kube-scheduler does. Each pod is then placed, so one node changes between two calls. The baseline evaluates
-every node again for each pod, as gpushare's extender does. A second series has 200 pending pods of four
+node by node for each pod, as gpushare's extender does. A second series has 200 pending pods of four
 sizes, which request 11 to 14 units on each of the eight cards of a node; a lease ends before each call.
 
 Binding uses HTTP to an API server in the same process that takes 10 ms for a binding. Its baseline binds one
@@ -16,7 +16,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,15 +27,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import PendingQueue
-from fenka.cluster.pod_placement import (
-    FilterResult,
-    Infeasible,
-    PodEvaluator,
-)
+from fenka.cluster.pod_columns import ColumnarPodEvaluator
+from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
-from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
@@ -63,17 +60,6 @@ def cluster() -> ClusterState:
     return ClusterState(nodes, pods)
 
 
-class UncachedEvaluator(PodEvaluator):
-    """The baseline: no verdict is cached."""
-
-    def filter(
-        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
-    ) -> FilterResult:
-        """Evaluate every node again."""
-        self._verdicts.clear()
-        return super().filter(pod, names, constraints)
-
-
 @dataclass
 class Program:
     """What answers kube-scheduler, without HTTP. pods: those that the watch has brought."""
@@ -97,7 +83,7 @@ class Program:
 
     def place(self, number: int) -> tuple[float, str]:
         """Place a new pod; return the milliseconds of its filter request with decoding, and its card."""
-        sent = pod_json(f"new-{number}", (2, 4, 8)[number % 3], uid=f"new-{number}")
+        sent = pod_json(f"new-{number}", 2 + number % 11, uid=f"new-{number}")
         body = msgspec.json.encode({"Pod": sent, "Nodes": None, "NodeNames": self.names})
         pod = self.pods[sent["metadata"]["uid"]] = msgspec.convert(sent, Pod)
         begun = time.perf_counter()
@@ -129,10 +115,10 @@ def filtering_while_pods_are_pending() -> tuple[list[float], float, float]:
         Milliseconds of each request, of the first pass over the queue, and of one after the end of a lease.
     """
     state = cluster()
-    program = Program(state, PodEvaluator(state, "binpack"))
+    program = Program(state, ColumnarPodEvaluator(state, "binpack"))
     pending: list[Pod] = []
     for number in range(PENDING):
-        units = 8 * (11, 12, 13, 14)[number % 4]
+        units = 8 * (11 + number % 4)
         pod = a_pod(f"w{number}", units, uid=f"w{number}", labels={gpushare.COUNT: "8"})
         pending.append(pod)
         program.pods[pod.metadata.uid] = pod
@@ -194,11 +180,9 @@ async def binding(*, at_once: bool) -> float:
 
 def main() -> int:
     """Measure and print; return 1 if filter misses its target."""
-    rounds = [(filtering(PodEvaluator), filtering(UncachedEvaluator)) for _ in range(ROUNDS)]
-    assert all(cached[1] == base[1] for cached, base in rounds), "they decided differently"
-    # The first request of each of the three sizes evaluates all nodes.
-    later = statistics.median(ms for (times, _), _ in rounds for ms in times[3:])
-    first = statistics.median(ms for (times, _), _ in rounds for ms in times[:3])
+    rounds = [(filtering(ColumnarPodEvaluator), filtering(PodEvaluator)) for _ in range(ROUNDS)]
+    assert all(columnar[1] == base[1] for columnar, base in rounds), "they decided differently"
+    later = statistics.median(ms for (times, _), _ in rounds for ms in times)
     base = statistics.median(ms for _, (times, _) in rounds for ms in times)
     behind = [filtering_while_pods_are_pending() for _ in range(ROUNDS)]
     waiting = sorted(ms for times, _, _ in behind for ms in times[3:])
@@ -207,11 +191,10 @@ def main() -> int:
     print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}\n")
     print("| what | fenka | baseline | ratio |\n|---|---|---|---|")
     shape = f"filter, {NODES} nodes x {CARDS} cards, {PODS} pods"
-    print(f"| {shape} | {later:.2f} ms | {base:.1f} ms, every node again | {base / later:.0f} x |")
-    print(f"| the first pod of a size | {first:.1f} ms | {base:.1f} ms | {base / first:.1f} x |")
+    print(f"| {shape} | {later:.2f} ms | {base:.1f} ms, node by node | {base / later:.0f} x |")
     print(
         f"| filter, {PENDING} other pods pending | {statistics.median(waiting):.2f} ms "
-        f"| {base:.1f} ms, every node again | {base / statistics.median(waiting):.0f} x |"
+        f"| {base:.1f} ms, node by node | {base / statistics.median(waiting):.0f} x |"
     )
     print(f"| 95th percentile of these | {waiting[-len(waiting) // 20]:.1f} ms | | |")
     print(

@@ -7,14 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.request import Placement
 from fenka.core.units import units_to_mib
 from fenka.dialects import base, gpushare, node_inventory
 from tests.builders import GIB, T4_MIB, a_node, a_pod
 from tests.core.builders import device
+from tests.fakes.evaluators import ComparedEvaluator
 
 NAMES = ("a", "b")
 SIZES = (T4_MIB, 7611, 16 * GIB)
@@ -26,7 +27,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = ClusterState()
-        self.judge = PodEvaluator(self.world, "binpack")
+        self.judge = ComparedEvaluator(self.world, "binpack")
         self.ids = itertools.count()
         self.unbound: dict[str, Pod] = {}
         self.sent: dict[str, tuple[Pod, Placement]] = {}

@@ -138,7 +138,7 @@ class GangMachine(RuleBasedStateMachine):
         """Neither by pods, nor by pods and reservations together."""
         for name in NODES:
             card = device(0, name)
-            used = self.cluster.gangs.usage.card_usage(name, card).memory_mib
+            used = self.cluster.gangs.live.usage.card_usage(name, card).memory_mib
             assert self.cluster.world.card_usage(name, card).memory_mib <= used <= T4_MIB
 
     @invariant()

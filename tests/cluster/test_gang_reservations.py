@@ -254,7 +254,7 @@ def test_gang_holds_all_or_nothing_when_two_compete(
     for pod in every:
         ask(pod)
     for name in cluster.names:
-        assert cluster.gangs.usage.card_usage(name, device(0, name)).memory_mib <= T4_MIB
+        assert cluster.gangs.live.usage.card_usage(name, device(0, name)).memory_mib <= T4_MIB
     planned = {
         key: [
             cluster.gangs.planned_placement(pod, places.get(pod.metadata.uid, "")) is not None

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, DeviceId
@@ -31,6 +30,7 @@ from fenka.dialects.leases import LeaseReport, Lingering
 from fenka.dialects.registry import WITH_HAMI, detect
 from tests.builders import T4_MIB, a_node, pod_json
 from tests.core.builders import device
+from tests.fakes.evaluators import ComparedEvaluator
 
 CARDS = 4
 FORGED = Slice(0, DeviceId("GPU-n-0"), T4_MIB, 100)
@@ -334,4 +334,4 @@ def test_node_stays_open_when_a_pod_uses_two_dialects() -> None:
     world.set_node(a_node("n", *[T4_MIB] * CARDS, labels=labels))
     wanted = msgspec.convert(pod_json("v", 14, uid="v"), Pod)
     wanted.spec.containers[0].resources.limits[ack.CORE] = "50"
-    assert PodEvaluator(world, "binpack").filter(wanted, ["n"]).fitting == ["n"]
+    assert ComparedEvaluator(world, "binpack").filter(wanted, ["n"]).fitting == ["n"]

@@ -2,11 +2,13 @@
 
 import pytest
 
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
-from fenka.cluster.pod_placement import Infeasible, PodEvaluator
+from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from tests.builders import GIB, T4_MIB, a_node, a_pod, on_card
 from tests.core.builders import device
+from tests.fakes.evaluators import ComparedEvaluator
 
 UNITS_16 = 16 * GIB
 
@@ -39,7 +41,7 @@ def held(world: ClusterState, node: str, card: int = 0) -> int:
 def test_pods_are_packed_when_the_policy_is_binpack() -> None:
     """2; 8 and 8; 2; 5 GiB on two T4 of 14: 4 units are 15079 * 4 // 14 MiB."""
     world = ClusterState([a_node("04", T4_MIB), a_node("05", T4_MIB)])
-    judge = PodEvaluator(world, "binpack")
+    judge = ComparedEvaluator(world, "binpack")
 
     def units(node: str) -> float:
         return round(held(world, node) * 14 / T4_MIB)
@@ -76,7 +78,7 @@ def test_card_with_the_least_sufficient_memory_is_chosen(
         for i, units in enumerate(held_units)
         if units
     ]
-    judge = PodEvaluator(ClusterState([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
+    judge = ComparedEvaluator(ClusterState([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
     assert cards(judge, a_pod("new", asked)) == [card]
 
 
@@ -85,15 +87,15 @@ def test_nodes_policy_is_used_when_its_label_names_one() -> None:
     for label, card in (("spread", 1), ("binpack", 0), ("nonsense", 0)):
         node = a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": label})
         pod = a_pod("old", 4, node="n", annotations=on_card(0, 4))
-        assert cards(PodEvaluator(ClusterState([node], [pod]), "binpack"), a_pod("new", 4)) == [
-            card
-        ]
+        assert cards(
+            ComparedEvaluator(ClusterState([node], [pod]), "binpack"), a_pod("new", 4)
+        ) == [card]
 
 
 def test_new_policy_is_used_when_the_label_changes() -> None:
     """Verdicts are cached, but not beyond a change."""
     world = ClusterState([a_node("n", T4_MIB, T4_MIB)])
-    judge = PodEvaluator(world, "binpack")
+    judge = ComparedEvaluator(world, "binpack")
     world.set_pod(a_pod("old", 4, node="n", annotations=on_card(0, 4)))
     assert cards(judge, a_pod("new", 4)) == [0]
     world.set_node(a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": "spread"}))
@@ -119,7 +121,7 @@ def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
     )
     world.set_unhealthy("sick", frozenset({0}))
     names = [it.metadata.name for it in world.nodes()]
-    found = PodEvaluator(world, "binpack").filter(a_pod("p", 10), [*names, "gone"])
+    found = ComparedEvaluator(world, "binpack").filter(a_pod("p", 10), [*names, "gone"])
     assert found.fitting == ["good"]
     assert found.failed == {
         "full": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory"
@@ -139,7 +141,7 @@ def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
 
 def test_every_node_fits_when_the_pod_requests_nothing() -> None:
     """Also with a limit of 0."""
-    judge = PodEvaluator(ClusterState([a_node("n", T4_MIB), a_node("plain")]), "binpack")
+    judge = ComparedEvaluator(ClusterState([a_node("n", T4_MIB), a_node("plain")]), "binpack")
     for pod in (a_pod("zero", 0), a_pod("none")):
         assert judge.filter(pod, ["n", "plain", "gone"]).fitting == ["n", "plain", "gone"]
         assert judge.prioritize(pod, ["n", "plain"]) == [("n", 0), ("plain", 0)]
@@ -148,7 +150,7 @@ def test_every_node_fits_when_the_pod_requests_nothing() -> None:
 
 def test_every_node_is_unresolvable_when_the_request_is_invalid() -> None:
     """No eviction helps it."""
-    judge = PodEvaluator(ClusterState([a_node("n", T4_MIB)]), "binpack")
+    judge = ComparedEvaluator(ClusterState([a_node("n", T4_MIB)]), "binpack")
     for pod, said in (
         (a_pod("p", "four"), "'four' is no quantity"),
         (a_pod("p", 5, labels={"aliyun.com/gpu-count": "2"}), "evenly over 2 cards"),
@@ -162,7 +164,7 @@ def test_every_node_is_unresolvable_when_the_request_is_invalid() -> None:
 def test_pod_gets_several_cards_when_it_requests_them() -> None:
     """8 units over two cards: 4 on each, in both generations of annotations."""
     world = ClusterState([a_node("n", T4_MIB, T4_MIB, T4_MIB)])
-    judge = PodEvaluator(world, "binpack")
+    judge = ComparedEvaluator(world, "binpack")
     pod = a_pod("p", 8, labels={"aliyun.com/gpu-count": "2"})
     assert placed(world, judge, pod) == "n"
     assert [held(world, "n", i) for i in range(3)] == [4308, 4308, 0]
@@ -172,7 +174,7 @@ def test_pod_gets_several_cards_when_it_requests_them() -> None:
 
 def test_cards_are_counted_one_by_one_when_they_differ() -> None:
     """gpushare's defect (d): 14 + 7 units are not 2 of 10."""
-    judge = PodEvaluator(ClusterState([a_node("n", T4_MIB, 7611)]), "binpack")
+    judge = ComparedEvaluator(ClusterState([a_node("n", T4_MIB, 7611)]), "binpack")
     assert cards(judge, a_pod("p", 12)) == [0]
     assert cards(judge, a_pod("p", 6)) == [1]
     assert judge.filter(a_pod("p", 15), ["n"]).fitting == []
@@ -181,7 +183,7 @@ def test_cards_are_counted_one_by_one_when_they_differ() -> None:
 def test_card_has_nothing_free_when_it_is_overcommitted() -> None:
     """gpushare's defect (a): 16 in all, 20 used, and a request of 100."""
     pods = [a_pod(f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)]
-    judge = PodEvaluator(ClusterState([a_node("n", UNITS_16)], pods), "binpack")
+    judge = ComparedEvaluator(ClusterState([a_node("n", UNITS_16)], pods), "binpack")
     assert judge.filter(a_pod("p", 100), ["n"]).fitting == []
     assert judge.filter(a_pod("p", 1), ["n"]).fitting == []
 
@@ -190,7 +192,7 @@ def test_cards_are_gone_when_a_node_shrinks() -> None:
     """gpushare's defect (b): 4 cards become 2, with and without an inventory."""
     for inventory in (True, False):
         world = ClusterState([a_node("n", *[UNITS_16] * 4, inventory=inventory)])
-        judge = PodEvaluator(world, "binpack")
+        judge = ComparedEvaluator(world, "binpack")
         for index in range(2):
             world.set_pod(a_pod(f"p{index}", 16, node="n", annotations=on_card(index, 16)))
         assert judge.filter(a_pod("p", 4), ["n"]).fitting == ["n"]
@@ -201,7 +203,7 @@ def test_cards_are_gone_when_a_node_shrinks() -> None:
 def test_allocation_ends_when_a_pod_is_replaced_by_one_of_its_name() -> None:
     """gpushare's defect (f): force-deleted and made again under the same name; whatever comes first."""
     world = ClusterState([a_node("n", UNITS_16)])
-    judge = PodEvaluator(world, "binpack")
+    judge = ComparedEvaluator(world, "binpack")
     for turn in range(20):
         first = a_pod("web-0", 16, node="n", uid=f"a{turn}", annotations=on_card(0, 16))
         second = a_pod("web-0", 16, uid=f"b{turn}")
@@ -216,7 +218,7 @@ def test_allocation_ends_when_a_pod_is_replaced_by_one_of_its_name() -> None:
 def test_best_node_scores_10_when_nodes_are_prioritized() -> None:
     """10 for the best alone, then 8 down to 0; equal nodes by name, whatever the order asked in."""
     world = ClusterState([a_node(name, T4_MIB) for name in "edcba"])
-    judge = PodEvaluator(world, "binpack")
+    judge = ComparedEvaluator(world, "binpack")
     world.set_pod(a_pod("p", 2, node="c", annotations=on_card(0, 2)))
     scores = dict(judge.prioritize(a_pod("new", 2), list("bedac")))
     assert scores == {"c": 10, "a": 8, "b": 5, "d": 2, "e": 0}
@@ -228,17 +230,17 @@ def test_emptiest_node_is_chosen_when_the_policy_is_spread() -> None:
     """The reverse."""
     world = ClusterState([a_node("a", T4_MIB), a_node("b", T4_MIB)])
     world.set_pod(a_pod("p", 2, node="a", annotations=on_card(0, 2)))
-    assert placed(world, PodEvaluator(world, "spread"), a_pod("new", 2)) == "b"
+    assert placed(world, ComparedEvaluator(world, "spread"), a_pod("new", 2)) == "b"
 
 
 def test_explanation_covers_all_nodes_when_none_fits() -> None:
     """For kube-scheduler's own refusals; with a hint only where nothing that is held is to blame."""
     world = ClusterState([a_node("a", T4_MIB), a_node("b", 7611)])
-    judge = PodEvaluator(world, "binpack")
+    judge = ComparedEvaluator(world, "binpack")
     assert judge.explain(a_pod("p", 4)) is None
     assert judge.explain(a_pod("p", 20)) == (
         "0/2 GPUs fit: 2 too little memory; the largest card has 14 units, ask for no more"
     )
     world.set_pod(a_pod("old", 10, node="a", annotations=on_card(0, 10)))
     assert judge.explain(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
-    assert PodEvaluator(ClusterState(), "binpack").explain(a_pod("p", 4)) == "there is no GPU"
+    assert ComparedEvaluator(ClusterState(), "binpack").explain(a_pod("p", 4)) == "there is no GPU"

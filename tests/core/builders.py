@@ -1,13 +1,18 @@
 """Cards, nodes and requests for the core's tests, by hand and by Hypothesis."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hypothesis import strategies as st
 
+from fenka.core.availability import Timeline
+from fenka.core.backfill import Backfill, held_by_user
+from fenka.core.fairness import Fairness
+from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
+from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
 from fenka.core.request import Memory, Placement, Request, Slice
-from fenka.core.usage import CardUsage, UsageTotals
+from fenka.core.usage import CardUsage, UsageTotals, UsageView
 
 GIB = 1024
 T4_MIB, P4_MIB, V100_MIB = 15079, 7611, 16130
@@ -138,3 +143,33 @@ def requests(draw: st.DrawFn) -> Request:
         cpu_milli=draw(st.sampled_from([0, 0, 1000, 4000])),
         host_memory_mib=draw(st.sampled_from([0, 0, 8000])),
     )
+
+
+class NodesBackfill:
+    """Serves a queue on these nodes by the plain definitions."""
+
+    def __init__(
+        self, nodes: Iterable[Node], policy: str, fairness: Fairness | None = None, depth: int = 4
+    ) -> None:
+        self.backfill, self.nodes = Backfill(policy, fairness, depth), tuple(nodes)
+
+    def set_nodes(self, nodes: Iterable[Node]) -> None:
+        """Replace the nodes."""
+        self.nodes = tuple(nodes)
+        self.backfill.forget_impossible()
+
+    def serve(
+        self,
+        pending: Collection[PendingRequest],
+        allocations: Iterable[Allocation],
+        now: float,
+        usage: UsageView | None = None,
+    ) -> SchedulingResult:
+        """Serve once. usage: if it is not the sum of the allocations."""
+        by_node: dict[str, list[Allocation]] = {}
+        for allocation in allocations:
+            by_node.setdefault(allocation.placement.node, []).append(allocation)
+        view = usage or holding(*(it.placement for each in by_node.values() for it in each))
+        timeline = Timeline(self.nodes, by_node, now)
+        placer = PlainPlacer(self.nodes, view)
+        return self.backfill.serve(pending, placer, timeline, held_by_user(by_node), now)

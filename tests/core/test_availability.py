@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.availability import AvailabilityCache, availabilities
+from fenka.core.availability import availabilities
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
@@ -165,31 +165,3 @@ def test_availability_is_the_first_moment_at_which_a_card_fits(
         it.card.index: it.at for it in availabilities(alone, each, allocations) if not it.uncertain
     }
     assert certain == expected
-
-
-def test_cache_forgets_a_node_only_when_its_allocations_change() -> None:
-    """Deadlines count too; other nodes stay."""
-    cache, request = AvailabilityCache(), units(1)
-    first, later = held(0, 10, 5), held(0, 10, 6)
-    cache.refresh({"a": [first], "b": [first]})
-    cache.of(request).update({"a": [], "b": []})
-    cache.refresh({"a": [first], "b": [first]})
-    assert cache.of(request).keys() == {"a", "b"}
-    cache.refresh({"a": [later], "b": [first]})
-    assert cache.of(request).keys() == {"b"}
-    cache.of(request)["a"] = []
-    cache.refresh({"b": [first]})
-    assert cache.of(request).keys() == {"b"}
-    cache.invalidate("b")
-    assert not cache.of(request)
-
-
-def test_cache_notices_allocations_that_the_caller_appended() -> None:
-    """The caller goes on to use its own lists."""
-    cache, request = AvailabilityCache(), units(1)
-    allocations = {"a": [held(0, 10, 5)]}
-    cache.refresh(allocations)
-    cache.of(request)["a"] = []
-    allocations["a"].append(held(0, 10, 6))
-    cache.refresh(allocations)
-    assert not cache.of(request)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Backfill
 from fenka.core.fairness import Fairness
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import Node
@@ -18,6 +17,7 @@ from fenka.core.usage import EmptyUsage
 from tests.core.builders import (
     GIB,
     T4_MIB,
+    NodesBackfill,
     card,
     clusters,
     node,
@@ -60,7 +60,7 @@ def serve(
     waiting: list[PendingRequest], holding: list[Allocation], *nodes: Node, now: float = 100
 ) -> SchedulingResult:
     """Once."""
-    return Backfill(nodes, "binpack", PLAIN).serve(waiting, holding, now)
+    return NodesBackfill(nodes, "binpack", PLAIN).serve(waiting, holding, now)
 
 
 def seats(step: SchedulingResult) -> dict[str, list[int]]:
@@ -254,7 +254,7 @@ class TestTogether:
             PendingRequest(f"w{n}", tuple(it), float(n), same_node=True)
             for n, it in enumerate(asked)
         ]
-        step = Backfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
+        step = NodesBackfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
         ledger = Ledger(nodes)
         for name, found in step.placed:
             assert len({it.node for it in found}) == 1
@@ -334,7 +334,7 @@ class TestNodesItMayGoTo:
             PendingRequest(f"w{n}", (it,), float(n), nodes=frozenset(f"n{i}" for i in on))
             for n, (it, on) in enumerate(asked)
         ]
-        step = Backfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
+        step = NodesBackfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
         allowed = {it.id: it.nodes or frozenset() for it in waiting}
         for name, found in step.placed:
             assert {it.node for it in found} <= allowed[name]
@@ -343,7 +343,7 @@ class TestNodesItMayGoTo:
             if it.reservation:
                 assert {home[uuid] for uuid in it.reservation.cards} <= allowed[it.id]
         for first in waiting[:1]:
-            alone = Backfill(first.eligible_nodes(nodes), "binpack", PLAIN)
+            alone = NodesBackfill(first.eligible_nodes(nodes), "binpack", PLAIN)
             mine = alone.serve([replace(first, nodes=None)], [], 0)
             assert mine.placed == tuple(it for it in step.placed if it[0] == first.id)
             assert mine.pending == tuple(it for it in step.pending if it.id == first.id)
@@ -351,7 +351,7 @@ class TestNodesItMayGoTo:
 
 def test_result_is_the_same_when_nothing_is_cached() -> None:
     """The same, whether it served before or not, when others hold and nodes are as they were."""
-    seasoned = Backfill([TWO, OTHER], "binpack", PLAIN)
+    seasoned = NodesBackfill([TWO, OTHER], "binpack", PLAIN)
     situations = [
         (queue(units(8), units(2)), [held(0, 10, 300), held(1, 10, 200)]),
         (queue(units(8), units(2)), [held(0, 10, 300), held(1, 10, 200), held(0, 14, name="b")]),
@@ -366,7 +366,7 @@ def test_result_is_the_same_when_nothing_is_cached() -> None:
 
 def test_result_is_the_same_when_nodes_change() -> None:
     """It goes by the nodes as they are now."""
-    scheduler = Backfill([TWO], "binpack", PLAIN)
+    scheduler = NodesBackfill([TWO], "binpack", PLAIN)
     waiting, holding = queue(units(8)), [held(0, 14, 300), held(1, 14, 200)]
     assert named(scheduler.serve(waiting, holding, 100)) == {"w0": (["GPU-a-1"], 200)}
     sick = Node("a", (card(0), card(1, healthy=False)))
@@ -399,7 +399,7 @@ def test_one_queue_serves_nodes_of_different_units() -> None:
     nodes = (node(T4_MIB, name="a"), replace(node(T4_MIB, name="b"), unit_mib=256))
     request = Request(Memory(14, None))
     pending = [PendingRequest(f"r{number}", (request,), number) for number in range(6)]
-    result = Backfill(nodes, "binpack").serve(pending, (), 0)
+    result = NodesBackfill(nodes, "binpack").serve(pending, (), 0)
     placed = [(it.node, it.slices[0].memory_mib) for _, (it,) in result.placed]
     assert sorted(placed) == [("a", 15079), *[("b", 3639)] * 4]
     (waiting,) = result.pending

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Backfill
 from fenka.core.evaluate import place
 from fenka.core.fairness import Fairness
 from fenka.core.inventory import Card, Node
@@ -16,6 +15,7 @@ from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage
 from tests.core.builders import (
     T4_MIB,
+    NodesBackfill,
     clusters,
     node,
     requests,
@@ -48,7 +48,10 @@ def replay(
     nodes: tuple[Node, ...], jobs: list[Job], until: int
 ) -> tuple[dict[str, int], dict[str, float]]:
     """When each job started, and the first promise to whoever was first in line."""
-    scheduler, ledger = Backfill(nodes, "binpack", Fairness(penalty_per_request_s=0)), Ledger(nodes)
+    scheduler, ledger = (
+        NodesBackfill(nodes, "binpack", Fairness(penalty_per_request_s=0)),
+        Ledger(nodes),
+    )
     running: dict[str, tuple[Allocation, int]] = {}
     waiting: list[PendingRequest] = []
     started: dict[str, int] = {}

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import Policy, place
-from fenka.core.gangs import GangReservation, GangReservations, place_gang
+from fenka.core.gang_reservations import GangReservation, GangReservations
+from fenka.core.gangs import PlainPlacer, place_gang
 from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Unschedulable
@@ -151,6 +152,11 @@ def test_overlay_removes_placements() -> None:
 # ---- plans ----
 
 
+def over(made: GangReservations) -> PlainPlacer:
+    """Both nodes, with what is reserved."""
+    return PlainPlacer([A, B], made.usage)
+
+
 def plans(ledger: Ledger | None = None) -> GangReservations:
     """Over two nodes."""
     return GangReservations(ledger or Ledger([A, B]))
@@ -165,49 +171,53 @@ def test_gang_reservation_counts_from_the_start() -> None:
     """Of two gangs that each need three of four cards one is planned, the other not at all."""
     made = plans()
     assert isinstance(
-        made.reserve("first", members(3, whole()), "binpack", [A, B], 60), GangReservation
+        made.reserve("first", members(3, whole()), "binpack", over(made), 60),
+        GangReservation,
     )
-    refused = made.reserve("second", members(3, whole()), "binpack", [A, B], 60)
+    refused = made.reserve("second", members(3, whole()), "binpack", over(made), 60)
     assert isinstance(refused, Unschedulable)
     assert made.get("second") is None
     assert made.expire(59.9) == {}
     assert made.expire(60) == {"first": frozenset()}
     assert isinstance(
-        made.reserve("second", members(3, whole()), "binpack", [A, B], 120), GangReservation
+        made.reserve("second", members(3, whole()), "binpack", over(made), 120),
+        GangReservation,
     )
 
 
 def test_gang_reservation_is_unchanged_when_reserved_again() -> None:
     """Each member asks: they get the same answer, and what is held is counted once."""
     made = plans()
-    first = made.reserve("g", members(2, units(14)), "binpack", [A, B], 60)
-    assert made.reserve("g", members(2, units(14)), "binpack", [A, B], 90) is first
-    assert made.card_usage("a", device(0)).holders == 1
+    first = made.reserve("g", members(2, units(14)), "binpack", over(made), 60)
+    assert made.reserve("g", members(2, units(14)), "binpack", over(made), 90) is first
+    assert made.usage.card_usage("a", device(0)).holders == 1
 
 
 def test_started_member_leaves_the_reservation() -> None:
     """It is held once all the time; with the last one the plan ends."""
     ledger = Ledger([A, B])
     made = plans(ledger)
-    plan = made.reserve("g", members(2, units(8)), "binpack", [A, B], 60)
+    plan = made.reserve("g", members(2, units(8)), "binpack", over(made), 60)
     assert isinstance(plan, GangReservation)
     for member, cards in (("m0", 0), ("m1", 1)):
         ledger.adopt(member, plan.placements[member])
         made.mark_started("g", member)
         made.mark_started("g", member) if made.get("g") else None
-        assert [made.card_usage("a", device(card)).holders for card in (0, 1)] == [1, 1], cards
+        assert [made.usage.card_usage("a", device(card)).holders for card in (0, 1)] == [1, 1], (
+            cards
+        )
     assert made.get("g") is None
 
 
 def test_expired_reservation_returns_its_started_members() -> None:
     """The caller is told whom to evict: a gang is never left half."""
     made = plans()
-    made.reserve("g", members(3, units(8)), "binpack", [A, B], 60)
+    made.reserve("g", members(3, units(8)), "binpack", over(made), 60)
     made.mark_started("g", "m1")
     assert made.expire(60) == {"g": frozenset({"m1"})}
     assert made.release("g") == frozenset()
     assert all(
-        made.card_usage(name, device(card, name)).holders == 0
+        made.usage.card_usage(name, device(card, name)).holders == 0
         for name, card in product("ab", (0, 1))
         if (name, card) != ("a", 1)
     )
@@ -236,7 +246,9 @@ def check(
         assert len(held) in (0, len(of_gang))
     for it in nodes:
         for card in it.cards:
-            assert made.card_usage(it.name, card.uuid) == everything.card_usage(it.name, card.uuid)
+            assert made.usage.card_usage(it.name, card.uuid) == everything.card_usage(
+                it.name, card.uuid
+            )
 
 
 @settings(deadline=None, max_examples=80)
@@ -264,7 +276,7 @@ def test_gangs_are_never_left_half_placed(data: st.DataObject) -> None:
         event = data.draw(st.sampled_from(["make", "start", "start", "expire", "end"]))
         running = [it for it in ledger.entries if it.startswith(f"{name}/")]
         if event == "make" and not running:
-            made.reserve(name, gangs[name], "binpack", nodes, now + 5)
+            made.reserve(name, gangs[name], "binpack", PlainPlacer(nodes, made.usage), now + 5)
         elif event == "start" and (plan := made.get(name)) is not None:
             member = data.draw(st.sampled_from(sorted(set(gangs[name]) - plan.started)))
             ledger.adopt(f"{name}/{member}", plan.placements[member])
@@ -280,7 +292,7 @@ def test_gangs_are_never_left_half_placed(data: st.DataObject) -> None:
     made.expire(now + 5)
     fresh = GangReservations(Ledger(nodes))
     for name, of_gang in gangs.items():
-        again = fresh.reserve(name, of_gang, "binpack", nodes, 1)
+        again = fresh.reserve(name, of_gang, "binpack", PlainPlacer(nodes, fresh.usage), 1)
         assert isinstance(again, GangReservation) == isinstance(
             place_gang(EmptyUsage(), list(of_gang.values()), "binpack", nodes), tuple
         )

@@ -5,7 +5,6 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Backfill
 from fenka.core.evaluate import Fit, evaluate, never_fits, place
 from fenka.core.inventory import Node
 from fenka.core.ledger import Ledger
@@ -13,7 +12,7 @@ from fenka.core.queue import PendingRequest, SchedulingResult
 from fenka.core.reasons import ReasonCode
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageTotals
-from tests.core.builders import SIZES, card, clusters, device, requests
+from tests.core.builders import SIZES, NodesBackfill, card, clusters, device, requests
 
 POLICIES = st.sampled_from(["binpack", "spread"])
 MANY = st.lists(requests(), max_size=12)
@@ -34,7 +33,7 @@ def serve(
 ) -> SchedulingResult:
     """Requests that joined in order of their number, served once."""
     waiting = [PendingRequest(str(number), (it,), number) for number, it in enumerate(queued)]
-    return Backfill(nodes, policy).serve(waiting, (), 0, ledger.totals())
+    return NodesBackfill(nodes, policy).serve(waiting, (), 0, ledger.totals())
 
 
 @settings(deadline=None)

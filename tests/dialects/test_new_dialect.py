@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from fenka.cluster.explain import explain
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.request import Placement
 from fenka.dialects.base import CARDS
@@ -15,6 +15,7 @@ from fenka.views.nodes import cluster_nodes
 from tests import builders
 from tests.dialects import made_up
 from tests.dialects.builders import T4_MIB, share
+from tests.fakes.evaluators import ComparedEvaluator
 
 REGISTERED = (*DIALECTS, made_up)
 FOUR = T4_MIB * 4 // 15
@@ -42,7 +43,7 @@ def a_pod(name: str, amount: int, **given: object) -> Pod:
 def placed(pod: Pod) -> tuple[tuple[Placement, ...], dict[str, str]]:
     """Where the scheduler would put the pod, and the annotations that it would bind it with."""
     state = snapshot(pod).state
-    placements = PodEvaluator(state, "binpack").placements(pod, "n")
+    placements = ComparedEvaluator(state, "binpack").placements(pod, "n")
     assert not isinstance(placements, Infeasible)
     node, dialect = state.shared_node("n"), pod.demand(REGISTERED).dialect
     assert node is not None
@@ -53,7 +54,7 @@ def placed(pod: Pod) -> tuple[tuple[Placement, ...], dict[str, str]]:
 def test_pod_of_new_dialect_is_filtered_by_its_size() -> None:
     """A T4 has 15 units of it: 16 do not fit."""
     pods = a_pod("fits", 15), a_pod("too-large", 16)
-    evaluator = PodEvaluator(snapshot(*pods).state, "binpack")
+    evaluator = ComparedEvaluator(snapshot(*pods).state, "binpack")
     assert evaluator.filter(pods[0], ["n"]).fitting == ["n"]
     assert "too little memory" in evaluator.filter(pods[1], ["n"]).unresolvable["n"]
 

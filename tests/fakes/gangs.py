@@ -10,7 +10,6 @@ from fenka.cluster.objects import (
 from fenka.cluster.pod_groups import (
     PodGroup,
 )
-from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
@@ -19,6 +18,7 @@ from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.queue_controller import QueueController
 from tests.builders import T4_MIB, a_node, a_pod, gang_labels
 from tests.core.builders import device
+from tests.fakes.evaluators import ComparedEvaluator
 
 
 class Cluster:
@@ -41,9 +41,9 @@ class Cluster:
         self.extender = Extender(
             lambda: self.pods,
             self.queue,
-            PodEvaluator(self.world, "binpack", self.gangs.usage),
+            ComparedEvaluator(self.world, "binpack", self.gangs.live),
             self.gangs,
-            PodPreemption(self.world, "binpack", self.gangs.usage, gang_key=self.gangs.key),
+            PodPreemption(self.world, "binpack", self.gangs.live.usage, gang_key=self.gangs.key),
             requeue=lambda pods: self.woken.extend(it.metadata.name for it in pods),
         )
 
@@ -84,4 +84,4 @@ class Cluster:
 
     def free(self, node: str) -> int:
         """MiB that nobody holds, plans included."""
-        return T4_MIB - self.gangs.usage.card_usage(node, device(0, node)).memory_mib
+        return T4_MIB - self.gangs.live.usage.card_usage(node, device(0, node)).memory_mib

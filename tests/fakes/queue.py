@@ -8,8 +8,8 @@ import msgspec
 
 from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
@@ -18,6 +18,7 @@ from fenka.core.request import Placement
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.queue_controller import QueueController
 from tests.builders import T4_MIB, Json, node_json, on_card, pod_json
+from tests.fakes.evaluators import ComparedEvaluator
 
 START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
@@ -79,7 +80,7 @@ class Cluster:
         self.pods: dict[str, Pod] = {}
         members = GangMembers(self.world, lambda: {}, dict)
         self.gangs = GangScheduler(members, self.world, "binpack", lambda: self.now)
-        self.evaluator = PodEvaluator(self.world, "binpack")
+        self.evaluator = ComparedEvaluator(self.world, "binpack")
         self.preemption = PodPreemption(self.world, "binpack")
         self.extender = Extender(
             lambda: self.pods, self.queue, self.evaluator, self.gangs, self.preemption

@@ -376,3 +376,12 @@ def test_screens_are_json_when_that_is_requested(t4: Workstation, output: str) -
             import yaml
 
             yaml.safe_load(text)
+
+
+def test_daemon_imports_no_numpy() -> None:
+    """One machine's cards are judged one by one: arrays would cost more memory and start than they save."""
+    program = "import sys, fenka.workstation.main; print('numpy' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False\n"

@@ -6,21 +6,23 @@ member is bound before all of them may be. A reservation that is not used in tim
 never each hold a half: neither holds anything before it has all.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.node_admission import admits
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import Gang, group_name
 from fenka.cluster.state import ClusterState
+from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.evaluate import Policy
-from fenka.core.gangs import GangReservations, place_gang
-from fenka.core.inventory import DeviceId, Node
+from fenka.core.gang_reservations import GangReservations
+from fenka.core.gangs import place_all
+from fenka.core.inventory import DeviceId
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement
-from fenka.core.usage import UsageOverlay, UsageView
 from fenka.dialects.base import InvalidRecord
 
 RESERVATION_TTL_S = 30.0
@@ -102,16 +104,13 @@ class GangScheduler:
         """
         self._members, self._cluster, self._policy, self._clock = members, cluster, policy, clock
         self._reservations = GangReservations(cluster)
+        self.live = LiveColumns(cluster, self._reservations.usage)
+        """The nodes, and what is used of their cards, reservations included."""
         self._arrivals: dict[str, _Arrivals] = {}
         self._incomplete_since: dict[str, float] = {}
         self._backoffs: dict[str, _Backoff] = {}
         self.on_settled: Callable[[str], None] = lambda _: None
         """Called with a gang's key when all its members have arrived, or its reservation has ended."""
-
-    @property
-    def usage(self) -> UsageView:
-        """Return what is used of the cards, reservations included."""
-        return self._reservations
 
     def reserved(self) -> dict[str, tuple[Placement, ...]]:
         """Return what is reserved for members that have not started, by gang."""
@@ -181,18 +180,23 @@ class GangScheduler:
         if key is None:
             return True
         members = [it for it in self._members.of(key) if self._members.is_placeable(it)]
-        view, priority = UsageOverlay(self._reservations), pod.spec.priority or 0
-        names = [it.node.name for it in self._cluster.shared_nodes()]
-        for name in names:
-            for allocation in self._cluster.allocations(name):
-                if not allocation.lingering and (allocation.pod.spec.priority or 0) < priority:
-                    for placement in allocation.placements:
-                        view.remove(placement)
+        priority = pod.spec.priority or 0
         try:
             requests = [self._members.part(it).request for it in members]
         except InvalidRecord:
             return False
-        placed = place_gang(view, requests, self._policy, self._open_nodes(names))
+        columns, names = self.live.read().copy(), self._open_nodes()
+        columns.remove(
+            *(
+                placement
+                for name in names
+                for allocation in self._cluster.allocations(name)
+                if not allocation.lingering and (allocation.pod.spec.priority or 0) < priority
+                for placement in allocation.placements
+            )
+        )
+        placer = ColumnarPlacer(columns)
+        placed = place_all(placer, requests, self._policy, among=frozenset(names))
         return not isinstance(placed, Unschedulable)
 
     def _place_reserved(
@@ -235,18 +239,23 @@ class GangScheduler:
         reserved: frozenset[DeviceId],
     ) -> MemberPlacement | GangPending:
         reason = "no node of the cluster shares cards with it"
-        names = [name for name in names if self._is_eligible(members[0], name)]
         parts = {it.metadata.uid: self._members.part(it) for it in members}
-        nodes = [
-            node
-            for node in self._open_nodes(names)
-            if admits(self._cluster, node.name, list(parts.values()))
-        ]
+        nodes = frozenset(
+            name
+            for name in names
+            if self._is_eligible(members[0], name)
+            and admits(self._cluster, name, list(parts.values()))
+        )
         if nodes:
             requests = {uid: part.request for uid, part in parts.items()}
-            expires_at = self._clock() + RESERVATION_TTL_S
             reservation = self._reservations.reserve(
-                gang.key, requests, self._policy, nodes, expires_at, reserved
+                gang.key,
+                requests,
+                self._policy,
+                ColumnarPlacer(self.live.read().copy()),
+                self._clock() + RESERVATION_TTL_S,
+                reserved,
+                nodes,
             )
             if not isinstance(reservation, Unschedulable):
                 self._arrivals[gang.key] = _Arrivals()
@@ -256,14 +265,10 @@ class GangScheduler:
         sentence = f"no room for all {len(members)} pods of gang {gang.name}: {reason}"
         return GangPending(sentence, queued=True)
 
-    def _open_nodes(self, names: Iterable[str]) -> list[Node]:
-        """Return those of the nodes that share cards."""
-        shared = (self._cluster.shared_node(name) for name in names)
-        return [
-            it.node
-            for it in shared
-            if it is not None and self._cluster.node_error(it.node.name) is None
-        ]
+    def _open_nodes(self) -> list[str]:
+        """Return the nodes that share cards."""
+        names = (shared.node.name for shared in self._cluster.shared_nodes())
+        return [name for name in names if self._cluster.node_error(name) is None]
 
     # ---- binding ----
 

@@ -1,19 +1,16 @@
 """Which requests a node's mode admits, and which its cards could ever hold."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
 from fenka.cluster.state import ClusterState
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.reasons import Unschedulable
+from fenka.core.inventory import Node
+from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Request
 from fenka.core.usage import EmptyUsage
 from fenka.dialects import node_modes
 from fenka.dialects.base import InvalidRecord, SliceRequest
-
-_CardKind = tuple[int, int, str, bool, bool]
 
 
 def labels(cluster: ClusterState, name: str) -> Mapping[str, str]:
@@ -33,51 +30,103 @@ def resident_compute(cluster: ClusterState, name: str) -> set[bool]:
     }
 
 
-def check_admission(cluster: ClusterState, name: str, parts: Sequence[SliceRequest]) -> None:
-    """Check that the node admits the requests beside its pods. Raises InvalidRecord with the reason."""
-    node_modes.check_admission(labels(cluster, name), parts, resident_compute(cluster, name))
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Why a pod does not fit a node.
+
+    Attributes:
+        sentence: the reason.
+        unresolvable: it would not fit either if nothing were allocated on the node.
+        rejection: the reason of each card, if cards are the reason.
+    """
+
+    sentence: str
+    unresolvable: bool
+    rejection: NodeRejection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRule:
+    """What decides which requests a node admits, whatever its cards have free. A cluster has few rules.
+
+    Attributes:
+        error: why it admits nothing.
+        labels: those of its mode.
+        residents: whether pods with memory have compute too; empty if the mode does not ask.
+    """
+
+    error: str | None
+    labels: tuple[tuple[str, str], ...]
+    residents: frozenset[bool]
+
+    def rejection(self, parts: Sequence[SliceRequest]) -> Infeasible | None:
+        """Return why the node does not admit the requests beside its pods; None if it does."""
+        if self.error is not None:
+            return Infeasible(self.error, unresolvable=True)
+        # If only its present pods exclude these requests, they may wait for their end.
+        return self.rejection_by_mode(parts) or self._rejection(parts, self.residents)
+
+    def rejection_by_mode(self, parts: Sequence[SliceRequest]) -> Infeasible | None:
+        """Return why the node would not admit the requests either if it had no pods."""
+        return self._rejection(parts, frozenset())
+
+    def _rejection(
+        self, parts: Sequence[SliceRequest], residents: frozenset[bool]
+    ) -> Infeasible | None:
+        try:
+            node_modes.check_admission(dict(self.labels), parts, residents)
+        except InvalidRecord as why:
+            return Infeasible(str(why), unresolvable=not residents)
+        return None
+
+
+def admission_rule(cluster: ClusterState, name: str) -> AdmissionRule:
+    """Return the rule of a node."""
+    return AdmissionRule(
+        cluster.node_error(name),
+        mode_labels(labels(cluster, name)),
+        frozenset(resident_compute(cluster, name)),
+    )
+
+
+def mode_labels(present: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return those of a node's labels that decide what it admits."""
+    return tuple((key, present[key]) for key in node_modes.MODE_LABELS if key in present)
 
 
 def admits(cluster: ClusterState, name: str, parts: Sequence[SliceRequest]) -> bool:
     """Return whether the node admits the requests beside its pods."""
-    try:
-        check_admission(cluster, name, parts)
-    except InvalidRecord:
-        return False
-    return True
+    return admission_rule(cluster, name).rejection(parts) is None
 
 
-def fits_when_empty(requests: tuple[Request, ...], node: Node, *, repaired: bool = False) -> bool:
-    """Return whether the requests would fit the node without any allocations.
+NodeKind = tuple[tuple[int, int, str, bool, bool], ...]
+"""For each card memory, compute, model, whether it is healthy, whether it is cordoned."""
 
-    Args:
-        requests: what is placed together.
-        node: the node.
-        repaired: take unhealthy cards for healthy and cordoned ones for open.
+
+def node_kind(node: Node, *, repaired: bool = False) -> NodeKind:
+    """Return what decides what the node could hold when empty, with its unit.
+
+    repaired: take unhealthy cards for healthy and cordoned ones for open.
     """
-    kinds = tuple(
-        (it.memory_mib, it.compute, it.model, it.healthy or repaired, it.cordoned and not repaired)
-        for it in node.cards
-    )
-    return _fit_when_empty(requests, kinds, node.unit_mib)
-
-
-@lru_cache(maxsize=1024)
-def _fit_when_empty(
-    requests: tuple[Request, ...], kinds: tuple[_CardKind, ...], unit_mib: int
-) -> bool:
-    """Keyed by the kinds of cards: a cluster has few kinds of nodes."""
-    cards = (
-        Card(
-            index,
-            DeviceId(str(index)),
-            model,
-            memory_mib,
-            compute,
-            healthy=healthy,
-            cordoned=cordoned,
+    return tuple(
+        (
+            card.memory_mib,
+            card.compute,
+            card.model,
+            card.healthy or repaired,
+            card.cordoned and not repaired,
         )
-        for index, (memory_mib, compute, model, healthy, cordoned) in enumerate(kinds)
+        for card in node.cards
     )
-    node = replace(Node("any", tuple(cards)), unit_mib=unit_mib)
-    return not isinstance(place_gang(EmptyUsage(), requests, "binpack", (node,)), Unschedulable)
+
+
+def fits_when_empty(requests: Sequence[Request], node: Node, *, repaired: bool = False) -> bool:
+    """Return whether the requests would fit the node together if nothing were allocated.
+
+    repaired: take unhealthy cards for healthy and cordoned ones for open.
+    """
+    if repaired:
+        cards = (replace(card, healthy=True, cordoned=False) for card in node.cards)
+        node = replace(node, cards=tuple(cards))
+    placed = place_gang(EmptyUsage(), requests, "binpack", (node,))
+    return not isinstance(placed, Unschedulable)

@@ -13,8 +13,9 @@ import msgspec
 
 from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_placement import Feasible, Infeasible, PodEvaluator
+from fenka.cluster.pod_placement import Feasible, PodEvaluator
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.evaluate import never_fits
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable

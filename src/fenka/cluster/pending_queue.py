@@ -5,7 +5,6 @@ decides; here pods become pending requests.
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -13,14 +12,24 @@ from math import inf
 import msgspec
 
 from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.node_admission import admits, fits_when_empty, labels
+from fenka.cluster.live_columns import LiveColumns
+from fenka.cluster.node_admission import (
+    admission_rule,
+    admits,
+    fits_when_empty,
+    labels,
+    mode_labels,
+    node_kind,
+)
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
 from fenka.cluster.state import ClusterState
-from fenka.core.backfill import Backfill
+from fenka.core.backfill import Backfill, held_by_user
+from fenka.core.columnar_placer import ColumnarPlacer
+from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import NO_HISTORY, Fairness, UsageHistory
-from fenka.core.inventory import DeviceId
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.queue import (
     Allocation,
     HistoryLookup,
@@ -34,9 +43,8 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.usage import UsageOverlay
 from fenka.dialects import node_modes, nvidia
-from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
+from fenka.dialects.base import InvalidRecord, SliceRequest
 
 GRACE_S = 30
 """Kubernetes' default for a pod that does not give its termination grace period."""
@@ -204,17 +212,26 @@ class PendingQueue:
         self._cluster, self._fairness = cluster, fairness or Fairness()
         self._uses = uses or UsageHistory(self._fairness)
         self._complete = complete
-        self._backfill = Backfill((), policy, BY_TIME, DEPTH)
-        self._shared: list[SharedNode] = []
+        self._backfill = Backfill(policy, BY_TIME, DEPTH)
+        self._live, self._states = LiveColumns(cluster), CardStates()
+        self._nodes: dict[str, Node] = {}
         self._node_of_card: dict[DeviceId, str] = {}
         self._nodes_version = -1
-        self._eligible: dict[tuple[bytes, tuple[SliceRequest, ...]], frozenset[str]] = {}
-        """Nodes by the rules and the requests of a pod."""
+        self._kinds: dict[tuple[object, ...], list[str]] = {}
+        """Nodes that could hold the same requests when empty, and whose modes admit the same."""
+        self._eligible: dict[bytes, frozenset[str]] = {}
+        """Nodes by the rules of a pod."""
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+        """One object for each set of nodes, so that its hash is computed once."""
+        self._nodes_of: dict[str, tuple[Pod, frozenset[str]]] = {}
+        """The nodes that each pending pod is eligible for and that could hold it when empty, by UID."""
         self._with_mode: frozenset[str] = frozenset()
         """Nodes whose mode may exclude a pod because of the pods that are there."""
-        self._node_rules: dict[str, tuple[Pod, bytes]] = {}
-        self._allocations: dict[str, tuple[int, float, list[Allocation]]] = {}
-        """By node: the generation, until when they are valid, and the allocations."""
+        self._changed: set[str] = set()
+        """Nodes whose allocations have changed."""
+        cluster.watch(self._changed)
+        self._allocations: dict[str, tuple[float, list[Allocation]]] = {}
+        """By node: until when they are valid, and the allocations."""
         self._seen_at: dict[str, float] = {}
         """When pods were seen first whose node has not reported their start."""
 
@@ -243,7 +260,7 @@ class PendingQueue:
         """
         gangs, excluded_nodes = gangs or {}, excluded_nodes or {}
         self._refresh_nodes()
-        allocations, users = self._all_allocations(gangs, now)
+        allocations = self._all_allocations(gangs, now)
         entries: dict[str, PendingEntry] = {}
         requests: list[PendingRequest] = []
         for entry in self._pending_entries(pods, is_pending or is_unplaced, gangs):
@@ -251,18 +268,18 @@ class PendingQueue:
             if request is not None:
                 entries[entry.id] = entry
                 requests.append(request)
-        history = history_lookup(users, self._uses, now)
+        history = history_lookup(held_by_user(allocations), self._uses, now)
         order = sort_keys(requests, history, self._fairness, now)
-        usage = UsageOverlay(self._cluster)
-        for placements in gangs.values():
-            for placement in placements:
-                usage.add(placement)
         # The order is settled: the core sees the rank as the time of the request.
         ranked = [
             replace(request, requested_at=float(rank), priority=0, user="")
             for rank, (_, request) in enumerate(order)
         ]
-        result = self._backfill.serve(ranked, allocations, now, usage)
+        columns = self._live.read().copy()
+        columns.add(*(it for placements in gangs.values() for it in placements))
+        placer = ColumnarPlacer(columns)
+        timeline = ColumnarTimeline(self._nodes.values(), allocations, now, self._states)
+        result = self._backfill.serve(ranked, placer, timeline, {}, now)
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
         queue_entries = tuple(
             _queue_entry(
@@ -296,7 +313,7 @@ class PendingQueue:
 
     def forget(self, uid: str) -> None:
         """Record that the pod was deleted."""
-        self._node_rules.pop(uid, None)
+        self._nodes_of.pop(uid, None)
         self._seen_at.pop(uid, None)
 
     # ---- pending entries ----
@@ -356,74 +373,88 @@ class PendingQueue:
             return
         self._nodes_version = self._cluster.nodes_version
         self._eligible.clear()
-        self._shared = [
-            shared
+        self._sets.clear()
+        self._nodes_of.clear()
+        self._backfill.forget_impossible()
+        self._nodes = {
+            shared.node.name: shared.node
             for shared in self._cluster.shared_nodes()
             if self._cluster.node(shared.node.name) is not None
             and self._cluster.node_error(shared.node.name) is None
-        ]
-        nodes = [shared.node for shared in self._shared]
+        }
+        self._node_of_card = {
+            card.uuid: name for name, node in self._nodes.items() for card in node.cards
+        }
         self._with_mode = frozenset(
-            it.name for it in nodes if node_modes.MODE_LABEL in labels(self._cluster, it.name)
+            name for name in self._nodes if node_modes.MODE_LABEL in labels(self._cluster, name)
         )
-        self._node_of_card = {card.uuid: node.name for node in nodes for card in node.cards}
-        self._backfill.set_nodes(nodes)
+        self._kinds.clear()
+        for name, node in self._nodes.items():
+            kind = (
+                node_kind(node, repaired=True),
+                node.unit_mib,
+                mode_labels(labels(self._cluster, name)),
+            )
+            self._kinds.setdefault(kind, []).append(name)
 
     def _eligible_nodes(self, pod: Pod, parts: tuple[SliceRequest, ...]) -> frozenset[str]:
         """Return the nodes for which the pod is eligible and that could hold it when empty."""
-        shape = self._rules(pod), parts
-        names = self._eligible.get(shape)
-        if names is None:
-            names = self._eligible[shape] = frozenset(
-                shared.node.name for shared in self._shared if self._could_hold(pod, parts, shared)
-            )
+        uid = pod.metadata.uid
+        known = self._nodes_of.get(uid)
+        if known is None or known[0] is not pod:
+            names = self._by_rules(pod) & self._could_hold(parts)
+            known = self._nodes_of[uid] = pod, self._sets.setdefault(names, names)
+        names = known[1]
         for name in names & self._with_mode if self._with_mode else ():
             if not admits(self._cluster, name, parts):
                 # Its present pods exclude this one. If there is no other node, it waits for their end.
                 names = names - {name} or names
         return names
 
-    def _rules(self, pod: Pod) -> bytes:
-        """Return the part of the pod that decides for which nodes it is eligible."""
-        known = self._node_rules.get(pod.metadata.uid)
-        if known is None or known[0] is not pod:
-            spec = pod.spec
-            rules = msgspec.json.encode((spec.node_selector, spec.tolerations, spec.affinity))
-            known = self._node_rules[pod.metadata.uid] = pod, rules
-        return known[1]
+    def _by_rules(self, pod: Pod) -> frozenset[str]:
+        """Return the nodes for which the pod is eligible whatever they have."""
+        spec = pod.spec
+        rules = msgspec.json.encode((spec.node_selector, spec.tolerations, spec.affinity))
+        if rules not in self._eligible:
+            nodes = ((name, self._cluster.node(name)) for name in self._nodes)
+            self._eligible[rules] = frozenset(
+                name
+                for name, node in nodes
+                if node is not None and not ineligibility_reasons(pod, node)
+            )
+        return self._eligible[rules]
 
-    def _could_hold(self, pod: Pod, parts: tuple[SliceRequest, ...], shared: SharedNode) -> bool:
-        node = self._cluster.node(shared.node.name)
-        if node is None or ineligibility_reasons(pod, node):
-            return False
-        requests = tuple(part.request for part in parts)
-        if not fits_when_empty(requests, shared.node, repaired=True):
-            return False
-        try:
-            node_modes.check_admission(node.metadata.labels, parts)
-        except InvalidRecord:
-            return False
-        return True
+    def _could_hold(self, parts: tuple[SliceRequest, ...]) -> set[str]:
+        requests, names = tuple(part.request for part in parts), set[str]()
+        for alike in self._kinds.values():
+            rule = admission_rule(self._cluster, alike[0])
+            if rule.rejection_by_mode(parts) is None and fits_when_empty(
+                requests, self._nodes[alike[0]], repaired=True
+            ):
+                names.update(alike)
+        return names
 
     # ---- allocations ----
 
     def _all_allocations(
         self, gangs: Mapping[str, tuple[Placement, ...]], now: float
-    ) -> tuple[list[Allocation], dict[str, int]]:
-        """Return all allocations on shared nodes, and how many each namespace has."""
-        names = [shared.node.name for shared in self._shared]
-        allocations = [it for name in names for it in self._allocations_on(name, now)]
-        known = frozenset(names)
+    ) -> dict[str, list[Allocation]]:
+        """Return all allocations on shared nodes, by node: the same list as long as it is the same."""
+        while self._changed:
+            self._allocations.pop(self._changed.pop(), None)
+        allocations = {name: self._allocations_on(name, now) for name in self._nodes}
         for gang, placements in gangs.items():
             user = gang.partition("/")[0]
-            allocations += [Allocation(it, None, user) for it in placements if it.node in known]
-        return allocations, Counter(it.user for it in allocations)
+            for it in placements:
+                if it.node in allocations:
+                    reserved = Allocation(it, None, user)
+                    allocations[it.node] = [*allocations[it.node], reserved]
+        return allocations
 
     def _allocations_on(self, name: str, now: float) -> list[Allocation]:
-        generation = self._cluster.generation(name)
-        cached = self._allocations.get(name)
-        if cached is not None and cached[0] == generation and now < cached[1]:
-            return cached[2]
+        known = self._allocations.get(name)
+        if known is not None and now < known[0]:
+            return known[1]
         allocations, valid_until = list[Allocation](), inf
         for allocation in self._cluster.allocations(name):
             deadline = self._deadline(allocation.pod, now)
@@ -431,7 +462,7 @@ class PendingQueue:
                 valid_until = min(valid_until, deadline + OVERDUE_TTL_S)
             user = allocation.pod.metadata.namespace
             allocations += [Allocation(it, deadline, user) for it in allocation.placements]
-        self._allocations[name] = generation, valid_until, allocations
+        self._allocations[name] = valid_until, allocations
         return allocations
 
     def _deadline(self, pod: Pod, now: float) -> float | None:

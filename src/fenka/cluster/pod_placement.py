@@ -1,9 +1,15 @@
 """The one evaluator of nodes for pods: the extender, `fenka why` and events show its verdicts. Pure."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fenka.cluster.node_admission import check_admission, fits_when_empty, labels
+from fenka.cluster.node_admission import (
+    Infeasible,
+    admission_rule,
+    fits_when_empty,
+    node_kind,
+)
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_demand import PodDemand
 from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
@@ -11,11 +17,16 @@ from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy, evaluate, fits_card, never_fits
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import DeviceId, Node
-from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.reasons import (
+    NodeRejection,
+    Reason,
+    ReasonCode,
+    Unschedulable,
+    counts_sentence,
+)
 from fenka.core.request import Placement, Request
-from fenka.core.shape_cache import ShapeCache
 from fenka.core.usage import UsageOverlay, UsageView
-from fenka.dialects import node_modes, nvidia
+from fenka.dialects import nvidia
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
 BEST, REST = 10, 8
@@ -24,21 +35,6 @@ all of kube-scheduler's own scores at the weight that the documentation gives.""
 
 INSUFFICIENT_MEMORY = "Insufficient GPU Memory in one device"
 """gpushare's sentence, which people search for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Infeasible:
-    """Why a pod does not fit a node.
-
-    Attributes:
-        sentence: the reason.
-        unresolvable: it would not fit either if nothing were allocated on the node.
-        rejection: the reason of each card, if cards are the reason.
-    """
-
-    sentence: str
-    unresolvable: bool
-    rejection: NodeRejection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +58,13 @@ class FilterResult:
 
 
 class PodEvaluator:
-    """Evaluates nodes for pods, and caches the verdicts by request and node until the node changes.
-
-    The pods of a cluster have few different requests. Of a thousand nodes only those are evaluated again that
-    have changed.
-    """
+    """Evaluates nodes for pods, one after the other: the definition."""
 
     def __init__(
         self, cluster: ClusterState, policy: Policy, usage: UsageView | None = None
     ) -> None:
         """usage: what is used of the cards, if that is more than the cluster's pods use."""
         self._cluster, self._policy, self._usage = cluster, policy, usage or cluster
-        self._verdicts: ShapeCache[tuple[SliceRequest, ...], tuple[int, Verdict]] = ShapeCache()
-        """With the generation of the node."""
 
     def filter(
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
@@ -101,17 +91,24 @@ class PodEvaluator:
 
         Of equal nodes the first by name is better. All scores are 0 if the pod requests nothing.
         """
+        ranked = self.ranked(pod, names, constraints)
+        last, most = len(ranked) - 1, max(len(ranked) - 2, 1)
+        scores = {
+            name: BEST if rank == 0 else REST * (last - rank) // most
+            for rank, name in enumerate(ranked)
+        }
+        return [(name, scores.get(name, 0)) for name in names]
+
+    def ranked(
+        self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
+    ) -> list[str]:
+        """Return those of the nodes that fit the pod and share cards, the best first."""
         fits = [
             (verdict.score, name)
             for name, verdict in self.evaluate(pod, names, constraints)
             if isinstance(verdict, Feasible)
         ]
-        ranked = [name for _, name in sorted(fits)]
-        scores = {
-            name: BEST if rank == 0 else REST * (len(ranked) - 1 - rank) // max(len(ranked) - 2, 1)
-            for rank, name in enumerate(ranked)
-        }
-        return [(name, scores.get(name, 0)) for name in names]
+        return [name for _, name in sorted(fits)]
 
     def placements(
         self, pod: Pod, name: str, constraints: QueueConstraints = NO_CONSTRAINTS
@@ -126,7 +123,6 @@ class PodEvaluator:
         """Return the verdict on each node; None if the pod requests nothing there that fenka places."""
         demand = pod.demand(self._cluster.dialects)
         parts, invalid = self._parts(demand)
-        cached_verdicts = self._verdicts.by_node(parts)
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
             shared = self._cluster.shared_node(name)
@@ -136,20 +132,11 @@ class PodEvaluator:
             if invalid is not None:
                 verdicts.append((name, invalid))
                 continue
-            generation = self._usage.generation(name)
-            cached = cached_verdicts.get(name)
-            if cached is None or cached[0] != generation:
-                cached = generation, self._evaluate_node(parts, shared, self._usage)
-                cached_verdicts[name] = cached
-            verdict = cached[1]
+            verdict = self._evaluate_node(parts, shared, self._usage)
             if name in constraints.nodes and isinstance(verdict, Feasible):
                 verdict = self._evaluate_constrained(parts, shared, constraints)
             verdicts.append((name, verdict))
         return verdicts
-
-    def shape(self, pod: Pod) -> tuple[SliceRequest, ...]:
-        """Return what of a pod its verdicts depend on; empty if it requests nothing. Raises InvalidRecord."""
-        return pod.demand(self._cluster.dialects).parts
 
     def explain(self, pod: Pod) -> str | None:
         """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
@@ -167,8 +154,13 @@ class PodEvaluator:
     def _hint(self, pod: Pod) -> str:
         """Return what the pod could request instead, if it would not fit without any allocations."""
         parts, cluster = pod.demand(self._cluster.dialects).parts, self._cluster
-        nodes = [it.node for it in cluster.shared_nodes() if not cluster.node_error(it.node.name)]
-        never = never_fits(parts[0].request, nodes) if len(parts) == 1 else None
+        # One node of each kind: there may be thousands of nodes.
+        nodes = {
+            (node_kind(it.node, repaired=True), it.node.unit_mib): it.node
+            for it in cluster.shared_nodes()
+            if not cluster.node_error(it.node.name)
+        }
+        never = never_fits(parts[0].request, nodes.values()) if len(parts) == 1 else None
         return never.hint if never else ""
 
     def _parts(self, demand: PodDemand) -> tuple[tuple[SliceRequest, ...], Infeasible | None]:
@@ -239,19 +231,7 @@ class PodEvaluator:
 
     def _rejected(self, parts: tuple[SliceRequest, ...], name: str) -> Infeasible | None:
         """Return why the node admits no such requests; None if it does."""
-        error = self._cluster.node_error(name)
-        if error is not None:
-            return Infeasible(error, unresolvable=True)
-        try:
-            node_modes.check_admission(labels(self._cluster, name), parts)
-        except InvalidRecord as why:
-            return Infeasible(str(why), unresolvable=True)
-        try:
-            check_admission(self._cluster, name, parts)
-        except InvalidRecord as why:
-            # Only its present pods exclude this one.
-            return Infeasible(str(why), unresolvable=False)
-        return None
+        return admission_rule(self._cluster, name).rejection(parts)
 
     def _infeasible(
         self, requests: tuple[Request, ...], node: Node, rejection: NodeRejection
@@ -261,6 +241,10 @@ class PodEvaluator:
 
 def sentence(rejection: NodeRejection) -> str:
     """Return the counts over all cards, after gpushare's sentence if it is true."""
-    counts = Unschedulable((rejection,)).sentence()
-    memory = any(reason.code is ReasonCode.MEMORY for reason in rejection.reasons)
-    return f"{INSUFFICIENT_MEMORY}: {counts}" if memory else counts
+    return sentence_of_counts(Unschedulable((rejection,)).counts())
+
+
+def sentence_of_counts(counts: Counter[ReasonCode]) -> str:
+    """Return the counts, after gpushare's sentence if it is true."""
+    text = counts_sentence(counts)
+    return f"{INSUFFICIENT_MEMORY}: {text}" if ReasonCode.MEMORY in counts else text

@@ -22,7 +22,7 @@ from fenka.cluster.objects import Node, Pod
 from fenka.core.evaluate import SCORES
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement
-from fenka.core.usage import CardUsage, UsageTotals, new_generation
+from fenka.core.usage import CardUsage, UsageTotals
 from fenka.dialects import leases, node_inventory, node_modes
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
 from fenka.dialects.leases import LeaseReport, Refusal
@@ -62,7 +62,7 @@ class ClusterState:
         self._lingering: dict[str, dict[str, PodAllocation]] = {}
         """What pods still hold that the API server no longer shows, by node and UID."""
         self._totals = UsageTotals()
-        self._generations: dict[str, int] = {}
+        self._watching: list[set[str]] = []
         self.version = 0
         self.nodes_version = 0
         for node in nodes:
@@ -80,9 +80,9 @@ class ClusterState:
         """Return CPU and host memory; kube-scheduler itself counts those of pods."""
         return self._totals.host_usage(node)
 
-    def generation(self, node: str) -> int:
-        """Return a number that changes with anything that a verdict on this node depends on."""
-        return self._generations.get(node, 0)
+    def watch(self, changed: set[str]) -> None:
+        """Add to this set, from now on, each node of which anything changes that a verdict needs."""
+        self._watching.append(changed)
 
     # ---- reading ----
 
@@ -361,7 +361,8 @@ class ClusterState:
         node_modes.check_shared(labels)
 
     def _touch(self, node: str) -> None:
-        self._generations[node] = new_generation()
+        for changed in self._watching:
+            changed.add(node)
         self.version += 1
 
     def _touch_nodes(self) -> None:

@@ -5,15 +5,16 @@ use other cards, and reserved ones only if their deadline comes before the reser
 small requests does not starve a large one, and a large one does not leave the cluster empty.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from fenka.core.availability import AvailabilityCache, CardAvailability, availabilities, needs_host
+from fenka.core.availability import Timeline, needs_host
 from fenka.core.evaluate import Fit, Policy, evaluate
 from fenka.core.fairness import Fairness, UsageHistory
-from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.gangs import Placer, place_all
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.queue import (
     Allocation,
     PendingRequest,
@@ -23,76 +24,66 @@ from fenka.core.queue import (
     history_lookup,
     queue_order,
 )
-from fenka.core.reasons import NodeRejection, Unschedulable
+from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.shape_cache import MAX_SHAPES
-from fenka.core.usage import EmptyUsage, UsageOverlay, UsageTotals, UsageView
-from fenka.core.verdict_cache import VerdictCache
+from fenka.core.usage import EmptyUsage
 
-MAX_TRIED_NODES = 64
-"""Nodes on which requests for one node are tried together, the best first, of those that fit each alone."""
+MAX_IMPOSSIBLE = 1024
+"""The number of requests that `Backfill` remembers to be impossible."""
 
-_Shape = tuple[tuple[Request, ...], frozenset[DeviceId], frozenset[str] | None, bool]
-"""What decides about a request: its parts, the blocked cards, the eligible nodes, and whether one node."""
+_Shape = tuple[tuple[Request, ...], frozenset[str] | None, bool]
+"""What decides whether requests could ever be placed: they, the eligible nodes, whether on one node."""
 
 
 class Backfill:
-    """Serves pending requests. Between passes it keeps only what is still valid.
+    """Serves pending requests. depth: the number of requests that reserve cards.
 
-    depth: the number of requests that reserve cards. Those behind them reserve when they have moved up.
+    Those behind them reserve when they have moved up.
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        policy: Policy,
-        fairness: Fairness | None = None,
-        depth: int = 4,
-    ) -> None:
-        self._nodes, self._policy, self._depth = tuple(nodes), policy, depth
+    def __init__(self, policy: Policy, fairness: Fairness | None = None, depth: int = 4) -> None:
+        self.policy, self.depth = policy, depth
         self._fairness = fairness or Fairness()
         self._no_history = UsageHistory(self._fairness)
-        self._caches = _Caches(VerdictCache(self._nodes, policy), AvailabilityCache(), set())
+        self._impossible: set[_Shape] = set()
+        """What could not be placed if nothing were allocated. Only the exact search for gangs is long."""
 
-    def set_nodes(self, nodes: Sequence[Node]) -> None:
-        """Replace the nodes, or the health of their cards."""
-        self._nodes = tuple(nodes)
-        self._caches.impossible.clear()
-        for name in self._caches.verdicts.set_nodes(self._nodes):
-            self._caches.availability.invalidate(name)
+    def forget_impossible(self) -> None:
+        """Nodes, or the health of cards, have changed."""
+        self._impossible.clear()
 
     def serve(
         self,
         pending: Collection[PendingRequest],
-        allocations: Iterable[Allocation],
+        placer: Placer,
+        timeline: Timeline,
+        held: Mapping[str, int],
         now: float,
-        usage: UsageView | None = None,
         history: UsageHistory | None = None,
     ) -> SchedulingResult:
         """Place in order what fits now, each on what those before it leave; reserve cards for the others.
 
         Args:
             pending: the requests.
-            allocations: all that is allocated on the nodes.
+            placer: the nodes, and what is allocated of them. What is placed is added.
+            timeline: the same nodes and allocations. What is placed and reserved is added.
+            held: the number of placements of each user.
             now: in the caller's time.
-            usage: the sum of `allocations`, if the caller keeps it. Only nodes whose generation there has
-                changed since the last call are evaluated again.
             history: what users have used.
         """
         if not pending:
             return SchedulingResult((), ())
-        current = _SchedulingPass(self._nodes, self._policy, self._caches, now)
-        per_user = current.begin(allocations, usage)
+        current = _SchedulingPass(self, placer, timeline, self._impossible)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         statuses: list[QueueStatus] = []
         reservations: list[Reservation] = []
-        past = history_lookup(per_user, history or self._no_history, now)
+        past = history_lookup(held, history or self._no_history, now)
         for request in queue_order(pending, past, self._fairness, now):
             deadline = None if request.time_limit_s is None else now + request.time_limit_s
             blocking = (it.cards for it in reservations if it.blocks(deadline))
             verdict = current.place(request, frozenset[DeviceId]().union(*blocking))
             if isinstance(verdict, Unschedulable):
-                reserves = len(reservations) < self._depth
+                reserves = len(reservations) < self.depth
                 reservation = current.reserve_cards(request) if reserves else None
                 if reservation is not None:
                     reservations.append(reservation)
@@ -105,15 +96,6 @@ class Backfill:
 
 
 @dataclass(frozen=True, slots=True)
-class _Caches:
-    """What is kept between passes. impossible: what could not be placed if nothing were allocated."""
-
-    verdicts: VerdictCache
-    availability: AvailabilityCache
-    impossible: set[_Shape]
-
-
-@dataclass(frozen=True, slots=True)
 class _ReservationOption:
     """Cards that could be reserved, when they are free, and what will be allocated then."""
 
@@ -123,85 +105,44 @@ class _ReservationOption:
 
 
 class _SchedulingPass:
-    """One pass over the queue: what is allocated and until when, with the placements that it adds."""
+    """One pass over the queue."""
 
-    def __init__(self, nodes: Sequence[Node], policy: Policy, caches: _Caches, now: float) -> None:
-        self._nodes, self._policy, self._caches, self._now = nodes, policy, caches, now
-        self._usage = UsageOverlay(EmptyUsage())
-        self._allocations: dict[str, list[Allocation]] = {}
-        self._reserved: dict[str, list[Allocation]] = {}
-        """What will be allocated on reserved cards, by node."""
-        self._reserved_until: dict[DeviceId, float] = {}
-        """When the reservation of a card starts, for those who reserve later."""
-        self._changed: dict[str, dict[Request, list[CardAvailability]]] = {}
-        """Availabilities on nodes that this pass has changed."""
-        self._rejected: dict[_Shape, tuple[int, Unschedulable]] = {}
-        self._placed = 0
-
-    def begin(self, allocations: Iterable[Allocation], usage: UsageView | None) -> dict[str, int]:
-        """Take in what is allocated. Return how many placements each user has."""
-        per_user: dict[str, int] = {}
-        totals = UsageTotals()
-        for allocation in allocations:
-            if usage is None:
-                totals.add(allocation.placement)
-            self._allocations.setdefault(allocation.placement.node, []).append(allocation)
-            per_user[allocation.user] = per_user.get(allocation.user, 0) + 1
-        self._usage = UsageOverlay(usage or totals)
-        self._caches.availability.refresh(self._allocations)
-        return per_user
+    def __init__(
+        self, backfill: Backfill, placer: Placer, timeline: Timeline, impossible: set[_Shape]
+    ) -> None:
+        self._policy, self._placer, self._timeline = backfill.policy, placer, timeline
+        self._impossible = impossible
+        self._rejected: dict[tuple[_Shape, frozenset[DeviceId]], Unschedulable] = {}
+        """Until something is placed: people submit many equal requests, a gang's search may be long."""
 
     def allocate(self, allocation: Allocation) -> None:
         """Add an allocation."""
-        node = allocation.placement.node
-        self._usage.add(allocation.placement)
-        self._allocations.setdefault(node, []).append(allocation)
-        self._changed[node] = {}
-        self._placed += 1
+        self._placer.add(allocation.placement)
+        self._timeline.add(allocation)
+        self._rejected.clear()
 
     def place(
         self, pending: PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
         """Place all of the request or nothing."""
-        requests = pending.requests
-        shape = requests, blocked, pending.nodes, pending.same_node
-        # An equal request is rejected for equal reasons until something else is placed.
-        known = self._rejected.get(shape)
-        if known is not None and known[0] == self._placed:
-            return known[1]
-        verdict: tuple[Placement, ...] | Unschedulable
-        if len(requests) == 1:
-            single = self._caches.verdicts.place(self._usage, requests[0], blocked, pending.nodes)
-            verdict = (single,) if isinstance(single, Placement) else single
-        elif pending.same_node:
-            verdict = self._place_on_one_node(pending, blocked)
-        else:
-            nodes = pending.eligible_nodes(self._nodes)
-            verdict = place_gang(self._usage, requests, self._policy, nodes, blocked)
+        key = (pending.requests, pending.nodes, pending.same_node), blocked
+        if key in self._rejected:
+            return self._rejected[key]
+        verdict = self._place(pending, blocked)
         if isinstance(verdict, Unschedulable):
-            self._rejected[shape] = self._placed, verdict
+            self._rejected[key] = verdict
         return verdict
 
-    def _place_on_one_node(
+    def _place(
         self, pending: PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
-        """Place all on the best node by its first request. Of the fitting nodes MAX_TRIED_NODES are tried."""
-        fits: dict[str, tuple[tuple[float, ...], str, Node]] = {}
-        rejections: dict[str, NodeRejection] = {}
-        for request in dict.fromkeys(pending.requests):
-            verdicts = self._caches.verdicts.evaluate(self._usage, request, blocked, pending.nodes)
-            for node, verdict in verdicts:
-                if isinstance(verdict, NodeRejection):
-                    rejections.setdefault(node.name, verdict)
-                else:
-                    fits.setdefault(node.name, (verdict.score, node.name, node))
-        likely = sorted(fit for name, fit in fits.items() if name not in rejections)
-        for _, name, node in likely[:MAX_TRIED_NODES]:
-            placed = place_gang(self._usage, pending.requests, self._policy, (node,), blocked)
-            if not isinstance(placed, Unschedulable):
-                return placed
-            rejections[name] = placed.rejections[0]
-        return Unschedulable(tuple(rejections.values()))
+        requests, nodes = pending.requests, pending.nodes
+        if len(requests) == 1:
+            single = self._placer.place(requests[0], self._policy, blocked, nodes)
+            return (single,) if isinstance(single, Placement) else single
+        if pending.same_node:
+            return self._placer.place_on_one_node(requests, self._policy, blocked, nodes)
+        return place_all(self._placer, requests, self._policy, blocked, nodes)
 
     # ---- reservations ----
 
@@ -210,131 +151,82 @@ class _SchedulingPass:
 
         Return None for a request that could not be placed even if nothing were allocated.
         """
-        impossible = self._caches.impossible
-        shape = pending.requests, frozenset[DeviceId](), pending.nodes, pending.same_node
-        if shape in impossible:
-            return None
-        options = self._options(pending)
+        shape = pending.requests, pending.nodes, pending.same_node
+        options = [] if shape in self._impossible else self._options(pending)
         if not options:
-            if len(impossible) > MAX_SHAPES:
-                impossible.clear()
-            impossible.add(shape)
+            if len(self._impossible) >= MAX_IMPOSSIBLE:
+                self._impossible.clear()
+            self._impossible.add(shape)
             return None
         at = max(option.at for option in options)
         known = at < inf and pending.time_limit_s is not None
         deadline = at + (pending.time_limit_s or 0) if known else None
         for option in options:
-            self._add(replace(option, allocation=replace(option.allocation, deadline=deadline)))
+            self._timeline.add(replace(option.allocation, deadline=deadline))
         cards = frozenset(card.uuid for option in options for card in option.cards)
-        for card in cards:
-            self._reserved_until[card] = max(at, self._reserved_until.get(card, at))
+        self._timeline.reserve(cards, at)
         return Reservation(cards, at if at < inf else None)
 
     def _options(self, pending: PendingRequest) -> list[_ReservationOption]:
         """Return one option for each of its requests; none if it can never be placed."""
-        nodes = pending.eligible_nodes(self._nodes)
-        one_node = pending.same_node and len(pending.requests) > 1
-        for among in self._nodes_by_availability(pending, nodes) if one_node else (nodes,):
-            if options := self._options_among(pending.requests, among):
+        requests, nodes = pending.requests, pending.nodes
+        if not pending.same_node or len(requests) == 1:
+            return self._options_among(requests, nodes)
+        for name in self._timeline.by_start(list(dict.fromkeys(requests)), nodes):
+            if options := self._options_among(requests, frozenset((name,))):
                 return options
         return []
 
     def _options_among(
-        self, requests: Sequence[Request], nodes: Sequence[Node]
+        self, requests: Sequence[Request], among: frozenset[str] | None
     ) -> list[_ReservationOption]:
         """Return the earliest cards for each request on what those before it leave."""
         options: list[_ReservationOption] = []
         for request in requests:
-            option = self._earliest(request, nodes)
+            option = self._earliest(request, among)
             if option is None:
                 break
-            # None of them ends to make room for the next.
-            stays = replace(option.allocation, deadline=inf)
-            options.append(replace(option, allocation=stays))
-            self._add(options[-1])
+            options.append(option)
+            self._timeline.add(option.allocation)
         for option in options:
-            self._remove(option)
+            self._timeline.remove(option.allocation)
         if len(options) == len(requests):
             return options
         # One after the other there is no room; another distribution may fit.
         if len(requests) == 1:
             return []
-        placements = place_gang(EmptyUsage(), requests, self._policy, nodes)
+        empty = self._placer.emptied()
+        placements = place_all(empty, requests, self._policy, among=among)
         if isinstance(placements, Unschedulable):
             return []
-        cards = {(node.name, card.uuid): card for node in nodes for card in node.cards}
         return [
             _ReservationOption(
-                tuple(cards[it.node, piece.uuid] for piece in it.slices), inf, Allocation(it)
+                tuple(
+                    card
+                    for card in self._timeline.nodes[placement.node].cards
+                    if card.uuid in {piece.uuid for piece in placement.slices}
+                ),
+                inf,
+                Allocation(placement),
             )
-            for it in placements
+            for placement in placements
         ]
 
-    def _nodes_by_availability(
-        self, pending: PendingRequest, nodes: Iterable[Node]
-    ) -> list[tuple[Node]]:
-        """Return single nodes, the one first on which each request alone could start first."""
-        starts = []
-        for node in nodes:
-            options = [self._earliest(it, (node,)) for it in dict.fromkeys(pending.requests)]
-            times = [option.at for option in options if option is not None]
-            if len(times) == len(options):
-                starts.append((max(times), node.name, node))
-        return [(node,) for _, _, node in sorted(starts, key=lambda start: start[:2])]
-
-    def _add(self, option: _ReservationOption) -> None:
-        node = option.allocation.placement.node
-        self._reserved.setdefault(node, []).append(option.allocation)
-        self._changed[node] = {}
-
-    def _remove(self, option: _ReservationOption) -> None:
-        node = option.allocation.placement.node
-        self._reserved[node].remove(option.allocation)
-        self._changed[node] = {}
-
-    def _earliest(self, request: Request, nodes: Iterable[Node]) -> _ReservationOption | None:
-        best: tuple[tuple[float, int, str], Node, list[CardAvailability]] | None = None
-        known = self._caches.availability.of(request)
-        for node in nodes:
-            cards = self._availabilities(request, node, known)
-            if len(cards) < request.cards:
-                continue
-            needed = cards[: request.cards]
-            at = max(self._now, needed[-1].at)
-            cost = at, sum(it.uncertain for it in needed), node.name
-            if best is None or cost < best[0]:
-                best = cost, node, needed
-        if best is None:
+    def _earliest(
+        self, request: Request, among: frozenset[str] | None
+    ) -> _ReservationOption | None:
+        start = self._timeline.earliest(request, among)
+        if start is None:
             return None
-        (at, _, _), node, needed = best
-        chosen = tuple(it.card for it in needed)
-        (fit,) = evaluate(EmptyUsage(), request, self._policy, (replace(node, cards=chosen),))
+        node = replace(start.node, cards=start.cards)
+        (fit,) = evaluate(EmptyUsage(), request, self._policy, (node,))
         assert isinstance(fit, Fit)
         # Another slice on any card of the node may take the host's share too.
-        reserved = node.cards if needs_host(request, node) else chosen
-        return _ReservationOption(reserved, at, Allocation(fit.placement))
+        cards = start.node.cards if needs_host(request, node) else start.cards
+        # It does not end to make room for the next request of the same gang.
+        return _ReservationOption(cards, start.at, Allocation(fit.placement, deadline=inf))
 
-    def _availabilities(
-        self, request: Request, node: Node, known: dict[str, list[CardAvailability]]
-    ) -> list[CardAvailability]:
-        """Return them from the cache of unchanged nodes, or from this pass's own."""
-        changed = self._changed.get(node.name)
-        cached = known.get(node.name) if changed is None else changed.get(request)
-        if cached is not None:
-            return cached
-        reserved = self._reserved.get(node.name, ())
-        cards = availabilities(request, node, [*self._allocations.get(node.name, ()), *reserved])
-        if changed is None:
-            known[node.name] = cards
-        else:
-            cards = changed[request] = self._after_reservations(cards)
-        return cards
 
-    def _after_reservations(self, cards: Iterable[CardAvailability]) -> list[CardAvailability]:
-        """A card that is free now is kept for its reservation until that has started."""
-        later = []
-        for it in cards:
-            until = self._reserved_until.get(it.card.uuid, -inf)
-            uncertain = it.uncertain + (until == inf)
-            later.append(CardAvailability(max(it.at, until), uncertain, it.card))
-        return sorted(later, key=CardAvailability.order)
+def held_by_user(allocations: Mapping[str, Sequence[Allocation]]) -> Counter[str]:
+    """Return the number of placements of each user. allocations: by node."""
+    return Counter(it.user for on_node in allocations.values() for it in on_node)

@@ -122,16 +122,16 @@ def _compute(candidate: Candidate, request: Request) -> Reason | None:
     return Reason(ReasonCode.COMPUTE, candidate.card.index, needed, candidate.free_compute)
 
 
-FILTERS: tuple[Filter, ...] = (
-    _unhealthy,
-    _cordoned,
-    _model,
-    _taken_whole,
-    _in_use,
-    _memory,
-    _compute,
-)
-"""Each has one reason. The first that rejects a card gives the card's reason."""
+FILTERS: dict[ReasonCode, Filter] = {
+    ReasonCode.UNHEALTHY: _unhealthy,
+    ReasonCode.CORDONED: _cordoned,
+    ReasonCode.MODEL: _model,
+    ReasonCode.WHOLE: _taken_whole,
+    ReasonCode.IN_USE: _in_use,
+    ReasonCode.MEMORY: _memory,
+    ReasonCode.COMPUTE: _compute,
+}
+"""By their reason. The first that rejects a card gives the card's reason."""
 
 
 def _binpack(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
@@ -268,7 +268,7 @@ def _free_share(candidates: list[Candidate]) -> float:
 def _first_reason(
     candidate: Candidate, request: Request, reserved: Collection[DeviceId]
 ) -> Reason | None:
-    for rule in FILTERS:
+    for rule in FILTERS.values():
         reason = rule(candidate, request)
         if reason is not None:
             return reason

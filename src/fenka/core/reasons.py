@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,28 +51,58 @@ class NodeRejection:
     reasons: tuple[Reason, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Unschedulable:
     """No node fits. hint: what to request instead, if the request can never be satisfied."""
 
-    rejections: tuple[NodeRejection, ...]
-    hint: str = ""
+    def __init__(self, rejections: Iterable[NodeRejection] = (), hint: str = "") -> None:
+        self._rejections, self.hint = tuple(rejections), hint
+
+    @property
+    def rejections(self) -> tuple[NodeRejection, ...]:
+        """Return one for each node."""
+        return self._rejections
+
+    def __eq__(self, other: object) -> bool:
+        """Compare reasons and hint."""
+        return isinstance(other, Unschedulable) and (self.rejections, self.hint) == (
+            other.rejections,
+            other.hint,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.rejections, self.hint))
+
+    def with_hint(self, hint: str) -> "Unschedulable":
+        """Return the same with another hint."""
+        twin = copy(self)
+        twin.hint = hint
+        return twin
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
         """Return the reasons of all cards of all nodes."""
-        return tuple(reason for rejection in self.rejections for reason in rejection.reasons)
+        return tuple(reason for each in self.rejections for reason in each.reasons)
+
+    def counts(self) -> Counter[ReasonCode]:
+        """Return how many cards have which reason."""
+        return Counter(reason.code for reason in self.reasons)
 
     def sentence(self) -> str:
         """Return `0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`, then the hint."""
-        counts = Counter(reason.code for reason in self.reasons)
-        total = sum(counts.values())
-        # The most frequent first; equal counts in the order of declaration.
-        order = {code: position for position, code in enumerate(ReasonCode)}
-        parts = sorted(counts.items(), key=lambda item: (-item[1], order[item[0]]))
-        listed = ", ".join(f"{count} {code.value}" for code, count in parts)
-        text = f"0/{total} GPUs fit: {listed}" if total else "there is no GPU"
+        text = counts_sentence(self.counts())
         return f"{text}; {self.hint}" if self.hint else text
+
+
+def counts_sentence(counts: Counter[ReasonCode]) -> str:
+    """Return `0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`."""
+    total = sum(counts.values())
+    # The most frequent first; equal counts in the order of declaration.
+    parts = sorted(counts.items(), key=lambda item: (-item[1], _ORDER[item[0]]))
+    listed = ", ".join(f"{count} {code.value}" for code, count in parts)
+    return f"0/{total} GPUs fit: {listed}" if total else "there is no GPU"
+
+
+_ORDER = {code: position for position, code in enumerate(ReasonCode)}
 
 
 def _fewer_cards(_: Request, most: int) -> str:

@@ -1,7 +1,6 @@
 """What is allocated of cards and hosts: the view that `evaluate` reads, totals, changes on top of a view."""
 
 from dataclasses import dataclass
-from itertools import count
 from typing import Protocol
 
 from fenka.core.inventory import DeviceId
@@ -37,8 +36,8 @@ class UsageView(Protocol):
     def host_usage(self, node: str) -> tuple[int, int]:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
 
-    def generation(self, node: str) -> int:
-        """Return a number that two different usages of this node never share, in whatever views."""
+    def watch(self, changed: set[str]) -> None:
+        """Add to this set, from now on, the name of each node whose usage changes."""
 
 
 class EmptyUsage:
@@ -52,17 +51,8 @@ class EmptyUsage:
         """Return no CPU and no memory."""
         return 0, 0
 
-    def generation(self, node: str) -> int:  # noqa: ARG002
-        """Return 0."""
-        return 0
-
-
-_GENERATIONS = count(1)
-
-
-def new_generation() -> int:
-    """Return a generation that no usage has had. All views share them, so that any two can be compared."""
-    return next(_GENERATIONS)
+    def watch(self, changed: set[str]) -> None:
+        """Nothing ever changes."""
 
 
 class UsageTotals:
@@ -71,7 +61,7 @@ class UsageTotals:
     def __init__(self) -> None:
         self._cards: dict[tuple[str, DeviceId], CardUsage] = {}
         self._hosts: dict[str, tuple[int, int]] = {}
-        self._generations: dict[str, int] = {}
+        self._watching: list[set[str]] = []
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card."""
@@ -81,9 +71,9 @@ class UsageTotals:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
         return self._hosts.get(node, (0, 0))
 
-    def generation(self, node: str) -> int:
-        """Return a number that changes with every placement on this node; 0 before the first."""
-        return self._generations.get(node, 0)
+    def watch(self, changed: set[str]) -> None:
+        """Add to this set, from now on, the name of each node whose usage changes."""
+        self._watching.append(changed)
 
     def add(self, placement: Placement) -> None:
         """Add a placement."""
@@ -97,7 +87,6 @@ class UsageTotals:
         """Return a copy that changes independently."""
         twin = UsageTotals()
         twin._cards, twin._hosts = dict(self._cards), dict(self._hosts)
-        twin._generations = dict(self._generations)
         return twin
 
     def _count(self, placement: Placement, sign: int) -> None:
@@ -114,7 +103,8 @@ class UsageTotals:
             cpu + sign * placement.cpu_milli,
             memory + sign * placement.host_memory_mib,
         )
-        self._generations[placement.node] = new_generation()
+        for changed in self._watching:
+            changed.add(placement.node)
 
 
 class UsageOverlay:
@@ -122,8 +112,6 @@ class UsageOverlay:
 
     def __init__(self, under: UsageView) -> None:
         self._under, self._change = under, UsageTotals()
-        self._generations: dict[str, tuple[int, int, int]] = {}
-        """By node: the generations of the change and of the view under it, and that of both together."""
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card."""
@@ -144,15 +132,10 @@ class UsageOverlay:
         cpu_change, memory_change = self._change.host_usage(node)
         return cpu + cpu_change, memory + memory_change
 
-    def generation(self, node: str) -> int:
-        """Return a number for the change of this node together with the usage under it."""
-        change, under = self._change.generation(node), self._under.generation(node)
-        if not change:
-            return under
-        known = self._generations.get(node)
-        if known is None or known[:2] != (change, under):
-            known = self._generations[node] = change, under, new_generation()
-        return known[2]
+    def watch(self, changed: set[str]) -> None:
+        """Add to this set, from now on, the name of each node whose usage changes."""
+        self._change.watch(changed)
+        self._under.watch(changed)
 
     def add(self, placement: Placement) -> None:
         """Add a placement."""

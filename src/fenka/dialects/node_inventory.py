@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.request import MAX_MEMORY_MIB
+from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB
 from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
@@ -117,6 +117,10 @@ def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
     units = total // max(count, 1)
     # gpushare's own rule: more than 100 units of a card are MiB.
     unit = MIB if units > 100 else GIB_MIB
+    if count > MAX_CARDS or units * unit > MAX_MEMORY_MIB:
+        raise InvalidRecord(
+            f"node {name} offers {total} of {MEMORY} on {count} cards: no node has that"
+        )
     cards = tuple(
         Card(index, invented_id(name, index), "", units * unit) for index in range(max(count, 1))
     )

@@ -20,6 +20,9 @@ WHOLE_LABEL = "fenka.io/whole-cards"
 """Node label: with `true` a node that shares cards also gives whole ones."""
 DISABLE_ISOLATION_LABEL = "cgpu.disable.isolation"
 
+MODE_LABELS = (*SHARING_LABELS, MODE_LABEL, WHOLE_LABEL)
+"""The labels that decide what a node admits."""
+
 
 SHARED = NodeMode(memory=True, compute=True)
 EXCLUSIVE = NodeMode(whole=True)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from fenka.cluster.allocation import read_allocation
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod, Status, pod_path
-from fenka.cluster.pod_placement import Infeasible
 from fenka.cluster.state import ClusterState
 from fenka.core.request import Placement
 from fenka.dialects.registry import names_any

@@ -3,7 +3,6 @@
 Each sentence is posted once per object; the recorder counts and bounds the rest.
 """
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,9 +14,6 @@ from fenka.dialects.base import InvalidRecord
 
 UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"
 NODE_UNAVAILABLE = "FenkaNodeUnavailable"
-
-REUSE_S = 1.0
-"""Pods that want the same get the same sentence for this long: they come by the hundred, of few sizes."""
 
 
 class Recorder(Protocol):
@@ -40,7 +36,6 @@ class EventReporter:
         recorder: Recorder,
         is_leading: Callable[[], bool],
         *,
-        clock: Callable[[], float] = time.monotonic,
         position: Callable[[Pod], str] = lambda _: "",
     ) -> None:
         """Args:
@@ -48,13 +43,10 @@ class EventReporter:
         evaluator: explains why a pod does not fit.
         recorder: posts the events.
         is_leading: whether this replica leads.
-        clock: seconds, monotonic.
         position: returns a pod's position in the queue, as the end of a sentence.
         """
         self._cluster, self._evaluator, self._recorder = cluster, evaluator, recorder
-        self._is_leading, self._clock, self._position = is_leading, clock, position
-        self._explained_at = clock()
-        self._explanations: dict[tuple[object, ...], str | None] = {}
+        self._is_leading, self._position = is_leading, position
         self._filtered: RecentDict[str, None] = RecentDict()
         self._posted: RecentDict[tuple[str, str], None] = RecentDict()
 
@@ -102,16 +94,11 @@ class EventReporter:
             self._recorder.record_on_node(node, NODE_UNAVAILABLE, note)
 
     def _explain(self, pod: Pod) -> str | None:
-        if self._clock() >= self._explained_at + REUSE_S:
-            self._explanations.clear()
-            self._explained_at = self._clock()
         try:
-            shape = self._evaluator.shape(pod)
+            pod.demand(self._cluster.dialects).parts  # noqa: B018
         except InvalidRecord as why:
             return str(why)
-        if shape not in self._explanations:
-            self._explanations[shape] = self._evaluator.explain(pod)
-        return self._explanations[shape]
+        return self._evaluator.explain(pod)
 
     def _is_new(self, uid: str, sentence: str) -> bool:
         new = (uid, sentence) not in self._posted

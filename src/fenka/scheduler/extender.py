@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fenka.cluster.gang_reservations import GangPending, GangScheduler
+from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.pod_placement import (
     BEST,
     FilterResult,
-    Infeasible,
     PodEvaluator,
 )
 from fenka.cluster.pod_preemption import PodPreemption, PreemptionResult

@@ -11,7 +11,7 @@ from fenka.cluster.disruption import budgets_for
 from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Pod
-from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.pod_columns import ColumnarPodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.scheduler_options import SchedulerOptions
@@ -86,7 +86,7 @@ class Replica:
             lambda: self.informers.pod_groups.by_name,
         )
         gangs = self.gangs = GangScheduler(members, cluster, settings.policy, clock)
-        evaluator = PodEvaluator(cluster, settings.policy, gangs.usage)
+        evaluator = ColumnarPodEvaluator(cluster, settings.policy, gangs.live)
         state = queue_state(cluster, settings.policy, settings.fairness, members.all_exist)
         queue = self.queue = QueueController(state, gangs.reserved, now=now)
         recorder = EventRecorder(api, "fenka-scheduler", settings.identity)
@@ -124,7 +124,7 @@ class Replica:
         preemption = PodPreemption(
             cluster,
             settings.policy,
-            gangs.usage,
+            gangs.live.usage,
             budgets=lambda pod: budgets_for(pod, self.informers.budgets.objects.values()),
             gang_key=gangs.key,
         )

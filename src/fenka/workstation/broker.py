@@ -18,11 +18,12 @@ after that each has its own lifecycle, and the process that started them ends th
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fenka.core.backfill import Backfill
+from fenka.core.availability import Timeline
+from fenka.core.backfill import Backfill, held_by_user
 from fenka.core.errors import FenkaError
 from fenka.core.evaluate import Policy, never_fits
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
-from fenka.core.gangs import place_gang
+from fenka.core.gangs import PlainPlacer, place_gang
 from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
@@ -82,7 +83,7 @@ class Broker:
         """Recent use of cards by user, for fair sharing. Users are named by their uid."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
-        self._backfill = Backfill((node,), policy, fairness)
+        self._backfill = Backfill(policy, fairness)
         self._entries: dict[str, list[Job]] = {}
         """Jobs by queue id: a single job, or the remaining members of a gang in the order of their ranks."""
         self._queue: dict[str, PendingRequest] = {}
@@ -206,7 +207,7 @@ class Broker:
         if node == self.node:
             return []
         self.node = node
-        self._backfill.set_nodes((node,))
+        self._backfill.forget_impossible()
         return self._schedule(now)
 
     def replay(self, queue_id: str) -> list[Effect]:
@@ -310,8 +311,14 @@ class Broker:
 
     def _schedule(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        allocations = {self.node.name: list(self._allocations.values())}
         result = self._backfill.serve(
-            self._queue.values(), self._allocations.values(), now, self.ledger, self.usage_history
+            self._queue.values(),
+            PlainPlacer((self.node,), self.ledger),
+            Timeline((self.node,), allocations, now),
+            held_by_user(allocations),
+            now,
+            self.usage_history,
         )
         for queue_id, placements in result.placed:
             jobs = self._entries[queue_id]

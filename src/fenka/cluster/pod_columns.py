@@ -1,0 +1,199 @@
+"""The columnar twin of `pod_placement.PodEvaluator`: a pod against all nodes at once. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fenka.cluster.live_columns import LiveColumns
+from fenka.cluster.node_admission import Infeasible
+from fenka.cluster.objects import Pod
+from fenka.cluster.pod_placement import Feasible, PodEvaluator, Verdict, sentence_of_counts
+from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
+from fenka.cluster.state import ClusterState
+from fenka.core.columnar import (
+    CODES,
+    Codes,
+    JointJudgement,
+    count_all,
+    count_reasons,
+    has_expressions,
+)
+from fenka.core.columns import SLOT, Bools, Ints
+from fenka.core.evaluate import Policy
+from fenka.core.gangs import NO_DEVICES, place_gang
+from fenka.core.inventory import DeviceId
+from fenka.core.reasons import ReasonCode, Unschedulable, counts_sentence
+from fenka.core.request import Request
+from fenka.dialects.base import SliceRequest
+
+_FITS = Feasible((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdicts:
+    """The verdicts on the nodes of all slots.
+
+    Attributes:
+        fits: bool, by slot.
+        order: slots that fit, the best first.
+        codes: by card, why it does not fit.
+        waits: bool, by slot: whether only entries before the pod keep it from the node.
+        excluded: why each admission rule excludes the pod, None if it does not.
+        rules: the number of each slot's rule.
+    """
+
+    fits: Bools
+    order: list[int]
+    codes: Codes
+    waits: Bools
+    excluded: list[Infeasible | None]
+    rules: Ints
+
+
+class ColumnarPodEvaluator(PodEvaluator):
+    """Decides as `PodEvaluator` does, on all nodes at once."""
+
+    min_nodes = 8
+    """For fewer nodes the definition is faster, and says where on them the pod would be."""
+
+    def __init__(
+        self, cluster: ClusterState, policy: Policy, live: LiveColumns | None = None
+    ) -> None:
+        """live: the nodes, and what is used of the cards, if that is more than the cluster's pods use."""
+        self._live = live or LiveColumns(cluster)
+        super().__init__(cluster, policy, self._live.usage)
+
+    def evaluate(
+        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
+    ) -> list[tuple[str, Verdict | None]]:
+        """Return the verdict on each node, for several nodes without score and placements."""
+        names = list(names)
+        demand, columns = pod.demand(self._cluster.dialects), self._live.read()
+        parts, invalid = self._parts(demand)
+        if len(names) < self.min_nodes or invalid is not None or demand.dialect is None:
+            return super().evaluate(pod, names, constraints)
+        if not has_expressions(columns, self._policy):
+            return super().evaluate(pod, names, constraints)
+        slots = columns.slots(names)
+        shared = slots[slots >= 0]
+        verdicts = self._judge(parts, shared, constraints)
+        fits = verdicts.fits[shared]
+        reasons = iter(self._infeasible_on(verdicts, parts, shared[~fits]))
+        of_shared = iter(fits.tolist())
+        return [
+            (name, self._without_cards(demand, name))
+            if slot < 0
+            else (name, _FITS if next(of_shared) else next(reasons))
+            for name, slot in zip(names, slots.tolist(), strict=True)
+        ]
+
+    def ranked(
+        self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
+    ) -> list[str]:
+        """Return those of the nodes that fit the pod and share cards, the best first."""
+        demand, columns = pod.demand(self._cluster.dialects), self._live.read()
+        parts, _ = self._parts(demand)
+        if not parts or demand.dialect is None or not has_expressions(columns, self._policy):
+            return super().ranked(pod, names, constraints)
+        slots = columns.slots(names)
+        verdicts = self._judge(parts, slots[slots >= 0], constraints)
+        nodes = (columns.nodes[slot] for slot in verdicts.order)
+        return [node.name for node in nodes if node is not None]
+
+    def explain(self, pod: Pod) -> str | None:
+        """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
+        demand, columns = pod.demand(self._cluster.dialects), self._live.read()
+        parts, invalid = self._parts(demand)
+        if invalid or demand.dialect is None or not has_expressions(columns, self._policy):
+            return super().explain(pod)
+        slots = columns.slots(shared.node.name for shared in self._cluster.shared_nodes())
+        verdicts = self._judge(parts, slots, NO_CONSTRAINTS)
+        if verdicts.fits[slots].any():
+            return None
+        excludes = np.array([why is not None for why in verdicts.excluded], np.bool_)
+        excluded = excludes[verdicts.rules[slots]]
+        if excluded.all() and slots.size:
+            why = verdicts.excluded[verdicts.rules[slots[0]]]
+            return why.sentence if why else None
+        of_cards = verdicts.codes[np.isin(columns.cards[SLOT], slots[~excluded])]
+        infeasible = self._infeasible_on(verdicts, parts, slots)
+        hint = self._hint(pod) if all(why.unresolvable for why in infeasible) else ""
+        text = counts_sentence(count_all(of_cards))
+        return f"{text}; {hint}" if hint else text
+
+    # ---- inside ----
+
+    def _judge(
+        self, parts: tuple[SliceRequest, ...], slots: Ints, constraints: QueueConstraints
+    ) -> _Verdicts:
+        """Judge all nodes. Where that is not certain, the definition decides, for these slots only."""
+        columns, requests = self._live.read(), tuple(part.request for part in parts)
+        numbers, rules = self._live.rules()
+        excluded = [rule.rejection(parts) for rule in numbers]
+        admitted = np.array([why is None for why in excluded], np.bool_)[
+            rules[: len(columns.nodes)]
+        ]
+        asked = np.zeros(len(columns.nodes), np.bool_)
+        asked[slots] = admitted[slots]
+        judgement = JointJudgement(columns, requests, self._policy)
+        fits = self._decide(judgement, requests, asked, NO_DEVICES)
+        codes, waits = judgement.codes(), np.zeros_like(fits)
+        if not constraints.nodes:
+            order = judgement.first.order(self._policy, np.flatnonzero(fits))
+            return _Verdicts(fits, order, codes, waits, excluded, rules)
+        limits = columns.slots(constraints.nodes)
+        limited = np.zeros_like(fits)
+        limited[limits[limits >= 0]] = True
+        held = [it.placement for on_node in constraints.held.values() for it in on_node]
+        with columns.added(held):
+            under = JointJudgement(
+                columns, requests, self._policy, columns.mask_of(constraints.reserved)
+            )
+            waits = fits & limited
+            waits &= ~self._decide(under, requests, waits, constraints.reserved)
+            fits &= ~waits
+            order = under.first.order(self._policy, np.flatnonzero(fits))
+            # A card that would fit without the constraints is kept for others.
+            of_others = np.where(
+                judgement.first.card_fits, CODES[ReasonCode.RESERVED], under.codes()
+            )
+        codes = np.where(waits[columns.cards[SLOT]] & columns.exists, of_others, codes)
+        return _Verdicts(fits, order, codes, waits, excluded, rules)
+
+    def _decide(
+        self,
+        judgement: JointJudgement,
+        requests: Sequence[Request],
+        asked: Bools,
+        reserved: frozenset[DeviceId],
+    ) -> Bools:
+        """Return which of the slots fit. Where the judgement does not know, the definition decides."""
+        fits = judgement.fits & asked
+        for slot in np.flatnonzero(judgement.possible & ~judgement.fits & asked).tolist():
+            node = judgement.columns.nodes[slot]
+            assert node is not None
+            placed = place_gang(judgement.columns, requests, self._policy, (node,), reserved)
+            fits[slot] = not isinstance(placed, Unschedulable)
+        return fits
+
+    def _infeasible_on(
+        self, verdicts: _Verdicts, parts: tuple[SliceRequest, ...], slots: Ints
+    ) -> list[Infeasible]:
+        """Return why the pod does not fit each of these slots."""
+        reasons = [verdicts.excluded[rule] for rule in verdicts.rules[slots].tolist()]
+        by_cards = slots[[why is None for why in reasons]]
+        if not by_cards.size:
+            return [why for why in reasons if why is not None]
+        columns, requests = self._live.read(), tuple(part.request for part in parts)
+        asked = np.zeros(len(columns.nodes), np.bool_)
+        asked[by_cards] = True
+        empty = JointJudgement(columns.emptied(), requests, "binpack")
+        resolvable = self._decide(empty, requests, asked, NO_DEVICES) | verdicts.waits
+        counts = count_reasons(columns, verdicts.codes, by_cards)
+        sentences = [sentence_of_counts(each) for each in counts.distinct]
+        of_cards = iter(
+            Infeasible(sentences[number], not could)
+            for number, could in zip(counts.of_slot, resolvable[by_cards].tolist(), strict=True)
+        )
+        return [next(of_cards) if why is None else why for why in reasons]

@@ -1,0 +1,409 @@
+"""The columnar twin of `evaluate.py`: one request against all cards of all nodes, by vector expressions.
+
+`evaluate` is the definition. For each of its filters and policies this module has the expression over all
+cards; both decide the same, which the tests check on random histories. A policy without an expression here is
+scored by the definition, on the nodes that fit.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fenka.core.columns import (
+    CARD_COMPUTE,
+    CARD_POLICY,
+    CLASS,
+    COMPUTE_SUM,
+    CPU,
+    CPU_USED,
+    FREE_COMPUTE,
+    FREE_COMPUTE_SUM,
+    FREE_MEMORY,
+    FREE_MEMORY_SUM,
+    HOLDERS,
+    HOST_MEMORY,
+    HOST_MEMORY_USED,
+    INDEX,
+    MAX_INDEX,
+    MEMORY_SUM,
+    SLOT,
+    WHOLE,
+    Bools,
+    CardColumns,
+    Columns,
+    Ints,
+)
+from fenka.core.evaluate import FILTERS, Fit, Policy, evaluate
+from fenka.core.gangs import request_size
+from fenka.core.inventory import DeviceId
+from fenka.core.reasons import ReasonCode
+from fenka.core.request import Request
+
+Codes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+
+REASONS = tuple(ReasonCode)
+FITS = 0
+"""The code of a card that fits. REASONS[code - 1] is the reason of the others."""
+NO_CARD = len(REASONS) + 1
+"""The code of a column without a card."""
+CODES = {reason: np.uint8(code) for code, reason in enumerate(REASONS, 1)}
+
+_MEMORY_BITS, _COMPUTE_BITS, _INDEX_BITS = 38, 12, MAX_INDEX.bit_length()
+"""Of a sort key. No hardware has larger numbers."""
+_LAST = np.iinfo(np.int64).max
+
+
+# ---- filters: the twins of evaluate.FILTERS ----
+
+
+def _unhealthy(on: "CardJudgement") -> Bools:
+    return on.columns.unhealthy
+
+
+def _cordoned(on: "CardJudgement") -> Bools:
+    return on.columns.cordoned
+
+
+def _model(on: "CardJudgement") -> Bools | None:
+    return on.needs.other_model[on.card_class] if on.request.models else None
+
+
+def _taken_whole(on: "CardJudgement") -> Bools:
+    taken: Bools = on.columns.usage[WHOLE] > 0
+    return taken
+
+
+def _in_use(on: "CardJudgement") -> Bools | None:
+    in_use: Bools = on.columns.usage[HOLDERS] > 0
+    return in_use if on.request.whole else None
+
+
+def _memory(on: "CardJudgement") -> Bools:
+    too_small: Bools = on.needs.memory[on.card_class] > on.columns.usage[FREE_MEMORY]
+    return too_small
+
+
+def _compute(on: "CardJudgement") -> Bools | None:
+    if not on.request.whole and not on.request.compute:
+        return None
+    needed = on.columns.cards[CARD_COMPUTE] if on.request.whole else on.request.compute
+    too_small: Bools = on.columns.usage[FREE_COMPUTE] < needed
+    return too_small
+
+
+_REJECTED: dict[ReasonCode, Callable[["CardJudgement"], Bools | None]] = {
+    ReasonCode.UNHEALTHY: _unhealthy,
+    ReasonCode.CORDONED: _cordoned,
+    ReasonCode.MODEL: _model,
+    ReasonCode.WHOLE: _taken_whole,
+    ReasonCode.IN_USE: _in_use,
+    ReasonCode.MEMORY: _memory,
+    ReasonCode.COMPUTE: _compute,
+}
+"""The cards that each filter rejects, None for none."""
+assert list(_REJECTED) == list(FILTERS), "each filter has one expression here, in the same order"
+
+
+_PREFERS_MOST = {"binpack": False, "spread": True}
+"""The twins of evaluate.SCORES: whether the policy prefers the most free share, memory and compute."""
+
+
+def has_expressions(columns: Columns, policy: Policy) -> bool:
+    """Return whether this policy, and those that nodes have of their own, are known here."""
+    return {policy, *columns.card_policies} <= _PREFERS_MOST.keys()
+
+
+class CardJudgement:
+    """Cards judged for a request, each by itself.
+
+    Attributes:
+        fits: bool, by card.
+        rejected: the cards that each filter rejects, None for none.
+    """
+
+    def __init__(
+        self, columns: CardColumns, request: Request, reserved: Bools | None = None
+    ) -> None:
+        self.columns, self.request = columns, request
+        self.needs, self.card_class = columns.needs(request), columns.cards[CLASS]
+        self.rejected = {reason: rejected(self) for reason, rejected in _REJECTED.items()}
+        unfit = ~columns.exists
+        for mask in (*self.rejected.values(), reserved):
+            if mask is not None:
+                unfit |= mask
+        self.fits: Bools = ~unfit
+
+
+class Judgement:
+    """A request judged on all nodes. Valid until the columns change.
+
+    Attributes:
+        fits: bool, by slot: whether the node fits.
+        card_fits: bool, by card: whether the card fits by itself.
+    """
+
+    def __init__(self, columns: Columns, request: Request, reserved: Bools | None = None) -> None:
+        """reserved: True for cards that are kept for other requests."""
+        self.columns, self._reserved = columns, reserved
+        self._cards = CardJudgement(columns, request, reserved)
+        self.request, self.needs, self.card_fits = request, self._cards.needs, self._cards.fits
+        self._fitting: Ints = _sum_by_slot(columns, self.card_fits)
+        self.fits: Bools = self._fitting >= request.cards
+        self._lacks_cpu = self._lacks(CPU, CPU_USED, request.cpu_milli)
+        self._lacks_memory = self._lacks(HOST_MEMORY, HOST_MEMORY_USED, request.host_memory_mib)
+        for lacking in (self._lacks_cpu, self._lacks_memory):
+            if lacking is not None:
+                self.fits &= ~lacking
+
+    def _lacks(self, total: int, used: int, needed: int) -> Bools | None:
+        # A request for none is not rejected by an overcommitted host.
+        hosts = self.columns.hosts
+        lacking: Bools = np.maximum(hosts[total] - hosts[used], 0) < needed
+        return lacking if needed else None
+
+    # ---- scores ----
+
+    def order(self, policy: Policy, slots: Ints) -> list[int]:
+        """Return those of the slots that fit, the best first; of equal nodes the first by name."""
+        slots = slots[self.fits[slots]]
+        if policy not in _PREFERS_MOST:
+            return self._order_by_definition(policy, slots)
+        share, best = self._share(policy)[slots], self._best_cards(policy)[slots]
+        ranks = self.columns.ranks()[slots]
+        in_order: list[int] = slots[np.lexsort((ranks, best, share))].tolist()
+        return in_order
+
+    def best(self, policy: Policy, among: Bools | None = None) -> int | None:
+        """Return the best slot that fits, of those that are True in `among`; None if none fits."""
+        slots = np.flatnonzero(self.fits if among is None else self.fits & among)
+        if not slots.size:
+            return None
+        if policy not in _PREFERS_MOST:
+            return self._order_by_definition(policy, slots)[0]
+        share = self._share(policy)[slots]
+        slots = slots[share == share.min()]
+        if slots.size > 1:
+            best = self._best_cards(policy)[slots]
+            slots = slots[best == best.min()]
+        return int(slots[self.columns.ranks()[slots].argmin()])
+
+    def _order_by_definition(self, policy: Policy, slots: Ints) -> list[int]:
+        scores = []
+        for slot in slots.tolist():
+            node = self.columns.nodes[slot]
+            (verdict,) = evaluate(
+                self.columns, self.request, policy, (node,), self._reserved_of(slot)
+            )
+            assert isinstance(verdict, Fit)
+            scores.append((verdict.score, node.name, slot))
+        return [slot for *_, slot in sorted(scores)]
+
+    def _reserved_of(self, slot: int) -> list[DeviceId]:
+        if self._reserved is None:
+            return []
+        node = self.columns.nodes[slot]
+        assert node is not None
+        cards = node.cards
+        first = self.columns.starts[slot]
+        return [
+            card.uuid for card, kept in zip(cards, self._reserved[first:], strict=False) if kept
+        ]
+
+    def _share(self, policy: Policy) -> Floats:
+        """Return the free part of each node's open cards, negative if the policy prefers the most."""
+        hosts = self.columns.hosts
+        rows = (
+            (FREE_COMPUTE_SUM, COMPUTE_SUM) if self._of_compute else (FREE_MEMORY_SUM, MEMORY_SUM)
+        )
+        free, total = (hosts[row] for row in rows)
+        share: Floats = free / np.maximum(total, 1)
+        return -share if _PREFERS_MOST[policy] else share
+
+    @property
+    def _of_compute(self) -> bool:
+        return self.request.memory is None and not self.request.whole
+
+    def _card_keys(self, policy: Policy) -> Ints:
+        """Return what sorts the cards of a node, the smallest first; _LAST for a card that does not fit."""
+        free_memory, free_compute = self.columns.usage[FREE_MEMORY:]
+        if _PREFERS_MOST[policy]:
+            free_memory = (1 << _MEMORY_BITS) - 1 - free_memory
+            free_compute = (1 << _COMPUTE_BITS) - 1 - free_compute
+        if self._of_compute:
+            first, second, bits = free_compute, free_memory, _MEMORY_BITS
+        else:
+            first, second, bits = free_memory, free_compute, _COMPUTE_BITS
+        keys = (((first << bits) | second) << _INDEX_BITS) | self.columns.cards[INDEX]
+        return np.where(self.card_fits, keys, _LAST)
+
+    def _best_cards(self, policy: Policy) -> Ints:
+        return np.minimum.reduceat(self._card_keys(policy), self.columns.starts)
+
+    def chosen_cards(self, policy: Policy) -> Bools:
+        """Return the cards that each node that fits would give, by its own policy or this one."""
+        columns = self.columns
+        slots, keys = columns.cards[SLOT], self._card_keys(policy)
+        for own, number in columns.card_policies.items():
+            is_own = (columns.hosts[CARD_POLICY] == number)[slots]
+            keys = np.where(is_own, self._card_keys(own), keys)
+        chosen = np.zeros(keys.shape, np.bool_)
+        for _ in range(self.request.cards):
+            best = np.minimum.reduceat(keys, columns.starts)[slots]
+            now = (keys == best) & (keys < _LAST)
+            chosen |= now
+            keys[now] = _LAST
+        chosen &= self.fits[slots]
+        return chosen
+
+    # ---- reasons ----
+
+    def codes(self) -> Codes:
+        """Return why each card does not fit, by itself or because of its node; or FITS, or NO_CARD."""
+        columns = self.columns
+        codes = np.zeros(columns.exists.shape, np.uint8)
+        if self._reserved is not None:
+            codes[self._reserved] = CODES[ReasonCode.RESERVED]
+        for reason, mask in reversed(self._cards.rejected.items()):
+            if mask is not None:
+                codes[mask] = CODES[reason]
+        shortage = np.where(self.fits, np.uint8(FITS), CODES[ReasonCode.TOO_FEW])
+        if self._lacks_memory is not None:
+            shortage[self._lacks_memory] = CODES[ReasonCode.HOST_MEMORY]
+        if self._lacks_cpu is not None:
+            shortage[self._lacks_cpu] = CODES[ReasonCode.CPU]
+        # A node that lacks something is the reason of those of its cards that fit by themselves.
+        codes = np.where(codes == FITS, shortage[columns.cards[SLOT]], codes)
+        codes[~columns.exists] = NO_CARD
+        return codes
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonCounts:
+    """How many cards of each node have which reason.
+
+    Attributes:
+        distinct: the different counts.
+        of_slot: by slot as given, the index in `distinct`.
+    """
+
+    distinct: list[Counter[ReasonCode]]
+    of_slot: list[int]
+
+
+def count_reasons(columns: Columns, codes: Codes, slots: Ints) -> ReasonCounts:
+    """Count the reasons on each of these slots."""
+    by_code = [_sum_by_slot(columns, codes == code)[slots] for code in CODES.values()]
+    present = [
+        (reason, counts) for reason, counts in zip(CODES, by_code, strict=True) if counts.any()
+    ]
+    bits = max((int(counts.max()).bit_length() for _, counts in present), default=0)
+    if bits * len(present) < 63:
+        packed = np.zeros(len(slots), np.int64)
+        for position, (_, counts) in enumerate(present):
+            packed |= counts << (bits * position)
+        _, first, of_slot = np.unique(packed, return_index=True, return_inverse=True)
+    else:
+        rows = np.stack([counts for _, counts in present])
+        _, first, of_slot = np.unique(rows, axis=1, return_index=True, return_inverse=True)
+    distinct = [
+        Counter({reason: int(counts[at]) for reason, counts in present if counts[at]})
+        for at in first.tolist()
+    ]
+    return ReasonCounts(distinct, of_slot.tolist())
+
+
+def count_all(codes: Codes) -> Counter[ReasonCode]:
+    """Return how many of these cards have which reason."""
+    counts = np.bincount(codes, minlength=NO_CARD)[1:NO_CARD].tolist()
+    return Counter({reason: count for reason, count in zip(REASONS, counts, strict=True) if count})
+
+
+def _sum_by_slot(columns: Columns, flags: Bools) -> Ints:
+    """Return the number of True cards of each slot."""
+    sums: Ints = np.add.reduceat(flags, columns.starts, dtype=np.int64)
+    return sums
+
+
+# ---- several requests on one node ----
+
+
+class JointJudgement:
+    """Requests that are placed together on one node, judged on all nodes. Valid until the columns change.
+
+    `gangs.place_gang` on each node is the definition. It begins by placing the requests one after the other,
+    which is done here for all nodes at once. Where that fails although each request alone fits, `place_gang`
+    itself decides.
+
+    Attributes:
+        first: the judgement of the first request, by which nodes are ordered.
+        fits: bool, by slot: whether the requests certainly fit together.
+        possible: bool, by slot: whether they may fit together; True wherever `fits` is.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        requests: Sequence[Request],
+        policy: Policy,
+        reserved: Bools | None = None,
+    ) -> None:
+        self.columns, self._requests, self._reserved = columns, requests, reserved
+        self.first = Judgement(columns, requests[0], reserved)
+        self.fits: Bools = self.first.fits
+        self.possible: Bools = self.first.fits
+        self._codes: Codes | None = None
+        if len(requests) == 1:
+            return
+        if not has_expressions(columns, policy):
+            self.fits = np.zeros_like(self.fits)
+            return
+        self.possible = self._possible()
+        self.fits, self._codes = self._one_by_one(requests, policy)
+        by_size = tuple(sorted(requests, key=request_size, reverse=True))
+        for order, by in dict.fromkeys(((by_size, policy), (by_size, "binpack"))):
+            if (order, by) != (tuple(requests), policy) and (self.possible & ~self.fits).any():
+                self.fits = self.fits | self._one_by_one(order, by)[0]
+
+    def _possible(self) -> Bools:
+        """Return the nodes on which each request fits alone, with room for the sum of all slices."""
+        columns = self.columns
+        judgements = {it: Judgement(columns, it, self._reserved) for it in set(self._requests)}
+        possible = self.first.fits.copy()
+        for judgement in judgements.values():
+            possible &= judgement.fits
+        if any(request.whole or request.cards > 1 for request in judgements):
+            return possible
+        usable = np.logical_or.reduce([judgement.card_fits for judgement in judgements.values()])
+        count = len(self._requests)
+        for row, amounts in ((FREE_MEMORY, "memory"), (FREE_COMPUTE, "compute")):
+            needs = {it: getattr(judgement.needs, amounts) for it, judgement in judgements.items()}
+            free = np.where(usable, columns.usage[row], 0)
+            by_class = columns.cards[CLASS]
+            smallest = np.minimum.reduce(list(needs.values()))[by_class]
+            slices = np.where(smallest > 0, free // np.maximum(smallest, 1), count * usable)
+            possible &= np.add.reduceat(np.minimum(slices, count), columns.starts) >= count
+            least = sum(int(needs[request].min()) for request in self._requests)
+            possible &= np.add.reduceat(free, columns.starts) >= least
+        return possible
+
+    def codes(self) -> Codes:
+        """Return the codes of the first request that does not fit beside those before it."""
+        return self.first.codes() if self._codes is None else self._codes
+
+    def _one_by_one(self, requests: Sequence[Request], policy: Policy) -> tuple[Bools, Codes]:
+        columns = self.columns.trial()
+        fits = np.ones(self.fits.shape, np.bool_)
+        codes = np.zeros(columns.exists.shape, np.uint8)
+        for request in requests:
+            judgement = Judgement(columns, request, self._reserved)
+            failed = fits & ~judgement.fits
+            if failed.any():
+                codes = np.where(failed[columns.cards[SLOT]], judgement.codes(), codes)
+            fits &= judgement.fits
+            chosen = judgement.chosen_cards(policy) & fits[columns.cards[SLOT]]
+            columns.take(np.flatnonzero(chosen), request, judgement.needs)
+        return fits, codes

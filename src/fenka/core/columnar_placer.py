@@ -1,0 +1,249 @@
+"""The columnar twin of `gangs.PlainPlacer`."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from fenka.core.columnar import JointJudgement, Judgement, count_all
+from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, SLOT, WHOLE, Bools, Columns
+from fenka.core.evaluate import Fit, Policy, evaluate
+from fenka.core.gangs import NO_DEVICES, place_gang
+from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
+from fenka.core.reasons import NodeRejection, ReasonCode, Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import CardUsage
+
+_Restriction = tuple[frozenset[DeviceId], frozenset[str] | None]
+"""Reserved cards, and the eligible nodes."""
+
+
+class ColumnarPlacer:
+    """Decides as `PlainPlacer` does, over columns of its own.
+
+    Reasons are computed when they are read: few of many rejections are ever shown. For that the placer
+    remembers its changes, and goes back to the one after which it rejected.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        """columns: they belong to the placer from now on."""
+        self._columns = columns
+        self._changes: list[tuple[Placement, bool]] = []
+        self._masks: dict[frozenset[str], Bools] = {}
+        """By reserved cards, or by eligible nodes."""
+        self._frontiers: dict[_Restriction, tuple[int, list[list[int]]]] = {}
+        """With the number of changes when it was computed."""
+
+    # ---- a UsageView ----
+
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card."""
+        return self._columns.card_usage(node, device)
+
+    def host_usage(self, node: str) -> tuple[int, int]:
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
+        return self._columns.host_usage(node)
+
+    def watch(self, changed: set[str]) -> None:
+        """Nothing follows a placer."""
+
+    # ---- placing ----
+
+    def place(
+        self,
+        request: Request,
+        policy: Policy,
+        reserved: frozenset[DeviceId] = NO_DEVICES,
+        among: frozenset[str] | None = None,
+    ) -> Placement | Unschedulable:
+        """Return the best placement, or why there is none."""
+        if self._may_fit(request, reserved, among):
+            judgement = Judgement(self._columns, request, self.reserved_mask(reserved))
+            slot = judgement.best(policy, self.among_mask(among))
+            if slot is not None:
+                (verdict,) = evaluate(self, request, policy, (self._node(slot),), reserved)
+                assert isinstance(verdict, Fit)
+                return verdict.placement
+        return _Rejected(self, (request,), policy, (reserved, among))
+
+    def place_on_one_node(
+        self,
+        requests: Sequence[Request],
+        policy: Policy,
+        reserved: frozenset[DeviceId] = NO_DEVICES,
+        among: frozenset[str] | None = None,
+    ) -> tuple[Placement, ...] | Unschedulable:
+        """Return placements of all requests on one node: the best one for the first request that fits all."""
+        if all(self._may_fit(request, reserved, among) for request in dict.fromkeys(requests)):
+            judgement = self.judge_together(requests, policy, reserved)
+            possible = judgement.possible
+            if among is not None:
+                possible = possible & self.among_mask(among)
+            for slot in judgement.first.order(policy, np.flatnonzero(possible)):
+                placed = place_gang(self, requests, policy, (self._node(slot),), reserved)
+                if not isinstance(placed, Unschedulable):
+                    return placed
+        return _Rejected(self, requests, policy, (reserved, among))
+
+    def fits(
+        self,
+        request: Request,
+        reserved: frozenset[DeviceId] = NO_DEVICES,
+        among: frozenset[str] | None = None,
+    ) -> Iterator[tuple[Node, Fit]]:
+        """Yield the nodes that fit, by name."""
+        fits = Judgement(self._columns, request, self.reserved_mask(reserved)).fits
+        if among is not None:
+            fits = fits & self.among_mask(among)
+        slots = np.flatnonzero(fits)
+        for slot in slots[self._columns.ranks()[slots].argsort()].tolist():
+            node = self._node(slot)
+            (verdict,) = evaluate(self, request, "binpack", (node,), reserved)
+            assert isinstance(verdict, Fit)
+            yield node, verdict
+
+    def judge_together(
+        self, requests: Sequence[Request], policy: Policy, reserved: frozenset[DeviceId]
+    ) -> JointJudgement:
+        """Return the judgement of all nodes for these requests, now."""
+        return JointJudgement(self._columns, requests, policy, self.reserved_mask(reserved))
+
+    def add(self, placement: Placement) -> None:
+        """Allocate a placement."""
+        self._columns.add(placement)
+        self._changes.append((placement, True))
+
+    def remove(self, placement: Placement) -> None:
+        """Release a placement."""
+        self._columns.remove(placement)
+        self._changes.append((placement, False))
+        self._frontiers.clear()
+
+    def emptied(self) -> "ColumnarPlacer":
+        """Return a placer of the same nodes on which nothing is allocated."""
+        return ColumnarPlacer(self._columns.emptied())
+
+    @property
+    def change(self) -> int:
+        """Return the number of changes up to now."""
+        return len(self._changes)
+
+    @contextmanager
+    def as_of(self, change: int) -> Iterator[Columns]:
+        """Go back to the state after this number of changes, and forward again."""
+        undone = self._changes[change:]
+        for placement, added in reversed(undone):
+            (self._columns.remove if added else self._columns.add)(placement)
+        yield self._columns
+        for placement, added in undone:
+            (self._columns.add if added else self._columns.remove)(placement)
+
+    def reserved_mask(self, devices: frozenset[DeviceId]) -> Bools | None:
+        """Return an array that is True for these cards, None for none."""
+        if not devices:
+            return None
+        if devices not in self._masks:
+            self._masks[devices] = self._columns.mask_of(devices)
+        return self._masks[devices]
+
+    def among_mask(self, names: frozenset[str] | None) -> Bools:
+        """Return an array that is True for the slots of these nodes, None for all."""
+        if names is None:
+            return np.array([node is not None for node in self._columns.nodes], np.bool_)
+        if names not in self._masks:
+            mask = np.zeros(len(self._columns.nodes), np.bool_)
+            slots = self._columns.slots(names)
+            mask[slots[slots >= 0]] = True
+            self._masks[names] = mask
+        return self._masks[names]
+
+    def _node(self, slot: int) -> Node:
+        node = self._columns.nodes[slot]
+        assert node is not None
+        return node
+
+    # ---- requests that certainly do not fit ----
+
+    def _may_fit(
+        self, request: Request, reserved: frozenset[DeviceId], among: frozenset[str] | None
+    ) -> bool:
+        """Return whether a card has room for the request. True if that is not known.
+
+        Most requests of a long queue fit no card at all. Placements only take room, so an older frontier errs
+        on the side of True; a release removes all frontiers.
+        """
+        if request.whole:
+            return True
+        known = self._frontiers.get((reserved, among))
+        if known is not None and not self._below(known[1], request):
+            return False
+        if known is None or known[0] != self.change:
+            known = self.change, self._frontier(reserved, among)
+            self._frontiers[reserved, among] = known
+        return self._below(known[1], request)
+
+    def _frontier(
+        self, reserved: frozenset[DeviceId], among: frozenset[str] | None
+    ) -> list[list[int]]:
+        """Return the most free memory of any open card, by its least free compute and its class."""
+        columns = self._columns
+        usable = columns.open & (columns.usage[WHOLE] == 0)
+        if reserved:
+            usable &= ~columns.mask_of(reserved)
+        if among is not None:
+            usable &= self.among_mask(among)[columns.cards[SLOT]]
+        cards = np.flatnonzero(usable)
+        most = np.full((len(columns.classes), WHOLE_COMPUTE + 1), -1, np.int64)
+        compute = np.minimum(columns.usage[FREE_COMPUTE, cards], WHOLE_COMPUTE)
+        np.maximum.at(
+            most, (columns.cards[CLASS, cards], compute), columns.usage[FREE_MEMORY, cards]
+        )
+        by_class = np.maximum.accumulate(most[:, ::-1], axis=1)[:, ::-1]
+        by_compute: list[list[int]] = by_class.T.tolist()
+        return by_compute
+
+    def _below(self, frontier: list[list[int]], request: Request) -> bool:
+        most = frontier[request.compute]
+        for number, card_class in enumerate(self._columns.classes):
+            memory, _, other_model = card_class.needs(request)
+            if memory <= most[number] and not other_model:
+                return True
+        return False
+
+
+class _Rejected(Unschedulable):
+    """A rejection by a `ColumnarPlacer`, with reasons that are computed when they are read."""
+
+    def __init__(
+        self,
+        placer: ColumnarPlacer,
+        requests: Sequence[Request],
+        policy: Policy,
+        restriction: _Restriction,
+    ) -> None:
+        super().__init__()
+        self._placer, self._requests, self._policy = placer, requests, policy
+        self._restriction, self._change = restriction, placer.change
+
+    @property
+    def rejections(self) -> tuple[NodeRejection, ...]:
+        """Return one for each node, by name."""
+        reserved, among = self._restriction
+        rejections = []
+        with self._placer.as_of(self._change) as columns:
+            slots = np.flatnonzero(self._placer.among_mask(among))
+            for slot in slots[columns.ranks()[slots].argsort()].tolist():
+                node = columns.nodes[slot]
+                assert node is not None
+                placed = place_gang(columns, self._requests, self._policy, (node,), reserved)
+                assert isinstance(placed, Unschedulable)
+                rejections.append(placed.rejections[0])
+        return tuple(rejections)
+
+    def counts(self) -> Counter[ReasonCode]:
+        """Return how many cards have which reason."""
+        reserved, among = self._restriction
+        with self._placer.as_of(self._change) as columns:
+            codes = self._placer.judge_together(self._requests, self._policy, reserved).codes()
+            return count_all(codes[self._placer.among_mask(among)[columns.cards[SLOT]]])

@@ -1,0 +1,391 @@
+"""All cards of all nodes as arrays: what the columnar evaluation (`columnar.py`) reads.
+
+Each node owns a slot, and consecutive columns of the card arrays. A change of a node writes only these, so
+that an event costs the same on any number of nodes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.request import Placement, Request
+from fenka.core.usage import CardUsage, EmptyUsage, UsageView
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MEMORY, COMPUTE, HOLDERS, WHOLE, FREE_MEMORY, FREE_COMPUTE = range(6)
+"""Rows of `Columns.usage`."""
+CLASS, INDEX, SLOT, CARD_MEMORY, CARD_COMPUTE = range(5)
+"""Rows of `Columns.cards`."""
+(
+    FREE_MEMORY_SUM,
+    FREE_COMPUTE_SUM,
+    MEMORY_SUM,
+    COMPUTE_SUM,
+    CPU_USED,
+    HOST_MEMORY_USED,
+    CPU,
+    HOST_MEMORY,
+    CARD_POLICY,
+) = range(9)
+"""Rows of `Columns.hosts`. The sums are over the open cards of the node."""
+
+MAX_INDEX = (1 << 13) - 1
+"""Cards with larger indexes, which no hardware has, count as equal in scores."""
+
+NEVER = 1 << 60
+"""More than any card or host has."""
+
+_FLAGS = ("unhealthy", "cordoned", "open", "exists")
+
+
+class CardClass(NamedTuple):
+    """What a request is compared with, apart from usage and health. A cluster has few classes."""
+
+    memory_mib: int
+    unit_mib: int
+    compute: int
+    model: str
+
+    def needs(self, request: Request) -> tuple[int, int, bool]:
+        """Return memory, compute and whether the model is another: the definition decides.
+
+        The memory is NEVER for a card with too few units.
+        """
+        memory: int | None = self.memory_mib if request.whole else 0
+        if request.memory is not None:
+            memory = request.memory.mib_on(self.memory_mib, self.unit_mib)
+        return (
+            NEVER if memory is None else memory,
+            self.compute if request.whole else request.compute,
+            bool(request.models) and self.model not in request.models,
+        )
+
+
+class Needs(NamedTuple):
+    """What a request takes of a card, by class."""
+
+    memory: Ints
+    compute: Ints
+    other_model: Bools
+
+
+class CardColumns:
+    """Cards as arrays, in groups: the cards of a node each, or the states of a card over time each.
+
+    Attributes:
+        usage: int64, the rows MEMORY to FREE_COMPUTE, a column for each card. FREE_ rows are never negative.
+        cards: int64, the rows CLASS to CARD_COMPUTE, a column for each card. SLOT is the card's group.
+        unhealthy, cordoned: bool, one for each card.
+        exists: bool, False for a column that no card has now.
+        starts: int64, the first column of each group.
+        hosts: int64, the rows FREE_MEMORY_SUM to CARD_POLICY, a column for each group.
+        classes: the number of each class of cards.
+    """
+
+    usage: Ints
+    cards: Ints
+    unhealthy: Bools
+    cordoned: Bools
+    exists: Bools
+    starts: Ints
+    hosts: Ints
+    classes: dict[CardClass, int]
+
+    def needs(self, request: Request) -> Needs:
+        """Return what the request takes of a card of each class."""
+        by_class = [each.needs(request) for each in self.classes]
+        memory, compute, other_model = zip(*by_class, strict=True) if by_class else ((), (), ())
+        return Needs(
+            np.array(memory, np.int64), np.array(compute, np.int64), np.array(other_model, np.bool_)
+        )
+
+    def class_of(self, node: Node, card: Card) -> int:
+        """Return the number of the card's class, a new one if there is none."""
+        each = CardClass(card.memory_mib, node.unit_mib, card.compute, card.model)
+        return self.classes.setdefault(each, len(self.classes))
+
+
+class Columns(CardColumns):
+    """Nodes, their cards, and what is allocated of them. It is a `UsageView` of these nodes.
+
+    Attributes:
+        open: bool, True for cards that are neither unhealthy nor cordoned.
+        nodes: the node of each slot, None for a slot that no node has now.
+        card_policies: the number of each policy that nodes have of their own, in the row CARD_POLICY.
+    """
+
+    open: Bools
+
+    def __init__(self, nodes: Iterable[Node] = (), view: UsageView | None = None) -> None:
+        self.nodes: list[Node | None] = []
+        self.classes: dict[CardClass, int] = {}
+        self.card_policies: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
+        self._spans: list[slice] = []
+        """The card columns of each slot."""
+        self._vacant: dict[int, list[int]] = {}
+        """Slots without a node, by their number of columns."""
+        self._columns: dict[DeviceId, tuple[int, ...]] = {}
+        self._ranks: Ints | None = None
+        self._width = 0
+        """The number of card columns that slots own."""
+        self._arrays: dict[str, Ints | Bools] = {
+            "usage": np.zeros((6, 0), np.int64),
+            "cards": np.zeros((5, 0), np.int64),
+            "hosts": np.zeros((9, 0), np.int64),
+            "starts": np.zeros(0, np.int64),
+            **{name: np.zeros(0, np.bool_) for name in _FLAGS},
+        }
+        self._show()
+        for node in nodes:
+            self.set_node(node, view)
+
+    def copy(self) -> "Columns":
+        """Return a copy that changes independently."""
+        twin = Columns.__new__(Columns)
+        twin.__dict__.update(self.__dict__)
+        twin.nodes, twin.classes = self.nodes.copy(), self.classes.copy()
+        twin.card_policies = self.card_policies.copy()
+        twin._slots, twin._columns = self._slots.copy(), self._columns.copy()
+        twin._spans = self._spans.copy()
+        twin._vacant = {size: slots.copy() for size, slots in self._vacant.items()}
+        twin._arrays = {name: getattr(self, name).copy() for name in self._arrays}
+        twin._show()
+        return twin
+
+    def trial(self) -> "Columns":
+        """Return a copy whose usage changes independently. It is valid until a node changes."""
+        twin = Columns.__new__(Columns)
+        twin.__dict__.update(self.__dict__, usage=self.usage.copy(), hosts=self.hosts.copy())
+        return twin
+
+    def emptied(self) -> "Columns":
+        """Return a copy in which nothing is allocated. It is valid until a node changes."""
+        twin = self.trial()
+        twin.usage[:FREE_MEMORY] = 0
+        twin.usage[FREE_MEMORY:] = twin.cards[CARD_MEMORY:]
+        twin.hosts[:MEMORY_SUM] = twin.hosts[MEMORY_SUM:CPU_USED]
+        twin.hosts[CPU_USED:CPU] = 0
+        return twin
+
+    # ---- reading ----
+
+    @property
+    def count(self) -> int:
+        """Return the number of nodes."""
+        return len(self._slots)
+
+    def slot(self, name: str) -> int:
+        """Return the slot of a node; -1 for an unknown one."""
+        return self._slots.get(name, -1)
+
+    def slots(self, names: Iterable[str]) -> Ints:
+        """Return the slot of each node; -1 for unknown ones."""
+        find = self._slots.get
+        return np.array([find(name, -1) for name in names], np.int64)
+
+    def mask_of(self, devices: Iterable[DeviceId]) -> Bools:
+        """Return an array that is True for these devices' columns."""
+        mask = np.zeros(self._width, np.bool_)
+        for device in devices:
+            for column in self._columns.get(device, ()):
+                mask[column] = True
+        return mask
+
+    def ranks(self) -> Ints:
+        """Return the position of each slot's node among all nodes by name."""
+        if self._ranks is None:
+            self._ranks = np.zeros(len(self.nodes), np.int64)
+            self._ranks[[self._slots[name] for name in sorted(self._slots)]] = np.arange(self.count)
+        return self._ranks
+
+    # ---- a UsageView ----
+
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card."""
+        (column, *_) = self._columns_of_device(self._slots[node], device)
+        return CardUsage(*self.usage[:FREE_MEMORY, column].tolist())
+
+    def host_usage(self, node: str) -> tuple[int, int]:
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
+        cpu, memory = self.hosts[CPU_USED:CPU, self._slots[node]].tolist()
+        return cpu, memory
+
+    def watch(self, changed: set[str]) -> None:
+        """Nothing follows columns."""
+
+    # ---- changes ----
+
+    def set_node(self, node: Node, view: UsageView | None = None) -> None:
+        """Take a node that is new or has changed, with its usage by this view."""
+        size = max(len(node.cards), 1)
+        slot = self._slots.get(node.name)
+        if slot is not None and _size(self._spans[slot]) != size:
+            self.remove_node(node.name)
+            slot = None
+        if slot is None:
+            slot = self._slots[node.name] = self._new_slot(size)
+            self._ranks = None
+        else:
+            self._forget_devices(slot)
+        self.nodes[slot] = node
+        for column, card in enumerate(node.cards, int(self.starts[slot])):
+            number, index = self.class_of(node, card), min(card.index, MAX_INDEX)
+            self.cards[:, column] = number, index, slot, card.memory_mib, card.compute
+            self.unhealthy[column], self.cordoned[column] = not card.healthy, card.cordoned
+            self._columns[card.uuid] = (*self._columns.get(card.uuid, ()), column)
+        columns = self._spans[slot]
+        self.exists[columns] = bool(node.cards)
+        self.open[columns] = self.exists[columns] & ~(
+            self.unhealthy[columns] | self.cordoned[columns]
+        )
+        totals = self.cards[CARD_MEMORY:, columns] * self.open[columns]
+        self.hosts[MEMORY_SUM:CPU_USED, slot] = totals.sum(axis=1)
+        self.hosts[CPU, slot] = NEVER if node.cpu_milli is None else node.cpu_milli
+        self.hosts[HOST_MEMORY, slot] = NEVER if node.memory_mib is None else node.memory_mib
+        number = len(self.card_policies) + 1
+        own = node.card_policy
+        self.hosts[CARD_POLICY, slot] = self.card_policies.setdefault(own, number) if own else 0
+        self.set_usage(node.name, view or EmptyUsage())
+
+    def remove_node(self, name: str) -> None:
+        """Drop a node. Its slot is kept for another node of as many cards."""
+        slot = self._slots.pop(name)
+        columns = self._spans[slot]
+        self._forget_devices(slot)
+        self.nodes[slot] = self._ranks = None
+        self.open[columns] = self.exists[columns] = False
+        self._vacant.setdefault(_size(columns), []).append(slot)
+
+    def set_usage(self, name: str, view: UsageView) -> None:
+        """Take what is allocated of a node."""
+        slot = self._slots[name]
+        node = self.nodes[slot]
+        assert node is not None
+        if node.cards:
+            usages = [view.card_usage(name, card.uuid) for card in node.cards]
+            self.usage[:FREE_MEMORY, self._spans[slot]] = np.array(
+                [(it.memory_mib, it.compute, it.holders, it.whole) for it in usages]
+            ).T
+        self.hosts[CPU_USED:CPU, slot] = view.host_usage(name)
+        self._renew(slot)
+
+    def add(self, *placements: Placement) -> None:
+        """Add placements. Those on unknown nodes, or of unknown devices, do not count."""
+        self._count(placements, 1)
+
+    def remove(self, *placements: Placement) -> None:
+        """Remove placements."""
+        self._count(placements, -1)
+
+    @contextmanager
+    def added(self, placements: Sequence[Placement]) -> Iterator[None]:
+        """Add placements for as long as the context lasts."""
+        self.add(*placements)
+        try:
+            yield
+        finally:
+            self.remove(*placements)
+
+    def take(self, columns: Ints, request: Request, needs: Needs) -> None:
+        """Allocate these cards for a request, and its part of the host once for each of their nodes.
+
+        The sums of free memory and compute are not renewed.
+        """
+        classes = self.cards[CLASS, columns]
+        self.usage[MEMORY, columns] += needs.memory[classes]
+        self.usage[COMPUTE, columns] += needs.compute[classes]
+        self.usage[HOLDERS, columns] += 1
+        self.usage[WHOLE, columns] += request.whole
+        self.usage[FREE_MEMORY:, columns] = _free(self.cards[:, columns], self.usage[:, columns])
+        slots = np.unique(self.cards[SLOT, columns])
+        self.hosts[CPU_USED, slots] += request.cpu_milli
+        self.hosts[HOST_MEMORY_USED, slots] += request.host_memory_mib
+
+    # ---- inside ----
+
+    def _count(self, placements: Sequence[Placement], sign: int) -> None:
+        columns: list[int] = []
+        amounts: list[tuple[int, int, int, int]] = []
+        for placement in placements:
+            slot = self.slot(placement.node)
+            if slot < 0:
+                continue
+            for piece in placement.slices:
+                of_device = self._columns_of_device(slot, piece.uuid)
+                columns += of_device
+                amount = piece.memory_mib, piece.compute, 1, int(placement.whole)
+                amounts += [amount] * len(of_device)
+            self.hosts[CPU_USED, slot] += sign * placement.cpu_milli
+            self.hosts[HOST_MEMORY_USED, slot] += sign * placement.host_memory_mib
+        for row, values in enumerate(zip(*amounts, strict=True)):
+            np.add.at(self.usage[row], columns, sign * np.array(values, np.int64))
+        self._renew_free(np.unique(np.array(columns, np.int64)))
+
+    def _renew_free(self, columns: Ints) -> None:
+        """Compute what is free of these cards, and the sums of their nodes."""
+        free = _free(self.cards[:, columns], self.usage[:, columns])
+        more = (free - self.usage[FREE_MEMORY:, columns]) * self.open[columns]
+        self.usage[FREE_MEMORY:, columns] = free
+        for row in (FREE_MEMORY_SUM, FREE_COMPUTE_SUM):
+            np.add.at(self.hosts[row], self.cards[SLOT, columns], more[row])
+
+    def _renew(self, slot: int) -> None:
+        """Compute what is free of the node's cards."""
+        columns = self._spans[slot]
+        free = _free(self.cards[:, columns], self.usage[:, columns])
+        self.usage[FREE_MEMORY:, columns] = free
+        self.hosts[:MEMORY_SUM, slot] = (free * self.open[columns]).sum(axis=1)
+
+    def _new_slot(self, size: int) -> int:
+        if self._vacant.get(size):
+            return self._vacant[size].pop()
+        slot, first = len(self.nodes), self._width
+        self.nodes.append(None)
+        self._spans.append(slice(first, first + size))
+        self._width += size
+        for name, array in self._arrays.items():
+            if self._length(name) > array.shape[-1]:
+                more = np.zeros((*array.shape[:-1], self._length(name)), array.dtype)
+                self._arrays[name] = np.concatenate((array, more), axis=-1)
+        self._show()
+        self.starts[slot] = first
+        self.cards[SLOT, first : first + size] = slot
+        return slot
+
+    def _show(self) -> None:
+        """Bind the attributes to the part of each array that is in use."""
+        for name, array in self._arrays.items():
+            setattr(self, name, array[..., : self._length(name)])
+
+    def _length(self, name: str) -> int:
+        return len(self.nodes) if name in ("hosts", "starts") else self._width
+
+    def _columns_of_device(self, slot: int, device: DeviceId) -> list[int]:
+        return [it for it in self._columns.get(device, ()) if self.cards[SLOT, it] == slot]
+
+    def _forget_devices(self, slot: int) -> None:
+        node = self.nodes[slot]
+        assert node is not None
+        for device in {card.uuid for card in node.cards}:
+            others = tuple(it for it in self._columns[device] if self.cards[SLOT, it] != slot)
+            if others:
+                self._columns[device] = others
+            else:
+                del self._columns[device]
+
+
+def _size(columns: slice) -> int:
+    return int(columns.stop - columns.start)
+
+
+def _free(cards: Ints, usage: Ints) -> Ints:
+    """Return free memory and free compute of these cards; none of an overcommitted card."""
+    free: Ints = np.maximum(cards[CARD_MEMORY:] - usage[MEMORY:HOLDERS], 0)
+    return free

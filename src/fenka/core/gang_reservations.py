@@ -1,0 +1,131 @@
+"""The reservations of gangs.
+
+A reservation covers all members of a gang or none. It holds all its cards from the start, so two gangs never
+each hold a part of what the other needs. If a member is still missing when it expires, all of it ends, and
+the caller evicts the members that have started: a gang restarts as one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fenka.core.evaluate import Policy
+from fenka.core.gangs import NO_DEVICES, Placer, place_all
+from fenka.core.inventory import DeviceId
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import UsageOverlay, UsageView
+
+
+@dataclass(frozen=True, slots=True)
+class GangReservation:
+    """The placements of a gang's members. expires_at: when all must have started, in the caller's time."""
+
+    placements: Mapping[str, Placement]
+    """By member."""
+    expires_at: float
+    started: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all its members have started."""
+        return len(self.started) == len(self.placements)
+
+
+class GangReservations:
+    """The reservations of gangs whose members have not all started.
+
+    Attributes:
+        usage: the view that it is given, with the members added that have not started. Members that have
+            started are in the view itself.
+    """
+
+    def __init__(self, under: UsageView) -> None:
+        self._view, self._reservations = UsageOverlay(under), dict[str, GangReservation]()
+        self.usage: UsageView = self._view
+
+    def get(self, gang: str) -> GangReservation | None:
+        """Return the gang's reservation, if it has one."""
+        return self._reservations.get(gang)
+
+    def outstanding(self) -> dict[str, tuple[Placement, ...]]:
+        """Return the placements of members that have not started, by gang."""
+        return {
+            gang: tuple(
+                placement
+                for member, placement in reservation.placements.items()
+                if member not in reservation.started
+            )
+            for gang, reservation in self._reservations.items()
+        }
+
+    def reserve(  # noqa: PLR0913, PLR0917
+        self,
+        gang: str,
+        members: Mapping[str, Request],
+        policy: Policy,
+        placer: Placer,
+        expires_at: float,
+        reserved: frozenset[DeviceId] = NO_DEVICES,
+        among: frozenset[str] | None = None,
+    ) -> GangReservation | Unschedulable:
+        """Return the gang's reservation, made now if it has none; or why there can be none.
+
+        Args:
+            gang: its key.
+            members: their requests.
+            policy: a name in SCORES.
+            placer: the nodes, with `usage`.
+            expires_at: when all members must have started, in the caller's time.
+            reserved: cards that are kept for other requests.
+            among: names of the eligible nodes, None for all.
+        """
+        if gang in self._reservations:
+            return self._reservations[gang]
+        placements = place_all(placer, list(members.values()), policy, reserved, among)
+        if isinstance(placements, Unschedulable):
+            return placements
+        reservation = GangReservation(dict(zip(members, placements, strict=True)), expires_at)
+        for placement in placements:
+            self._view.add(placement)
+        self._reservations[gang] = reservation
+        return reservation
+
+    def mark_started(self, gang: str, member: str) -> None:
+        """Record that a member has started and is in the view itself from now on.
+
+        The reservation ends with the last member.
+
+        Raises:
+            KeyError: if the gang or the member has no reservation.
+        """
+        reservation = self._reservations[gang]
+        if member in reservation.started:
+            return
+        self._view.remove(reservation.placements[member])
+        reservation = replace(reservation, started=reservation.started | {member})
+        if reservation.complete:
+            del self._reservations[gang]
+        else:
+            self._reservations[gang] = reservation
+
+    def release(self, gang: str) -> frozenset[str]:
+        """End a reservation, if there is one. Return its members that have started, which must end too."""
+        reservation = self._reservations.pop(gang, None)
+        if reservation is None:
+            return frozenset()
+        for member, placement in reservation.placements.items():
+            if member not in reservation.started:
+                self._view.remove(placement)
+        return reservation.started
+
+    def overdue(self, now: float) -> list[str]:
+        """Return the gangs whose reservations have expired."""
+        return [
+            gang
+            for gang, reservation in self._reservations.items()
+            if reservation.expires_at <= now
+        ]
+
+    def expire(self, now: float) -> dict[str, frozenset[str]]:
+        """End the expired reservations. Return by gang the members that have started, which must end too."""
+        return {gang: self.release(gang) for gang in self.overdue(now)}

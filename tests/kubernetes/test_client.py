@@ -3,10 +3,11 @@
 import pytest
 from aiohttp import web
 
-from fenka.cluster.objects import Status
+from fenka.cluster.objects import Pod, Status
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.kube_config import load
 from tests.fakes.api_server import api_server
+from tests.waiting import until
 
 
 async def test_server_receives_three_quarters_of_the_time_when_a_write_has_a_deadline() -> None:
@@ -76,3 +77,18 @@ async def test_request_goes_through_the_proxy_when_the_environment_has_one(
         async with Api(configuration) as api:
             with pytest.raises(ApiUnreachable):
                 await api.get("/api/v1/namespaces/n/pods/p", Status)
+
+
+async def test_next_page_is_requested_when_one_is_being_used() -> None:
+    """The server prepares it meanwhile."""
+    async with api_server() as server, server.api() as api:
+        for name in "abcde":
+            server.put("pods", {"metadata": {"name": name, "namespace": "d"}})
+        server.max_page = 2
+        pages = api.pages("/api/v1/pods", Pod)
+        first = await anext(pages)
+        assert [pod.metadata.name for pod in first.items or ()] == ["a", "b"]
+        await until(lambda: len(server.requests) == 2)
+        rest = [page async for page in pages]
+        assert [len(page.items or ()) for page in rest] == [2, 1]
+        assert len({page.metadata.resource_version for page in (first, *rest)}) == 1

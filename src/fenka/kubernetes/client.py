@@ -4,6 +4,7 @@ Objects are decoded into the fields that fenka reads (`cluster/objects.py`). Cha
 written back whole, so that fields unknown here survive.
 """
 
+import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -157,12 +158,21 @@ class Api:
     async def pages(self, path: str, kind: type[T], **query: str | int) -> AsyncIterator[Page[T]]:
         """Yield a collection as `list` returns it, page by page: at least one, all of the same version."""
         query.setdefault("limit", _PAGE)
-        while True:
-            page = _decoded(await self._call("GET", path, query), Page[kind])  # type: ignore[valid-type]
-            yield page
-            if not page.metadata.continue_:
-                return
-            query["continue"] = page.metadata.continue_
+        following: asyncio.Task[bytes] | None = asyncio.create_task(self._call("GET", path, query))
+        try:
+            while following is not None:
+                data, following = await following, None
+                token = _decoded(data, Page[msgspec.Raw]).metadata.continue_
+                if token:
+                    # The server prepares the next page while this one is decoded and used.
+                    following_query = {**query, "continue": token}
+                    following = asyncio.create_task(self._call("GET", path, following_query))
+                    await asyncio.sleep(0)
+                yield _decoded(data, Page[kind])  # type: ignore[valid-type]
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
     async def watch(
         self, path: str, kind: type[T], version: str, *, seconds: int = 300, **query: str | int

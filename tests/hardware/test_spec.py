@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.hardware.models import MODELS
 from fenka.hardware.simulated import BadSpec, parse_spec
-from fenka.hardware.spec import MAX_CARDS
+from fenka.hardware.spec import MAX_CARDS, MODELS
 
 
 @pytest.mark.parametrize(

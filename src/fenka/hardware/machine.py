@@ -1,12 +1,28 @@
 """The driver of this machine, which may be lost and return."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fenka.core.inventory import Card
-from fenka.hardware.context_overhead import context_mib
 from fenka.hardware.nvml import Driver, DriverLost, Reading
+
+PROBE = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context = ctypes.c_int(), ctypes.c_void_p()
+sys.exit(
+    cuda.cuInit(0)
+    or cuda.cuDeviceGet(ctypes.byref(device), 0)
+    or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    or print("ready", flush=True)
+    or bool(sys.stdin.read())
+)
+"""
+"""Uses only the standard library, and ends when its standard input is closed."""
 
 
 class Hardware:
@@ -25,11 +41,14 @@ class Hardware:
         self._opening = threading.Lock()
 
     def measure(self, cards: Iterable[Card], library_dir: Path | None) -> None:
-        """Measure the context overhead, once per model. Raises NoDriver."""
+        """Measure the device memory that a process's context takes, once per model. Raises NoDriver.
+
+        It is hundreds of MiB on large cards, appears in no driver call, and differs by model and driver.
+        """
         by_model: dict[str, int | None] = {}
         for card in cards:
             if card.model not in by_model:
-                by_model[card.model] = context_mib(self.driver, card, library_dir)
+                by_model[card.model] = _context_mib(self.driver, card, library_dir)
             overhead = by_model[card.model]
             if overhead is not None:
                 self.context_mib[card.uuid] = overhead
@@ -56,3 +75,30 @@ class Hardware:
     def close(self) -> None:
         """Close the driver."""
         self.driver.close()
+
+
+def _context_mib(driver: Driver, card: Card, library_dir: Path | None) -> int | None:
+    """Return the MiB that a process with only a context holds on a card, as the driver reports.
+
+    Return None if the driver reports no process's memory, or makes no context.
+    """
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card.uuid}
+    if library_dir is not None:
+        environment["LD_LIBRARY_PATH"] = str(library_dir)
+    with subprocess.Popen(
+        [sys.executable, "-SIc", PROBE],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as probe:
+        assert probe.stdin is not None
+        assert probe.stdout is not None
+        ready = probe.stdout.readline() == b"ready\n"
+        held = [
+            process.used_mib
+            for process in (driver.processes() if ready else ())
+            if (process.pid, process.uuid) == (probe.pid, card.uuid)
+        ]
+        probe.stdin.close()
+    return held[0] if held else None

@@ -5,8 +5,11 @@ mapped do. The workstation's daemon and the node program use the same thresholds
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
+
+_Key = TypeVar("_Key")
 
 CONSECUTIVE_SAMPLES = 3
 """In a row before a violation is reported: a single one may catch an allocation that is about to fail."""
@@ -95,9 +98,31 @@ def _over_window(samples: list[tuple[float, float]]) -> bool:
     )
 
 
+def time_shares(
+    now_ns: Mapping[_Key, int], before_ns: Mapping[_Key, int], seconds: float
+) -> dict[_Key, float]:
+    """Return which share of the time each one used since the last sample, if that has it.
+
+    Args:
+        now_ns: Time used so far.
+        before_ns: The same at the last sample.
+        seconds: Time since then.
+    """
+    return {
+        key: max(ns - before_ns[key], 0) / (seconds * 1e9)
+        for key, ns in now_ns.items()
+        if key in before_ns and seconds > 0
+    }
+
+
 def memory_allowance(limit_bytes: int, context_bytes: int) -> int:
     """Return the bytes that a lease may hold by the driver's figures before that is a violation."""
     return int((limit_bytes + context_bytes) * MEMORY_TOLERANCE)
+
+
+def without_shim(pids: Iterable[int], inode: int, proc: Path = Path("/proc")) -> list[int]:
+    """Return the processes that certainly have not mapped the shim of this inode."""
+    return [pid for pid in sorted(set(pids)) if has_shim(pid, inode, proc) is False]
 
 
 def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:

@@ -55,9 +55,11 @@ class ViolationDetector:
                 "driver's account"
             )
         for job in jobs:
-            if pids := _without_shim(job, processes):
+            pids = (process.pid for process in processes.by_lease.get(job.id, ()))
+            if job.shim_inode and (unmanaged := violations.without_shim(pids, job.shim_inode)):
                 sentences.setdefault(job.id, []).append(
-                    f"uses a card without fenka's library, so without its limit: process {', '.join(pids)}"
+                    f"uses a card without fenka's library, so without its limit: process "
+                    f"{', '.join(map(str, unmanaged))}"
                 )
         return sentences
 
@@ -73,10 +75,9 @@ class ViolationDetector:
             if job.compute_percent and job.compute_mode == "hard"
         ]
         self._busy_ns = {key: busy_ns(*key) for key in limited}
+        shares = violations.time_shares(self._busy_ns, before, elapsed_s)
         return elapsed_s, {
-            key: (busy - before[key]) / (elapsed_s * 1e9) - slices[key][0].compute_percent / 100
-            for key, busy in self._busy_ns.items()
-            if key in before and elapsed_s > 0
+            key: share - slices[key][0].compute_percent / 100 for key, share in shares.items()
         }
 
 
@@ -88,11 +89,3 @@ def _exceeds_memory(
         > violations.memory_allowance(piece.memory_mib * MIB, contexts_mib.get(piece.uuid, 0) * MIB)
         for key, (_, piece) in slices.items()
     }
-
-
-def _without_shim(job: Job, processes: GpuProcesses) -> list[str]:
-    """Return the job's processes that have not mapped its shim."""
-    if not job.shim_inode:
-        return []
-    pids = sorted({process.pid for process in processes.by_lease.get(job.id, ())})
-    return [str(pid) for pid in pids if violations.has_shim(pid, job.shim_inode) is False]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
@@ -19,8 +18,6 @@ from fenka.isolation.sandbox import SHIM
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners
 from fenka.node.lease.store import Lease
-
-_Key = TypeVar("_Key")
 
 BusyNs = Callable[[], Mapping[tuple[str, int], int]]
 """Nanoseconds that each process has had of a card so far, by card UUID and process ID."""
@@ -174,7 +171,7 @@ class Usage:
         now, before = self._clock(), self._busy
         passed = now - self._sampled_at
         self._sampled_at, self._busy = now, self._busy_ns()
-        shares = _shares(self._busy, {**self._busy, **before}, passed)
+        shares = violations.time_shares(self._busy, {**self._busy, **before}, passed)
         return passed, {key: min(share, 1.0) for key, share in shares.items()}
 
     def _account(self, token: str) -> account.Account:
@@ -193,7 +190,7 @@ class Usage:
             for token, lease in leases.items()
             for piece, ns in zip(lease.slices, accounts[token].charged_ns, strict=False)
         }
-        return _shares(self._charged, before, seconds)
+        return violations.time_shares(self._charged, before, seconds)
 
     def _unmanaged(
         self, leases: Mapping[str, Lease], owned: Mapping[str, Sequence[GpuProcess]]
@@ -205,20 +202,9 @@ class Usage:
                 shim = (Path(lease.library) / SHIM.name).stat().st_ino
             except OSError:
                 continue
-            for pid in sorted({process.pid for process in owned.get(token, ())}):
-                if violations.has_shim(pid, shim, self._proc) is False:
-                    yield UnmanagedProcess(token, lease, pid)
-
-
-def _shares(
-    now_ns: Mapping[_Key, int], before_ns: Mapping[_Key, int], seconds: float
-) -> dict[_Key, float]:
-    """Return the shares of the time that passed, of what was known before."""
-    return {
-        key: max(ns - before_ns[key], 0) / (seconds * 1e9)
-        for key, ns in now_ns.items()
-        if key in before_ns and seconds > 0
-    }
+            pids = (process.pid for process in owned.get(token, ()))
+            for pid in violations.without_shim(pids, shim, self._proc):
+                yield UnmanagedProcess(token, lease, pid)
 
 
 def _usages(

@@ -60,7 +60,7 @@ class Measurement:
     Attributes:
         pods: their number.
         seconds: how long that took.
-        cpu_s: CPU seconds by program.
+        cpu_s: CPU seconds by program, without what it uses when there are no pods.
         others: CPUs that other programs of this machine used meanwhile.
         latencies: those of the requests, as text.
     """
@@ -76,12 +76,19 @@ class Measurement:
         """Pods per second."""
         return self.pods / self.seconds
 
+    @property
+    def cpu_ms(self) -> dict[str, float]:
+        """CPU milliseconds of each program for one pod."""
+        return {name: 1000 * used / max(self.pods, 1) for name, used in self.cpu_s.items()}
+
 
 class ControlPlane(Cluster):
     """etcd, kube-apiserver, kube-controller-manager and kwok; the rest is started for each measurement."""
 
     def __init__(self) -> None:
         super().__init__(Path(f"{STATE}-bench"), Layout(nodes=()), owner=os.getpid())
+        self.idle_cpus: Mapping[str, float] = {}
+        """CPUs that each program uses without pods, see measure_idle."""
         self.server = f"https://{self.layout.control_plane}:6443"
 
     def make_certificates(self) -> None:
@@ -129,6 +136,12 @@ class ControlPlane(Cluster):
             return self.kubectl("get", "nodes", "-o", path).split() == ["True"] * count
 
         wait_until("ready nodes without taints", all_open, 300, self.control_plane.log("kwok"))
+
+    def measure_idle(self, seconds: float = 10) -> None:
+        """Measure what the programs use without pods; further measurements leave that out."""
+        cpu = CpuTime(self)
+        time.sleep(seconds)
+        self.idle_cpus = {name: used / seconds for name, used in cpu.measurement(0).cpu_s.items()}
 
     # Requests.
 
@@ -220,6 +233,7 @@ class CpuTime:
         machine = plane.control_plane
         self._all = CGROUPS / "cpuacct" / machine.files.cgroup / "cpuacct.usage"
         self._machine = machine
+        self._idle_cpus = plane.idle_cpus
         self._begun = self._read()
         self._begun_at = time.monotonic()
 
@@ -244,4 +258,8 @@ class CpuTime:
         now, elapsed = self._read(), time.monotonic() - self._begun_at
         used = {name: value - self._begun.get(name, 0.0) for name, value in now.items()}
         others = max((used.pop("busy") - used.pop("ours")) / elapsed, 0.0)
-        return Measurement(pods, seconds or elapsed, used, others, latencies)
+        cpu_s = {
+            name: max(value - elapsed * self._idle_cpus.get(name, 0.0), 0.0)
+            for name, value in used.items()
+        }
+        return Measurement(pods, seconds or elapsed, cpu_s, others, latencies)

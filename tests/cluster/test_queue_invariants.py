@@ -33,8 +33,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.open: dict[str, Pod] = {}
         self.bound: dict[str, Pod] = {}
         self.rejected: set[str] = set()
-        self.fitted_since: dict[str, float] = {}
-        """Since when each entry has fitted, or has been out of the queue after it did."""
+        self.fitted: dict[str, tuple[float, bool]] = {}
+        """Since when each entry has fitted, or had until it left the queue; and if it was tried since."""
 
     def _set(self, pod: Pod) -> None:
         self.cluster.set_pod(pod)
@@ -70,7 +70,8 @@ class QueueMachine(RuleBasedStateMachine):
         """kube-scheduler tries a pod, and none of these nodes fits it."""
         uid = data.draw(st.sampled_from(sorted(self.open)))
         self.rejected.add(uid)
-        self.fitted_since.pop(uid, None)
+        if uid in self.fitted:
+            self.fitted[uid] = self.fitted[uid][0], True
         self.queue.reject(self.open[uid], sorted(nodes), self.now)
 
     @rule(data=st.data())
@@ -82,38 +83,43 @@ class QueueMachine(RuleBasedStateMachine):
         entry = data.draw(st.sampled_from(fitting[:2]))
         (placement,) = entry.placements
         uid = entry.pending.id
-        pod = self.open.pop(uid)
+        pod = self.open[uid]
+        self._drop(uid)
         self.cluster.assume(pod, (placement,))
         units, namespace = pod.amount(gpushare.MEMORY), pod.metadata.namespace
         record: Json = {"annotations": on_card(placement.slices[0].card, units)}
         self.bound[uid] = make(uid, units, namespace=namespace, node=placement.node, **record)
         self._set(self.bound[uid])
-        self.rejected.discard(uid)
-        self.fitted_since.pop(uid, None)
 
     @precondition(lambda self: self.open or self.bound)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         """A pod goes."""
         uid = data.draw(st.sampled_from(sorted({*self.open, *self.bound})))
-        self.open.pop(uid, None)
-        self.bound.pop(uid, None)
-        self.rejected.discard(uid)
-        self.fitted_since.pop(uid, None)
+        self._drop(uid)
         self.cluster.forget_pod(uid)
         self.queue.forget_pod(uid, self.now)
 
-    @rule(seconds=st.sampled_from([0.3, 1.0, RESERVATION_TTL_S]))
+    @rule(seconds=st.sampled_from([1.0, 4.0, RESERVATION_TTL_S]))
     def wait(self, seconds: float) -> None:
         """Time passes."""
         self.now += seconds
 
-    @rule()
-    def relist(self) -> None:
-        """The same pods again."""
+    @rule(data=st.data())
+    def relist(self, data: st.DataObject) -> None:
+        """List the pods again; one may have gone meanwhile."""
+        gone = data.draw(st.sampled_from([None, *self.open, *self.bound]))
+        if gone is not None:
+            self._drop(gone)
         pods = [*self.open.values(), *self.bound.values()]
         self.cluster.replace_pods(pods)
         self.queue.replace_pods(pods, self.now)
+
+    def _drop(self, uid: str) -> None:
+        self.open.pop(uid, None)
+        self.bound.pop(uid, None)
+        self.rejected.discard(uid)
+        self.fitted.pop(uid, None)
 
     # ---- what must hold ----
 
@@ -138,13 +144,19 @@ class QueueMachine(RuleBasedStateMachine):
         }
         possible = {uid for uid in pending if self.queue.position(self.open[uid], self.now)}
         assert set(ids) <= possible
+        assert self.queue.is_empty is (not pending)
         for uid in possible - set(ids):
-            assert self.now - self.fitted_since[uid] >= RESERVATION_TTL_S
+            assert self.now - self.fitted[uid][0] >= RESERVATION_TTL_S
         for entry in self.queue.entries():
+            uid = entry.pending.id
+            since, tried = self.fitted.get(uid, (self.now, False))
+            if self.now - since >= RESERVATION_TTL_S:
+                # kube-scheduler has tried it, so it may fit again, elsewhere.
+                assert tried
+                since, tried = self.now, False
+            self.fitted[uid] = since, tried
             if not entry.placements:
-                self.fitted_since.pop(entry.pending.id, None)
-            else:
-                self.fitted_since.setdefault(entry.pending.id, self.now)
+                del self.fitted[uid]
 
     def _entries_are_ordered_and_have_one_answer(self) -> None:
         """Each fits or has a reason; only the first that do not fit reserve cards."""

@@ -51,7 +51,9 @@ def cluster_queue(
     gangs: dict[str | None, list[Pod]] = {}
     for pod in snapshot.pods:
         usage.set(pod, now)
-        if not pod.finished:
+        # The scheduler counts members in the same way (`GangMembers.status`).
+        is_alive = not pod.finished and pod.metadata.deletion_timestamp is None
+        if is_alive or pod.status.phase == "Succeeded":
             gangs.setdefault(group_key(pod), []).append(pod)
 
     def complete(members: Sequence[Pod]) -> bool:

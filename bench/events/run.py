@@ -68,7 +68,7 @@ class Collection:
         self._objects, self.lines = objects, asyncio.Queue[bytes]()
         self.took_us = asyncio.Queue[float]()
 
-    async def pages(self, _: str, kind: type[Any], **__: Any) -> AsyncIterator[Page[Any]]:
+    async def pages(self, _: str, kind: type[Any], *__: Any) -> AsyncIterator[Page[Any]]:
         """Yield all objects as one page."""
         items = [msgspec.json.decode(msgspec.json.encode(it), type=kind) for it in self._objects]
         yield Page(items, ListMeta(resource_version="1"))

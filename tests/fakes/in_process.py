@@ -78,8 +78,10 @@ class FakeApi:
             items += page.items
         return items, page.metadata.resource_version
 
-    async def pages(self, path: str, kind: type[Any], **query: Any) -> AsyncIterator[Any]:
-        """As `Api.pages`."""
+    async def pages(
+        self, path: str, kind: type[Any], _: Any = None, /, **query: Any
+    ) -> AsyncIterator[Any]:
+        """As `Api.pages`, which may return objects that are known."""
         while True:
             page = self._call("GET", path, Page[kind], query)  # type: ignore[valid-type]
             yield page

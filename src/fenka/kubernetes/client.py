@@ -73,8 +73,13 @@ class _Raw(msgspec.Struct):
     object: msgspec.Raw
 
 
+class _Identity(Object):
+    uid: str = ""
+    resource_version: str = ""
+
+
 class _Versioned(msgspec.Struct):
-    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
+    metadata: _Identity = msgspec.field(default_factory=_Identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +160,27 @@ class Api:
             items += page.items or ()
         return items, page.metadata.resource_version
 
-    async def pages(self, path: str, kind: type[T], **query: str | int) -> AsyncIterator[Page[T]]:
-        """Yield a collection as `list` returns it, page by page: at least one, all of the same version."""
+    async def pages(
+        self, path: str, kind: type[T], known: Mapping[str, T] | None = None, /, **query: str | int
+    ) -> AsyncIterator[Page[T]]:
+        """Yield a collection as `list` returns it, page by page: at least one, all of the same version.
+
+        Args:
+            known: objects by UID. What is listed in the same version is not decoded again.
+        """
         query.setdefault("limit", _PAGE)
         following: asyncio.Task[bytes] | None = asyncio.create_task(self._call("GET", path, query))
         try:
             while following is not None:
                 data, following = await following, None
-                token = _decoded(data, Page[msgspec.Raw]).metadata.continue_
-                if token:
+                page = _decoded(data, Page[msgspec.Raw])
+                if page.metadata.continue_:
                     # The server prepares the next page while this one is decoded and used.
-                    following_query = {**query, "continue": token}
+                    following_query = {**query, "continue": page.metadata.continue_}
                     following = asyncio.create_task(self._call("GET", path, following_query))
                     await asyncio.sleep(0)
-                yield _decoded(data, Page[kind])  # type: ignore[valid-type]
+                items = [_known(raw, known) or _decoded(raw, kind) for raw in page.items or ()]
+                yield Page(items, page.metadata)
         finally:
             if following is not None:
                 following.cancel()
@@ -290,6 +302,16 @@ def _decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
         raise ApiError(
             0, "Unreadable", f"the API server's answer is not understood: {why}"
         ) from None
+
+
+def _known(listed: msgspec.Raw, objects: Mapping[str, T] | None) -> T | None:
+    """Return the object that was known in the version that is listed."""
+    if not objects:
+        return None
+    identity = _decoded(listed, _Versioned).metadata
+    known: Any = objects.get(identity.uid)
+    same = known is not None and known.metadata.resource_version == identity.resource_version
+    return known if same else None
 
 
 async def _refuse(answer: aiohttp.ClientResponse) -> None:

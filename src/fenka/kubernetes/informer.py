@@ -84,10 +84,6 @@ def newer(version: str, known: str) -> bool:
     return True
 
 
-def _same_version(known: HasMeta, listed: HasMeta) -> bool:
-    return known.metadata.resource_version == listed.metadata.resource_version
-
-
 class Informer(Generic[T]):
     """A collection in memory.
 
@@ -177,13 +173,9 @@ class Informer(Generic[T]):
 
     async def _list(self) -> str:
         objects = dict[str, T]()
-        async for page in self._api.pages(self._path, self._kind, **self._query):
+        async for page in self._api.pages(self._path, self._kind, self.objects, **self._query):
             self._on_contact()
-            for obj in page.items or ():
-                uid = obj.metadata.uid
-                # One copy of each, also while a large collection is listed again.
-                known = self.objects.get(uid)
-                objects[uid] = known if known is not None and _same_version(known, obj) else obj
+            objects |= {obj.metadata.uid: obj for obj in page.items or ()}
         await self._replace(objects)
         return page.metadata.resource_version
 

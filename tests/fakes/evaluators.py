@@ -6,7 +6,7 @@ from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import ColumnarPodEvaluator
-from fenka.cluster.pod_placement import PodEvaluator, Verdict
+from fenka.cluster.pod_placement import FilterResult, PodEvaluator, Verdict
 from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.state import ClusterState
 
@@ -19,6 +19,15 @@ class ComparedEvaluator(ColumnarPodEvaluator):
     def __init__(self, cluster: ClusterState, policy: str, live: LiveColumns | None = None) -> None:
         super().__init__(cluster, policy, live)
         self._definition = PodEvaluator(cluster, policy, self._live.usage)
+
+    def filter(
+        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
+    ) -> FilterResult:
+        """Compare which nodes fit, in their order, and what is said of the others."""
+        names = list(names)
+        result = super().filter(pod, names, constraints)
+        assert result == self._definition.filter(pod, names, constraints)
+        return result
 
     def evaluate(
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS

@@ -2,13 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
 from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
-from fenka.cluster.pod_placement import Feasible, PodEvaluator, Verdict, sentence_of_counts
+from fenka.cluster.pod_placement import (
+    Feasible,
+    FilterResult,
+    PodEvaluator,
+    Verdict,
+    sentence_of_counts,
+    with_position,
+)
 from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar import (
@@ -36,7 +44,6 @@ class _Verdicts:
 
     Attributes:
         fits: bool, by slot.
-        order: slots that fit, the best first.
         codes: by card, why it does not fit.
         waits: bool, by slot: whether only entries before the pod keep it from the node.
         excluded: why each admission rule excludes the pod, None if it does not.
@@ -44,7 +51,6 @@ class _Verdicts:
     """
 
     fits: Bools
-    order: list[int]
     codes: Codes
     waits: Bools
     excluded: list[Infeasible | None]
@@ -64,18 +70,31 @@ class ColumnarPodEvaluator(PodEvaluator):
         self._live = live or LiveColumns(cluster)
         super().__init__(cluster, policy, self._live.usage)
 
+    def filter(
+        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
+    ) -> FilterResult:
+        """Return which of the nodes fit the pod. Nothing is reserved."""
+        names, parts = list(names), self._columnar_parts(pod)
+        slots = self._live.read().slots(names)
+        if parts is None or len(names) < self.min_nodes or not (slots >= 0).all():
+            return super().filter(pod, names, constraints)
+        verdicts = self._judge(parts, slots, constraints)
+        fits = verdicts.fits[slots]
+        result = FilterResult(list(compress(names, fits.tolist())))
+        reasons = self._infeasible_on(verdicts, parts, slots[~fits])
+        for name, why in zip(compress(names, (~fits).tolist()), reasons, strict=True):
+            (result.unresolvable if why.unresolvable else result.failed)[name] = why.sentence
+        return with_position(result, constraints)
+
     def evaluate(
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> list[tuple[str, Verdict | None]]:
         """Return the verdict on each node, for several nodes without score and placements."""
         names = list(names)
-        demand, columns = pod.demand(self._cluster.dialects), self._live.read()
-        parts, invalid = self._parts(demand)
-        if len(names) < self.min_nodes or invalid is not None or demand.dialect is None:
+        parts, demand = self._columnar_parts(pod), pod.demand(self._cluster.dialects)
+        if parts is None or len(names) < self.min_nodes:
             return super().evaluate(pod, names, constraints)
-        if not has_expressions(columns, self._policy):
-            return super().evaluate(pod, names, constraints)
-        slots = columns.slots(names)
+        slots = self._live.read().slots(names)
         shared = slots[slots >= 0]
         verdicts = self._judge(parts, shared, constraints)
         fits = verdicts.fits[shared]
@@ -92,20 +111,20 @@ class ColumnarPodEvaluator(PodEvaluator):
         self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> list[str]:
         """Return those of the nodes that fit the pod and share cards, the best first."""
-        demand, columns = pod.demand(self._cluster.dialects), self._live.read()
-        parts, _ = self._parts(demand)
-        if not parts or demand.dialect is None or not has_expressions(columns, self._policy):
+        parts = self._columnar_parts(pod)
+        if parts is None or len(names) < self.min_nodes:
             return super().ranked(pod, names, constraints)
+        columns = self._live.read()
         slots = columns.slots(names)
-        verdicts = self._judge(parts, slots[slots >= 0], constraints)
-        nodes = (columns.nodes[slot] for slot in verdicts.order)
+        order = list[int]()
+        self._judge(parts, slots[slots >= 0], constraints, order)
+        nodes = (columns.nodes[slot] for slot in order)
         return [node.name for node in nodes if node is not None]
 
     def explain(self, pod: Pod) -> str | None:
         """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
-        demand, columns = pod.demand(self._cluster.dialects), self._live.read()
-        parts, invalid = self._parts(demand)
-        if invalid or demand.dialect is None or not has_expressions(columns, self._policy):
+        parts, columns = self._columnar_parts(pod), self._live.read()
+        if parts is None:
             return super().explain(pod)
         slots = columns.slots(shared.node.name for shared in self._cluster.shared_nodes())
         verdicts = self._judge(parts, slots, NO_CONSTRAINTS)
@@ -124,10 +143,24 @@ class ColumnarPodEvaluator(PodEvaluator):
 
     # ---- inside ----
 
+    def _columnar_parts(self, pod: Pod) -> tuple[SliceRequest, ...] | None:
+        """Return what the pod requests of cards; None if the definition has to decide."""
+        demand = pod.demand(self._cluster.dialects)
+        parts, invalid = self._parts(demand)
+        known = invalid is None and demand.dialect is not None
+        return parts if known and has_expressions(self._live.read(), self._policy) else None
+
     def _judge(
-        self, parts: tuple[SliceRequest, ...], slots: Ints, constraints: QueueConstraints
+        self,
+        parts: tuple[SliceRequest, ...],
+        slots: Ints,
+        constraints: QueueConstraints,
+        order: list[int] | None = None,
     ) -> _Verdicts:
-        """Judge all nodes. Where that is not certain, the definition decides, for these slots only."""
+        """Judge all nodes. Where that is not certain, the definition decides, for these slots only.
+
+        order: is filled with the slots that fit, the best first.
+        """
         columns, requests = self._live.read(), tuple(part.request for part in parts)
         numbers, rules = self._live.rules()
         excluded = [rule.rejection(parts) for rule in numbers]
@@ -140,8 +173,9 @@ class ColumnarPodEvaluator(PodEvaluator):
         fits = self._decide(judgement, requests, asked, NO_DEVICES)
         codes, waits = judgement.codes(), np.zeros_like(fits)
         if not constraints.nodes:
-            order = judgement.first.order(self._policy, np.flatnonzero(fits))
-            return _Verdicts(fits, order, codes, waits, excluded, rules)
+            if order is not None:
+                order += judgement.first.order(self._policy, np.flatnonzero(fits))
+            return _Verdicts(fits, codes, waits, excluded, rules)
         limits = columns.slots(constraints.nodes)
         limited = np.zeros_like(fits)
         limited[limits[limits >= 0]] = True
@@ -153,13 +187,14 @@ class ColumnarPodEvaluator(PodEvaluator):
             waits = fits & limited
             waits &= ~self._decide(under, requests, waits, constraints.reserved)
             fits &= ~waits
-            order = under.first.order(self._policy, np.flatnonzero(fits))
+            if order is not None:
+                order += under.first.order(self._policy, np.flatnonzero(fits))
             # A card that would fit without the constraints is kept for others.
             of_others = np.where(
                 judgement.first.card_fits, CODES[ReasonCode.RESERVED], under.codes()
             )
         codes = np.where(waits[columns.cards[SLOT]] & columns.exists, of_others, codes)
-        return _Verdicts(fits, order, codes, waits, excluded, rules)
+        return _Verdicts(fits, codes, waits, excluded, rules)
 
     def _decide(
         self,

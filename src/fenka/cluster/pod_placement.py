@@ -78,11 +78,7 @@ class PodEvaluator:
                 result.unresolvable[name] = verdict.sentence
             else:
                 result.failed[name] = verdict.sentence
-        if not result.fitting and constraints.total:
-            position = f"; position {constraints.position} of {constraints.total} in the queue"
-            for name in result.failed:
-                result.failed[name] += position
-        return result
+        return with_position(result, constraints)
 
     def prioritize(
         self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
@@ -248,3 +244,12 @@ def sentence_of_counts(counts: Counter[ReasonCode]) -> str:
     """Return the counts, after gpushare's sentence if it is true."""
     text = counts_sentence(counts)
     return f"{INSUFFICIENT_MEMORY}: {text}" if ReasonCode.MEMORY in counts else text
+
+
+def with_position(result: FilterResult, constraints: QueueConstraints) -> FilterResult:
+    """Add the pod's position in the queue to the reasons, if no node fits."""
+    if not result.fitting and constraints.total:
+        position = f"; position {constraints.position} of {constraints.total} in the queue"
+        for name in result.failed:
+            result.failed[name] += position
+    return result

@@ -6,6 +6,7 @@ that an event costs the same on any number of nodes.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -187,8 +188,7 @@ class Columns(CardColumns):
 
     def slots(self, names: Iterable[str]) -> Ints:
         """Return the slot of each node; -1 for unknown ones."""
-        find = self._slots.get
-        return np.array([find(name, -1) for name in names], np.int64)
+        return np.fromiter(map(self._slots.get, names, repeat(-1)), np.int64)
 
     def mask_of(self, devices: Iterable[DeviceId]) -> Bools:
         """Return an array that is True for these devices' columns."""

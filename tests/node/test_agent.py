@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fenka.dialects import base, gpushare
-from fenka.isolation import account, control
+from fenka.isolation import account
 from fenka.node import agent
 from tests.node.harness import (
     AdmissionFailed,
@@ -17,6 +17,7 @@ from tests.node.harness import (
     card,
     node_harness,
 )
+from tests.node.pod_kit import memory_limits
 from tests.waiting import until
 
 
@@ -28,12 +29,6 @@ def on(
     return node_harness(*made, library=library, labels=labels)
 
 
-def cap(given: Json) -> list[tuple[str, int]]:
-    """Return cards and MiB of a started container, from its control page."""
-    page = control.read(Path(given["mounts"]["/run/fenka/lease"]) / "control")
-    return [(limit.uuid, limit.memory_bytes >> 20) for limit in page.limits]
-
-
 async def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -> None:
     """4 units of a T4 are 4308 MiB. The environment is the contract's."""
 
@@ -43,7 +38,7 @@ async def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -
         assert len(node.kubelet.free()) == 14
         pod = node.pod("a", 4)
         given = await node.run(pod)
-        assert cap(given) == [(card(0).uuid, 4308)]
+        assert memory_limits(given) == [(card(0).uuid, 4308)]
         assert given["env"] == {
             "NVIDIA_VISIBLE_DEVICES": card(0).uuid,
             "ALIYUN_COM_GPU_MEM_IDX": "0",
@@ -71,7 +66,7 @@ async def test_pods_of_equal_size_get_their_own_cards(library: Path) -> None:
         await node.kubelet.admit(a)
         for pod, index in ((a, 0), (b, 1)):
             given = await node.kubelet.start_container(pod, "main")
-            assert cap(given) == [(card(index).uuid, 4308)]
+            assert memory_limits(given) == [(card(index).uuid, 4308)]
 
 
 async def test_each_container_gets_its_own_slice_when_a_pod_has_two(library: Path) -> None:
@@ -83,7 +78,8 @@ async def test_each_container_gets_its_own_slice_when_a_pod_has_two(library: Pat
         await node.kubelet.admit(pod)
         first = await node.kubelet.start_container(pod, "x")
         second = await node.kubelet.start_container(pod, "y")
-        assert [cap(first), cap(second)] == [[(card(0).uuid, 4308)], [(card(0).uuid, 2154)]]
+        sizes = [memory_limits(started) for started in (first, second)]
+        assert sizes == [[(card(0).uuid, 4308)], [(card(0).uuid, 2154)]]
         assert [
             container["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] for container in (first, second)
         ] == ["4", "2"]
@@ -106,7 +102,9 @@ async def test_init_and_app_container_get_leases_when_they_share_ids(
         pod = node.pod("init", 4, init={"prepare": 4})
         await node.kubelet.admit(pod)
         for name in ("prepare", "main"):
-            assert cap(await node.kubelet.start_container(pod, name)) == [(card(0).uuid, 4308)]
+            assert memory_limits(await node.kubelet.start_container(pod, name)) == [
+                (card(0).uuid, 4308)
+            ]
         assert len(node.store.tokens) == 2
 
 
@@ -119,8 +117,12 @@ async def test_app_container_gets_its_lease_when_it_reuses_part_of_the_init_cont
         await node.ready()
         pod = node.pod("init", 2, init={"prepare": 6})
         await node.kubelet.admit(pod)
-        assert cap(await node.kubelet.start_container(pod, "prepare")) == [(card(0).uuid, 6462)]
-        assert cap(await node.kubelet.start_container(pod, "main")) == [(card(0).uuid, 2154)]
+        assert memory_limits(await node.kubelet.start_container(pod, "prepare")) == [
+            (card(0).uuid, 6462)
+        ]
+        assert memory_limits(await node.kubelet.start_container(pod, "main")) == [
+            (card(0).uuid, 2154)
+        ]
 
 
 async def test_container_has_a_limit_per_card_when_it_has_several(library: Path) -> None:
@@ -129,7 +131,7 @@ async def test_container_has_a_limit_per_card_when_it_has_several(library: Path)
     async with on(library, 15079, 16384) as node:
         await node.ready()
         given = await node.run(node.pod("wide", 8, on=(0, 1)))
-        assert cap(given) == [(card(0).uuid, 4308), (card(1).uuid, 4096)]
+        assert memory_limits(given) == [(card(0).uuid, 4308), (card(1).uuid, 4096)]
         assert given["env"]["NVIDIA_VISIBLE_DEVICES"] == f"{card(0).uuid},{card(1).uuid}"
 
 
@@ -152,7 +154,7 @@ async def test_lease_is_bound_by_podresources_when_there_is_no_checkpoint(librar
         node.kubelet.checkpoint = False
         (node.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
         await node.ready()
-        assert cap(await node.run(node.pod("a", 4))) == [(card(0).uuid, 4308)]
+        assert memory_limits(await node.run(node.pod("a", 4))) == [(card(0).uuid, 4308)]
 
 
 async def test_token_is_collected_when_its_pod_was_deleted_before_it_was_bound(
@@ -167,12 +169,14 @@ async def test_token_is_collected_when_its_pod_was_deleted_before_it_was_bound(
         node.delete(gone)
         node.kubelet.forget(gone)
         b = node.pod("b", 4, on=1)
-        assert cap(await node.run(b)) == [(card(1).uuid, 4308)]
+        assert memory_limits(await node.run(b)) == [(card(1).uuid, 4308)]
         assert len(node.store.tokens) == 2
         node.now += 61
         node.program.trigger()
         await until(lambda: len(node.store.tokens) == 1)
-        assert cap(await node.kubelet.start_container(b, "main")) == [(card(1).uuid, 4308)]
+        assert memory_limits(await node.kubelet.start_container(b, "main")) == [
+            (card(1).uuid, 4308)
+        ]
 
 
 async def test_files_are_removed_when_the_pod_is_gone(library: Path) -> None:
@@ -224,7 +228,9 @@ async def test_lease_is_denied_while_a_force_deleted_pod_still_runs(library: Pat
             await node.kubelet.start_container(new, "main")
         node.living.clear()
         await node.agent.reconcile()
-        assert cap(await node.kubelet.start_container(new, "main")) == [(card(0).uuid, 4308)]
+        assert memory_limits(await node.kubelet.start_container(new, "main")) == [
+            (card(0).uuid, 4308)
+        ]
 
 
 async def test_lease_is_denied_when_two_schedulers_gave_away_the_same_card(library: Path) -> None:
@@ -351,7 +357,7 @@ async def test_every_pod_starts_when_a_hundred_start_at_once(library: Path) -> N
             await node.kubelet.admit(pod)
         given = await asyncio.gather(*(node.kubelet.start_container(pod, "main") for pod in pods))
         for n, container in enumerate(given):
-            assert cap(container) == [(card(n % 2).uuid, 1024)]
+            assert memory_limits(container) == [(card(n % 2).uuid, 1024)]
 
 
 async def test_device_list_shrinks_when_a_card_is_unhealthy(library: Path) -> None:
@@ -452,7 +458,7 @@ async def test_container_has_no_limit_when_the_node_does_not_isolate(library: Pa
         )
         for name in ("a", "b"):
             given = await node.run(node.pod(name, 7))
-            assert cap(given) == [(card(0).uuid, 15079)]
+            assert memory_limits(given) == [(card(0).uuid, 15079)]
             assert given["env"]["CGPU_DISABLE"] == "true"
             assert given["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] == "7"
         assert len(node.kubelet.free()) == 0
@@ -498,7 +504,7 @@ async def test_whole_cards_are_served_when_the_node_has_no_label(library: Path) 
         pod = node.pod("a", 1, resource=base.NVIDIA_GPU)
         given = await node.run(pod, base.NVIDIA_GPU)
         (uuid,) = node.kubelet.entries[0].ids
-        assert cap(given) == [(uuid, 15079)]
+        assert memory_limits(given) == [(uuid, 15079)]
         assert given["env"] == {"NVIDIA_VISIBLE_DEVICES": uuid}
 
 

@@ -17,7 +17,7 @@ from fenka.isolation.layout import layout
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.node.harness import card, lease_files, node_harness
-from tests.node.test_resize import granted, request, running
+from tests.node.pod_kit import granted, request, running
 from tests.waiting import WAIT_S, until
 
 PODS = ("0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1", "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b2")

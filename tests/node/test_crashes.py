@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,8 @@ from fenka.node.lease import files, store
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness
-from tests.node.test_agent import cap
+from tests.node.pod_kit import dying, memory_limits
 from tests.waiting import WAIT_S, until
-
-
-class Killed(Exception):
-    """The process ends here."""
-
-
-def dying(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool) -> list[str]:
-    """End the process at every call of a step. Return the names of the called steps."""
-    true: Callable[..., Any] = getattr(owner, name)
-    called: list[str] = []
-
-    def step(*arguments: Any, **options: Any) -> Any:
-        called.append(name)
-        if after:
-            true(*arguments, **options)
-        raise Killed(name)
-
-    monkeypatch.setattr(owner, name, step)
-    return called
-
 
 MAKING = [
     (store, "write_atomically"),
@@ -65,7 +44,7 @@ async def starts(node: NodeHarness, pod: Any) -> None:
             except ContainerFailed:
                 await asyncio.sleep(0.05)
             else:
-                assert cap(given) == [(card(0).uuid, 4308)]
+                assert memory_limits(given) == [(card(0).uuid, 4308)]
                 return
 
 
@@ -87,7 +66,7 @@ async def test_lease_is_completed_when_the_program_was_killed_while_making_it(
         await node.ready()
         pod = node.pod("a", 4)
         with monkeypatch.context() as patched:
-            called = dying(patched, owner, name, after)
+            called = dying(patched, owner, name, after=after)
             try:
                 await node.kubelet.admit(pod)
                 await node.kubelet.start_container(pod, "main")
@@ -117,7 +96,7 @@ async def test_lease_is_removed_when_the_program_was_killed_while_removing_it(
         for each in (other, pod):
             await node.run(each)
         with monkeypatch.context() as patched:
-            called = dying(patched, owner, name, after)
+            called = dying(patched, owner, name, after=after)
             node.delete(pod)
             node.kubelet.forget(pod)
             await until(lambda: called)

@@ -11,19 +11,10 @@ from fenka.core.inventory import DeviceId
 from fenka.core.usage import UsageTotals
 from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
-from fenka.isolation import control
 from tests.dialects import made_up
-from tests.node.harness import T4_MIB, ContainerFailed, Json, NodeHarness, card, node_harness
+from tests.node.harness import T4_MIB, ContainerFailed, NodeHarness, card, node_harness
+from tests.node.pod_kit import limits
 from tests.waiting import until
-
-
-def limits(given: Json) -> list[tuple[str, int, int]]:
-    """Return UUID, MiB and percent of each card, from the container's control page."""
-    page = Path(given["mounts"]["/run/fenka/lease"]) / "control"
-    return [
-        (limit.uuid, limit.memory_bytes >> 20, limit.compute_percent)
-        for limit in control.read_interrupted(page).limits
-    ]
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,6 @@
 """Tenants gain nothing by what they write on their pods; and the node's report."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +15,11 @@ from fenka.isolation import control
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.lease.report import REPORT_AFTER_S
 from fenka.node.node_api import NodeApi
-from tests.node.harness import NODE, ContainerFailed, Json, NodeHarness, card, node_harness
+from tests.node.harness import NODE, T4_MIB, ContainerFailed, Json, NodeHarness, card
+from tests.node.pod_kit import path, ready_node, write
 from tests.waiting import until
 
 A, B = card(0).uuid, card(1).uuid
-
-
-@contextlib.asynccontextmanager
-async def on(library: Path, cards: int = 2) -> AsyncIterator[NodeHarness]:
-    """Yield a node of T4s."""
-    async with node_harness(*map(card, range(cards)), library=library) as node:
-        await node.ready()
-        yield node
-
-
-def path(name: str) -> str:
-    """Return the path of a pod."""
-    return f"/api/v1/namespaces/default/pods/{name}"
-
-
-def write(node: NodeHarness, name: str, **annotations: str) -> None:
-    """Write annotations on a pod, as its owner can."""
-    old = node.api.objects[path(name)]
-    meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **annotations}}
-    node.api.put(path(name), {**old, "metadata": meta})
 
 
 async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
@@ -85,7 +64,7 @@ def report(node: NodeHarness) -> LeaseReport:
 async def test_forged_status_is_ignored_before_the_first_start(library: Path) -> None:
     """A user knows the pod's UID beforehand by a scheduling gate."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         pod = node.pod("a", 1)
         write(node, "a", **{STATUS: forged(pod)})
         await seen(node, "a", STATUS, forged(pod))
@@ -106,7 +85,7 @@ async def test_forged_status_is_ignored_before_the_first_start(library: Path) ->
 async def test_forged_status_is_ignored_when_the_store_was_lost(library: Path) -> None:
     """The control page, which tenants cannot write, says what is in force."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         pod = node.pod("a", 1)
         await node.run(pod)
         write(node, "a", **{STATUS: forged(pod)})
@@ -126,7 +105,7 @@ async def test_card_is_read_from_the_page_when_the_store_was_lost_and_the_record
 ) -> None:
     """Programs run on the page's card."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         pod = node.pod("a", 8)
         await node.run(pod)
         await node.kill()
@@ -146,7 +125,7 @@ async def test_lease_is_denied_when_the_record_changes_between_two_containers(
 ) -> None:
     """Otherwise each would use another record, and the pod would hold both cards."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         pod = node.pod("a", {"x": 4, "y": 4})
         write(node, "a", **{gpushare.ALLOCATION: '{"0":{"0":4},"1":{"0":3}}'})
         await until(
@@ -169,7 +148,7 @@ async def test_lease_is_denied_when_the_record_changes_between_two_containers(
 async def test_capacity_check_counts_what_every_container_may_use(library: Path) -> None:
     """An init container's slice of a card may be larger than the pod's record says."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         await node.run(node.pod("there", 8, on=0))
         pod = node.pod("a", {"x": 2, "y": 8}, on=1, init={"prepare": 16})
         uneven = {
@@ -186,7 +165,7 @@ async def test_capacity_check_counts_what_every_container_may_use(library: Path)
 async def test_forged_mirror_annotation_is_ignored(library: Path) -> None:
     """Any user can write it, and a finalizer keeps such a pod."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         victim = node.pod("victim", 4)
         del node.api.objects[path("victim")]
         impostor = node.pod("impostor", 4, on=None)
@@ -206,7 +185,7 @@ async def test_forged_mirror_annotation_is_ignored(library: Path) -> None:
 async def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Path) -> None:
     """The report says whether it could start elsewhere, and ends when it runs."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         holder = node.pod("holder", 8)
         await node.run(holder)
         late, foreign = node.pod("late", 8), node.pod("foreign", 1, on=None)
@@ -233,7 +212,7 @@ async def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Pa
 async def test_pod_is_reported_as_lingering_when_its_processes_outlive_it(library: Path) -> None:
     """It was deleted by force: the card is still in use, but quotas do not count it."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         pod = node.pod("a", 8)
         await node.run(pod)
         uid = pod["metadata"]["uid"]
@@ -251,7 +230,7 @@ async def test_pod_is_reported_as_lingering_when_its_processes_outlive_it(librar
 async def test_report_is_written_before_the_container_starts(library: Path) -> None:
     """A later pass writes nothing."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         pod = node.pod("a", 4)
         await node.run(pod)
         assert pod["metadata"]["uid"] in report(node).pods
@@ -279,7 +258,7 @@ async def test_container_starts_when_the_report_cannot_be_written(
 ) -> None:
     """The capacity check protects other pods. The report is written later."""
 
-    async with on(library) as node:
+    async with ready_node(library, T4_MIB, T4_MIB) as node:
         with monkeypatch.context() as patched:
 
             async def fails(*_: Any) -> str:

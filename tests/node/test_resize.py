@@ -1,11 +1,8 @@
 """Resizing a running pod by annotation, on real control pages and accounts, with a kill at every step."""
 
-import asyncio
-import contextlib
 import json
 import os
 import struct
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,63 +27,21 @@ from fenka.node.lease.capacity import NodeCapacity, check_growth
 from fenka.node.lease.sizes import ResizeRejected, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
-from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness
+from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness
+from tests.node.pod_kit import (
+    annotations_of,
+    dying,
+    granted,
+    ready_node,
+    request,
+    running,
+    set_phase,
+    status,
+    write,
+)
 from tests.waiting import until
 
 A = card(0).uuid
-
-
-@contextlib.asynccontextmanager
-async def on(library: Path, *sizes: int) -> AsyncIterator[NodeHarness]:
-    """Yield a node with cards of these sizes; by default a T4, which has 14 units."""
-    cards = [card(index, mib) for index, mib in enumerate(sizes or (15079,))]
-    async with node_harness(*cards, library=library) as node:
-        await node.ready()
-        yield node
-
-
-def path(name: str) -> str:
-    """Return the path of a pod."""
-    return f"/api/v1/namespaces/default/pods/{name}"
-
-
-async def running(node: NodeHarness, name: str, units: Any = 4, at: Any = 0, **given: Any) -> Json:
-    """Create a pod and start all its containers."""
-    pod = node.pod(name, units, on=at, **given)
-    await node.kubelet.admit(pod)
-    for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
-        await node.kubelet.start_container(pod, container["name"])
-    state(node, name, "Running")
-    return pod
-
-
-def state(node: NodeHarness, name: str, phase: str) -> None:
-    """Set the pod's phase, as its kubelet does."""
-    node.api.put(path(name), {**node.api.objects[path(name)], "status": {"phase": phase}})
-
-
-def write(node: NodeHarness, name: str, **annotations: str | None) -> None:
-    """Write annotations on a pod, as its user does."""
-    old = node.api.objects[path(name)]
-    merged = {**old["metadata"]["annotations"], **annotations}
-    kept = {key: value for key, value in merged.items() if value is not None}
-    node.api.put(path(name), {**old, "metadata": {**old["metadata"], "annotations": kept}})
-
-
-def request(node: NodeHarness, name: str, text: str | None) -> None:
-    """Write or remove the request."""
-    write(node, name, **{REQUEST: text})
-
-
-def annotations_of(node: NodeHarness, name: str) -> dict[str, str]:
-    """Return the pod's annotations."""
-    annotations: dict[str, str] = node.api.objects[path(name)]["metadata"]["annotations"]
-    return annotations
-
-
-def status(node: NodeHarness, name: str) -> ResizeStatus | None:
-    """Return the recorded status of the pod."""
-    return decode_status(annotations_of(node, name))
 
 
 def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, Any]:
@@ -121,15 +76,6 @@ def hold(node: NodeHarness, name: str, mib: int) -> None:
             file.write(struct.pack("<Q", word))
 
 
-async def granted(node: NodeHarness, name: str, text: str) -> ResizeStatus:
-    """Wait until the request is granted, and return the status."""
-    await until(lambda: (current := status(node, name)) is not None and current.request == text)
-    assert REFUSED not in annotations_of(node, name)
-    current = status(node, name)
-    assert current is not None
-    return current
-
-
 @pytest.mark.parametrize(
     ("text", "mib", "percent"),
     [
@@ -147,7 +93,7 @@ async def test_running_pod_is_resized_as_requested(
 ) -> None:
     """The size is in force on the page, in the store, and on the pod."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         pod = await running(node, "a")
         request(node, "a", text)
         record = await granted(node, "a", text)
@@ -163,7 +109,7 @@ async def test_running_pod_is_resized_as_requested(
 async def test_later_request_changes_only_what_it_names(library: Path) -> None:
     """The size stays when the request is removed."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         for text, mib, percent in (
             ("gpu-mem=6", 6462, 100),
@@ -182,7 +128,7 @@ async def test_later_request_changes_only_what_it_names(library: Path) -> None:
 async def test_pass_writes_nothing_when_the_request_is_already_granted(library: Path) -> None:
     """Neither to the API server nor to the control page."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
@@ -213,7 +159,7 @@ async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
 ) -> None:
     """It is on the pod and in an event. Nothing changes, and a better request removes it."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         await running(node, "b")
         hold(node, "a", 2000)
@@ -243,7 +189,7 @@ async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
 async def test_request_is_rejected_when_the_account_is_invalid(library: Path) -> None:
     """Tenants can write the account. Without it nothing says what is used."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         node.lease_files.slots(lease(node, "a")[0]).write_text("x")
         for text in ("gpu-mem=2", "gpu-mem=6"):
@@ -258,7 +204,7 @@ async def test_request_is_rejected_when_the_account_is_invalid(library: Path) ->
 async def test_request_is_rejected_when_the_card_has_no_compute_left(library: Path) -> None:
     """A card has 100 %."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         await running(node, "b")
         request(node, "a", "gpu-core=60")
@@ -276,7 +222,7 @@ async def test_request_is_rejected_when_the_card_has_no_compute_left(library: Pa
 async def test_rejected_request_is_granted_when_there_is_room(library: Path) -> None:
     """It stays on the pod, and each pass tries again."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         b = await running(node, "b", 10)
         request(node, "a", "gpu-mem=8")
@@ -289,7 +235,7 @@ async def test_rejected_request_is_granted_when_there_is_room(library: Path) -> 
 async def test_request_is_rejected_when_a_placed_pod_needs_the_room(library: Path) -> None:
     """The kubelet has not admitted that pod yet."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         node.pod("coming", 8)
         request(node, "a", "gpu-mem=8")
@@ -300,7 +246,7 @@ async def test_request_is_rejected_when_a_placed_pod_needs_the_room(library: Pat
 async def test_lease_is_denied_when_a_resized_pod_takes_the_room(library: Path) -> None:
     """The capacity check counts the new size."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=8")
         await granted(node, "a", "gpu-mem=8")
@@ -311,7 +257,7 @@ async def test_lease_is_denied_when_a_resized_pod_takes_the_room(library: Path) 
 async def test_containers_are_resized_by_their_names(library: Path) -> None:
     """The pod holds the sum, also in the leases of its other tokens."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "two", {"x": 4, "y": 2})
         request(node, "two", "gpu-mem=6")
         await until(lambda: REFUSED in annotations_of(node, "two"))
@@ -338,7 +284,7 @@ async def test_request_without_a_name_is_for_the_app_container_when_there_is_an_
 ) -> None:
     """The init container has ended. Its slice still counts for the pod's peak."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a", 4, init={"prepare": 6})
         request(node, "a", "gpu-mem=2")
         record = await granted(node, "a", "gpu-mem=2")
@@ -349,7 +295,7 @@ async def test_request_without_a_name_is_for_the_app_container_when_there_is_an_
 async def test_every_card_is_resized_when_the_container_has_several(library: Path) -> None:
     """The size is in the units of each card."""
 
-    async with on(library, 15079, 16384) as node:
+    async with ready_node(library, 15079, 16384) as node:
         await running(node, "wide", 8, (0, 1))
         request(node, "wide", "gpu-mem=6")
         await granted(node, "wide", "gpu-mem=6")
@@ -359,20 +305,20 @@ async def test_every_card_is_resized_when_the_container_has_several(library: Pat
 async def test_request_is_pending_until_the_pod_runs(library: Path) -> None:
     """Before that not all of its containers may be known."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         pod = node.pod("a", 4)
         await node.run(pod)
         request(node, "a", "gpu-mem=6")
         await node.agent.reconcile()
         assert page(node, "a") == [(4308, 100, "hard")]
-        state(node, "a", "Running")
+        set_phase(node, "a", "Running")
         await granted(node, "a", "gpu-mem=6")
 
 
 async def test_request_is_rejected_when_the_node_does_not_isolate(library: Path) -> None:
     """There is no limit to change."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         node.label(**{"gpushare": "true", "cgpu.disable.isolation": "true"})
         seen = node.node_api
         await until(lambda: seen.node is not None and len(seen.node.metadata.labels) == 2)
@@ -389,7 +335,7 @@ async def test_request_is_rejected_when_the_pod_holds_whole_cards(library: Path)
         await node.ready("nvidia.com/gpu")
         pod = node.pod("a", 1, resource="nvidia.com/gpu")
         await node.run(pod, "nvidia.com/gpu")
-        state(node, "a", "Running")
+        set_phase(node, "a", "Running")
         request(node, "a", "gpu-mem=6")
         await until(lambda: REFUSED in annotations_of(node, "a"))
         assert annotations_of(node, "a")[REFUSED] == (
@@ -401,7 +347,7 @@ async def test_request_is_rejected_when_the_pod_holds_whole_cards(library: Path)
 async def test_forged_status_is_corrected(library: Path, forged: str) -> None:
     """Users can write it. What is in force counts."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=6")
         true = await granted(node, "a", "gpu-mem=6")
@@ -425,7 +371,7 @@ async def test_forged_status_is_corrected(library: Path, forged: str) -> None:
 async def test_status_of_another_pod_is_ignored(library: Path) -> None:
     """A pod's template may contain one."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         pod = node.pod("a", 4)
         text = encode_status(
             ResizeStatus("x", (Slice(0, A, 15000, 0),), {"main": (Slice(0, A, 15000, 0),)})
@@ -438,7 +384,7 @@ async def test_status_of_another_pod_is_ignored(library: Path) -> None:
 async def test_size_is_read_from_the_control_page_when_the_store_was_lost(library: Path) -> None:
     """The checkpoint repeats the token. The pod's record is not used."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
@@ -460,7 +406,7 @@ async def test_resize_is_undone_when_a_program_allocates_meanwhile(
 ) -> None:
     """Everything that the request changed is undone, including records."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "two", {"x": 4, "y": 2})
         true, calls = resize.resize, 0
 
@@ -496,7 +442,7 @@ async def test_growth_is_undone_when_another_pod_is_bound_meanwhile(
 ) -> None:
     """That happens during the API call that records the growth."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         true = NodeApi.annotate
 
@@ -520,7 +466,7 @@ async def test_growth_is_delayed_while_the_api_server_is_unreachable(
 ) -> None:
     """What shrinks is in force at once. Both are recorded later."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         await running(node, "b")
         with monkeypatch.context() as patched:
@@ -537,10 +483,6 @@ async def test_growth_is_delayed_while_the_api_server_is_unreachable(
         node.program.trigger()
         await granted(node, "a", "gpu-mem=6")
         await granted(node, "b", "gpu-mem=2")
-
-
-class Killed(Exception):
-    """The process ends here."""
 
 
 def holds(node: NodeHarness) -> tuple[int, int, int]:
@@ -576,10 +518,10 @@ async def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa
 ) -> None:
     """What is recorded and what is kept is never less than what is in force; the next agent completes it."""
 
-    async with on(library) as node:
+    async with ready_node(library) as node:
         await running(node, "a")
         with monkeypatch.context() as patched:
-            called = dying(patched, owner, name, times, after)
+            called = dying(patched, owner, name, after=after, times=times)
             request(node, "a", text)
 
             def done() -> bool:
@@ -596,39 +538,6 @@ async def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa
         expected = 6462 if "6" in text else 2154
         assert holds(node) == (expected, expected, expected)
         assert record.slices[0].compute == (50 if "core" in text else 0)
-
-
-def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after: bool) -> list[str]:
-    """End the process at the given call of a step. Return the names of the steps that ended it."""
-    true = getattr(owner, name)
-    calls: list[str] = []
-    killed: list[str] = []
-
-    def last() -> bool:
-        calls.append(name)
-        return len(calls) >= times
-
-    def step(*arguments: Any, **options: Any) -> Any:
-        ends = last()
-        if ends and not after:
-            killed.append(name)
-            raise Killed
-        result = true(*arguments, **options)
-        if ends:
-            killed.append(name)
-            raise Killed
-        return result
-
-    async def later(*arguments: Any, **options: Any) -> Any:
-        ends = last()
-        if not ends or after:
-            await true(*arguments, **options)
-        if ends:
-            killed.append(name)
-            raise Killed
-
-    patched.setattr(owner, name, later if asyncio.iscoroutinefunction(true) else step)
-    return killed
 
 
 def test_peak_counts_as_the_scheduler_does() -> None:

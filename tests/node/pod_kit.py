@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +105,26 @@ def dying(
     calls: list[str] = []
     killed: list[str] = []
 
-    def step(*arguments: Any, **options: Any) -> Any:
-        calls.append(name)
-        ends = len(calls) >= times
-        if after or not ends:
-            result = true(*arguments, **options)
-        if ends:
+    def end_at_last() -> None:
+        if len(calls) >= times:
             killed.append(name)
             raise Killed(name)
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        if not after:
+            end_at_last()
+        result = true(*arguments, **options)
+        end_at_last()
         return result
 
-    patched.setattr(owner, name, step)
+    async def asynchronous_step(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        if not after:
+            end_at_last()
+        result = await true(*arguments, **options)
+        end_at_last()
+        return result
+
+    patched.setattr(owner, name, asynchronous_step if iscoroutinefunction(true) else step)
     return killed

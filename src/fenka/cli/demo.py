@@ -80,26 +80,12 @@ print(json.dumps(set(back) == {%d}))
 """
 
 
-class Checks:
-    """The checks, and which of them failed."""
-
-    def __init__(self) -> None:
-        self.failed: list[str] = []
-
-    def expect(self, text: str, actual: object, expected: object) -> None:
-        """Print one line, and record a difference."""
-        if actual == expected:
-            print(f"  ok     {text}")
-        else:
-            print(f"  WRONG  {text}: expected {expected!r}, got {actual!r}")
-            self.failed.append(text)
-
-
 class Demonstration:
-    """The commands of the demonstration, with a daemon of its own."""
+    """The commands and checks of the demonstration, with a daemon of its own."""
 
     def __init__(self, runtime: paths.Runtime) -> None:
         self.runtime = runtime
+        self.failed: list[str] = []
         self.environment = {
             **os.environ,
             # The kernels need cuda-bindings, which came with this fenka.
@@ -129,6 +115,14 @@ class Demonstration:
             raise UserError(f"`fenka {' '.join(words)}` failed: {text}")
         return text
 
+    def expect(self, text: str, actual: object, expected: object) -> None:
+        """Print the result of a check, and record a difference."""
+        if actual == expected:
+            print(f"  ok     {text}")
+        else:
+            print(f"  WRONG  {text}: expected {expected!r}, got {actual!r}")
+            self.failed.append(text)
+
     def snapshot(self) -> protocol.Snapshot:
         """Return the daemon's current state."""
         return get_snapshot(self.runtime)
@@ -142,15 +136,14 @@ def demo(
     check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
 ) -> None:
     """Run the demonstration on this machine. Raises UserError if a check failed."""
-    checks = Checks()
     signal.signal(signal.SIGTERM, _interrupt)
     with _demonstration(private=check) as demonstration:
         size = _start(demonstration)
-        _check_screens(demonstration, checks)
-        _check_limits(demonstration, checks, size)
-        _check_handover(demonstration, checks)
-        if checks.failed:
-            raise UserError(f"{len(checks.failed)} checks failed: {'; '.join(checks.failed)}")
+        _check_screens(demonstration)
+        _check_limits(demonstration, size)
+        _check_handover(demonstration)
+        if failed := demonstration.failed:
+            raise UserError(f"{len(failed)} checks failed: {'; '.join(failed)}")
         print("\nAll checks passed.")
         if not check:
             _wait_for_interrupt(demonstration)
@@ -167,7 +160,8 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
         runtime = paths.own()
         if private or runtime.answers():
             # A daemon that is not ours runs there.
-            runtime = paths.Runtime(stack.enter_context(_scratch()))
+            scratch = tempfile.TemporaryDirectory(prefix="fenka-", ignore_cleanup_errors=True)
+            runtime = paths.Runtime(Path(stack.enter_context(scratch)))
         demonstration = Demonstration(runtime)
         with _daemon(runtime):
             try:
@@ -176,18 +170,6 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
                 # From here to the end of this process.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 _clean_up(demonstration)
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """Create a directory that is removed at the end, unless this process is killed."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    directory = Path(tempfile.mkdtemp(prefix="fenka-"))
-    try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -244,7 +226,7 @@ def notebook_units(units: int) -> int:
     return units // 4 + 1
 
 
-def _check_screens(demonstration: Demonstration, checks: Checks) -> None:
+def _check_screens(demonstration: Demonstration) -> None:
     """Show the tables of the articles, and check that the fourth notebook waits."""
     units = card_units(demonstration.snapshot().cards[0].memory_mib, GIB_MIB)
     allocated = f"{3 * notebook_units(units)}/{units}"
@@ -252,30 +234,32 @@ def _check_screens(demonstration: Demonstration, checks: Checks) -> None:
     share = demonstration.fenka("top", "node", "-s")
     demonstration.fenka("top", "node", "-s", "-d")
     print("\nOn the card:")
-    checks.expect(f"{allocated} allocated", f"{allocated} (GiB)" in share, True)
+    demonstration.expect(f"{allocated} allocated", f"{allocated} (GiB)" in share, True)
     waiting = demonstration.job(NAMES[3])
-    checks.expect(f"the fourth waits: {waiting.reason}", waiting.state, "waiting")
+    demonstration.expect(f"the fourth waits: {waiting.reason}", waiting.state, "waiting")
 
 
-def _check_limits(demonstration: Demonstration, checks: Checks, size: int) -> None:
+def _check_limits(demonstration: Demonstration, size: int) -> None:
     """Check each notebook's view of the card and its limit, while the others compute."""
     print("\nIn the notebooks:")
     kernels = {name: Kernel(url_of(name)) for name in NAMES[:3]}
     for name, kernel in kernels.items():
         seen = json.loads(kernel.run(PRELUDE + LOOK))
-        checks.expect(f"{name} sees a card of {size} MiB (CUDA)", seen["cuda"], size)
-        checks.expect(f"{name} sees a card of {size} MiB (NVML)", seen["nvml"], size)
+        demonstration.expect(f"{name} sees a card of {size} MiB (CUDA)", seen["cuda"], size)
+        demonstration.expect(f"{name} sees a card of {size} MiB (NVML)", seen["nvml"], size)
     for name, kernel in kernels.items():
         filled = json.loads(kernel.run(FILL % CHUNK_MIB))
-        checks.expect(f"{name} is refused beyond it", filled["refusal"], "CUDA_ERROR_OUT_OF_MEMORY")
+        demonstration.expect(
+            f"{name} is refused beyond it", filled["refusal"], "CUDA_ERROR_OUT_OF_MEMORY"
+        )
         text = f"{name} got {filled['held']} MiB of {size} before that"
-        checks.expect(text, size - CHUNK_MIB <= filled["held"] <= size, True)
+        demonstration.expect(text, size - CHUNK_MIB <= filled["held"] <= size, True)
         # Room for its computation while another notebook is checked.
         kernel.run("ok(cuda.cuMemFree(held.pop()[0]))")
         for value, (other, neighbour) in enumerate(kernels.items(), start=1):
             if other != name:
                 done = json.loads(neighbour.run(COMPUTE % (value, value)))
-                checks.expect(f"meanwhile {other} goes on computing", done, True)
+                demonstration.expect(f"meanwhile {other} goes on computing", done, True)
     for kernel in kernels.values():
         kernel.close()
     _print_host_view(demonstration)
@@ -295,7 +279,7 @@ def _print_host_view(demonstration: Demonstration) -> None:
                 print(f"  process {process.pid} ({owner}): {process.used_mib} MiB")
 
 
-def _check_handover(demonstration: Demonstration, checks: Checks) -> None:
+def _check_handover(demonstration: Demonstration) -> None:
     """Stop one notebook; check that the fourth starts by itself."""
     demonstration.fenka("stop", NAMES[0])
     deadline = time.monotonic() + APPEARANCE_TIMEOUT_S
@@ -303,10 +287,10 @@ def _check_handover(demonstration: Demonstration, checks: Checks) -> None:
         time.sleep(0.1)
     demonstration.fenka("ps")
     print("\nThe fourth:")
-    checks.expect("started by itself", demonstration.job(NAMES[3]).state, "running")
+    demonstration.expect("started by itself", demonstration.job(NAMES[3]).state, "running")
     kernel = Kernel(url_of(NAMES[3]))
     size = demonstration.job(NAMES[3]).slices[0].memory_mib
-    checks.expect(f"sees {size} MiB", json.loads(kernel.run(PRELUDE + LOOK))["cuda"], size)
+    demonstration.expect(f"sees {size} MiB", json.loads(kernel.run(PRELUDE + LOOK))["cuda"], size)
     kernel.close()
 
 

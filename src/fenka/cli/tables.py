@@ -4,9 +4,12 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 
 def escape(text: str) -> str:
@@ -35,6 +38,11 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def tabulate(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> list[list[str]]:
+    """Return the titles of the columns, and a row for each item."""
+    return [[*columns], *([cell(item) for cell in columns.values()] for item in items)]
 
 
 def align_to_terminal(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -4,6 +4,7 @@ The layouts are drawn from `NodeRow`s, which know nothing of where the numbers c
 in `compat/arena.py`, drawn from the same rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.cluster_reader import read_cluster
-from fenka.views.nodes import NodeRow, cluster_nodes
+from fenka.views.nodes import NodeRow, ProgramRow, cluster_nodes
 
 RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
 """Lengths of arena's rule, by the optional columns above it."""
@@ -98,18 +99,18 @@ def nodes_screen(nodes: list[NodeRow]) -> list[str]:
     """Which nodes have cards, and how many are taken whole."""
     unhealthy = any(node.unhealthy for node in nodes)
     share = any(node.shareable for node in nodes)
-    header = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
-    header += ["GPU(Unhealthy)"] if unhealthy else []
-    header += ["GPU(Shareable)"] if share else []
-    rows = [
-        [
-            *(node.name, node.address, node.role, node.status),
-            *(str(node.count), str(node.whole)),
-            *([str(node.unhealthy)] if unhealthy else []),
-            *(["Yes" if node.shareable else "No"] if share else []),
-        ]
-        for node in nodes
-    ]
+    columns: dict[str, Callable[[NodeRow], str]] = {
+        "NAME": lambda node: node.name,
+        "IPADDRESS": lambda node: node.address,
+        "ROLE": lambda node: node.role,
+        "STATUS": lambda node: node.status,
+        "GPU(Total)": lambda node: str(node.count),
+        "GPU(Allocated)": lambda node: str(node.whole),
+    }
+    if unhealthy:
+        columns["GPU(Unhealthy)"] = lambda node: str(node.unhealthy)
+    if share:
+        columns["GPU(Shareable)"] = lambda node: "Yes" if node.shareable else "No"
     rule = {
         (False, False): RULE,
         (True, False): UNHEALTHY_RULE,
@@ -118,21 +119,16 @@ def nodes_screen(nodes: list[NodeRow]) -> list[str]:
     }[unhealthy, share]
     active = [node for node in nodes if node.status == "ready"]
     lines = [
-        *tables.align([header, *rows]),
+        *tables.align(tables.tabulate(nodes, columns)),
         "-" * rule,
         "Allocated/Total GPUs In Cluster:",
-        _of(sum(node.whole for node in nodes), sum(node.count for node in nodes)),
+        _allocated_cards(nodes),
     ]
     if len(active) < len(nodes):
-        lines += [
-            "Allocated/Total GPUs(Active) In Cluster:",
-            _of(sum(node.whole for node in active), sum(node.count for node in active)),
-        ]
+        lines += ["Allocated/Total GPUs(Active) In Cluster:", _allocated_cards(active)]
     if unhealthy:
-        lines += [
-            "Unhealthy/Total GPUs In Cluster:",
-            _of(sum(node.unhealthy for node in nodes), sum(node.count for node in nodes)),
-        ]
+        sick, total = sum(node.unhealthy for node in nodes), sum(node.count for node in nodes)
+        lines += ["Unhealthy/Total GPUs In Cluster:", _of(sick, total)]
     return lines
 
 
@@ -143,21 +139,24 @@ def nodes_details_screen(nodes: list[NodeRow]) -> list[str]:
         if not node.count:
             continue
         holders = [program for program in node.programs if program.whole]
-        table = [
-            ("NAMESPACE", "NAME", "GPU REQUESTS"),
-            *((holder.namespace, holder.name, str(holder.whole)) for holder in holders),
-        ]
+        columns: dict[str, Callable[[ProgramRow], str]] = {
+            "NAMESPACE": lambda program: program.namespace,
+            "NAME": lambda program: program.name,
+            "GPU REQUESTS": lambda program: str(program.whole),
+        }
         summary = [
             (f"Total GPUs In Node {node.name}:", str(node.count)),
-            (f"Allocated GPUs In Node {node.name}:", _share_of(node.whole, node.count)),
+            (
+                f"Allocated GPUs In Node {node.name}:",
+                f"{node.whole} ({percent(node.whole, node.count)}%)",
+            ),
         ]
         summary += [("If Node is Shareable :", "Yes")] if node.shareable else []
         head = [("NAME:", node.name), ("IPADDRESS:", node.address), ("ROLE:", node.role)]
         lines += [*tables.align(head), ""]
-        lines += [*tables.align(table), ""] if holders else []
+        lines += [*tables.align(tables.tabulate(holders, columns)), ""] if holders else []
         lines += [*tables.align(summary), "-" * RULE, ""]
-    taken, total = sum(node.whole for node in nodes), sum(node.count for node in nodes)
-    return [*lines, f"Allocated/Total GPUs In Cluster:  {_of(taken, total)}"]
+    return [*lines, f"Allocated/Total GPUs In Cluster:  {_allocated_cards(nodes)}"]
 
 
 def share_screen(nodes: list[NodeRow], unit: str) -> list[str]:
@@ -179,15 +178,11 @@ def details_screen(nodes: list[NodeRow], unit: str) -> list[str]:
         indexes = range(_width(node))
         header = ["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in indexes)]
         header += ["Pending(Allocated)"] if node.pending else []
-        rows = [
-            [
-                program.name,
-                program.namespace,
-                *(format_units(program.allocated.get(index, 0)) for index in indexes),
-                *([format_units(program.pending)] if node.pending else []),
-            ]
-            for program in node.programs
-        ]
+        rows = []
+        for program in node.programs:
+            units = [program.allocated.get(index, 0) for index in indexes]
+            units += [program.pending] if node.pending else []
+            rows.append([program.name, program.namespace, *map(format_units, units)])
         share = percent(node.allocated, node.total)
         # One node looks as in arena; the next begins a line below.
         lines += [""] if lines else []
@@ -231,9 +226,9 @@ def _total(nodes: list[NodeRow], unit: str, width: int) -> list[str]:
     ]
 
 
+def _allocated_cards(nodes: list[NodeRow]) -> str:
+    return _of(sum(node.whole for node in nodes), sum(node.count for node in nodes))
+
+
 def _of(part: int, whole: int) -> str:
     return f"{part}/{whole} ({percent(part, whole)}%)"
-
-
-def _share_of(part: int, whole: int) -> str:
-    return f"{part} ({percent(part, whole)}%)"

@@ -1,7 +1,7 @@
 """Which cards a node shares: fenka's inventory on the Node, or what gpushare's own plugin advertises."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from sys import intern
 from typing import Annotated
@@ -46,7 +46,8 @@ def decode_node(
         shared = _recorded(name, annotations[CARDS])
     else:
         shared = _assumed_equal(name, total, parse_quantity(allocatable.get(COUNT, 0)))
-    return _cordoned(shared, parse_indexes(annotations.get(CORDONED, "")))
+    cordoned = parse_indexes(annotations.get(CORDONED, ""))
+    return _marked(shared, cordoned, lambda card: replace(card, cordoned=True))
 
 
 class _Card(msgspec.Struct):
@@ -69,46 +70,30 @@ _INVENTORY = msgspec.json.Decoder(_Inventory)
 
 def encode_inventory(cards: Sequence[Card], unit_mib: int) -> str:
     """Return the node's `fenka.io/cards`: everything that the extender must know of it."""
-    return records.encode(
-        _Inventory(
-            unit_mib=unit_mib,
-            cards=[
-                _Card(
-                    index=it.index,
-                    uuid=it.uuid,
-                    model=it.model,
-                    memory_mib=it.memory_mib,
-                    healthy=it.healthy,
-                )
-                for it in cards
-            ],
-        )
-    )
+    recorded = [
+        _Card(card.index, card.uuid, card.model, card.memory_mib, card.healthy) for card in cards
+    ]
+    return records.encode(_Inventory(unit_mib, recorded))
 
 
 def with_unhealthy(shared: SharedNode, sick: frozenset[int]) -> SharedNode:
     """Return the node with these cards unhealthy too."""
-    if not sick:
-        return shared
-    cards = tuple(
-        replace(card, healthy=card.healthy and card.index not in sick) for card in shared.node.cards
-    )
-    return replace(shared, node=replace(shared.node, cards=cards))
+    return _marked(shared, sick, lambda card: replace(card, healthy=False))
 
 
 def _recorded(name: str, text: str) -> SharedNode:
     inventory = records.decode(text, _INVENTORY, f"annotation {CARDS} of node {name}")
     cards = [
         Card(
-            it.index,
-            DeviceId(it.uuid) or invented_id(name, it.index),
-            intern(it.model),
-            it.memory_mib,
-            healthy=it.healthy,
+            card.index,
+            DeviceId(card.uuid) or invented_id(name, card.index),
+            intern(card.model),
+            card.memory_mib,
+            healthy=card.healthy,
         )
-        for it in sorted(inventory.cards, key=lambda card: card.index)
+        for card in sorted(inventory.cards, key=lambda card: card.index)
     ]
-    if min(len({it.index for it in cards}), len({it.uuid for it in cards})) < len(cards):
+    if min(len({card.index for card in cards}), len({card.uuid for card in cards})) < len(cards):
         raise InvalidRecord(f"annotation {CARDS} of node {name} names a card twice")
     return SharedNode(Node(name, tuple(cards), unit_mib=inventory.unit_mib))
 
@@ -127,13 +112,13 @@ def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
     return SharedNode(Node(name, cards, unit_mib=unit), has_inventory=False)
 
 
-def _cordoned(shared: SharedNode, indexes: frozenset[int]) -> SharedNode:
+def _marked(
+    shared: SharedNode, indexes: frozenset[int], mark: Callable[[Card], Card]
+) -> SharedNode:
+    """Return the node with some of its cards replaced."""
     if not indexes:
         return shared
-    cards = tuple(
-        replace(card, cordoned=True) if card.index in indexes else card
-        for card in shared.node.cards
-    )
+    cards = tuple(mark(card) if card.index in indexes else card for card in shared.node.cards)
     return replace(shared, node=replace(shared.node, cards=cards))
 
 

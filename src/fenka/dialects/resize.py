@@ -163,13 +163,12 @@ def decode_status(annotations: Mapping[str, str], pod: str = "") -> ResizeStatus
 
 
 def _encoded(slices: Iterable[Slice]) -> list[_Slice]:
-    return [
-        _Slice(card=it.card, uuid=it.uuid, memory_mib=it.memory_mib, compute=it.compute)
-        for it in slices
-    ]
+    return [_Slice(part.card, part.uuid, part.memory_mib, part.compute) for part in slices]
 
 
 def _decoded(slices: Sequence[_Slice]) -> tuple[Slice, ...]:
-    if len({it.card for it in slices}) < len(slices):
+    if len({part.card for part in slices}) < len(slices):
         raise InvalidRecord(f"annotation {STATUS} is not understood: a card is named twice")
-    return tuple(Slice(it.card, DeviceId(it.uuid), it.memory_mib, it.compute) for it in slices)
+    return tuple(
+        Slice(part.card, DeviceId(part.uuid), part.memory_mib, part.compute) for part in slices
+    )

@@ -4,7 +4,7 @@ Columns, totals and JSON keys are arena's. The order of rows is stable. Errors o
 of GPU nodes, memory of nodes with unit MiB, and `-m n` are right here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fenka.cli import tables
 from fenka.core.inventory import WHOLE_COMPUTE
@@ -45,6 +45,9 @@ DESCRIPTIONS: dict[Mode, tuple[str, ...]] = {
 }
 
 
+Column = Callable[[NodeRow], str]
+
+
 def show(rows: Sequence[NodeRow], mode: str, *, details: bool, foot: bool, output: str) -> None:
     """Print the nodes of one kind.
 
@@ -73,59 +76,46 @@ def summary_screen(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
     if modes == {"share"}:
         return _share_summary(rows, foot=foot)
     kinds, unhealthy = modes - {"none"}, any(row.unhealthy for row in rows)
-    header = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
-    header += ["GPU(Mode)"] if len(kinds) > 1 else []
-    header += ["UNHEALTHY"] if unhealthy else []
-    table = [
-        [
-            *(row.name, row.address, row.role, _status(row)),
-            *(str(row.count), _number(_cards_taken(row))),
-            *([row.mode] if len(kinds) > 1 else []),
-            *([str(row.unhealthy)] if unhealthy else []),
-        ]
-        for row in rows
-    ]
-    own = f"of nodes which own resource {RESOURCES[rows[0].mode]} " if _one_kind(modes) else ""
-    return [
-        *tables.align([header, *table]),
-        "-" * RULE,
-        *(_foot(f"GPUs {own}", _taken(rows), _count(rows)) if foot else []),
-        *(
-            _foot("GPUs ", _unhealthy(rows), _count(rows), "Unhealthy")
-            if foot and unhealthy
-            else []
-        ),
-    ]
-
-
-def _one_kind(modes: set[Mode]) -> bool:
-    return len(modes) == 1 and modes != {"none"}
+    columns: dict[str, Column] = {
+        **_NODE_COLUMNS,
+        "GPU(Total)": lambda row: str(row.count),
+        "GPU(Allocated)": lambda row: f"{_cards_taken(row):g}",
+    }
+    if len(kinds) > 1:
+        columns["GPU(Mode)"] = lambda row: row.mode
+    if unhealthy:
+        columns["UNHEALTHY"] = lambda row: str(row.unhealthy)
+    own = (
+        f"of nodes which own resource {RESOURCES[rows[0].mode]} "
+        if len(modes) == len(kinds) == 1
+        else ""
+    )
+    feet = [*_foot(f"GPUs {own}", _taken(rows), rows), *_unhealthy_foot(rows)]
+    return [*tables.align(tables.tabulate(rows, columns)), "-" * RULE, *(feet if foot else [])]
 
 
 def _share_summary(rows: Sequence[NodeRow], *, foot: bool) -> list[str]:
-    header = [
-        *("NAME", "IPADDRESS", "ROLE", "STATUS", "GPUs(Allocated/Total)"),
-        *("GPU_MEMORY(Allocated/Total)", "GPU_CORE(Allocated/Total)"),
-    ]
-    table = [
-        [
-            *(row.name, row.address, row.role, _status(row)),
-            f"{_number(_cards_taken(row))}/{row.count}",
-            f"{_allocated_gib(row):.1f}/{_total_gib(row):.1f} GiB",
-            f"{_core_taken(row)}/{_core_total(row)}" if row.core else "__",
-        ]
-        for row in rows
-    ]
+    columns: dict[str, Column] = {
+        **_NODE_COLUMNS,
+        "GPUs(Allocated/Total)": lambda row: f"{_cards_taken(row):g}/{row.count}",
+        "GPU_MEMORY(Allocated/Total)": lambda row: (
+            f"{_allocated_gib(row):.1f}/{_total_gib(row):.1f} GiB"
+        ),
+        "GPU_CORE(Allocated/Total)": lambda row: (
+            f"{_core_taken(row)}/{_core_total(row)}" if row.core else "__"
+        ),
+    }
     own = f"of nodes which own resource {RESOURCES['share']}"
     allocated, total = sum(map(_allocated_gib, rows)), sum(map(_total_gib, rows))
     feet = [
-        *_foot(f"GPUs {own} ", _taken(rows), _count(rows)),
+        *_foot(f"GPUs {own} ", _taken(rows), rows),
         f"Allocated/Total GPU Memory {own} In Cluster:",
         f"{allocated:.1f}/{total:.1f} GiB({_percent(allocated, total)})",
         *_core_foot(rows),
-        *(_foot("GPUs ", _unhealthy(rows), _count(rows), "Unhealthy") if _unhealthy(rows) else []),
+        *_unhealthy_foot(rows),
     ]
-    return [*tables.align([header, *table]), "-" * SHARE_RULE, *(feet if foot else [])]
+    lines = tables.align(tables.tabulate(rows, columns))
+    return [*lines, "-" * SHARE_RULE, *(feet if foot else [])]
 
 
 def _core_foot(rows: Sequence[NodeRow]) -> list[str]:
@@ -148,9 +138,15 @@ def _core_total(row: NodeRow) -> int:
     return WHOLE_COMPUTE * row.count if row.core else 0
 
 
-def _foot(subject: str, part: float, whole: int, verb: str = "Allocated") -> list[str]:
+def _foot(subject: str, part: float, rows: Sequence[NodeRow], verb: str = "Allocated") -> list[str]:
+    whole = sum(row.count for row in rows)
     share = _percent(part, whole)
-    return [f"{verb}/Total {subject}In Cluster:", f"{_number(part)}/{whole} ({share})"]
+    return [f"{verb}/Total {subject}In Cluster:", f"{part:g}/{whole} ({share})"]
+
+
+def _unhealthy_foot(rows: Sequence[NodeRow]) -> list[str]:
+    unhealthy = sum(row.unhealthy for row in rows)
+    return _foot("GPUs ", unhealthy, rows, "Unhealthy") if unhealthy else []
 
 
 def details_screen(rows: Sequence[NodeRow]) -> list[str]:
@@ -173,10 +169,6 @@ def details_screen(rows: Sequence[NodeRow]) -> list[str]:
             "",
         ]
     return lines
-
-
-def _no_details(_: NodeRow) -> list[str]:
-    return []
 
 
 def _share_details(row: NodeRow) -> list[str]:
@@ -216,7 +208,7 @@ def _share_details(row: NodeRow) -> list[str]:
         *_table("GPUs:", ("INDEX", "MEMORY(Total)", "MEMORY(Allocated)", *of_cards), cards),
         "GPU Summary:",
         f"  Total GPUs: {row.count}",
-        f"  Allocated GPUs: {_number(_cards_taken(row))}",
+        f"  Allocated GPUs: {_cards_taken(row):g}",
         f"  Unhealthy GPUs: {row.unhealthy}",
         f"  Total GPU Memory: {_total_gib(row):.1f} GiB",
         f"  Allocated GPU Memory: {_allocated_gib(row):.1f} GiB",
@@ -242,8 +234,8 @@ def _whole_details(row: NodeRow) -> list[str]:
     ]
 
 
-_DETAILS = {
-    "none": _no_details,
+_DETAILS: dict[Mode, Callable[[NodeRow], list[str]]] = {
+    "none": lambda _: [],
     "exclusive": _whole_details,
     "topology": _whole_details,
     "share": _share_details,
@@ -350,21 +342,17 @@ def _taken(rows: Sequence[NodeRow]) -> float:
     return round(sum(map(_cards_taken, rows)), 1)
 
 
-def _count(rows: Sequence[NodeRow]) -> int:
-    return sum(row.count for row in rows)
-
-
-def _unhealthy(rows: Sequence[NodeRow]) -> int:
-    return sum(row.unhealthy for row in rows)
-
-
 def _status(row: NodeRow) -> str:
     ready = {True: "Ready", False: "NotReady", None: "Unknown"}[row.ready]
     return ready if row.schedulable else f"{ready},SchedulingDisabled"
 
 
-def _number(value: float) -> str:
-    return f"{value:g}"
+_NODE_COLUMNS: dict[str, Column] = {
+    "NAME": lambda row: row.name,
+    "IPADDRESS": lambda row: row.address,
+    "ROLE": lambda row: row.role,
+    "STATUS": _status,
+}
 
 
 def _percent(part: float, whole: float) -> str:

@@ -89,8 +89,8 @@ def test_metrics_describe_pods_and_cards_when_containers_use_memory(
     assert values_of(seen, held, **a_x)[0] >= 1 << 30
     assert values_of(seen, "fenka_container_gpu_processes", **a_x) == [1]
     assert values_of(seen, used, **{**a_x, "container": "y"}) == [0]
-    booked = [15079 * units // 14 * MIB for units in (4, 1, 2, 1)]
-    assert values_of(seen, "fenka_card_memory_allocated_bytes", node=node) == [sum(booked)]
+    requested = [15079 * units // 14 * MIB for units in (4, 1, 2, 1)]
+    assert values_of(seen, "fenka_card_memory_allocated_bytes", node=node) == [sum(requested)]
     assert values_of(seen, "fenka_card_memory_used_bytes")[0] >= 2 << 30
     assert values_of(seen, "fenka_card_healthy") == [1]
     assert values_of(seen, "fenka_card_temperature_celsius")[0] > 0

@@ -79,7 +79,7 @@ def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
             running.append(pod.metadata.uid)
             mine = -(pod.spec.priority or 0), pod.metadata.creation_timestamp, pod.metadata.uid
             runs = pod.spec.active_deadline_seconds
-            ends_by = None if runs is None else START + cluster.now + runs
+            deadline = None if runs is None else START + cluster.now + runs
             for place in before:
                 head = place.pending.pods[0]
                 theirs = (
@@ -87,7 +87,7 @@ def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
                     head.metadata.creation_timestamp,
                     head.metadata.uid,
                 )
-                if theirs < mine and place.reservation and place.reservation.blocks(ends_by):
+                if theirs < mine and place.reservation and place.reservation.blocks(deadline):
                     assert {it.uuid for it in holding.slices}.isdisjoint(place.reservation.cards)
         assert all(used <= T4_MIB for used in units_on(cluster))
 

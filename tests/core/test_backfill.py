@@ -51,8 +51,10 @@ def queue(*asked: Request | tuple[Request, float]) -> list[PendingRequest]:
     """w0, w1, … in this order; with a number: it runs for so many seconds at most."""
     made = []
     for number, each in enumerate(asked):
-        request, runs_for = each if isinstance(each, tuple) else (each, None)
-        made.append(PendingRequest(f"w{number}", (request,), float(number), time_limit_s=runs_for))
+        request, time_limit = each if isinstance(each, tuple) else (each, None)
+        made.append(
+            PendingRequest(f"w{number}", (request,), float(number), time_limit_s=time_limit)
+        )
     return made
 
 
@@ -119,15 +121,15 @@ class TestNamedCards:
         assert seats(step) == {"w1": [0]}
 
     @pytest.mark.parametrize(
-        ("runs_for", "expected"),
+        ("time_limit", "expected"),
         # now is 100, the head's card will do at 200
         [(100, {"w1": [0]}), (101, {}), (None, {})],
     )
     def test_reserved_card_is_used_when_deadline_comes_before(
-        self, runs_for: float | None, expected: dict[str, list[int]]
+        self, time_limit: float | None, expected: dict[str, list[int]]
     ) -> None:
         """Only who proves to have ended by then."""
-        small = units(2) if runs_for is None else (units(2), runs_for)
+        small = units(2) if time_limit is None else (units(2), time_limit)
         step = serve(queue(units(8), small), [held(0, 10, 200)], T4)
         assert seats(step) == expected
         if not expected:

@@ -87,7 +87,7 @@ def _serve(options: DaemonOptions, *, resume: bool, background_child: bool, life
     config = Config(options.simulate, options.policy, options.unit, list(options.only or ()))
     if resume:
         config = files.load_config(runtime) or config
-    # Now, when a reason to end can still be told.
+    # Now, when a reason to end can still be reported.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     log = open_log(str(runtime.log), flags) if background_child else None
 

@@ -29,11 +29,8 @@ def doctor(output: OutputOption = "table") -> None:
     """Print the checks; exit code 1 if anything is wrong."""
     checks = [_libraries(), *_daemon(), _isolation(), _compute(), _jupyter()]
     if not tables.print_data(checks, output):
-        print(
-            "\n".join(
-                tables.align([(check.status, check.subject, check.detail) for check in checks])
-            )
-        )
+        rows = [(check.status, check.subject, check.detail) for check in checks]
+        print("\n".join(tables.align(rows)))
     if any(check.status == "wrong" for check in checks):
         sys.exit(1)
 
@@ -50,29 +47,22 @@ def _daemon() -> list[Check]:
     try:
         snapshot = get_snapshot(runtime)
     except DaemonUnavailable as why:
-        hint = f"none runs at {runtime.socket}; commands start it by themselves"
-        return [
-            Check("daemon", "wrong", str(why))
-            if runtime.foreign
-            else Check("daemon", "note", hint),
-            *_cards_without_daemon(),
-        ]
+        check = Check("daemon", "wrong", str(why))
+        if not runtime.foreign:
+            hint = f"none runs at {runtime.socket}; commands start it by themselves"
+            check = Check("daemon", "note", hint)
+        return [check, *_cards_without_daemon()]
     except (protocol.ProtocolMismatch, UnsafeDirectory) as why:
         return [Check("daemon", "wrong", str(why))]
     unit = "GiB" if snapshot.unit_mib == UNITS_MIB["GiB"] else f"{snapshot.unit_mib} MiB"
+    detail = (
+        f"fenka {snapshot.version}, process {snapshot.pid}, {runtime.socket}, "
+        f"policy {snapshot.policy}, unit {unit}"
+    )
+    libraries = snapshot.library_dir if snapshot.simulated else None
     return [
-        Check(
-            "daemon",
-            "ok",
-            f"fenka {snapshot.version}, process {snapshot.pid}, {runtime.socket}, "
-            f"policy {snapshot.policy}, unit {unit}",
-        ),
-        _driver(
-            snapshot.driver,
-            snapshot.cuda,
-            simulated=snapshot.simulated,
-            library_dir=snapshot.library_dir,
-        ),
+        Check("daemon", "ok", detail),
+        _driver(snapshot.driver, snapshot.cuda, libraries),
         *(_card(card, snapshot) for card in snapshot.cards),
         _leases(snapshot),
         *_violations(snapshot),
@@ -83,46 +73,46 @@ def _daemon() -> list[Check]:
 def _cards_without_daemon() -> list[Check]:
     try:
         with Driver.open() as driver:
-            checks = [_driver(driver.version, driver.cuda_version, simulated=driver.simulated)]
-            checks += [
-                Check(
-                    f"card {card.index}", "ok", f"{card.model}, {card.memory_mib} MiB, {card.uuid}"
-                )
-                for card in driver.cards()
-            ]
+            libraries = "" if driver.simulated else None
+            checks = [_driver(driver.version, driver.cuda_version, libraries)]
+            for card in driver.cards():
+                detail = f"{card.model}, {card.memory_mib} MiB, {card.uuid}"
+                checks.append(Check(f"card {card.index}", "ok", detail))
             return checks
     except NoDriver as why:
         return [Check("driver", "wrong", str(why))]
 
 
-def _driver(version: str, cuda: str, *, simulated: bool, library_dir: str = "") -> Check:
-    if not simulated:
+def _driver(version: str, cuda: str, libraries: str | None) -> Check:
+    """Args: libraries: where those of a simulated driver are, empty if unknown; None for NVIDIA's."""
+    if libraries is None:
         return Check("driver", "ok", f"NVIDIA {version}, CUDA {cuda}")
-    hint = f"; see its cards from outside a lease with LD_LIBRARY_PATH={library_dir}"
-    return Check("driver", "note", f"simulated {version}, CUDA {cuda}{hint if library_dir else ''}")
+    hint = f"; see its cards from outside a lease with LD_LIBRARY_PATH={libraries}"
+    return Check("driver", "note", f"simulated {version}, CUDA {cuda}{hint if libraries else ''}")
 
 
 def _card(card: protocol.CardView, snapshot: protocol.Snapshot) -> Check:
     units = card_units(card.memory_mib, snapshot.unit_mib)
     context = "unknown" if card.context_mib is None else f"{card.context_mib} MiB"
+    subject = f"card {card.index}"
     detail = (
         f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, "
         f"context {context} a process, {card.uuid}"
     )
     if not card.healthy:
-        return Check(f"card {card.index}", "wrong", f"{detail}; the driver has lost it")
+        return Check(subject, "wrong", f"{detail}; the driver has lost it")
     unleased = [_describe(process) for process in snapshot.unleased if process.card == card.index]
     if unleased:
         why = (
             f"programs without a lease use it: {', '.join(unleased)}: start them with `fenka run`, "
             "or leave part of the card unleased for them"
         )
-        return Check(f"card {card.index}", "note", f"{detail}; {why}")
+        return Check(subject, "note", f"{detail}; {why}")
     if card.used_mib is not None and card.used_mib > card.leased_mib:
         over = card.used_mib - card.leased_mib
         why = f"{over} MiB or more are used without a lease, by processes that the driver does not name"
-        return Check(f"card {card.index}", "note", f"{detail}; {why}")
-    return Check(f"card {card.index}", "ok", detail)
+        return Check(subject, "note", f"{detail}; {why}")
+    return Check(subject, "ok", detail)
 
 
 def _describe(process: protocol.ProcessView) -> str:
@@ -131,19 +121,16 @@ def _describe(process: protocol.ProcessView) -> str:
 
 
 def _violations(snapshot: protocol.Snapshot) -> list[Check]:
-    return [
-        Check(
-            "limit",
-            "wrong",
-            f"{job.name} of {job.user} {violation}: end it with `fenka stop {job.name}`",
-        )
-        for job in snapshot.jobs
-        for violation in job.violations
-    ] + [
-        Check("slice", "note", f"{job.name} of {job.user} has ended, but {job.reason}")
-        for job in snapshot.jobs
-        if job.state == "completing"
-    ]
+    checks = []
+    for job in snapshot.jobs:
+        for violation in job.violations:
+            detail = f"{job.name} of {job.user} {violation}: end it with `fenka stop {job.name}`"
+            checks.append(Check("limit", "wrong", detail))
+    for job in snapshot.jobs:
+        if job.state == "completing":
+            detail = f"{job.name} of {job.user} has ended, but {job.reason}"
+            checks.append(Check("slice", "note", detail))
+    return checks
 
 
 def _leases(snapshot: protocol.Snapshot) -> Check:
@@ -155,13 +142,10 @@ def _leases(snapshot: protocol.Snapshot) -> Check:
     running = sum(1 for job in snapshot.jobs if job.slices)
     waiting = len(snapshot.jobs) - running
     text = f"{running} held, {waiting} waiting"
-    if unenforced:
-        return Check(
-            "leases",
-            "note",
-            f"{text}; these programs could undo their limits: {', '.join(unenforced)}",
-        )
-    return Check("leases", "ok", text)
+    if not unenforced:
+        return Check("leases", "ok", text)
+    undo = f"these programs could undo their limits: {', '.join(unenforced)}"
+    return Check("leases", "note", f"{text}; {undo}")
 
 
 def _unreadable(snapshot: protocol.Snapshot) -> list[Check]:

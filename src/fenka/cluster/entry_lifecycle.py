@@ -99,11 +99,13 @@ class EntryLifecycle:
 
     def excluded_nodes(self) -> dict[str, frozenset[str]]:
         """Return the nodes that may not be reserved for an entry, by entry."""
-        return {name: it.excluded for name, it in self._entries.items() if it.excluded}
+        return {name: entry.excluded for name, entry in self._entries.items() if entry.excluded}
 
     def next_expiry(self) -> float:
         """Return when the first reservation expires; infinite if there is none."""
-        reserved = (it.reserved_at for it in self._entries.values() if it.phase is Phase.RESERVED)
+        reserved = (
+            entry.reserved_at for entry in self._entries.values() if entry.phase is Phase.RESERVED
+        )
         return min(reserved, default=inf) + RESERVATION_TTL_S
 
     def needs_requeue(self, entry_id: str, now: float) -> bool:

@@ -64,7 +64,7 @@ class GangMembers:
         demand = pod.demand(self._cluster.dialects)
         if demand.dialect is not nvidia:
             return demand.requests_gpu
-        nodes = (it.node.name for it in self._cluster.shared_nodes())
+        nodes = (shared.node.name for shared in self._cluster.shared_nodes())
         return any(admits(self._cluster, name, demand.parts) for name in nodes)
 
     def part(self, pod: Pod) -> SliceRequest:
@@ -97,12 +97,12 @@ class GangMembers:
         for pod in self._pods().values():
             if (key := group_key(pod)) is not None:
                 by_key.setdefault(key, []).append(pod)
-        found = {}
+        gangs = {}
         for pods in by_key.values():
             gang = next(filter(None, map(self.gang_or_none, reversed(pods))), None)
             if gang is not None:
-                found[gang] = pods
-        return found
+                gangs[gang] = pods
+        return gangs
 
     def status(self, gang: Gang, pods: Iterable[Pod] | None = None) -> GangStatus:
         """Return the state of the gang. pods: all of its pods, if the caller has them.
@@ -115,7 +115,7 @@ class GangMembers:
             if not pod.finished and pod.metadata.deletion_timestamp is None:
                 alive.append(pod)
                 placed += bool(pod.spec.node_name) or not self.requests_cards(pod)
-        alive.sort(key=lambda it: (it.metadata.creation_timestamp, it.metadata.name))
+        alive.sort(key=lambda pod: (pod.metadata.creation_timestamp, pod.metadata.name))
         return GangStatus(tuple(alive), succeeded, gang.minimum - placed - succeeded)
 
     def is_placeable(self, pod: Pod) -> bool:

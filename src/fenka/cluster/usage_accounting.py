@@ -62,9 +62,9 @@ class UsageAccounting:
     ) -> None:
         """Count cards that were held for a pod since then as used by its namespace."""
         cards = sum(
-            _cards(shared, (it,))
-            for it in placements
-            if (shared := self._cluster.shared_node(it.node)) is not None
+            _cards(shared, (placement,))
+            for placement in placements
+            if (shared := self._cluster.shared_node(placement.node)) is not None
         )
         self.uses.charge(namespace, cards * (now - since), requested_at, now)
 

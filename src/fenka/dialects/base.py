@@ -336,12 +336,12 @@ def per_container(
 
 def require_plain_containers(pod: PodRequest, resources: Sequence[str]) -> None:
     """Raise InvalidRecord if an init container requests anything: some records cannot express that."""
-    for it in pod.containers:
-        if it.kind is not ContainerKind.APP and (
-            names := [name for name in resources if it.amount(name)]
+    for container in pod.containers:
+        if container.kind is not ContainerKind.APP and (
+            names := [name for name in resources if container.amount(name)]
         ):
             raise InvalidRecord(
-                f"its init container {it.name} asks for {names[0]}: only its containers can"
+                f"its init container {container.name} asks for {names[0]}: only its containers can"
             )
 
 

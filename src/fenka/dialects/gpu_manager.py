@@ -86,10 +86,14 @@ def matches(pod: PodRequest) -> bool:
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
-    return per_container(pod, _want, None) if CEILING not in pod.annotations else _elastic(pod)
+    return (
+        per_container(pod, _container_request, None)
+        if CEILING not in pod.annotations
+        else _elastic(pod)
+    )
 
 
-def _want(container: ContainerRequest) -> Request | None:
+def _container_request(container: ContainerRequest) -> Request | None:
     core, memory = container.amount(CORE), container.amount(MEMORY)
     if not core and not memory:
         return None
@@ -112,12 +116,12 @@ def _elastic(pod: PodRequest) -> tuple[SliceRequest, ...]:
     text = pod.annotations[CEILING]
     if not text.isdecimal() or not 1 <= int(text[:9]) <= WHOLE or len(text) > len(str(WHOLE)):
         raise InvalidRecord(f"annotation {CEILING} is {text!r}: it is a percentage, 1 to 100")
-    ceiling = int(text)
-    parts = per_container(pod, _want, ceiling)
+    burst_percent = int(text)
+    parts = per_container(pod, _container_request, burst_percent)
     for part in parts:
-        if part.request.compute > ceiling:
+        if part.request.compute > burst_percent:
             raise InvalidRecord(
-                f"annotation {CEILING} is {ceiling}, less than the {part.request.compute} "
+                f"annotation {CEILING} is {burst_percent}, less than the {part.request.compute} "
                 f"that container {part.containers[0]} asks for: raise it or leave it out"
             )
     return parts

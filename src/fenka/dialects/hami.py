@@ -93,10 +93,10 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
             raise InvalidRecord(
                 f"annotation {name} is not served: choose nodes by a nodeSelector instead"
             )
-    return per_container(pod, _want)
+    return per_container(pod, _container_request)
 
 
-def _want(container: ContainerRequest) -> Request | None:
+def _container_request(container: ContainerRequest) -> Request | None:
     count, mib, percent, cores = (container.amount(name) for name in RESOURCES)
     if not any((count, mib, percent, cores)):
         return None
@@ -150,7 +150,7 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
         return None
     by_uuid = {card.uuid: card for card in shared.node.cards}
     records = pod.annotations[ALLOCATED].split(";")
-    numbers = {it.name: number for number, it in enumerate(pod.apps)}
+    numbers = {app.name: number for number, app in enumerate(pod.apps)}
     placements = []
     for part in parse(pod):
         number = numbers[part.containers[0]]
@@ -165,19 +165,21 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
             most = card.compute if request.whole else request.compute
             memory = min(memory, nominal_mib(request, shared.node, card))
             slices.append(Slice(card.index, uuid, memory, min(compute, most)))
-        if not len({it.card for it in slices}) == len(slices) == part.request.cards:
+        if not len({piece.card for piece in slices}) == len(slices) == part.request.cards:
             raise InvalidRecord(
                 f"annotation {ALLOCATED} has {len(slices)} slices for container "
                 f"{part.containers[0]}, it asks for {part.request.cards} on different cards"
             )
-        slices.sort(key=lambda it: it.card)
+        slices.sort(key=lambda piece: piece.card)
         placements.append(Placement(shared.node.name, tuple(slices), whole=part.request.whole))
     return tuple(placements)
 
 
 def _piece(text: str) -> tuple[DeviceId, int, int]:
     fields = text.split(",")
-    if len(fields) != 4 or not all(it.isdecimal() and len(it) < 10 for it in fields[2:]):
+    if len(fields) != 4 or not all(
+        number.isdecimal() and len(number) < 10 for number in fields[2:]
+    ):
         raise InvalidRecord(f"annotation {ALLOCATED} is not understood: {text!r}")
     return DeviceId(fields[0]), int(fields[2]), int(fields[3])
 

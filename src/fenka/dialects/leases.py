@@ -93,14 +93,19 @@ def encode_report(report: LeaseReport) -> str:
 
     def encoded(slices: Iterable[Slice]) -> list[_Slice]:
         return [
-            _Slice(uuids.setdefault(it.uuid, len(uuids)), it.card, it.memory_mib, it.compute)
-            for it in slices
+            _Slice(
+                uuids.setdefault(part.uuid, len(uuids)), part.card, part.memory_mib, part.compute
+            )
+            for part in slices
         ]
 
     pods = {uid: encoded(slices) for uid, slices in sorted(report.pods.items())}
-    lingering = {uid: (it.name, encoded(it.slices)) for uid, it in sorted(report.lingering.items())}
+    lingering = {
+        uid: (pod.name, encoded(pod.slices)) for uid, pod in sorted(report.lingering.items())
+    }
     refused = {
-        uid: (it.sentence[:MAX_SENTENCE], it.movable) for uid, it in sorted(report.refused.items())
+        uid: (refusal.sentence[:MAX_SENTENCE], refusal.movable)
+        for uid, refusal in sorted(report.refused.items())
     }
     for shown in (refused, {}):
         text = records.encode(_Report(VERSION, list(uuids), pods, lingering, shown))
@@ -117,14 +122,17 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
 
     def decoded(slices: Iterable[_Slice]) -> tuple[Slice, ...]:
         return tuple(
-            Slice(it.card, DeviceId(record.cards[it.uuid]), it.memory_mib, it.compute)
-            for it in slices
+            Slice(part.card, DeviceId(record.cards[part.uuid]), part.memory_mib, part.compute)
+            for part in slices
         )
 
     try:
         return LeaseReport(
             {uid: decoded(slices) for uid, slices in record.pods.items()},
-            {uid: Lingering(name, decoded(it)) for uid, (name, it) in record.lingering.items()},
+            {
+                uid: Lingering(name, decoded(slices))
+                for uid, (name, slices) in record.lingering.items()
+            },
             {
                 uid: Refusal(sentence, movable)
                 for uid, (sentence, movable) in record.refused.items()

@@ -112,7 +112,7 @@ def check_admission(
         elif request.compute and not allowed.compute:
             raise InvalidRecord(f"{subject} shares out memory alone, not compute")
         elif labels.get(MODE_LABEL) == "core_mem" and any(
-            it != (request.compute > 0) for it in neighbours
+            has_compute != (request.compute > 0) for has_compute in neighbours
         ):
             other = "without" if request.compute else "with"
             raise InvalidRecord(

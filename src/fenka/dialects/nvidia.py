@@ -49,10 +49,12 @@ def matches(pod: PodRequest) -> bool:
 
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
-    return tuple(replace(part, requires_opt_in=True) for part in per_container(pod, _want))
+    return tuple(
+        replace(part, requires_opt_in=True) for part in per_container(pod, _container_request)
+    )
 
 
-def _want(container: ContainerRequest) -> Request | None:
+def _container_request(container: ContainerRequest) -> Request | None:
     cards = container.amount(NVIDIA_GPU)
     return whole_card_request(cards) if cards else None
 

@@ -66,7 +66,7 @@ def detect(pod: PodRequest, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect
 
 def node_resources(dialects: Iterable[Dialect]) -> dict[str, NodeResource]:
     """Return the resources that a node advertises, by name. The last dialect with a name defines it."""
-    return {it.name: it for dialect in dialects for it in dialect.NODE_RESOURCES}
+    return {resource.name: resource for dialect in dialects for resource in dialect.NODE_RESOURCES}
 
 
 def leased_resources(dialects: Iterable[Dialect]) -> frozenset[str]:

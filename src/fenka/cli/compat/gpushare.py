@@ -8,7 +8,7 @@ whose annotations name no card is pending.
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +16,10 @@ import typer
 
 from fenka.cli import tables
 from fenka.cli.cluster import ask
+from fenka.cli.errors import report_errors
 from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption
 from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.core.errors import FenkaError
 from fenka.core.units import format_units, percent
 from fenka.dialects import base, gpushare
 from fenka.dialects.base import SharedNode
@@ -35,13 +35,8 @@ class PodUnits:
 
     name: str
     namespace: str
-    cards: dict[int, float] = field(default_factory=dict)
-    pending: float = 0
-
-    @property
-    def units(self) -> float:
-        """All units of the pod."""
-        return sum(self.cards.values()) + self.pending
+    cards: dict[int, float]
+    pending: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ class NodeUnits:
     @property
     def allocated(self) -> float:
         """Units of all pods."""
-        return sum(pod.units for pod in self.pods)
+        return sum(sum(pod.cards.values()) for pod in self.pods) + self.pending
 
     @property
     def width(self) -> int:
@@ -98,23 +93,24 @@ def read_nodes(cluster: ClusterSnapshot) -> list[NodeUnits]:
     return [_node(cluster, share) for share in cluster.state.shared_nodes()]
 
 
-def _node(cluster: ClusterSnapshot, share: SharedNode) -> NodeUnits:
-    node = cluster.state.node(share.node.name)
+def _node(cluster: ClusterSnapshot, shared: SharedNode) -> NodeUnits:
+    node = cluster.state.node(shared.node.name)
+    assert node is not None
     return NodeUnits(
-        name=share.node.name,
-        address=node.address if node else "unknown",
-        unit=base.unit_name(share.unit_mib),
-        cards={card.index: share.card_units(card.index) for card in share.node.cards},
-        total=base.parse_quantity(node.status.allocatable.get(gpushare.MEMORY, 0)) if node else 0,
-        pods=[_pod(share, holding) for holding in cluster.state.allocations(share.node.name)],
+        name=shared.node.name,
+        address=node.address,
+        unit=base.unit_name(shared.unit_mib),
+        cards={card.index: shared.card_units(card.index) for card in shared.node.cards},
+        total=base.parse_quantity(node.status.allocatable.get(gpushare.MEMORY, 0)),
+        pods=[_pod(shared, held) for held in cluster.state.allocations(shared.node.name)],
     )
 
 
-def _pod(share: SharedNode, holding: PodAllocation) -> PodUnits:
-    meta = holding.pod.metadata
-    if holding.error is None:
-        return PodUnits(meta.name, meta.namespace, gpushare.shown_units(share, holding.slices))
-    return PodUnits(meta.name, meta.namespace, pending=holding.pod.demand().units(share))
+def _pod(shared: SharedNode, held: PodAllocation) -> PodUnits:
+    cards, pending = gpushare.shown_units(shared, held.slices), 0.0
+    if held.error is not None:
+        cards, pending = {}, held.pod.demand().units(shared)
+    return PodUnits(held.pod.metadata.name, held.pod.metadata.namespace, cards, pending)
 
 
 def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:
@@ -128,14 +124,13 @@ def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:
         f"GPU Memory({nodes[0].unit if nodes else 'GiB'})",
     ]
     rows = ["\t".join(_cells(node, width, pending=pending)) for node in nodes]
-    allocated, total = _sums(nodes)
     return tables.align_tabs(
         [
             "\t".join(header),
             *rows,
             "-" * ((len(rows[0]) + 1 if rows else 0) + 20),
             "Allocated/Total GPU Memory In Cluster:",
-            f"{format_units(allocated)}/{total} ({percent(allocated, total)}%)\t",
+            _sum(nodes),
         ]
     )
 
@@ -145,13 +140,8 @@ def _cells(node: NodeUnits, width: int, *, pending: bool) -> list[str]:
         f"{format_units(node.used(index))}/{node.cards.get(index, 0)}" for index in range(width)
     ]
     unplaced = [format_units(node.pending) if node.pending else ""] if pending else []
-    return [
-        node.name,
-        node.address,
-        *cards,
-        *unplaced,
-        f"{format_units(node.allocated)}/{node.total}",
-    ]
+    total = f"{format_units(node.allocated)}/{node.total}"
+    return [node.name, node.address, *cards, *unplaced, total]
 
 
 def details_screen(nodes: Sequence[NodeUnits]) -> list[str]:
@@ -174,10 +164,8 @@ def details_screen(nodes: Sequence[NodeUnits]) -> list[str]:
             f"Total :\t{node.total} \t",
             "-" * rule,
         ]
-    allocated, total = _sums(nodes)
-    share = percent(allocated, total)
-    last = f"{format_units(allocated)}/{total} ({share}%)\t"
-    return tables.align_tabs([*lines, "", "", f"Allocated/Total GPU Memory In Cluster:\t{last}"])
+    last = f"Allocated/Total GPU Memory In Cluster:\t{_sum(nodes)}"
+    return tables.align_tabs([*lines, "", "", last])
 
 
 def _pod_rows(node: NodeUnits) -> list[str]:
@@ -189,8 +177,9 @@ def _pod_rows(node: NodeUnits) -> list[str]:
     return rows
 
 
-def _sums(nodes: Sequence[NodeUnits]) -> tuple[float, int]:
-    return sum(node.allocated for node in nodes), sum(node.total for node in nodes)
+def _sum(nodes: Sequence[NodeUnits]) -> str:
+    allocated, total = sum(node.allocated for node in nodes), sum(node.total for node in nodes)
+    return f"{format_units(allocated)}/{total} ({percent(allocated, total)}%)\t"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -204,13 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", help="of the kubeconfig")
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     given = parser.parse_args(arguments)
-    try:
+    # On stdout and with the same beginning as gpushare's plugin.
+    with report_errors(lambda why: tables.print_lines([f"Failed due to {why}"])):
         target = ClusterTarget(given.kubeconfig, given.context)
         inspect(target, given.node or "", given.details, given.output)
-    except FenkaError as why:
-        # On stdout and with the same beginning as gpushare's plugin.
-        tables.print_lines([f"Failed due to {why}"])
-        sys.exit(1)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)

@@ -8,11 +8,11 @@ import asyncio
 import os
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,13 +95,12 @@ def certificates(
 
 def _show(installation: Installation, output: str) -> None:
     """Print the Secrets and when their certificates expire."""
-
-    async def question(api: Api) -> dict[str, Secret | None]:
-        return {kind: await _read(api, installation, kind) for kind in (SERVER, CLIENT)}
-
+    secrets = cluster.ask(
+        installation.target, lambda api: _read_all(api, installation, (SERVER, CLIENT))
+    )
     rows = [
         {"secret": installation.secret(kind), "for": USES[kind], "expires": _expires(secret)}
-        for kind, secret in cluster.ask(installation.target, question).items()
+        for kind, secret in secrets.items()
     ]
     if not tables.print_data(rows, output):
         lines = [["SECRET", "FOR", "EXPIRES"], *(list(row.values()) for row in rows)]
@@ -110,11 +109,7 @@ def _show(installation: Installation, output: str) -> None:
 
 def _write(installation: Installation, directory: Path) -> None:
     """Write the files that kube-scheduler's configuration names. Raises UserError."""
-
-    async def question(api: Api) -> Secret | None:
-        return await _read(api, installation, CLIENT)
-
-    secret = cluster.ask(installation.target, question)
+    secret = cluster.ask(installation.target, lambda api: _read(api, installation, CLIENT))
     name = f"{installation.namespace}/{installation.secret(CLIENT)}"
     if secret is None:
         raise UserError(
@@ -170,7 +165,7 @@ async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> 
         SERVER: credentials.SERVER,
         CLIENT: credentials.CLIENT,
     }
-    secrets = {kind: await _read(api, installation, kind) for kind in names}
+    secrets = await _read_all(api, installation, names)
     current = {name: _pair(secrets[kind]) for kind, name in names.items()}
     now = datetime.now(UTC)
     made = certificates.due(current, hosts, now)
@@ -182,40 +177,44 @@ async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> 
             f"the authority and all certificates of it expire on {ends:%Y-%m-%d}: delete the Secret "
             f"{installation.secret(AUTHORITY)}, make new certificates, and copy them to the control planes"
         )
-    result = {}
     # The authority first: certificates that it has signed are useless without it.
-    for kind, name in names.items():
-        if name not in made:
-            continue
-        until = certificates.expiry(made[name])
-        content = {"tls.crt": made[name].certificate, "tls.key": made[name].key}
-        content["ca.crt"] = authority.certificate
-        await _store(api, installation, kind, secrets[kind], content, until)
-        result[kind] = until
-    return result
+    expiries = {
+        kind: certificates.expiry(made[name]) for kind, name in names.items() if name in made
+    }
+    for kind, until in expiries.items():
+        pair = made[names[kind]]
+        content = {
+            "tls.crt": pair.certificate,
+            "tls.key": pair.key,
+            "ca.crt": authority.certificate,
+        }
+        body = {
+            "metadata": {
+                "name": installation.secret(kind),
+                "labels": {"app.kubernetes.io/name": "fenka"},
+                "annotations": {EXPIRES: f"{until:%Y-%m-%dT%H:%M:%SZ}"},
+            },
+            "data": {key: b64encode(value).decode() for key, value in content.items()},
+        }
+        await _store(api, installation, secrets[kind], body)
+    return expiries
 
 
 async def _store(
-    api: Api,
-    installation: Installation,
-    kind: str,
-    known: Secret | None,
-    content: Mapping[str, bytes],
-    until: datetime,
+    api: Api, installation: Installation, known: Secret | None, body: dict[str, Any]
 ) -> None:
-    meta = {
-        "name": installation.secret(kind),
-        "labels": {"app.kubernetes.io/name": "fenka"},
-        "annotations": {EXPIRES: f"{until:%Y-%m-%dT%H:%M:%SZ}"},
-    }
-    data = {key: b64encode(value).decode() for key, value in content.items()}
     if known is None:
-        body = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls"}
-        await api.create(installation.path, Secret, {**body, "metadata": meta, "data": data})
+        kind = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls"}
+        await api.create(installation.path, Secret, kind | body)
         return
-    meta["resourceVersion"] = known.metadata.resource_version
-    path = f"{installation.path}/{installation.secret(kind)}"
-    await api.patch(path, Secret, {"metadata": meta, "data": data})
+    body["metadata"]["resourceVersion"] = known.metadata.resource_version
+    await api.patch(f"{installation.path}/{known.metadata.name}", Secret, body)
+
+
+async def _read_all(
+    api: Api, installation: Installation, kinds: Iterable[str]
+) -> dict[str, Secret | None]:
+    return {kind: await _read(api, installation, kind) for kind in kinds}
 
 
 async def _read(api: Api, installation: Installation, kind: str) -> Secret | None:

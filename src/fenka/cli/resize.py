@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -57,10 +57,7 @@ def resize(
     text = encode_request(container, gpu_mem, gpu_core)
     path = pod_path(namespace or cluster.namespace(target), name)
 
-    async def question(api: Api) -> None:
-        await _ask(api, path, text)
-
-    cluster.ask(target, question)
+    cluster.ask(target, lambda api: _ask(api, path, text))
     print(f"{name}: resized")
 
 
@@ -72,10 +69,8 @@ async def _ask(api: Api, path: str, text: str) -> None:
             f"{pod.full_name} is {state}: only what runs can be resized", TEMPORARY_FAILURE
         )
     # Of this very pod; what was refused before is no answer to this.
-    body: dict[str, Any] = {
-        "metadata": {"uid": pod.metadata.uid, "annotations": {REQUEST: text, REFUSED: None}}
-    }
-    await api.patch(path, Pod, body)
+    annotations = {REQUEST: text, REFUSED: None}
+    await api.patch(path, Pod, {"metadata": {"uid": pod.metadata.uid, "annotations": annotations}})
     for _ in range(round(WAIT_S / _LOOK_S)):
         pod = await api.get(path, Pod)
         if REFUSED in pod.metadata.annotations:

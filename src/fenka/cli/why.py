@@ -31,10 +31,7 @@ def why(
     target = cluster_target.target
     namespace = before if slash else namespace or cluster.namespace(target)
 
-    async def question(api: Api) -> PodExplanation:
-        return await _explain(api, namespace, name)
-
-    explanation = cluster.ask(target, question)
+    explanation = cluster.ask(target, lambda api: _explain(api, namespace, name))
     if not tables.print_data(explanation, output):
         tables.print_lines(screen(explanation))
 

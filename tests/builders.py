@@ -10,6 +10,7 @@ from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.dialects import base, gpushare, node_inventory
+from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.workstation.job import Job
 from tests.fakes.api_server import Json as Json  # noqa: PLC0414
 
@@ -150,19 +151,19 @@ def a_pod(name: str, *amounts: int | str, **given: Any) -> Pod:
 
 
 def job(name: str = "a", **fields: Any) -> Job:
-    """A pending job of user 1000 that requests 1 GiB of a card. fields: what differs."""
+    """A pending job of user 1000 that requests 1 GiB of a card.
+
+    fields: what differs, of the job or else of its specification.
+    """
+    spec = {key: fields.pop(key) for key in {*fields} - {*Job.__struct_fields__}}
     made = Job(
         id=name,
         name=name,
         uid=1000,
         pid=1,
         start_ticks=1,
+        spec=msgspec.structs.replace(JobSpec(["true"], GpuResources("1")), **spec),
         request=Request(memory=Memory(1, 1024)),
-        summary="1",
-        command=["true"],
-        directory="/",
-        kind="run",
-        isolation="namespace",
         requested_at=0.0,
     )
     return msgspec.structs.replace(made, **fields)

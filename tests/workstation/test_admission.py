@@ -19,7 +19,8 @@ from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardMonitor
-from fenka.workstation.connections import Client, Connections
+from fenka.workstation.clients import Client
+from fenka.workstation.connections import Connections
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.paths import Runtime
 from fenka.workstation.requests import RequestHandler

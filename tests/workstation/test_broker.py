@@ -10,14 +10,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Memory, Request
-from fenka.workstation.broker import GRACE_S, GRANT_TTL_S, Broker, UnknownJob
-from fenka.workstation.effects import (
+from fenka.workstation.broker import (
+    GRACE_S,
+    GRANT_TTL_S,
+    Broker,
     Effect,
     GrantLease,
     RejectJob,
     RemoveLease,
     ReportQueued,
     Terminate,
+    UnknownJob,
 )
 from fenka.workstation.job import Gang, Job
 from tests.builders import job
@@ -28,7 +31,7 @@ T4 = Card(0, DeviceId("GPU-0"), "Tesla T4", 15079)
 def request(name: str, units: int = 4, *, at: float = 0.0, cards: int = 1, **fields: object) -> Job:
     """A job that requests this number of units of 1 GiB."""
     memory = Request(memory=Memory(units, 1024), cards=cards)
-    return job(name, request=memory, summary=str(units), requested_at=at, **fields)
+    return job(name, request=memory, requested_at=at, **fields)
 
 
 def test_user_is_served_later_when_another_has_used_less() -> None:
@@ -484,7 +487,7 @@ class Lifecycle(RuleBasedStateMachine):
     def those_that_wait_are_in_order(self) -> None:
         """By priority, then by time of request; they are all of one user."""
         waiting = [it for it in self.broker.jobs.values() if it.state == "waiting" and not it.rank]
-        asked = sorted(waiting, key=lambda it: (-it.priority, it.requested_at))
+        asked = sorted(waiting, key=lambda it: (-it.spec.priority, it.requested_at))
         assert order(self.broker) == [it.display_name for it in asked]
 
     @invariant()

@@ -13,9 +13,9 @@ import pytest
 
 from fenka.hardware.peer_credentials import process
 from fenka.procfs import start_ticks
-from fenka.workstation import signals
 from fenka.workstation.process_scan import ProcessScan
-from fenka.workstation.process_watch import ProcessWatch
+from fenka.workstation.termination import send_signal
+from fenka.workstation.watches import ProcessWatch
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -110,7 +110,7 @@ def test_signal_is_sent_when_the_process_is_the_job_s(
     theirs: subprocess.Popen[bytes], victim: User
 ) -> None:
     """That of its user."""
-    signals.send_signal(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
+    send_signal(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
 
@@ -118,7 +118,7 @@ def test_signal_is_sent_to_any_user_s_process_when_the_job_is_root_s(
     theirs: subprocess.Popen[bytes],
 ) -> None:
     """A service of root's may have given up its rights."""
-    signals.send_signal(theirs.pid, signal.SIGKILL, 0, lambda _: True)
+    send_signal(theirs.pid, signal.SIGKILL, 0, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
 
@@ -127,7 +127,7 @@ def test_signal_is_not_sent_when_the_process_is_another_user_s(
 ) -> None:
     """Neither root's processes nor a neighbour's, whatever led to them."""
     for sleeper in (theirs, ours):
-        signals.send_signal(sleeper.pid, signal.SIGKILL, stranger.uid, lambda _: True)
+        send_signal(sleeper.pid, signal.SIGKILL, stranger.uid, lambda _: True)
     for sleeper in (theirs, ours):
         sleeper.terminate()
         assert sleeper.wait() == -signal.SIGTERM
@@ -143,15 +143,15 @@ def test_signal_is_not_sent_when_the_process_has_ended(
         ours.wait()
         return True
 
-    signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), ends_and_looks_right)
-    signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: True)
+    send_signal(ours.pid, signal.SIGKILL, os.geteuid(), ends_and_looks_right)
+    send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: True)
 
 
 def test_signal_is_not_sent_when_the_process_is_not_the_job_s(
     ours: subprocess.Popen[bytes],
 ) -> None:
     """Its PID alone is no reason."""
-    signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
+    send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
     ours.terminate()
     assert ours.wait() == -signal.SIGTERM
 

@@ -54,7 +54,7 @@ def test_gang_has_one_job_for_each_member() -> None:
     ]
     assert len({it.id for it in made}) == 2
     assert len({it.queue_id for it in made}) == 1
-    assert {it.summary for it in made} == {"gang of 2: 4"}
+    assert {it.spec.summary() for it in made} == {"gang of 2: 4"}
     for name in ("g", "g/1", made[0].id):
         with pytest.raises(
             InvalidRequest, match=f"a job called {name} already exists|invalid job name 'g/1'"

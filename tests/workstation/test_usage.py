@@ -12,6 +12,7 @@ import pytest
 
 from fenka.core.inventory import Card, DeviceId
 from fenka.hardware.nvml import GpuProcess, Reading
+from fenka.jobs.spec import GpuResources
 from fenka.workstation import protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.gpu_processes import (
@@ -50,7 +51,7 @@ def placed_job(
         state="completing" if retained else "running",
         placement=placement(CARD, mib),
         retained=retained,
-        compute_percent=compute,
+        gpu=GpuResources(core=compute),
         unattributed_mib={CARD: 300},
     )
 

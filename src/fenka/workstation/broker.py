@@ -30,14 +30,6 @@ from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage
-from fenka.workstation.effects import (
-    Effect,
-    GrantLease,
-    RejectJob,
-    RemoveLease,
-    ReportQueued,
-    Terminate,
-)
 from fenka.workstation.job import Job
 
 GRANT_TTL_S = 30.0
@@ -55,22 +47,46 @@ class UnknownJob(FenkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class _QueueReport:
-    """What a pending job's client is sent. length: the number of entries in the queue."""
+class GrantLease:
+    """Make the leases of a job, or of all members of a gang, and send the grant to the client."""
 
-    status: QueueStatus
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportQueued:
+    """Send the client its position in the queue (1 is served next) and the reason."""
+
+    job: Job
+    position: int
     length: int
     reason: str
 
-    def effect(self, job: Job) -> ReportQueued:
-        return ReportQueued(job, self.status.position, self.length, self.reason)
 
-    def shows_the_same_as(self, other: "_QueueReport") -> bool:
-        return (self.status.position, self.length, self.reason) == (
-            other.status.position,
-            other.length,
-            other.reason,
-        )
+@dataclass(frozen=True, slots=True)
+class RejectJob:
+    """Reject a job or its gang. final: it could never be granted."""
+
+    job: Job
+    reason: str
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveLease:
+    """Remove the files of a job's lease."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """End the job's processes. It holds its slice until they have ended."""
+
+    job: Job
+
+
+Effect = GrantLease | ReportQueued | RejectJob | RemoveLease | Terminate
 
 
 class Broker:
@@ -88,8 +104,8 @@ class Broker:
         """Jobs by queue id: a single job, or the remaining members of a gang in the order of their ranks."""
         self._queue: dict[str, PendingRequest] = {}
         self._allocations: dict[str, Allocation] = {}
-        self._reported: dict[str, _QueueReport] = {}
-        """What each pending job's client was sent last, by queue id."""
+        self._reported: dict[str, tuple[QueueStatus, ReportQueued]] = {}
+        """By queue id, the last status of each pending entry, and what its client was sent."""
 
     def submit(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
         """Grant, queue or reject a job, or all members of a gang.
@@ -106,7 +122,7 @@ class Broker:
         self._enqueue(jobs)
         effects = self._schedule(now)
         if first.state == "waiting" and not wait:
-            reason = self._reported[first.queue_id].reason
+            reason = self.reason(first)
             others = [e for e in effects if not (isinstance(e, ReportQueued) and e.job is first)]
             removed = [*self._remove(jobs, now), *self._schedule(now)]
             return [*others, *removed, RejectJob(first, reason, final=False)]
@@ -215,7 +231,7 @@ class Broker:
         jobs = self._entries[queue_id]
         if jobs[0].state != "waiting":
             return [GrantLease(tuple(jobs))]
-        return [self._reported[queue_id].effect(jobs[0])]
+        return [self._reported[queue_id][1]]
 
     def jobs_of(self, name: str) -> list[Job]:
         """Return the jobs of a queue entry, or the one job with this id; none if unknown."""
@@ -242,13 +258,13 @@ class Broker:
 
     def queue_status(self, job: Job) -> QueueStatus | None:
         """Return the queue status of a pending job, else None."""
-        report = self._reported.get(job.queue_id)
-        return report.status if report else None
+        reported = self._reported.get(job.queue_id)
+        return reported[0] if reported else None
 
     def reason(self, job: Job) -> str:
         """Return why a job is pending, or why its slice is retained; else nothing."""
-        report = self._reported.get(job.queue_id)
-        return report.reason if report else job.retained
+        reported = self._reported.get(job.queue_id)
+        return reported[1].reason if reported else job.retained
 
     def _never_fits_reason(self, requests: list[Request]) -> str:
         """Return why these requests can never be granted; empty if they can."""
@@ -266,16 +282,16 @@ class Broker:
         self._entries.setdefault(job.queue_id, []).append(job)
 
     def _enqueue(self, jobs: Sequence[Job]) -> None:
-        first = jobs[0]
+        first, limit_s = jobs[0], jobs[0].spec.time_limit_s
         for job in jobs:
             self._add(job)
         self._queue[first.queue_id] = PendingRequest(
             first.queue_id,
             tuple(job.request for job in jobs),
             first.requested_at,
-            first.priority,
+            first.spec.priority,
             str(first.uid),
-            None if first.time_limit_s is None else first.time_limit_s + GRACE_S,
+            None if limit_s is None else limit_s + GRACE_S,
         )
 
     def _allocate(self, job: Job, placement: Placement, now: float) -> None:
@@ -324,29 +340,26 @@ class Broker:
             jobs = self._entries[queue_id]
             for job, placement in zip(jobs, placements, strict=True):
                 job.state, job.grant_expires_at = "starting", now + GRANT_TTL_S
-                job.deadline = None if job.time_limit_s is None else now + job.time_limit_s
+                limit_s = job.spec.time_limit_s
+                job.deadline = None if limit_s is None else now + limit_s
                 self.ledger.assume(job.id, placement, job.grant_expires_at)
                 self._allocate(job, placement, now)
             del self._queue[queue_id]
             self._reported.pop(queue_id, None)
             effects.append(GrantLease(tuple(jobs)))
         for status in result.pending:
-            report = _QueueReport(status, len(result.pending), self._pending_reason(status))
+            first, reason = self._entries[status.id][0], self._pending_reason(status)
+            report = ReportQueued(first, status.position, len(result.pending), reason)
             before = self._reported.get(status.id)
-            self._reported[status.id] = report
-            if before is None or not report.shows_the_same_as(before):
-                effects.append(report.effect(self._entries[status.id][0]))
+            self._reported[status.id] = status, report
+            if before is None or before[1] != report:
+                effects.append(report)
         return effects
 
     def _pending_reason(self, status: QueueStatus) -> str:
         """Return why a job is pending, with the retained slices that it may be waiting for."""
         retained = [job for job in self.jobs.values() if job.retained]
-        return "; ".join(
-            [
-                status.reason,
-                *(
-                    f"{job.name} has ended, but {job.retained}"
-                    for job in retained[:MAX_RETAINED_SHOWN]
-                ),
-            ]
-        )
+        shown = [
+            f"{job.name} has ended, but {job.retained}" for job in retained[:MAX_RETAINED_SHOWN]
+        ]
+        return "; ".join([status.reason, *shown])

@@ -22,8 +22,6 @@ from fenka.workstation.job import Job
 from fenka.workstation.log import log
 from fenka.workstation.violations import ViolationDetector
 
-__all__ = ["CardMonitor"]
-
 
 class CardMonitor:
     """Reads the driver for one daemon."""

@@ -7,17 +7,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fenka.core.inventory import Card
 from fenka.core.request import Placement
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.spec import NodeError
 from fenka.workstation import files, protocol
-from fenka.workstation.broker import GRACE_S, GRANT_TTL_S, Broker
-from fenka.workstation.cards import CardMonitor
-from fenka.workstation.connections import ClientRegistry
-from fenka.workstation.effects import (
+from fenka.workstation.broker import (
+    GRACE_S,
+    GRANT_TTL_S,
+    Broker,
     Effect,
     GrantLease,
     RejectJob,
@@ -25,6 +25,8 @@ from fenka.workstation.effects import (
     ReportQueued,
     Terminate,
 )
+from fenka.workstation.cards import CardMonitor
+from fenka.workstation.clients import ClientRegistry
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
@@ -33,8 +35,6 @@ from fenka.workstation.retention import retention_reason
 from fenka.workstation.termination import Terminator
 from fenka.workstation.watches import JobWatches
 
-__all__ = ["Controller", "Parts"]
-
 RECHECK_DELAY_S = 0.3
 """After a slice was retained for the first time: a driver frees a killed process's memory with some delay."""
 
@@ -42,119 +42,119 @@ WRITE_RETRY_S = 1.0
 """Between attempts to record what could not be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a controller works with."""
+@dataclass(slots=True)
+class Controller:
+    """Carries the jobs of one daemon from submission to their end."""
 
+    runtime: Runtime
+    broker: Broker
     clients: ClientRegistry
     leases: Leases
     cards: CardMonitor
     processes: LeaseProcesses
-    watches: JobWatches
     terminator: Terminator
+    _watches: JobWatches = field(init=False)
+    _pending: list[Effect] = field(default_factory=list)
+    """Effects that are not recorded, or not applied yet."""
+    _retry: asyncio.TimerHandle | None = None
+    _tasks: set[asyncio.Task[object]] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._watches = JobWatches(self.processes.scan, self.on_exit, self.cancel)
 
-class Controller:
-    """Carries the jobs of one daemon from submission to their end."""
-
-    def __init__(self, runtime: Runtime, broker: Broker, parts: Parts) -> None:
-        self._runtime, self._broker = runtime, broker
-        self._clients, self._leases, self._cards = parts.clients, parts.leases, parts.cards
-        self._processes, self._watches = parts.processes, parts.watches
-        self._terminator = parts.terminator
-        self._pending: list[Effect] = []
-        """Effects that are not recorded, or not applied yet."""
-        self._retry: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[object]] = set()
+    def close(self) -> None:
+        """Stop watching processes."""
+        self._watches.keep(())
 
     # --- events -------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[Job], *, wait: bool) -> None:
         """Queue a job, or all members of a gang. Raises OSError."""
-        effects = self._broker.submit(jobs, time.time(), wait=wait)
-        self._watches.watch(self._broker.jobs_of(jobs[0].queue_id), self)
+        effects = self.broker.submit(jobs, time.time(), wait=wait)
+        self._watches.watch(self.broker.jobs_of(jobs[0].queue_id))
         self._apply(effects)
 
     def replay(self, queue_id: str) -> None:
         """Repeat the last report about a job to a client that has reconnected. Raises OSError."""
-        self._apply(self._broker.replay(queue_id), save=False)
+        self._apply(self.broker.replay(queue_id), save=False)
 
     def assign(self, job: Job, pid: int, start_ticks: int) -> None:
-        """Make this process the one that starts a gang's member. Raises OSError."""
+        """Make this process the one that starts a gang's member, and grant it the lease. Raises OSError."""
         job.pid, job.start_ticks = pid, start_ticks
-        self._watches.watch_job(job, self)
+        self._watches.watch_job(job)
         self.save()
+        self.clients.send(job.id, self.leases.grant(job))
 
     def confirm(self, job: Job) -> None:
         """Record that the job's process is in its lease. Raises NotInLease, OSError."""
-        if job.isolation == "namespace":
-            self._processes.record_entry(job)
-        self._broker.confirm(job.id, time.time())
+        if not job.cooperative:
+            self.processes.record_entry(job)
+        self.broker.confirm(job.id, time.time())
         self.save()
 
     def record_placement(self, job: Job, placement: Placement) -> None:
         """Record what a resized job holds now. Raises Conflict, OSError."""
-        self._apply(self._broker.resize(job.id, placement, time.time()))
+        self._apply(self.broker.resize(job.id, placement, time.time()))
 
     def release(self, job: Job) -> None:
         """Give up a retained slice. Raises OSError."""
-        self._apply(self._broker.on_exit(job.id, time.time()))
+        self._apply(self.broker.on_exit(job.id, time.time()))
 
     def observe_cards(self) -> dict[str, Reading]:
         """Update the cards' health, and return their readings. Raises NoDriver, NodeError, OSError."""
-        node, readings = self._cards.observe(self._broker.node)
-        self._apply(self._broker.update_node(node, time.time()), save=False)
+        node, readings = self.cards.observe(self.broker.node)
+        self._apply(self.broker.update_node(node, time.time()), save=False)
         return readings
 
     def on_exit(self, job_id: str) -> None:
         """Release the job's slice, or retain it while it cannot be given to another job."""
-        job = self._broker.jobs.get(job_id)
+        job = self.broker.jobs.get(job_id)
         ended_now = job is not None and job.state == "running"
         retained = self._retention_reason(job) if job and (ended_now or job.retained) else ""
-        self._apply_later(self._broker.on_exit(job_id, time.time(), retained))
+        self._apply_later(self.broker.on_exit(job_id, time.time(), retained))
         if retained and ended_now:
             asyncio.get_running_loop().call_later(RECHECK_DELAY_S, self.on_exit, job_id)
 
     def cancel(self, queue_id: str) -> None:
         """Remove what has not started, and terminate what runs."""
-        self._apply_later(self._broker.cancel(queue_id, time.time()))
+        self._apply_later(self.broker.cancel(queue_id, time.time()))
 
     def cancel_pending(self, queue_id: str) -> None:
         """Cancel a pending job that a user has stopped, and report that to its client."""
-        self._clients.send(queue_id, protocol.JobRejected("stopped while it waited", final=True))
+        self.clients.send(queue_id, protocol.JobRejected("stopped while it waited", final=True))
         self.cancel(queue_id)
 
     def recheck_retained(self) -> None:
         """Release retained slices that have become free."""
-        for job in [job for job in self._broker.jobs.values() if job.retained]:
+        for job in [job for job in self.broker.jobs.values() if job.retained]:
             self.on_exit(job.id)
 
     def restore(self, jobs: list[Job]) -> None:
         """Take over jobs that an earlier daemon recorded. Raises Conflict, OSError."""
-        effects = self._broker.restore(jobs, time.time())
+        effects = self.broker.restore(jobs, time.time())
         placed = [job for job in jobs if job.placement]
         self._apply(effects)
         for queue_id in dict.fromkeys(job.queue_id for job in jobs):
             # The client of a pending job reconnects; until then its place is kept while it lives.
-            self._watches.watch(self._broker.jobs_of(queue_id), self)
+            self._watches.watch(self.broker.jobs_of(queue_id))
         for job in placed:
-            self._leases.register(job)
+            self.leases.register(job)
             self._schedule_deadline(job)
             if job.state == "starting":
                 self._schedule_expiry()
 
     def save(self) -> None:
         """Record all jobs. Raises OSError."""
-        files.save_jobs(self._runtime, list(self._broker.jobs.values()))
+        files.save_jobs(self.runtime, list(self.broker.jobs.values()))
 
     def _retention_reason(self, job: Job) -> str:
         """Return why the slice of a job without processes must be retained; nothing if the driver is lost."""
         try:
-            readings, processes = self.observe_cards(), self._cards.gpu_processes()
+            readings, processes = self.observe_cards(), self.cards.gpu_processes()
         except (NoDriver, NodeError):
             return ""
-        cards: dict[str, Card] = {card.uuid: card for card in self._broker.node.cards}
-        return retention_reason(job, self._broker.placed(), cards, readings, processes)
+        cards: dict[str, Card] = {card.uuid: card for card in self.broker.node.cards}
+        return retention_reason(job, self.broker.placed(), cards, readings, processes)
 
     # --- effects ------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Controller:
                 self._retry = loop.call_later(WRITE_RETRY_S, self._apply_later)
             raise
         finally:
-            jobs = self._broker.jobs.values()
+            jobs = self.broker.jobs.values()
             self._watches.keep({name for job in jobs for name in (job.id, job.queue_id)})
 
     def _apply_later(self, effects: Sequence[Effect] = ()) -> None:
@@ -190,51 +190,50 @@ class Controller:
         match effect:
             case GrantLease(jobs):
                 # If it could not be recorded at first, it may have been cancelled since.
-                if len(self._broker.present(jobs)) == len(jobs):
+                if len(self.broker.present(jobs)) == len(jobs):
                     self._grant(jobs)
             case RemoveLease(job):
-                self._processes.forget(job.id)
-                self._leases.remove(job.id)
+                self.processes.forget(job.id)
+                self.leases.remove(job.id)
             case Terminate(job):
-                self.spawn(self._terminator.terminate([job], GRACE_S))
+                self._terminate(job)
             case ReportQueued(job, position, length, reason):
                 queued = protocol.JobQueued(
                     job.queue_id, job.display_name, position, length, reason
                 )
-                self._clients.send(job.queue_id, queued)
+                self.clients.send(job.queue_id, queued)
             case RejectJob(job, reason, final):
-                self._clients.send(job.queue_id, protocol.JobRejected(reason, final))
+                self.clients.send(job.queue_id, protocol.JobRejected(reason, final))
 
     def _grant(self, jobs: Sequence[Job]) -> None:
         # First of all: if the leases cannot be written, the expiry takes back their slices.
         self._schedule_expiry()
         for job in jobs:
-            self._leases.create(job)
+            self.leases.create(job)
             self._schedule_deadline(job)
-            self._cards.record_baseline(job)
+            self.cards.record_baseline(job)
         first = jobs[0]
-        granted: protocol.Message = self._leases.grant(first)
+        granted: protocol.Message = self.leases.grant(first)
         if first.gang:
             granted = protocol.GangGranted(first.gang.name, [job.id for job in jobs])
-        self._clients.send(first.queue_id, granted)
+        self.clients.send(first.queue_id, granted)
 
     # --- timers -------------------------------------------------------------------------------------
 
     def _schedule_deadline(self, job: Job) -> None:
         """Terminate the job when its time limit is over."""
         if job.deadline is not None:
-
-            def terminate() -> None:
-                self.spawn(self._terminator.terminate([job], GRACE_S))
-
             delay_s = max(job.deadline - time.time(), 0)
-            asyncio.get_running_loop().call_later(delay_s, terminate)
+            asyncio.get_running_loop().call_later(delay_s, self._terminate, job)
 
     def _schedule_expiry(self) -> None:
         def expire() -> None:
-            self._apply_later(self._broker.expire(time.time()))
+            self._apply_later(self.broker.expire(time.time()))
 
         asyncio.get_running_loop().call_later(GRANT_TTL_S + 1, expire)
+
+    def _terminate(self, job: Job) -> None:
+        self.spawn(self.terminator.terminate([job], GRACE_S))
 
     def spawn(self, work: Coroutine[None, None, object]) -> None:
         """Run a coroutine to its end, beside everything else."""

@@ -18,21 +18,19 @@ from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardMonitor
-from fenka.workstation.connections import ClientRegistry, Connections
-from fenka.workstation.controller import Controller, Parts
+from fenka.workstation.clients import ClientRegistry
+from fenka.workstation.connections import Connections
+from fenka.workstation.controller import Controller
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
 from fenka.workstation.log import log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.recovery import recover
-from fenka.workstation.requests import RequestHandler, Services
+from fenka.workstation.requests import RequestHandler
 from fenka.workstation.resize import JobResizer
 from fenka.workstation.shutdown import ShutdownSignals
 from fenka.workstation.snapshot import snapshot
 from fenka.workstation.termination import Terminator
-from fenka.workstation.watches import JobWatches
-
-__all__ = ["Daemon"]
 
 HEALTH_PERIOD_S = 5.0
 """Between two checks of the cards."""
@@ -52,10 +50,9 @@ class Daemon:
     ) -> None:
         self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self._stopped = asyncio.Event()
-        self._processes = LeaseProcesses(broker.jobs.values, runtime.leases)
+        self._processes = LeaseProcesses(broker.placed, runtime.leases)
         self._feedback = compute_feedback.ComputeFeedback(self._samples, self._processes.lease_of)
         self._reaper = pid_namespaces.NamespaceReaper()
-        self._watches = JobWatches(self._processes.scan)
         self._leases = Leases(runtime, hardware, native, self._feedback)
         self._cards = CardMonitor(hardware, self._processes.lease_of, self._feedback.busy_ns)
         self._terminator = Terminator(broker, self._processes)
@@ -63,25 +60,24 @@ class Daemon:
         self._controller = Controller(
             runtime,
             broker,
-            Parts(
-                clients,
-                self._leases,
-                self._cards,
-                self._processes,
-                self._watches,
-                self._terminator,
-            ),
-        )
-        quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
-        services = Services(
-            quotas,
             clients,
             self._leases,
+            self._cards,
+            self._processes,
+            self._terminator,
+        )
+        quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
+        self.handler = RequestHandler(
+            self._controller,
+            broker,
+            quotas,
+            clients,
             self._terminator,
             JobResizer(self._controller, broker, self._leases, unit_mib),
             self._snapshot,
+            unit_mib,
+            self._stopped,
         )
-        self.handler = RequestHandler(self._controller, broker, services, unit_mib, self._stopped)
         self._unit_mib = unit_mib
         self._connections = Connections(runtime, quotas, self.handler)
 
@@ -113,7 +109,7 @@ class Daemon:
             task.cancel()
         self._feedback.close()
         self.runtime.socket.unlink(missing_ok=True)
-        self._watches.close()
+        self._controller.close()
         self._processes.close()
 
     async def _listen(self) -> asyncio.Server:

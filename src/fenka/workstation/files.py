@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -47,7 +47,7 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
 
     boot: str
     jobs: list[Job]
-    version: int = 2
+    version: Literal[3] = 3
 
 
 class InvalidState(FenkaError):

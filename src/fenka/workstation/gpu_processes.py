@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.procfs import real_uid
 
-__all__ = ["GpuProcesses", "UnleasedProcess", "UsageSample", "group_by_lease", "unattributed_mib"]
-
 
 @dataclass(frozen=True, slots=True)
 class UnleasedProcess:

@@ -3,12 +3,9 @@
 import msgspec
 
 from fenka.core.request import Placement, Request, Slice
-from fenka.isolation.control import ComputeMode
 from fenka.isolation.files import ComputeShare
-from fenka.jobs.spec import Isolation
+from fenka.jobs.spec import JobSpec
 from fenka.workstation.protocol import JobState
-
-__all__ = ["Gang", "Job"]
 
 
 class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,24 +26,14 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     uid: int
     pid: int
     start_ticks: int
+    spec: JobSpec
+    """As submitted, or as resized since."""
     request: Request
-    summary: str
-    command: list[str]
-    directory: str
-    kind: str
-    isolation: Isolation
     requested_at: float
     state: JobState = "waiting"
     started_at: float | None = None
     grant_expires_at: float | None = None
     placement: Placement | None = None
-    compute_percent: int = 0
-    """Percent of each card's time; 0 for no limit."""
-    compute_mode: ComputeMode = "hard"
-    priority: int = 0
-    """Larger priorities are served first."""
-    time_limit_s: float | None = None
-    """Seconds from the grant until the job is terminated; None for no limit."""
     deadline: float | None = None
     """When it is terminated; None before its grant and without a limit."""
     gang: Gang | None = None
@@ -58,8 +45,6 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     """Inode of the shim that its processes map; 0 if unknown."""
     unattributed_mib: dict[str, int] = {}
     """Memory by card UUID that belonged to no process when the slice was granted."""
-    allow_user_namespaces: bool = False
-    """Whether its programs may create user namespaces."""
     user_namespace: int = 0
     """Inode of its lease's user namespace; 0 before it runs (see lease_processes.py)."""
 
@@ -71,7 +56,12 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def compute_share(self) -> ComputeShare:
         """Its share of each card's time, as its control page has it."""
-        return ComputeShare(self.compute_percent or 100, self.compute_mode)
+        return ComputeShare(self.spec.gpu.core or 100, self.spec.gpu.core_mode)
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether its processes are recognised by their environment instead of by namespaces."""
+        return self.spec.isolation == "cooperative"
 
     @property
     def queue_id(self) -> str:

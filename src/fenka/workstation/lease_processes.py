@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from pathlib import Path
 
 from fenka import procfs
@@ -12,9 +13,7 @@ from fenka.isolation import proc_reader
 from fenka.isolation.files import account_file
 from fenka.procfs import start_ticks
 from fenka.workstation.job import Job
-from fenka.workstation.process_scan import LeaseIdentity, ProcessScan, Scanner, mounted_lease
-
-__all__ = ["LeaseProcesses", "NotInLease"]
+from fenka.workstation.process_scan import ProcessScan, Scanner, mounted_lease
 
 SCAN_TIMEOUT_S = 30.0
 """A scan of ten thousand processes takes half a second, longer on a busy machine. Then it is cut off."""
@@ -42,8 +41,8 @@ def _owner(file: Path) -> int:
 class LeaseProcesses:
     """Finds the processes of a daemon's leases."""
 
-    def __init__(self, jobs: Callable[[], Iterable[Job]], leases: Path) -> None:
-        """jobs: returns the current jobs. leases: the directory of all leases' files."""
+    def __init__(self, jobs: Callable[[], Sequence[Job]], leases: Path) -> None:
+        """jobs: returns the jobs that hold slices. leases: the directory of all leases' files."""
         self._jobs, self._leases = jobs, leases
         self._pins: dict[str, int] = {}
         """Descriptors by lease that keep its namespace's inode number from being reused."""
@@ -84,7 +83,7 @@ class LeaseProcesses:
 
         Recorded namespaces may have ended, and their inode numbers may have been reused.
         """
-        scan = self._scan_all([LeaseIdentity.of(job) for job in jobs])
+        scan = self._scan_all(jobs)
         holders = dict(scan.holders)
         for job in jobs:
             pids = holders.get(job.id, [])
@@ -115,9 +114,8 @@ class LeaseProcesses:
         if job.pid in pids and start_ticks(job.pid) == job.start_ticks:
             return True
         # If programs can change their root, mountinfo proves nothing: then the lease is kept.
-        return not LeaseIdentity.of(job).keeps_root or any(
-            self._has_mounted(pid, job.id) for pid in pids
-        )
+        can_change_root = job.uid == 0 or job.spec.allow_user_namespaces
+        return can_change_root or any(self._has_mounted(pid, job.id) for pid in pids)
 
     # --- scans --------------------------------------------------------------------------------------
 
@@ -130,9 +128,9 @@ class LeaseProcesses:
     async def _run_scan(self) -> ProcessScan:
         async with self._scan_lock:
             self._next_scan, self._needs_scan = None, False
-            identities = [LeaseIdentity.of(job) for job in self._jobs() if job.placement]
+            jobs = [copy(job) for job in self._jobs()]  # they may change during the scan
             try:
-                return await asyncio.to_thread(self._scan_all, identities)
+                return await asyncio.to_thread(self._scan_all, jobs)
             except OSError:  # for instance, no descriptor is left
                 return ProcessScan(complete=False)
 
@@ -141,15 +139,15 @@ class LeaseProcesses:
 
         With cooperative isolation this is the last scan's answer; see :attr:`needs_scan`.
         """
-        identities = [LeaseIdentity.of(job) for job in self._jobs() if job.placement]
+        jobs = self._jobs()
         try:
-            lease = Scanner(identities, self._mounted_leases(identities)).lease(pid)
+            lease = Scanner(jobs, self._mounted_leases(jobs)).lease(pid)
             if lease is not None:
                 return lease
             start, uid = start_ticks(pid), procfs.real_uid(pid)
         except OSError:
             return None
-        cooperative = any(identity.cooperative and identity.uid == uid for identity in identities)
+        cooperative = any(job.cooperative and job.uid == uid for job in jobs)
         if start is None or not cooperative:
             return None
         if (pid, start) not in self._environments:
@@ -161,9 +159,9 @@ class LeaseProcesses:
         """Whether :meth:`lease_of` was called for a process that the last scan did not see."""
         return self._needs_scan
 
-    def _scan_all(self, identities: Sequence[LeaseIdentity]) -> ProcessScan:
+    def _scan_all(self, jobs: Sequence[Job]) -> ProcessScan:
         deadline = time.monotonic() + SCAN_TIMEOUT_S
-        scanner = Scanner(identities, self._mounted_leases(identities))
+        scanner = Scanner(jobs, self._mounted_leases(jobs))
         # A process that forks and exits can be missed by one listing, while its child is in the next.
         for _ in range(MAX_LISTINGS):
             unseen = [pid for pid in procfs.pids() if pid not in scanner.seen]
@@ -199,13 +197,13 @@ class LeaseProcesses:
                 leases[process] = scanner.from_environment(uid, contents[path] or b"")
         return leases
 
-    def _mounted_leases(self, identities: Iterable[LeaseIdentity]) -> dict[tuple[str, Path], str]:
+    def _mounted_leases(self, jobs: Iterable[Job]) -> dict[tuple[str, Path], str]:
         """Return root's leases without a user namespace, by what mountinfo shows of them."""
         own = procfs.namespace_inode("self", "user")
         return {
-            procfs.mount_source(self._leases / identity.lease / "lease"): identity.lease
-            for identity in identities
-            if identity.namespace == own
+            procfs.mount_source(self._leases / job.id / "lease"): job.id
+            for job in jobs
+            if job.user_namespace == own
         }
 
     def _has_mounted(self, pid: int, lease: str) -> bool:

@@ -14,8 +14,6 @@ from fenka.workstation import files, protocol
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 
-__all__ = ["Leases"]
-
 
 class Leases:
     """Makes and removes leases, and registers them for compute feedback."""

@@ -6,8 +6,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe", "log", "log_unhandled"]
-
 
 def log(message: str) -> None:
     """Print one line, shortened if it is very long."""

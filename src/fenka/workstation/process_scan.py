@@ -21,34 +21,7 @@ from fenka.isolation.sandbox import LEASE_ROOT
 from fenka.procfs import start_ticks
 from fenka.workstation.job import Job
 
-__all__ = ["LeaseIdentity", "ProcessScan", "Scanner", "mounted_lease"]
-
 _VARIABLE = b"FENKA_LEASE="
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseIdentity:
-    """How the processes of one lease are recognised."""
-
-    lease: str
-    uid: int
-    since: int
-    """Start of the process that requested the lease. All others in it started later."""
-    pid: int
-    cooperative: bool
-    namespace: int
-    """Inode of its user namespace; 0 if unknown."""
-    keeps_root: bool
-    """Its programs cannot change what mountinfo shows of them."""
-
-    @staticmethod
-    def of(job: Job) -> "LeaseIdentity":
-        """Return the identity of a job's lease, as recorded."""
-        cooperative = job.isolation == "cooperative"
-        keeps_root = job.uid != 0 and not job.allow_user_namespaces
-        return LeaseIdentity(
-            job.id, job.uid, job.start_ticks, job.pid, cooperative, job.user_namespace, keeps_root
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +42,18 @@ class ProcessScan:
 class Scanner:
     """Assigns processes to leases, one after another."""
 
-    def __init__(
-        self, identities: Sequence[LeaseIdentity], mounted: Mapping[tuple[str, Path], str]
-    ) -> None:
-        self._identities = {identity.lease: identity for identity in identities}
+    def __init__(self, jobs: Sequence[Job], mounted: Mapping[tuple[str, Path], str]) -> None:
+        """Prepare a scan.
+
+        Args:
+            jobs: The jobs that hold slices.
+            mounted: Root's leases without a user namespace, by what mountinfo shows of them.
+        """
+        self._jobs = {job.id: job for job in jobs}
         self._leases_by_mount = mounted
         self._own_mounts = procfs.namespace_inode("self", "mnt")
         own = procfs.namespace_inode("self", "user")
-        known = {
-            identity.namespace: identity.lease
-            for identity in identities
-            if identity.namespace not in (0, own)
-        }
+        known = {job.user_namespace: job.id for job in jobs if job.user_namespace not in (0, own)}
         self._ancestry = procfs.UserNamespaceAncestry(known)
         self.seen: set[int] = set()
         self.holders: dict[str, list[int]] = {}
@@ -115,15 +88,15 @@ class Scanner:
         if lease is None:
             return None
         # Root may enter any lease, and programs in root's leases may run as any user.
-        return lease if self._identities[lease].uid in (0, procfs.real_uid(pid)) else None
+        return lease if self._jobs[lease].uid in (0, procfs.real_uid(pid)) else None
 
     def from_environment(self, uid: int, environment: bytes) -> str | None:
         """Return the user's lease with cooperative isolation that an environment names, if any."""
         for variable in environment.split(b"\0"):
             if variable.startswith(_VARIABLE):
                 name = os.path.basename(os.fsdecode(variable.removeprefix(_VARIABLE)))
-                identity = self._identities.get(name)
-                valid = identity and identity.cooperative and identity.uid == uid
+                job = self._jobs.get(name)
+                valid = job and job.cooperative and job.uid == uid
                 return name if valid else None
         return None
 
@@ -150,18 +123,19 @@ class Scanner:
             return  # /proc is mounted with hidepid, which hides other users' processes.
         if start is None or not separate:
             return
-        for identity in self._identities.values():
-            possible = identity.uid in (0, uid) and start >= identity.since
-            if possible and not identity.cooperative:
-                self.unreadable.setdefault(identity.lease, []).append(pid)
+        for job in self._jobs.values():
+            # Processes of a lease start later than the one that requested it.
+            possible = job.uid in (0, uid) and start >= job.start_ticks
+            if possible and not job.cooperative:
+                self.unreadable.setdefault(job.id, []).append(pid)
 
     def _add_cooperative_candidate(self, pid: int) -> None:
-        candidates = [identity for identity in self._identities.values() if identity.cooperative]
+        candidates = [job for job in self._jobs.values() if job.cooperative]
         if not candidates:
             return
         uid, start = procfs.real_uid(pid), start_ticks(pid)
         if start is not None and any(
-            identity.uid == uid and start >= identity.since for identity in candidates
+            job.uid == uid and start >= job.start_ticks for job in candidates
         ):
             assert uid is not None
             self.cooperative.setdefault(uid, []).append((pid, start))

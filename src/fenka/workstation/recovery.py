@@ -8,8 +8,6 @@ from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.paths import Runtime
 
-__all__ = ["recover"]
-
 
 def recover(runtime: Runtime, processes: LeaseProcesses, controller: Controller) -> None:
     """Take over recorded jobs whose processes live, and remove all other leases.

@@ -14,14 +14,11 @@ from fenka.procfs import parent_pid, start_ticks
 from fenka.workstation import protocol, submission
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
-from fenka.workstation.connections import Client, ClientRegistry
+from fenka.workstation.clients import Client, ClientRegistry
 from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job
-from fenka.workstation.leases import Leases
 from fenka.workstation.resize import JobResizer
 from fenka.workstation.termination import Terminator
-
-__all__ = ["RequestFailed", "RequestHandler", "Services"]
 
 
 class RequestFailed(FenkaError):
@@ -29,54 +26,42 @@ class RequestFailed(FenkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """What requests are answered from."""
+class RequestHandler:
+    """Checks that the client may do what it requests, and does it.
 
+    Attributes:
+        controller: Carries out changes.
+        broker: The jobs; only read here.
+        admission: The quotas of jobs.
+        clients: The clients by what they have requested.
+        terminator: Ends jobs.
+        resizer: Resizes jobs.
+        snapshot: Returns all cards and jobs.
+        unit_mib: The unit of sizes that name none.
+        stopped: Set to end the daemon. Clients that disconnect afterwards keep their jobs.
+    """
+
+    controller: Controller
+    broker: Broker
     admission: Admission
     clients: ClientRegistry
-    leases: Leases
     terminator: Terminator
     resizer: JobResizer
     snapshot: Callable[[], Awaitable[protocol.Snapshot]]
-
-
-class RequestHandler:
-    """Checks that the client may do what it requests, and does it."""
-
-    def __init__(
-        self,
-        controller: Controller,
-        broker: Broker,
-        services: Services,
-        unit_mib: int,
-        stopped: asyncio.Event,
-    ) -> None:
-        """Handle requests.
-
-        Args:
-            controller: Carries out changes.
-            broker: The jobs; only read here.
-            services: What answers come from.
-            unit_mib: The unit of sizes that name none.
-            stopped: Set to end the daemon. Clients that disconnect afterwards keep their jobs.
-        """
-        self._controller, self._broker, self._unit_mib = controller, broker, unit_mib
-        self._services = services
-        self._clients, self._leases = services.clients, services.leases
-        self._admission = services.admission
-        self._stopped = stopped
+    unit_mib: int
+    stopped: asyncio.Event
 
     def has_pending_request(self, client: Client) -> bool:
         """Return whether the client waits for a lease, and may be silent."""
-        return any(job.state != "running" for job in self._broker.jobs_of(client.job or ""))
+        return any(job.state != "running" for job in self.broker.jobs_of(client.job or ""))
 
     def on_disconnect(self, client: Client) -> None:
         """Cancel a job whose client disconnects before it has confirmed its lease."""
-        if self._clients.remove(client) and not self._stopped.is_set():
+        if self.clients.remove(client) and not self.stopped.is_set():
             assert client.job is not None
-            jobs = self._broker.jobs_of(client.job)
+            jobs = self.broker.jobs_of(client.job)
             if any(job.state in ("waiting", "starting") for job in jobs):
-                self._controller.cancel(client.job)
+                self.controller.cancel(client.job)
 
     async def handle(self, client: Client, message: protocol.ToDaemon) -> None:
         """Carry out one request and send the answer. Raises FenkaError, OSError."""
@@ -87,7 +72,7 @@ class RequestHandler:
                 self._confirm(client)
                 client.send(protocol.Done())
             case protocol.GetSnapshot():
-                client.send(await self._services.snapshot())
+                client.send(await self.snapshot())
             case protocol.StopJob():
                 client.send(protocol.Done(await self._stop(client, message)))
             case protocol.ResizeJob():
@@ -95,7 +80,7 @@ class RequestHandler:
             case protocol.Shutdown():
                 self._check_shutdown(client, message)
                 client.send(protocol.Done())
-                self._stopped.set()
+                self.stopped.set()
 
     # --- submission ---------------------------------------------------------------------------------
 
@@ -103,35 +88,34 @@ class RequestHandler:
         if not client.lives:
             client.send(protocol.JobRejected("the process that connected is gone", final=True))
         elif known := self._resubmitted(client, request.job_id):
-            self._clients.add(known.queue_id, client)
-            self._controller.replay(known.queue_id)
+            self.clients.add(known.queue_id, client)
+            self.controller.replay(known.queue_id)
         elif member := self._gang_member(client, request.job_id):
-            self._clients.add(member.id, client)
-            self._controller.assign(member, client.pid, client.start_ticks)
-            client.send(self._leases.grant(member))
+            self.clients.add(member.id, client)
+            self.controller.assign(member, client.pid, client.start_ticks)
         else:
             self._submit_new(client, request)
 
     def _submit_new(self, client: Client, request: protocol.SubmitJob) -> None:
-        self._controller.observe_cards()
-        known = self._broker.jobs.values()
+        self.controller.observe_cards()
+        known = self.broker.jobs.values()
         try:
             peer = submission.Peer(client.pid, client.uid, client.start_ticks)
-            jobs = submission.create_jobs(request.spec, peer, self._unit_mib, known, time.time())
-            self._admission.check_jobs(client.uid, len(jobs), known)
+            jobs = submission.create_jobs(request.spec, peer, self.unit_mib, known, time.time())
+            self.admission.check_jobs(client.uid, len(jobs), known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             final = not isinstance(why, QuotaExceeded)
             client.send(protocol.JobRejected(str(why), final))
             return
-        self._clients.add(jobs[0].queue_id, client)
-        self._controller.submit(jobs, wait=request.wait)
+        self.clients.add(jobs[0].queue_id, client)
+        self.controller.submit(jobs, wait=request.wait)
 
     def _resubmitted(self, client: Client, job_id: str) -> Job | None:
         """Return the job that this process submitted to an earlier daemon, if any.
 
         The process may not know the job's id.
         """
-        for job in self._broker.jobs.values():
+        for job in self.broker.jobs.values():
             same = job.uid == client.uid and client.is_process(job.pid, job.start_ticks)
             if same and job_id in ("", job.queue_id) and job.state in ("waiting", "starting"):
                 return job
@@ -139,7 +123,7 @@ class RequestHandler:
 
     def _gang_member(self, client: Client, job_id: str) -> Job | None:
         """Return the member of a gang that this process, started by the gang's own process, is to run."""
-        job = self._broker.jobs.get(job_id)
+        job = self.broker.jobs.get(job_id)
         if job is None or job.gang is None or job.placement is None or job.uid != client.uid:
             return None
         gang = job.gang
@@ -151,50 +135,49 @@ class RequestHandler:
         return job if entitled else None
 
     def _confirm(self, client: Client) -> None:
-        job = self._broker.jobs.get(client.job or "")
+        job = self.broker.jobs.get(client.job or "")
         own = job is not None and client.lives and client.is_process(job.pid, job.start_ticks)
         # "running" if an earlier daemon recorded the confirmation and could not answer it.
         if job is None or not own or job.state not in ("starting", "running"):
             raise RequestFailed("the grant expired before the program started: try again")
-        self._controller.confirm(job)
+        self.controller.confirm(job)
 
     # --- changes ------------------------------------------------------------------------------------
 
     async def _stop(self, client: Client, request: protocol.StopJob) -> str:
         """Stop a job, or all of a gang whichever member is named. Return its name."""
-        job, *_ = self._broker.find(request.name)
+        job, *_ = self.broker.find(request.name)
         name = job.display_name
         _check_owner(client, job, name, "stop")
-        jobs = self._broker.jobs_of(job.queue_id)
+        jobs = self.broker.jobs_of(job.queue_id)
         retained = [job for job in jobs if job.retained]
         if retained and not _owns_daemon(client):
             # The next program may find less memory than its slice has: the daemon's owner decides.
             raise RequestFailed(f"{name} has ended, but {retained[0].retained}: end that first")
         for member in retained:
-            self._controller.release(member)
-        jobs = self._broker.present(jobs)
-        terminator = self._services.terminator
+            self.controller.release(member)
+        jobs = self.broker.present(jobs)
         if jobs and job.state == "waiting":
-            self._controller.cancel_pending(job.queue_id)
-        elif jobs and not await terminator.terminate(jobs, request.grace_s):
-            left = ", ".join(map(str, await terminator.pids(jobs)))
+            self.controller.cancel_pending(job.queue_id)
+        elif jobs and not await self.terminator.terminate(jobs, request.grace_s):
+            left = ", ".join(map(str, await self.terminator.pids(jobs)))
             raise RequestFailed(f"{name} does not end: processes {left} ignore SIGKILL")
         return name
 
     def _resize(self, client: Client, request: protocol.ResizeJob) -> str:
-        job, *others = self._broker.find(request.name)
+        job, *others = self.broker.find(request.name)
         if others:
             raise RequestFailed(
                 f"{request.name} is a gang: resize its members one by one, beginning with {job.name}"
             )
         _check_owner(client, job, job.name, "resize")
-        self._services.resizer.resize(job, request)
+        self.resizer.resize(job, request)
         return job.name
 
     def _check_shutdown(self, client: Client, request: protocol.Shutdown) -> None:
         if not _owns_daemon(client):
             raise RequestFailed(f"the daemon belongs to {user_name(os.geteuid())}")
-        names = list(dict.fromkeys(job.display_name for job in self._broker.jobs.values()))
+        names = list(dict.fromkeys(job.display_name for job in self.broker.jobs.values()))
         if names and not request.force:
             raise RequestFailed(
                 f"{len(names)} jobs are still here ({', '.join(names[:5])}): stop them first, or add "

@@ -4,14 +4,16 @@ The records are the ledger and the state file. If the daemon is killed meanwhile
 the resize.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.core.ledger import Conflict
 from fenka.core.request import InvalidRequest, Placement, Request
 from fenka.dialects.sizes import InvalidSize, parse_memory
-from fenka.isolation import control
 from fenka.isolation.account import InvalidAccount
+from fenka.isolation.control import InvalidControl
 from fenka.isolation.resize import InUse
 from fenka.isolation.resize_plan import ResizePlan, resized
 from fenka.workstation import protocol
@@ -20,60 +22,57 @@ from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job
 from fenka.workstation.leases import Leases
 
-__all__ = ["CannotResize", "JobResizer"]
-
 
 class CannotResize(FenkaError):
     """The job keeps its size. The message says why."""
 
 
+@dataclass(frozen=True, slots=True)
 class JobResizer:
     """Resizes the jobs of one daemon."""
 
-    def __init__(
-        self, controller: Controller, broker: Broker, leases: Leases, unit_mib: int
-    ) -> None:
-        self._controller, self._broker, self._leases = controller, broker, leases
-        self._unit_mib = unit_mib
+    controller: Controller
+    broker: Broker
+    leases: Leases
+    unit_mib: int
 
     def resize(self, job: Job, wanted: protocol.ResizeJob) -> None:
         """Resize a running job. Its programs have the new size within a second. Raises CannotResize,
         OSError."""
-        before = job.placement
+        before, former = job.placement, job.spec
         if job.state != "running" or before is None:
             raise CannotResize(f"{job.name} is {job.state}: only a running job can be resized")
         if before.whole:
             raise CannotResize(f"{job.name} holds whole cards: there is nothing to resize")
-        former = job.compute_percent, job.compute_mode
-        percent = job.compute_percent if wanted.gpu_core is None else wanted.gpu_core
-        mode = wanted.gpu_core_mode or (job.compute_mode if percent else "hard")
+        percent = former.gpu.core if wanted.gpu_core is None else wanted.gpu_core
+        mode = wanted.gpu_core_mode or (former.gpu.core_mode if percent else "hard")
         if mode != "hard" and not percent:
             raise CannotResize(f"{job.name} has no share of compute: say how much with --gpu-core")
         try:
             after = self._placement(job, before, wanted, 0 if mode == "weight" else percent)
             plan = ResizePlan({job.id: before.slices}, {job.id: after.slices})
-            self._controller.record_placement(
-                job, replace(before, slices=tuple(plan.reserved[job.id]))
-            )
+            reserved = replace(before, slices=tuple(plan.reserved[job.id]))
+            self.controller.record_placement(job, reserved)
         except (InvalidSize, InvalidRequest) as error:
             raise CannotResize(str(error)) from None
         except Conflict:
             raise CannotResize(
                 f"{job.name} cannot grow: its cards have no room for that now"
             ) from None
-        job.compute_percent, job.compute_mode = percent, mode
+        gpu = msgspec.structs.replace(former.gpu, core=percent, core_mode=mode)
+        job.spec = msgspec.structs.replace(former, gpu=gpu)
         try:
-            plan.enforce(lambda _, slices: self._leases.set_limits(job, slices))
-        except (InUse, control.InvalidControl, InvalidAccount) as error:
-            job.compute_percent, job.compute_mode = former
-            self._controller.record_placement(job, before)
+            plan.enforce(lambda _, slices: self.leases.set_limits(job, slices))
+        except (InUse, InvalidControl, InvalidAccount) as error:
+            job.spec = former
+            self.controller.record_placement(job, before)
             raise CannotResize(str(error)) from None
-        self._controller.record_placement(job, after)
+        self.controller.record_placement(job, after)
 
     def _placement(
         self, job: Job, before: Placement, wanted: protocol.ResizeJob, compute: int
     ) -> Placement:
-        memory = parse_memory(wanted.gpu_mem, self._unit_mib) if wanted.gpu_mem else None
+        memory = parse_memory(wanted.gpu_mem, self.unit_mib) if wanted.gpu_mem else None
         Request(memory=job.request.memory, compute=compute)  # Raises InvalidRequest.
-        slices = resized(before.slices, memory, compute, self._broker.node)
+        slices = resized(before.slices, memory, compute, self.broker.node)
         return replace(before, slices=tuple(slices))

@@ -7,8 +7,6 @@ from fenka.hardware.nvml import Reading
 from fenka.workstation.gpu_processes import GpuProcesses, UnleasedProcess, unattributed_mib
 from fenka.workstation.job import Job
 
-__all__ = ["retention_reason"]
-
 MEMORY_TOLERANCE = 0.05
 """Of a card's memory: drivers round, reserve and account for memory differently from moment to moment."""
 

@@ -9,8 +9,6 @@ from fenka.core.errors import FenkaError
 from fenka.isolation.files import with_file_name
 from fenka.workstation.paths import Runtime
 
-__all__ = ["AlreadyRunning", "lock_runtime"]
-
 
 class AlreadyRunning(FenkaError):
     """Another daemon serves this runtime directory."""

@@ -35,13 +35,8 @@ def snapshot(
     cards = []
     for card in broker.node.cards:
         reading = sample.readings.get(card.uuid)
-        leased = sum(
-            piece.memory_mib
-            for job in broker.jobs.values()
-            if job.placement
-            for piece in job.placement.slices
-            if piece.uuid == card.uuid
-        )
+        slices = (piece for job in broker.placed() for piece in job.slices)
+        leased = sum(piece.memory_mib for piece in slices if piece.uuid == card.uuid)
         cards.append(
             protocol.CardView(
                 index=card.index,
@@ -114,20 +109,20 @@ def _job(
         user=user_name(job.uid),
         uid=job.uid,
         pid=job.pid,
-        kind=job.kind,
+        kind=job.spec.kind,
         state=job.state,
-        command=job.command,
-        directory=job.directory,
+        command=job.spec.command,
+        directory=job.spec.directory,
         requested_at=job.requested_at,
         started_at=job.started_at,
-        isolation=job.isolation,
-        summary=job.summary,
+        isolation=job.spec.isolation,
+        summary=job.spec.summary(),
         whole=job.request.whole,
         slices=_slices(runtime, job, sample.processes),
         pids=scan.holders.get(job.id, []),
         position=status.position if status else None,
         reason=broker.reason(job),
-        priority=job.priority,
+        priority=job.spec.priority,
         deadline=job.deadline,
         gang=job.gang.name if job.gang else "",
         rank=job.rank if job.gang and not pending else None,
@@ -139,23 +134,21 @@ def _job(
         else 0.0,
         violations=sample.violations.get(job.id, []),
         unreadable_pids=scan.unreadable.get(job.id, []),
-        allow_user_namespaces=job.allow_user_namespaces,
+        allow_user_namespaces=job.spec.allow_user_namespaces,
     )
 
 
 def _slices(runtime: Runtime, job: Job, processes: GpuProcesses) -> list[protocol.SliceView]:
-    if job.placement is None:
-        return []
     return [
         protocol.SliceView(
             card=piece.card,
             uuid=piece.uuid,
             memory_mib=piece.memory_mib,
             used_mib=_used(runtime, job, position, processes.used_mib(job.id, piece.uuid)),
-            compute=job.compute_percent,
-            compute_mode=job.compute_mode,
+            compute=job.spec.gpu.core,
+            compute_mode=job.spec.gpu.core_mode,
         )
-        for position, piece in enumerate(job.placement.slices)
+        for position, piece in enumerate(job.slices)
     ]
 
 

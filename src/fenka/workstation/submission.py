@@ -45,11 +45,27 @@ def create_jobs(
             f"only {user_name(os.geteuid())}, who runs this daemon, may give a priority above 0: use 0 "
             f"or less, not {spec.priority}"
         )
-    first = _create_job(spec, peer, unit_mib)
+    gpu = spec.gpu
+    first = Job(
+        id=secrets.token_hex(4),
+        name=spec.name or generate_name(spec.command or [spec.kind]),
+        uid=peer.uid,
+        pid=peer.pid,
+        start_ticks=peer.start_ticks,
+        spec=spec,
+        request=Request(
+            memory=None if gpu.whole else parse_memory(gpu.memory, unit_mib),
+            # A weight guarantees no compute, so none is reserved.
+            compute=0 if gpu.core_mode == "weight" else gpu.core,
+            cards=gpu.cards,
+            whole=gpu.whole,
+            models=frozenset(gpu.models),
+        ),
+        # Later than all other requests, also if the clock was set back.
+        requested_at=max([now, *(job.requested_at + 1e-3 for job in existing)]),
+    )
     if any(first.name in (job.display_name, job.name, job.id) for job in existing):
         raise InvalidRequest(f"a job called {first.name} already exists: choose another --name")
-    # Later than all other requests, also if the clock was set back.
-    first.requested_at = max([now, *(job.requested_at + 1e-3 for job in existing)])
     if spec.gang is None:
         return [first]
     gang = Gang(first.id, first.name, spec.gang, first.pid, first.start_ticks)
@@ -59,33 +75,3 @@ def create_jobs(
         )
         for rank in range(spec.gang)
     ]
-
-
-def _create_job(spec: JobSpec, peer: Peer, unit_mib: int) -> Job:
-    gpu = spec.gpu
-    return Job(
-        id=secrets.token_hex(4),
-        name=spec.name or generate_name(spec.command or [spec.kind]),
-        uid=peer.uid,
-        pid=peer.pid,
-        start_ticks=peer.start_ticks,
-        request=Request(
-            memory=None if gpu.whole else parse_memory(gpu.memory, unit_mib),
-            # A weight guarantees no compute, so none is reserved.
-            compute=0 if gpu.core_mode == "weight" else gpu.core,
-            cards=gpu.cards,
-            whole=gpu.whole,
-            models=frozenset(gpu.models),
-        ),
-        compute_percent=gpu.core,
-        compute_mode=gpu.core_mode,
-        summary=spec.summary(),
-        command=spec.command,
-        directory=spec.directory,
-        kind=spec.kind,
-        isolation=spec.isolation,
-        allow_user_namespaces=spec.allow_user_namespaces,
-        requested_at=0,
-        priority=spec.priority,
-        time_limit_s=spec.time_limit_s,
-    )

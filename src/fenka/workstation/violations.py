@@ -9,8 +9,6 @@ from fenka.isolation.files import MIB
 from fenka.workstation.gpu_processes import GpuProcesses
 from fenka.workstation.job import Job
 
-__all__ = ["ViolationDetector"]
-
 _Slices = Mapping[tuple[str, str], tuple[Job, Slice]]
 """Slices by job id and card UUID."""
 
@@ -51,7 +49,7 @@ class ViolationDetector:
         for key in sorted(self._compute.observe(*self._compute_excess(slices, busy_ns))):
             job, piece = slices[key]
             sentences.setdefault(job.id, []).append(
-                f"has had more than its {job.compute_percent} % of the time of card {piece.card} by the "
+                f"has had more than its {job.spec.gpu.core} % of the time of card {piece.card} by the "
                 "driver's account"
             )
         for job in jobs:
@@ -72,12 +70,12 @@ class ViolationDetector:
         limited = [
             key
             for key, (job, _) in slices.items()
-            if job.compute_percent and job.compute_mode == "hard"
+            if job.spec.gpu.core and job.spec.gpu.core_mode == "hard"
         ]
         self._busy_ns = {key: busy_ns(*key) for key in limited}
         shares = violations.time_shares(self._busy_ns, before, elapsed_s)
         return elapsed_s, {
-            key: share - slices[key][0].compute_percent / 100 for key, share in shares.items()
+            key: share - slices[key][0].spec.gpu.core / 100 for key, share in shares.items()
         }
 
 

@@ -1,62 +1,134 @@
 """Watches the processes of all jobs, and of the programs that started gangs."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from fenka.procfs import start_ticks
 from fenka.workstation.job import Gang, Job
 from fenka.workstation.process_scan import ProcessScan
-from fenka.workstation.process_watch import ProcessWatch
 
-__all__ = ["ExitListener", "JobWatches"]
-
-
-class ExitListener(Protocol):
-    """Hears when processes have ended."""
-
-    def on_exit(self, job_id: str) -> None:
-        """The last process of a job has ended."""
-
-    def cancel(self, queue_id: str) -> None:
-        """The process that requested a gang has ended."""
+RESCAN_DELAY_S = 1.0
+"""After an incomplete scan, during which the lease is kept."""
 
 
+@dataclass(slots=True)
 class JobWatches:
-    """One watch for each job, and one for the starting process of each gang."""
+    """One watch for each job, and one for the starting process of each gang.
 
-    def __init__(self, scan: Callable[[], Awaitable[ProcessScan]]) -> None:
-        self._scan = scan
-        self._watches: dict[str, ProcessWatch] = {}
-        """By job id; for a gang's starting process, by queue id."""
+    Attributes:
+        scan: Scans all processes.
+        on_exit: Called with the id of a job whose last process has ended.
+        on_gang_end: Called with the queue id of a gang whose starting process has ended.
+    """
 
-    def watch(self, jobs: Sequence[Job], listener: ExitListener) -> None:
+    scan: Callable[[], Awaitable[ProcessScan]]
+    on_exit: Callable[[str], None]
+    on_gang_end: Callable[[str], None]
+    _watches: dict[str, "ProcessWatch"] = field(default_factory=dict)
+    """By job id; for a gang's starting process, by queue id."""
+
+    def watch(self, jobs: Sequence[Job]) -> None:
         """Watch all jobs of one queue entry."""
         for job in jobs:
             if not job.gang or job.pid != job.gang.pid:
-                self.watch_job(job, listener)
-        gang, queue_id = (jobs[0].gang, jobs[0].queue_id) if jobs else (None, "")
+                self.watch_job(job)
+        gang = jobs[0].gang if jobs else None
         if gang and start_ticks(gang.pid) == gang.start_ticks:
-            self._follow(queue_id, gang, partial(listener.cancel, queue_id))
+            self._follow(gang.id, gang, self.on_gang_end)
         elif gang:
-            listener.cancel(queue_id)
+            self.on_gang_end(gang.id)
 
-    def watch_job(self, job: Job, listener: ExitListener) -> None:
+    def watch_job(self, job: Job) -> None:
         """Watch one job, instead of the process that was watched for it before."""
-        self._follow(job.id, job, partial(listener.on_exit, job.id))
+        self._follow(job.id, job, self.on_exit)
 
     def keep(self, names: Collection[str]) -> None:
         """Stop all watches but those of these jobs and queue entries."""
         for name in self._watches.keys() - set(names):
             self._watches.pop(name).close()
 
-    def close(self) -> None:
-        """Stop all watches."""
-        self.keep(())
-
-    def _follow(self, name: str, process: Job | Gang, on_end: Callable[[], None]) -> None:
+    def _follow(self, name: str, process: Job | Gang, on_end: Callable[[str], None]) -> None:
         if name in self._watches:
             self._watches.pop(name).close()
         self._watches[name] = ProcessWatch(
-            name, process.pid, process.start_ticks, on_end, self._scan
+            name, process.pid, process.start_ticks, partial(on_end, name), self.scan
         )
+
+
+class ProcessWatch:
+    """Calls back once, when the last process of a lease has ended."""
+
+    def __init__(
+        self,
+        lease: str,
+        holder: int,
+        ticks: int,
+        on_end: Callable[[], None],
+        scan: Callable[[], Awaitable[ProcessScan]],
+    ) -> None:
+        """Start watching.
+
+        Args:
+            lease: The lease.
+            holder: The process that requested it, which counts before it has entered the lease.
+            ticks: When that process started; another process with its PID does not count.
+            on_end: Called at most once.
+            scan: Scans all processes.
+        """
+        self._lease, self._on_end, self._scan = lease, on_end, scan
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[int, int] = {}
+        self._rescan_task: asyncio.Task[None] | None = None
+        followed = self._follow([holder])
+        if followed and start_ticks(holder) != ticks:
+            self.close()
+            followed = False
+        if not followed:
+            self._start_rescan()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._rescan_task:
+            self._rescan_task.cancel()
+        for pid in list(self._watched):
+            self._unfollow(pid)
+
+    def _follow(self, pids: Iterable[int]) -> bool:
+        for pid in pids:
+            if pid in self._watched:
+                continue
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            self._watched[pid] = descriptor
+            self._loop.add_reader(descriptor, self._on_process_end, pid)
+        return bool(self._watched)
+
+    def _unfollow(self, pid: int) -> None:
+        descriptor = self._watched.pop(pid)
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    def _on_process_end(self, pid: int) -> None:
+        self._unfollow(pid)
+        if not self._watched:
+            self._start_rescan()
+
+    def _start_rescan(self) -> None:
+        self._rescan_task = self._loop.create_task(self._rescan())
+
+    async def _rescan(self) -> None:
+        while True:
+            scan = await self._scan()
+            if self._follow(scan.pids(self._lease)):
+                return
+            # The processes found have ended since, and may have left children.
+            if scan.complete and not scan.pids(self._lease):
+                break
+            await asyncio.sleep(0 if scan.complete else RESCAN_DELAY_S)
+        self._rescan_task = None
+        self._on_end()

@@ -1,0 +1,71 @@
+"""The clients that are connected to the daemon."""
+
+import asyncio
+
+import msgspec
+
+from fenka.hardware.peer_credentials import process
+from fenka.procfs import start_ticks
+from fenka.workstation import protocol
+
+
+class Client:
+    """One connection, and the process that made it. Raises OSError if that process is gone."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._process = process(writer.get_extra_info("socket"))
+        self.pid, self.uid = self._process.pid, self._process.uid
+        self.start_ticks = start_ticks(self.pid) or 0
+        """When that process started; valid while :attr:`lives`."""
+        self.writer = writer
+        self.job: str | None = None
+        """The queue id, or the id of a gang's member, that this connection has requested."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process that connected still runs; another process may hold the connection."""
+        return self._process.lives() and self.start_ticks != 0
+
+    def is_process(self, pid: int, start_ticks: int) -> bool:
+        """Return whether this PID and start time are those of the process that connected."""
+        return (self.pid, self.start_ticks) == (pid, start_ticks)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._process.close()
+        self.writer.close()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message without waiting.
+
+        Queue positions are dropped while the client does not read, so that they cannot pile up. A closed
+        connection is noticed when it is read.
+        """
+        stuck = self.writer.transport.get_write_buffer_size() > 0
+        if not (stuck and isinstance(message, protocol.JobQueued)):
+            self.writer.write(protocol.encode(message) + b"\n")
+
+
+class ClientRegistry:
+    """The connected clients by what they have requested: a queue id, or the id of a gang's member."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Client] = {}
+
+    def add(self, job: str, client: Client) -> None:
+        """Register the client for a job. A client that was registered for it before is replaced."""
+        client.job = job
+        self._clients[job] = client
+
+    def remove(self, client: Client) -> bool:
+        """Unregister a client. Return False if it was not, or another has taken its place."""
+        if client.job is None or self._clients.get(client.job) is not client:
+            return False
+        del self._clients[client.job]
+        return True
+
+    def send(self, job: str, message: protocol.Message) -> None:
+        """Send a message to the client of a job, if one is connected."""
+        client = self._clients.get(job)
+        if client:
+            client.send(message)

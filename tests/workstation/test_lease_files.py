@@ -5,13 +5,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from fenka import native
+from fenka.hardware.machine import Hardware
 from fenka.isolation import account
-from fenka.isolation.files import account_file, card_limits
-from fenka.workstation import files
+from fenka.isolation.compute_feedback import ComputeFeedback
+from fenka.isolation.files import account_file, control_page
 from fenka.workstation.job import Job
+from fenka.workstation.leases import Leases
 from fenka.workstation.paths import Runtime
 from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, open_to_all
@@ -27,6 +32,13 @@ def placed_job(uid: int) -> Job:
     return job(f"job{uid}", uid=uid, placement=placement(CARD))
 
 
+def leases(runtime: Runtime) -> Leases:
+    """The leases of a daemon in this directory, with a driver that measures nothing."""
+    hardware = SimpleNamespace(driver=SimpleNamespace(simulated=False), context_mib={})
+    feedback = ComputeFeedback(lambda *_: None, lambda _: None)
+    return Leases(runtime, cast("Hardware", hardware), native.DIRECTORY, feedback)
+
+
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
     """A runtime directory that every user may enter."""
@@ -36,13 +48,12 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
     made.root.chmod(0o755)
     yield made
     for lease in made.leases.iterdir():
-        files.remove_lease(lease)
+        leases(made).remove(lease.name)
 
 
 def made(runtime: Runtime, uid: int) -> Path:
     """The directory of a lease of this user."""
-    job = placed_job(uid)
-    files.create_lease(runtime, job, card_limits(job.slices, {}), None)
+    leases(runtime).create(placed_job(uid))
     return runtime.lease(f"job{uid}")
 
 
@@ -105,18 +116,17 @@ def test_account_is_reachable_when_root_s_program_changes_its_user(runtime: Runt
 SYSTEM = """
 import os, subprocess, sys
 from pathlib import Path
-from fenka.workstation import files
 from fenka.workstation.paths import SYSTEM, Runtime
-from tests.workstation.test_lease_files import OWNER, does, made
+from tests.workstation.test_lease_files import OWNER, does, leases, placed_job
 runtime = Runtime(SYSTEM)
 runtime.create()
-made(runtime, OWNER)
+leases(runtime).create(placed_job(OWNER))
 lease = runtime.lease(f"job{OWNER}")
 before = os.statvfs("/run").f_bavail
 print(does(OWNER, 'head -c 5000000 /dev/zero >> "$1/account/slots"', lease))
 print(does(OWNER, 'truncate -s 0 "$1/account/slots" && truncate -s 8T "$1/account/slots"', lease))
 print(os.statvfs("/run").f_bavail == before)
-files.remove_lease(lease)
+leases(runtime).remove(lease.name)
 print(list(runtime.leases.iterdir()), "/account" in Path("/proc/self/mountinfo").read_text())
 """
 
@@ -135,7 +145,9 @@ def test_lease_is_recreated_when_a_killed_daemon_left_files(runtime: Runtime) ->
     """Whatever was there, the account begins empty."""
     lease = made(runtime, os.geteuid())
     (lease / "account" / "slots").write_bytes(b"")
-    assert account.read(account_file(made(runtime, os.geteuid()))).processes == ()
+    control_page(lease).unlink()
+    made(runtime, os.geteuid())
+    assert account.read(account_file(lease)).processes == ()
 
 
 def test_snapshot_is_complete_when_an_account_is_damaged(t4: Workstation) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from fenka.cli import cluster, doctor, options
+from fenka.cli.errors import report_errors
 from fenka.jobs.spec import GpuResources, JobSpec
-from fenka.workstation import client, launch, launcher, paths, protocol
+from fenka.workstation import client, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
+from fenka.workstation.files import lock_runtime
+from fenka.workstation.launch import Launcher, LeaseNotGranted, create_job_directory
 from fenka.workstation.paths import Runtime, UnsafeDirectory
-from fenka.workstation.runtime_lock import lock_runtime
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
 
 __all__ = ["place", "stranger", "victim"]
@@ -187,7 +189,6 @@ def test_request_waits_when_the_system_daemon_is_down(
     monkeypatch.setattr(Runtime, "foreign", property(lambda _: True))
     nobody_named.mkdir()
     runtime, told = Runtime(nobody_named), list[str]()
-    ask = protocol.SubmitJob(JobSpec(["x"], GpuResources("1")))
 
     def start_daemon(text: str) -> None:
         told.append(text)
@@ -202,16 +203,15 @@ def test_request_waits_when_the_system_daemon_is_down(
 
         threading.Thread(target=answer).start()
 
-    def acquire(wanted: protocol.SubmitJob) -> None:
-        launch.acquire(
-            runtime, wanted, timeout_s=None, on_wait=lambda _: None, announce=start_daemon
-        )
+    def acquire(*, wait: bool) -> None:
+        spec = JobSpec(["x"], GpuResources("1"))
+        Launcher(runtime, spec, report_errors, wait=wait).acquire(start_daemon)
 
     with pytest.raises(DaemonUnavailable, match="only root can start this machine's"):
-        acquire(protocol.SubmitJob(JobSpec(["x"], GpuResources("1")), wait=False))
+        acquire(wait=False)
     assert told == []
-    with pytest.raises(launch.LeaseNotGranted, match="it was heard"):
-        acquire(ask)
+    with pytest.raises(LeaseNotGranted, match="it was heard"):
+        acquire(wait=True)
     assert len(told) == 1
     assert "waiting until root has started it" in told[0]
 
@@ -224,10 +224,10 @@ def test_job_log_is_not_written_when_another_user_can_change_its_directory(
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "theirs"))
     victim.mkdir(place / "theirs" / "fenka" / "jobs")
     with pytest.raises(UnsafeDirectory, match="theirs belongs to user"):
-        victim.do(lambda: launcher.create_job_directory(paths.current(), "night"))
+        victim.do(lambda: create_job_directory(paths.current(), "night"))
     victim.mkdir(place / "mine")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "mine"))
-    made = victim.do(lambda: launcher.create_job_directory(paths.current(), "night"))
+    made = victim.do(lambda: create_job_directory(paths.current(), "night"))
     assert made == place / "mine" / "fenka" / "jobs" / "night"
     assert not nobody_named.exists()
 

@@ -4,45 +4,23 @@ import contextlib
 import os
 import select
 import signal
-from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import typer
 
 from fenka.cli.errors import UserError
 from fenka.workstation import files, main, paths, protocol
 from fenka.workstation.client import EXIT_ALREADY_RUNNING, READY, Connection, open_log, start_daemon
 from fenka.workstation.daemon import Daemon
-from fenka.workstation.files import Config
-from fenka.workstation.runtime_lock import AlreadyRunning
+from fenka.workstation.files import AlreadyRunning, Config
 from fenka.workstation.shutdown import ShutdownSignals
 
 ENDS_WITHIN_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonOptions:
-    """What the daemon leases and how."""
-
-    simulate: Annotated[
-        str, typer.Option(metavar="SPEC", help="simulated cards: T4, 'V100-16G*2', FILE.toml")
-    ] = ""
-    policy: Annotated[str, typer.Option(help="order of the cards: binpack or spread")] = "binpack"
-    unit: Annotated[str, typer.Option(help="unit of --gpu-mem 4: GiB or MiB")] = "GiB"
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CARD", help="lease only this card, by index or UUID; repeatable"),
-    ] = None
-
-    def words(self) -> list[str]:
-        """Return the options as words of a command line."""
-        simulate = ["--simulate", self.simulate] if self.simulate else []
-        only = [word for card in self.only or () for word in ("--only", card)]
-        return [*simulate, "--policy", self.policy, "--unit", self.unit, *only]
-
-
 def daemon(
-    options: DaemonOptions,
+    config: Config,
     background: Annotated[
         bool, typer.Option("--background", "-b", help="run in the background")
     ] = False,
@@ -57,7 +35,7 @@ def daemon(
     """Start, run or end the daemon.
 
     Args:
-        options: What to lease.
+        config: What to lease.
         background: Return once the daemon answers.
         stop: End the daemon that runs.
         force: End it even if programs hold slices.
@@ -68,23 +46,31 @@ def daemon(
     if stop:
         _stop(force=force)
     elif background:
-        _start(options)
+        _start(config)
     else:
-        _serve(options, resume=resume, background_child=background_child, lifeline=lifeline)
+        _serve(config, resume=resume, background_child=background_child, lifeline=lifeline)
 
 
-def _start(options: DaemonOptions) -> None:
+def _start(config: Config) -> None:
     runtime = paths.own()
     if runtime.answers():
         raise UserError("a fenka daemon already runs here: `fenka doctor` describes it")
-    start_daemon(runtime, options.words())
+    start_daemon(runtime, _words(config))
     print("the fenka daemon is running; `fenka daemon --stop` ends it")
 
 
-def _serve(options: DaemonOptions, *, resume: bool, background_child: bool, lifeline: bool) -> None:
+def _words(config: Config) -> list[str]:
+    """Return a configuration as words of a command line."""
+    words: list[str] = []
+    for name, value in msgspec.structs.asdict(config).items():
+        for word in filter(None, value if isinstance(value, list) else [value]):
+            words += [f"--{name}", word]
+    return words
+
+
+def _serve(config: Config, *, resume: bool, background_child: bool, lifeline: bool) -> None:
     ending = ShutdownSignals(0 if lifeline else None)
     runtime = paths.own()
-    config = Config(options.simulate, options.policy, options.unit, list(options.only or ()))
     if resume:
         config = files.load_config(runtime) or config
     # Now, when a reason to end can still be reported.

@@ -1,7 +1,7 @@
 """Options that several commands share, each declared once, and how functions become commands.
 
 A command is a function whose parameters are annotated with options. A parameter whose type is a dataclass
-stands for all options among that dataclass's fields.
+or a msgspec.Struct stands for all options among the fields of that type.
 """
 
 import dataclasses
@@ -10,8 +10,9 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 import typer
 
 from fenka.cli.errors import UserError
@@ -139,17 +140,38 @@ def register(
     app.command(help=summary, hidden=hidden, context_settings=settings)(_expanded(function))
 
 
+def _fields(kind: object) -> list[inspect.Parameter]:
+    """Return the options among a type's fields; none if it is no dataclass or Struct."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [*map(_struct_option, msgspec.structs.fields(kind))]
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return [*inspect.signature(kind).parameters.values()]
+    return []
+
+
+def _struct_option(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
+    """Return the option for a field whose msgspec.Meta has the metavar (as its title) and the help."""
+    kind, meta = get_args(field.type)
+    option = typer.Option(metavar=meta.title, help=meta.description)
+    default = (
+        field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    )
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, option],
+    )
+
+
 def _expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function with each dataclass parameter replaced by the fields of that dataclass."""
+    """Return the function with each parameter of such a type replaced by the type's fields."""
     parameters: list[inspect.Parameter] = []
     fields: dict[str, tuple[Callable[..., object], list[str]]] = {}
     for parameter in inspect.signature(function).parameters.values():
-        if dataclasses.is_dataclass(make := parameter.annotation) and isinstance(make, type):
-            options = inspect.signature(make).parameters
-            fields[parameter.name] = make, [*options]
-            parameters += options.values()
-        else:
-            parameters.append(parameter)
+        if options := _fields(parameter.annotation):
+            fields[parameter.name] = parameter.annotation, [option.name for option in options]
+        parameters += options or [parameter]
 
     @functools.wraps(function)
     def command(**values: Any) -> None:

@@ -19,7 +19,7 @@ from fenka.jobs import notebook as jupyter
 from fenka.jobs.processes import BackgroundProcess, run_attached, start_in_background
 from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
 from fenka.workstation import paths
-from fenka.workstation.launcher import Launcher, create_job_directory
+from fenka.workstation.launch import Launcher, create_job_directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 
 from fenka.core.inventory import Card
+from fenka.core.ledger import Conflict
 from fenka.core.request import Placement
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.spec import NodeError
+from fenka.procfs import start_ticks
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import (
     GRACE_S,
@@ -129,11 +131,48 @@ class Controller:
         for job in [job for job in self.broker.jobs.values() if job.retained]:
             self.on_exit(job.id)
 
-    def restore(self, jobs: list[Job]) -> None:
-        """Take over jobs that an earlier daemon recorded. Raises Conflict, OSError."""
-        effects = self.broker.restore(jobs, time.time())
+    # --- an earlier daemon's jobs ------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Take over recorded jobs whose processes live, and remove all other leases.
+
+        Raises:
+            InvalidState: Programs hold slices that cannot be accounted for on these cards.
+            OSError: A file or process could not be read.
+        """
+        recorded = files.load_jobs(self.runtime)
+        scan = self.processes.recover(recorded)
+        jobs = [
+            job
+            for job in recorded
+            if start_ticks(job.pid) == job.start_ticks
+            or scan.pids(job.id)
+            or not scan.complete
+            or job.retained
+        ]
+        self._remove_other_leases(recorded, jobs)
+        try:
+            self._restore(jobs)
+        except Conflict as why:
+            names = ", ".join(job.name for job in jobs if job.placement)
+            raise files.InvalidState(
+                f"programs still hold slices of other cards than these ({names}; {why}): start the "
+                "daemon as it was started for them, or end them first"
+            ) from None
+
+    def _remove_other_leases(self, recorded: Sequence[Job], kept: Sequence[Job]) -> None:
+        known, keep = {job.id for job in recorded}, {job.id for job in kept}
+        for lease in {path.name for path in self.runtime.leases.iterdir()} - keep:
+            if lease not in known and (holders := self.processes.unrecorded_holders(lease)):
+                raise files.InvalidState(
+                    f"processes {holders} hold a slice that {self.runtime.state} does not record: end "
+                    "them first"
+                )
+            self.leases.remove(lease)
+
+    def _restore(self, jobs: list[Job]) -> None:
         placed = [job for job in jobs if job.placement]
-        self._apply(effects)
+        self._apply(self.broker.restore(jobs, time.time()))
         for queue_id in dict.fromkeys(job.queue_id for job in jobs):
             # The client of a pending job reconnects; until then its place is kept while it lives.
             self._watches.watch(self.broker.jobs_of(queue_id))

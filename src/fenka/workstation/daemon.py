@@ -14,6 +14,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.spec import NodeError
 from fenka.isolation import compute_feedback, pid_namespaces
+from fenka.isolation.files import account_file
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
@@ -25,7 +26,6 @@ from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
 from fenka.workstation.log import log_unhandled
 from fenka.workstation.paths import Runtime
-from fenka.workstation.recovery import recover
 from fenka.workstation.requests import RequestHandler
 from fenka.workstation.resize import JobResizer
 from fenka.workstation.shutdown import ShutdownSignals
@@ -92,7 +92,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_unhandled)
         self._leases.prepare()
-        recover(self.runtime, self._processes, self._controller)
+        self._controller.recover()
         server = await self._listen()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
         if not self._stopped.is_set():
@@ -151,7 +151,7 @@ class Daemon:
         """Free the memory of processes that ended together with their PID namespace."""
         while True:
             await asyncio.sleep(pid_namespaces.PERIOD_S)
-            accounts = self._leases.accounts(self.broker.placed())
+            accounts = [account_file(self.runtime.lease(job.id)) for job in self.broker.placed()]
             await asyncio.to_thread(self._reaper.run_once, accounts)
 
     # --- the rest -----------------------------------------------------------------------------------

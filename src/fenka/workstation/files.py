@@ -1,25 +1,25 @@
-"""The files of a workstation's daemon: its configuration and state, and the files of leases."""
+"""The files of a workstation's daemon: its lock, configuration, state, log and libraries."""
 
 import contextlib
+import fcntl
 import os
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from fenka import native
 from fenka.core.errors import FenkaError
-from fenka.isolation import account, proxy, sandbox, syscalls
 from fenka.isolation import files as isolation_files
-from fenka.isolation.access_control import restrict_to_user
-from fenka.isolation.control import Limit
-from fenka.isolation.files import write_atomically
+from fenka.isolation.files import (
+    describe_os_error,
+    read_regular_file,
+    with_file_name,
+    write_atomically,
+)
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
-
-LDCONFIG = "/sbin/ldconfig"
 
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Copies of the native libraries for a system daemon, in directories named by their content."""
@@ -34,12 +34,17 @@ Loaded = TypeVar("Loaded")
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A daemon's options, so that the next one can be started with them."""
+    """What a daemon leases and how: the options of `fenka daemon`, recorded for the next one."""
 
-    simulate: str = ""
-    policy: str = "binpack"
-    unit: str = "GiB"
-    only: list[str] = []
+    simulate: Annotated[
+        str, Meta(title="SPEC", description="simulated cards: T4, 'V100-16G*2', FILE.toml")
+    ] = ""
+    policy: Annotated[str, Meta(description="order of the cards: binpack or spread")] = "binpack"
+    unit: Annotated[str, Meta(description="unit of --gpu-mem 4: GiB or MiB")] = "GiB"
+    only: Annotated[
+        list[str],
+        Meta(title="CARD", description="lease only this card, by index or UUID; repeatable"),
+    ] = []
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,6 +57,32 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
 
 class InvalidState(FenkaError):
     """A file of the daemon is invalid, or does not match the running programs."""
+
+
+class AlreadyRunning(FenkaError):
+    """Another daemon serves this runtime directory."""
+
+
+def lock_runtime(runtime: Runtime) -> BinaryIO:
+    """Lock the directory until the result is closed. Raises AlreadyRunning, UnsafeDirectory, OSError."""
+    runtime.create()
+    # Whoever may read a file may also lock it, and would then prevent the next daemon's start.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as opened:
+        lock = opened.enter_context(open(os.open(runtime.lock, flags, 0o600), "r+b", buffering=0))
+        with with_file_name(runtime.lock):
+            os.fchmod(lock.fileno(), 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = lock.read(20).decode(errors="replace").strip() or "unknown"
+                raise AlreadyRunning(
+                    f"a fenka daemon is already running here (process {holder})"
+                ) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()).encode())
+        opened.pop_all()
+        return lock
 
 
 def boot_id() -> str:
@@ -94,14 +125,12 @@ def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
 
 def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
     try:
-        return msgspec.json.decode(
-            isolation_files.read_regular_file(path, MAX_FILE_BYTES), type=kind
-        )
+        return msgspec.json.decode(read_regular_file(path, MAX_FILE_BYTES), type=kind)
     except FileNotFoundError:
         return None
     except OSError as why:
         raise InvalidState(
-            f"{isolation_files.describe_os_error(why)}; it records which job holds which slice: "
+            f"{describe_os_error(why)}; it records which job holds which slice: "
             "before you remove it, end the programs that hold leases"
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
@@ -121,78 +150,3 @@ def install_native(runtime: Runtime) -> Path:
         return isolation_files.install_native(SYSTEM_NATIVE)
     isolation_files.require_native()
     return native.DIRECTORY
-
-
-def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
-    """Build a linker cache in which `library_dir` comes first. Raises IsolationError, OSError."""
-    configuration, cache = runtime.root / "ld.so.conf", runtime.root / "ld.so.cache"
-    text = f"{library_dir}\ninclude /etc/ld.so.conf\n"
-    isolation_files.write_atomically(configuration, text.encode())
-    try:
-        done = subprocess.run(
-            [LDCONFIG, "-X", "-i", "-f", configuration, "-C", cache],
-            check=False,
-            capture_output=True,
-            process_group=0,  # Ctrl-C must not interrupt it
-        )
-    except OSError as why:
-        raise sandbox.IsolationError(
-            f"{LDCONFIG} cannot be run ({why.strerror}), which makes simulated cards' libraries known inside "
-            "leases: install it (in Debian's package libc-bin)"
-        ) from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise sandbox.IsolationError(
-            f"{LDCONFIG} cannot write {cache}: {lines[-1] if lines else f'it ended with {done.returncode}'}"
-        )
-    return cache
-
-
-def driver_files(library_dir: Path | None) -> dict[str, tuple[Path, ...]]:
-    """Return the driver's files by library: those in `library_dir` if it is simulated, else the machine's.
-
-    NVML may have been loaded from a directory that is not in the dynamic linker's cache. Raises OSError.
-    """
-    if library_dir is not None:
-        return {name: ((library_dir / name).resolve(),) for name in proxy.LIBRARIES}
-    mapped = (line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines())
-    paths = [Path(line[5]) for line in mapped if len(line) == 6]
-    return proxy.find_driver(
-        {path.parent for path in paths if path.name.startswith("libnvidia-ml.so")}
-    )
-
-
-def create_lease(runtime: Runtime, job: Job, limits: tuple[Limit, ...], cache: Path | None) -> None:
-    """Make the control page, the account and what the sandbox binds, for the job's user alone.
-
-    The user can write below the account's directory. With a daemon for all users that is a small file
-    system of its own, because others need the room in /run. Programs that root starts in a lease may become
-    any user, so root's accounts are open to all who can enter the directory: by the lease's own mount.
-
-    Args:
-        runtime: The daemon's files.
-        job: A job that has a placement.
-        limits: What it may use of its cards.
-        cache: The dynamic linker's cache inside the lease, or None for the machine's.
-    """
-    directory = runtime.lease(job.id)
-    owner = None if job.uid == 0 else job.uid
-    remove_lease(directory)
-    with isolation_files.with_file_name(directory):
-        directory.mkdir(mode=0o700)
-        for part in ("lease", "account"):
-            (directory / part).mkdir(mode=0o755)
-        if runtime.system:
-            # Without the right to mount, as in a container, the account stands on /run itself.
-            with contextlib.suppress(PermissionError):
-                syscalls.mount_small(directory / "account", account.size())
-        isolation_files.create_lease(directory, job.id, limits, owner)
-        sandbox.prepare(directory, cache)
-        restrict_to_user(directory, job.uid)
-
-
-def remove_lease(directory: Path) -> None:
-    """Remove a lease's files, which no process maps any more."""
-    with contextlib.suppress(OSError):
-        syscalls.unmount_all(directory / "account", syscalls.unmount)
-    shutil.rmtree(directory, ignore_errors=True)

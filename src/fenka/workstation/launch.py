@@ -1,24 +1,37 @@
-"""Waits for a lease, enters it, and executes the program in the same process.
+"""Starts a job on this machine: waits for its lease, enters it, and becomes its program in the same process.
 
-The daemon watches the PID that requested the lease. Signals, terminal and exit code need no forwarding.
+The daemon watches the PID that requested the lease, so signals, terminal and exit code need no forwarding.
+The process that requests a gang's leases becomes its supervisor; each member is a child with a lease.
 """
 
-import contextlib
 import os
+import shutil
+import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-import msgspec
-
-from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
+from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
-from fenka.jobs.spec import Isolation
-from fenka.workstation import protocol
+from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
+from fenka.jobs.spec import JobSpec
+from fenka.workstation import paths, protocol, supervisor
 from fenka.workstation.broker import GRANT_TTL_S
-from fenka.workstation.client import Connection, DaemonUnavailable, connect
+from fenka.workstation.client import Connection, DaemonUnavailable, connect, job_names
 from fenka.workstation.paths import Runtime
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+
+RETRY_S = 0.1
+"""Between attempts to reach the next daemon while a program starts."""
+
+RECONNECT_S = 0.5
+"""Between attempts to reach the next daemon while a request is pending."""
 
 
 class LeaseNotGranted(FenkaError):
@@ -35,103 +48,179 @@ class NestedLease(FenkaError):
     exit_code = INVALID_INPUT
 
 
-def acquire(
-    runtime: Runtime,
-    request: protocol.SubmitJob,
-    *,
-    timeout_s: float | None,
-    on_wait: Callable[[protocol.JobQueued], None],
-    announce: Callable[[str], None],
-) -> tuple[Connection, protocol.LeaseGranted | protocol.GangGranted]:
-    """Wait for a lease, or for a gang's leases. Restarts of the daemon keep the place in the queue.
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Starts a job, and never returns: the process that calls it is replaced or ends.
 
-    Args:
-        runtime: The daemon's directory.
-        request: What is requested.
-        timeout_s: Seconds to wait; None for no limit.
-        on_wait: Called at each change of the place in the queue.
-        announce: Called with progress for the user.
-
-    Raises:
-        LeaseNotGranted, NestedLease, DaemonUnavailable, UnsafeDirectory, ProtocolMismatch: No lease.
+    Attributes:
+        runtime: The daemon's runtime directory.
+        spec: The job.
+        report_errors: The command's reporter of errors.
+        wait: Queue if nothing is free now.
+        timeout_s: The longest wait; None to wait indefinitely.
+        environment: Variables to add to the program's own.
     """
-    if "FENKA_LEASE" in os.environ or sandbox.inside_lease():
-        raise NestedLease("this shell is inside a lease already: leave it to ask for another one")
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    try:
-        connection = connect(runtime, announce)
-    except DaemonUnavailable:
-        if not (runtime.foreign and request.wait):
-            raise
-        announce("this machine's daemon does not answer; waiting until root has started it …")
-        connection = _reconnect(runtime, deadline)
-    while True:
-        try:
-            return connection, _await_grant(connection, request, deadline, on_wait)
-        except _ConnectionLost as lost:
+
+    runtime: Runtime
+    spec: JobSpec
+    report_errors: ErrorReporter
+    wait: bool = True
+    timeout_s: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def start(
+        self, notify: Notify, started: Callable[[], None] = lambda: None, logs: Path | None = None
+    ) -> NoReturn:
+        """Become the job's program, or the supervisor of its gang.
+
+        Args:
+            notify: Receives lines about the wait for the lease.
+            started: Called once a gang's members run.
+            logs: The directory in which each member of a gang gets a log.
+        """
+        if self.spec.gang:
+            self._supervise(notify, started, logs)
+        self.exec_program(notify)
+
+    def exec_program(
+        self, notify: Notify, before_exec: Callable[[], None] = lambda: None
+    ) -> NoReturn:
+        """Become the job's program; `before_exec` is called last."""
+        connection, granted = self.acquire(notify)
+        assert isinstance(granted, protocol.LeaseGranted)
+        environment = self._enter(connection, granted)
+        before_exec()
+        self._exec(environment)
+
+    def _supervise(
+        self, notify: Notify, started: Callable[[], None], logs: Path | None
+    ) -> NoReturn:
+        connection, granted = self.acquire(notify)
+        assert isinstance(granted, protocol.GangGranted)
+        jobs, port = granted.jobs, _free_port()
+
+        def become_member(rank: int, ready: supervisor.ReportReady) -> NoReturn:
+            def body() -> None:
+                # The parent's connection stands for the gang as a whole.
+                lease = _claim_member(self.runtime, jobs[rank])
+                environment = self._enter(*lease) | _member_environment(rank, len(jobs), port)
+                ready()
+                self._exec(environment)
+
+            run_child(body, self.report_errors())
+
+        def all_started() -> None:
             connection.close()
-            request = msgspec.structs.replace(request, job_id=lost.job_id)
-            announce("the daemon went away; waiting for it with our place in the queue kept …")
-            connection = _reconnect(runtime, deadline)
+            started()
 
+        result = supervisor.run(len(jobs), become_member, started=all_started, logs=logs)
+        if result.never_started is not None:
+            raise JobNotStarted(
+                f"{self.spec.name} was not started: member {result.never_started} could not be",
+                result.status,
+            )
+        sys.exit(result.status)
 
-class _ConnectionLost(FenkaError):
-    def __init__(self, job: str) -> None:
-        super().__init__(job)
-        self.job_id = job
+    # --- waiting ------------------------------------------------------------------------------------
+
+    def acquire(
+        self, notify: Notify
+    ) -> tuple[Connection, protocol.LeaseGranted | protocol.GangGranted]:
+        """Wait for a lease, or for a gang's leases. Restarts of the daemon keep the place in the queue.
+
+        Raises:
+            LeaseNotGranted, NestedLease, DaemonUnavailable, UnsafeDirectory, ProtocolMismatch: No lease.
+        """
+        if "FENKA_LEASE" in os.environ or sandbox.inside_lease():
+            raise NestedLease(
+                "this shell is inside a lease already: leave it to ask for another one"
+            )
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        request = protocol.SubmitJob(self.spec.truncate(), self.wait)
+        last_line = ""
+
+        def on_wait(queued: protocol.JobQueued) -> None:
+            nonlocal last_line
+            request.job_id = queued.job_id
+            line = f"waiting, position {queued.position} of {queued.length}: {queued.reason}"
+            if line != last_line:
+                last_line = line
+                notify(line)
+
+        try:
+            connection = connect(self.runtime, notify)
+        except DaemonUnavailable:
+            if not (self.runtime.foreign and self.wait):
+                raise
+            notify("this machine's daemon does not answer; waiting until root has started it …")
+            connection = _reconnect(self.runtime, deadline)
+        while True:
+            try:
+                connection.send(request)
+                return connection, _await_grant(connection, deadline, on_wait)
+            except ConnectionError:
+                connection.close()
+                notify("the daemon went away; waiting for it with our place in the queue kept …")
+                connection = _reconnect(self.runtime, deadline)
+
+    # --- entering -----------------------------------------------------------------------------------
+
+    def _enter(self, connection: Connection, granted: protocol.LeaseGranted) -> dict[str, str]:
+        """Move this process into the lease and return the environment for the program.
+
+        Raises IsolationError, LeaseNotGranted; the process must then end, and its lease ends with it.
+        """
+        environment = dict(os.environ)
+        # By UUID, because CUDA's order of cards may differ from NVML's. The shim allows only the lease's
+        # cards, whatever this variable says.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
+        shim = granted.shim
+        if self.spec.isolation == "namespace":
+            sandbox.enter(_mounts(granted, user_namespaces=self.spec.allow_user_namespaces))
+            shim = str(sandbox.SHIM)
+        else:
+            environment["FENKA_LEASE"] = granted.directory
+        # In a namespace this is a fallback: if /etc/ld.so.preload or the linker's cache is replaced on the
+        # host, the kernel drops the mounts over them in every namespace.
+        _prepend(environment, "LD_PRELOAD", shim)
+        if granted.library_dir:
+            _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
+        _confirm(connection, granted)
+        return {**environment, **self.environment}
+
+    def _exec(self, environment: Mapping[str, str]) -> NoReturn:
+        program = self.spec.command[0]
+        try:
+            os.execvpe(program, self.spec.command, environment)
+        except OSError as why:
+            raise JobNotStarted(
+                f"{program} cannot be started: {why.strerror}", PROGRAM_NOT_FOUND
+            ) from None
 
 
 def _await_grant(
     connection: Connection,
-    request: protocol.SubmitJob,
     deadline: float | None,
     on_wait: Callable[[protocol.JobQueued], None],
 ) -> protocol.LeaseGranted | protocol.GangGranted:
-    job_id, reason = request.job_id, ""
-    try:
-        connection.send(msgspec.structs.replace(request, spec=request.spec.truncate()))
-    except ConnectionError:
-        raise _ConnectionLost(job_id) from None
+    """Wait for the answer to a request. Raises LeaseNotGranted, ConnectionError."""
+    reason = "the daemon has not answered yet"
     while True:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
         try:
             answer = connection.receive(left)
         except TimeoutError:
-            reason = reason or "the daemon has not answered yet"
             raise LeaseNotGranted(f"gave up waiting: {reason}", final=False) from None
-        except ConnectionError:
-            raise _ConnectionLost(job_id) from None
         match answer:
             case protocol.LeaseGranted() | protocol.GangGranted():
                 return answer
             case protocol.JobRejected(reason=why, final=final):
                 raise LeaseNotGranted(why, final=final)
             case protocol.JobQueued():
-                job_id, reason = answer.job_id, answer.reason
+                reason = answer.reason
                 on_wait(answer)
             case _:
                 raise LeaseNotGranted(protocol.failure_reason(answer), final=True)
-
-
-def claim_member(runtime: Runtime, job: str) -> tuple[Connection, protocol.LeaseGranted]:
-    """Take over the lease of one member of a gang, in a child of the process to which it was granted.
-
-    Raises LeaseNotGranted, DaemonUnavailable, ProtocolMismatch.
-    """
-    deadline = time.monotonic() + GRANT_TTL_S
-    while True:
-        # Does not start a daemon, which would be a child of this member.
-        with contextlib.suppress(ConnectionError, DaemonUnavailable):
-            connection = Connection(runtime)
-            answer = connection.call(protocol.SubmitJob(job_id=job))
-            if isinstance(answer, protocol.LeaseGranted):
-                return connection, answer
-            raise LeaseNotGranted("the gang's grant has expired: try again", final=False)
-        if time.monotonic() > deadline:
-            raise LeaseNotGranted(
-                "the daemon went away while the gang was starting: try again", final=False
-            )
-        time.sleep(0.1)
 
 
 def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
@@ -142,83 +231,121 @@ def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
             over = deadline is not None and time.monotonic() > deadline
             if over or os.environ.get("FENKA_START_DAEMON") == "never":
                 raise LeaseNotGranted(f"gave up waiting: {why}", final=False) from None
-            time.sleep(0.5)
+            time.sleep(RECONNECT_S)
 
 
-def enter(
-    connection: Connection,
-    granted: protocol.LeaseGranted,
-    isolation: Isolation,
-    *,
-    user_namespaces: bool,
-) -> dict[str, str]:
-    """Move this process into the lease and return the environment for the program.
+def _retry(action: Callable[[], T], starting: str) -> T:
+    """Repeat an action while no daemon answers, as long as a grant lasts. Raises LeaseNotGranted.
 
-    user_namespaces: whether the program may create user namespaces.
-
-    Raises IsolationError, LeaseNotGranted; the process must then end, and its lease ends with it.
-    """
-    environment = dict(os.environ)
-    # By UUID, because CUDA's order of cards may differ from NVML's. The shim allows only the lease's cards,
-    # whatever this variable says.
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
-    shim = Path(granted.shim)
-    if isolation == "namespace":
-        sandbox.enter(
-            sandbox.LeaseMounts(
-                directory=Path(granted.directory),
-                shim=shim,
-                hidden=tuple(map(Path, granted.hidden)),
-                linker_cache=Path(granted.linker_cache) if granted.linker_cache else None,
-                proxies=Path(granted.proxies),
-                driver=sandbox.DriverFiles(
-                    {name: tuple(map(Path, files)) for name, files in granted.driver.items()},
-                    Path(granted.simulated) if granted.simulated else None,
-                ),
-                user_namespaces=user_namespaces,
-            )
-        )
-        shim = sandbox.SHIM
-    else:
-        environment["FENKA_LEASE"] = granted.directory
-    # In a namespace this is a fallback: if /etc/ld.so.preload or the linker's cache is replaced on the host,
-    # the kernel drops the mounts over them in every namespace.
-    _prepend(environment, "LD_PRELOAD", str(shim))
-    if granted.library_dir:
-        _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
-    _confirm(connection, granted)
-    return environment
-
-
-def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
-    """Confirm to the daemon that this process is in its lease, or to the next daemon if it was killed.
-
-    This process cannot start a daemon any more: it would run inside the lease.
+    No daemon is started: it would be a child of a gang's member, or run inside the lease.
     """
     deadline = time.monotonic() + GRANT_TTL_S
     while True:
         try:
-            answer = connection.call(protocol.ConfirmLease())
-            break
+            return action()
         except (ConnectionError, DaemonUnavailable):
             if time.monotonic() > deadline:
                 raise LeaseNotGranted(
-                    "the daemon went away while the program was starting: try again", final=False
+                    f"the daemon went away while the {starting} was starting: try again",
+                    final=False,
                 ) from None
-            time.sleep(0.1)
-        with contextlib.suppress(ConnectionError, DaemonUnavailable):
+        time.sleep(RETRY_S)
+
+
+def _claim_member(runtime: Runtime, job: str) -> tuple[Connection, protocol.LeaseGranted]:
+    """Take over the lease of one member of a gang, in a child of the process to which it was granted.
+
+    Raises LeaseNotGranted, ProtocolMismatch.
+    """
+
+    def claim() -> tuple[Connection, protocol.FromDaemon]:
+        connection = Connection(runtime)
+        return connection, connection.call(protocol.SubmitJob(job_id=job))
+
+    connection, answer = _retry(claim, "gang")
+    if not isinstance(answer, protocol.LeaseGranted):
+        raise LeaseNotGranted("the gang's grant has expired: try again", final=False)
+    return connection, answer
+
+
+def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
+    """Confirm to the daemon that this process is in its lease, or to the next daemon if it was killed."""
+    lost = False
+
+    def confirm() -> protocol.FromDaemon:
+        nonlocal connection, lost
+        if lost:
             connection = connection.reconnect()
             connection.call(protocol.SubmitJob(job_id=granted.job_id))
+        lost = True
+        return connection.call(protocol.ConfirmLease())
+
+    answer = _retry(confirm, "program")
     connection.close()
     if not isinstance(answer, protocol.Done):
         raise LeaseNotGranted(protocol.failure_reason(answer), final=False)
 
 
-def exec_program(command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """Execute the program in place of this process. Raises OSError."""
-    os.execvpe(command[0], command, environment)
+def _mounts(granted: protocol.LeaseGranted, *, user_namespaces: bool) -> sandbox.LeaseMounts:
+    return sandbox.LeaseMounts(
+        directory=Path(granted.directory),
+        shim=Path(granted.shim),
+        hidden=tuple(map(Path, granted.hidden)),
+        linker_cache=Path(granted.linker_cache) if granted.linker_cache else None,
+        proxies=Path(granted.proxies),
+        driver=sandbox.DriverFiles(
+            {name: tuple(map(Path, files)) for name, files in granted.driver.items()},
+            Path(granted.simulated) if granted.simulated else None,
+        ),
+        user_namespaces=user_namespaces,
+    )
 
 
 def _prepend(environment: dict[str, str], name: str, value: str) -> None:
     old = environment.get(name)
     environment[name] = f"{value}:{old}" if old else value
+
+
+def _member_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return what torchrun sets for the only process of a node.
+
+    Each member sees its own cards and no others. So its first card is card 0, and LOCAL_RANK, by which
+    scripts choose a card, is 0.
+    """
+    return {
+        "FENKA_GANG_RANK": str(rank),
+        "FENKA_GANG_SIZE": str(size),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+    }
+
+
+def _free_port() -> int:
+    """Return a port of this machine on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def create_job_directory(runtime: Runtime, name: str) -> Path:
+    """Return a new directory for a job's log and files; that of a finished job of this name is removed.
+
+    Raises JobNotStarted if a job of this name exists, because its log is being written. Raises
+    UnsafeDirectory if another user could replace the directory.
+    """
+    if name in job_names(runtime):
+        raise JobNotStarted(
+            f"a job called {name} already exists: choose another --name", INVALID_INPUT
+        )
+    jobs = paths.jobs_directory()
+    jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = jobs / name
+    paths.check_parents(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    return directory

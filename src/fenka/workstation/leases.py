@@ -1,18 +1,23 @@
 """The leases of a daemon: their files, and what a client needs to enter one."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from fenka.core.request import Slice
 from fenka.hardware.machine import Hardware
+from fenka.isolation import account, files, proxy, sandbox, syscalls
+from fenka.isolation.access_control import restrict_to_user
 from fenka.isolation.compute_feedback import ComputeFeedback
 from fenka.isolation.control import Limit
-from fenka.isolation.files import account_file, card_limits, control_page
 from fenka.isolation.resize import resize
-from fenka.workstation import files, protocol
+from fenka.workstation import protocol
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
+
+LDCONFIG = "/sbin/ldconfig"
 
 
 class Leases:
@@ -34,49 +39,66 @@ class Leases:
         Raises IsolationError, OSError.
         """
         if self._library_dir is not None:
-            self._linker_cache = files.build_linker_cache(self._runtime, self._library_dir)
-        self._driver_files = files.driver_files(self._library_dir)
-
-    def directory(self, job_id: str) -> Path:
-        """Return the directory of a job's lease."""
-        return self._runtime.lease(job_id)
-
-    def accounts(self, jobs: Iterable[Job]) -> list[Path]:
-        """Return the paths of the jobs' accounts."""
-        return [account_file(self.directory(job.id)) for job in jobs]
+            self._linker_cache = _build_linker_cache(self._runtime, self._library_dir)
+        self._driver_files = _driver_files(self._library_dir)
 
     def create(self, job: Job) -> None:
         """Make the files of a job's lease, unless they exist. Raises OSError."""
-        if not control_page(self.directory(job.id)).exists():
-            limits = self._limits(job, job.slices)
-            files.create_lease(self._runtime, job, limits, self._linker_cache)
+        if not self._page(job).exists():
+            self._create_files(job)
         self.register(job)
         job.shim_inode = (self._native / "libfenka.so").stat().st_ino
+
+    def _create_files(self, job: Job) -> None:
+        """Make the control page, the account and what the sandbox binds, for the job's user alone.
+
+        The user can write below the account's directory. With a daemon for all users that is a small file
+        system of its own, because others need the room in /run. Programs that root starts in a lease may
+        become any user, so root's accounts are open to all who can enter the directory: by the lease's own
+        mount.
+        """
+        directory = self._runtime.lease(job.id)
+        _remove_files(directory)
+        with files.with_file_name(directory):
+            directory.mkdir(mode=0o700)
+            for part in ("lease", "account"):
+                (directory / part).mkdir(mode=0o755)
+            if self._runtime.system:
+                # Without the right to mount, as in a container, the account stands on /run itself.
+                with contextlib.suppress(PermissionError):
+                    syscalls.mount_small(directory / "account", account.size())
+            owner = None if job.uid == 0 else job.uid
+            files.create_lease(directory, job.id, self._limits(job, job.slices), owner)
+            sandbox.prepare(directory, self._linker_cache)
+            restrict_to_user(directory, job.uid)
 
     def register(self, job: Job) -> None:
         """Send compute feedback to a lease, also one that an earlier daemon made."""
         with contextlib.suppress(FileNotFoundError):  # created when its client reconnects
-            self._feedback.add_lease(job.id, control_page(self.directory(job.id)))
+            self._feedback.add_lease(job.id, self._page(job))
 
     def set_limits(self, job: Job, slices: Sequence[Slice]) -> None:
         """Put limits in force for running programs. Raises InUse, InvalidControl, InvalidAccount, OSError."""
-        directory = self.directory(job.id)
-        resize(control_page(directory), account_file(directory), self._limits(job, slices))
+        account_file = files.account_file(self._runtime.lease(job.id))
+        resize(self._page(job), account_file, self._limits(job, slices))
 
     def _limits(self, job: Job, slices: Sequence[Slice]) -> tuple[Limit, ...]:
-        return card_limits(slices, self._hardware.context_mib, job.compute_share)
+        return files.card_limits(slices, self._hardware.context_mib, job.compute_share)
 
-    def remove(self, job_id: str) -> None:
-        """Remove a lease's files."""
-        self._feedback.remove_lease(job_id)
-        files.remove_lease(self.directory(job_id))
+    def _page(self, job: Job) -> Path:
+        return files.control_page(self._runtime.lease(job.id))
+
+    def remove(self, lease: str) -> None:
+        """Remove a lease's files, which no process maps any more."""
+        self._feedback.remove_lease(lease)
+        _remove_files(self._runtime.lease(lease))
 
     def grant(self, job: Job) -> protocol.LeaseGranted:
         """Return the message by which a client can enter the job's lease."""
         return protocol.LeaseGranted(
             job_id=job.id,
             name=job.name,
-            directory=str(self.directory(job.id)),
+            directory=str(self._runtime.lease(job.id)),
             shim=str(self._native / "libfenka.so"),
             linker_cache=str(self._linker_cache or ""),
             library_dir=str(self._library_dir or ""),
@@ -86,3 +108,48 @@ class Leases:
             driver={name: [*map(str, paths)] for name, paths in self._driver_files.items()},
             simulated=str(self._runtime.simulated if self._library_dir else ""),
         )
+
+
+def _remove_files(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        syscalls.unmount_all(directory / "account", syscalls.unmount)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
+    """Build a linker cache in which `library_dir` comes first. Raises IsolationError, OSError."""
+    text = f"{library_dir}\ninclude /etc/ld.so.conf\n"
+    files.write_atomically(runtime.linker_configuration, text.encode())
+    cache = runtime.linker_cache
+    try:
+        done = subprocess.run(
+            [LDCONFIG, "-X", "-i", "-f", runtime.linker_configuration, "-C", cache],
+            check=False,
+            capture_output=True,
+            process_group=0,  # Ctrl-C must not interrupt it
+        )
+    except OSError as why:
+        raise sandbox.IsolationError(
+            f"{LDCONFIG} cannot be run ({why.strerror}), which makes simulated cards' libraries known inside "
+            "leases: install it (in Debian's package libc-bin)"
+        ) from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise sandbox.IsolationError(
+            f"{LDCONFIG} cannot write {cache}: {lines[-1] if lines else f'it ended with {done.returncode}'}"
+        )
+    return cache
+
+
+def _driver_files(library_dir: Path | None) -> dict[str, tuple[Path, ...]]:
+    """Return the driver's files by library: those in `library_dir` if it is simulated, else the machine's.
+
+    NVML may have been loaded from a directory that is not in the dynamic linker's cache. Raises OSError.
+    """
+    if library_dir is not None:
+        return {name: ((library_dir / name).resolve(),) for name in proxy.LIBRARIES}
+    mapped = (line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines())
+    paths = [Path(line[5]) for line in mapped if len(line) == 6]
+    return proxy.find_driver(
+        {path.parent for path in paths if path.name.startswith("libnvidia-ml.so")}
+    )

@@ -24,7 +24,6 @@ from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
 from fenka.workstation.paths import Runtime
-from fenka.workstation.runtime_lock import lock_runtime
 from fenka.workstation.shutdown import ShutdownSignals
 
 
@@ -51,7 +50,7 @@ def run(
         raise InvalidOption(
             f"no policy is called {config.policy}: choose one of {', '.join(SCORES)}"
         )
-    with lock_runtime(runtime):
+    with files.lock_runtime(runtime):
         # An earlier daemon may have been killed before it did this.
         preload.remove()
         left = _serve(runtime, config, unit_mib, ready, ending)
@@ -90,9 +89,9 @@ def _report_displaced(card: Card, owner: Owner) -> None:
 
 def remove_files(runtime: Runtime) -> None:
     """Remove the files of a daemon that has no leases."""
-    for path in (runtime.state, runtime.config, runtime.root / "ld.so.conf"):
+    linker_files = runtime.linker_configuration, runtime.linker_cache
+    for path in (runtime.state, runtime.config, *linker_files):
         path.unlink(missing_ok=True)
-    (runtime.root / "ld.so.cache").unlink(missing_ok=True)
     shutil.rmtree(runtime.simulated, ignore_errors=True)
     if runtime.system:
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)

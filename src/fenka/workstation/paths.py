@@ -1,14 +1,8 @@
 """The runtime directory of a workstation's daemon, and how clients find it.
 
-One directory holds all files of one daemon:
-
-    daemon.sock   clients connect here          daemon.lock   locked by the running daemon
-    config.json   its options                   state.json    jobs, for a restart
-    leases/ID/    the files of one lease        daemon.log    output of a background daemon
-    simulated/    the simulated node, if any
-
-`FENKA_RUNTIME` names it. By default it is /run/fenka for root (one daemon for all users) and
-$XDG_RUNTIME_DIR/fenka for other users. A user whose machine has a system daemon uses that one.
+One directory holds all files of one daemon. `FENKA_RUNTIME` names it. By default it is /run/fenka for root
+(one daemon for all users) and $XDG_RUNTIME_DIR/fenka for other users. A user whose machine has a system
+daemon uses that one.
 
 Clients load a library that the daemon names, so a directory is used only if no other user can have created or
 replaced it. It must belong to this user (the system's to root), and all directories above it must belong to
@@ -73,6 +67,16 @@ class Runtime:
     def lease(self, job: str) -> Path:
         """The directory of one job's lease."""
         return self.leases / job
+
+    @property
+    def linker_configuration(self) -> Path:
+        """Names the simulated driver's libraries to ldconfig."""
+        return self.root / "ld.so.conf"
+
+    @property
+    def linker_cache(self) -> Path:
+        """The dynamic linker's cache inside leases, with a simulated driver."""
+        return self.root / "ld.so.cache"
 
     @property
     def simulated(self) -> Path:

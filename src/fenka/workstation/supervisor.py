@@ -43,12 +43,10 @@ class GangResult:
     status: the exit code of the first member that failed (128 + the number of a signal that ended it), else
     0.
     never_started: the member that prevented the start, if the gang was not started.
-    signal: the signal to this process that ended the gang, if any.
     """
 
     status: int
     never_started: int | None = None
-    signal: int | None = None
 
 
 def run(
@@ -65,7 +63,7 @@ def run(
     with contextlib.closing(_Supervisor(size, started, logs)) as gang:
         gang.start(member)
         gang.follow()
-        return GangResult(gang.status, gang.never_started, gang.by)
+        return GangResult(gang.status, gang.never_started)
 
 
 @dataclass(slots=True)
@@ -91,7 +89,6 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Member:
-    rank: int
     pid: int
     pidfd: int
 
@@ -103,7 +100,6 @@ class _Supervisor:
     logs: Path | None
     status: int = 0
     never_started: int | None = None
-    by: int | None = None
     _left: dict[int, _Member] = field(default_factory=dict)
     _ready: int = 0
     _all_started: bool = False
@@ -112,7 +108,6 @@ class _Supervisor:
     _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
     _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _go: int = -1
-
     _streams: list[_Stream] = field(default_factory=list)
     _forwarded: list[signal.Signals] = field(default_factory=list)
     """Without signals that this process was started to ignore (nohup)."""
@@ -146,7 +141,7 @@ class _Supervisor:
             # Parent and child both do this, because either may run first.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
-            self._left[rank] = _Member(rank, pid, os.pidfd_open(pid))
+            self._left[rank] = _Member(pid, os.pidfd_open(pid))
             self._listen(self._left[rank].pidfd, lambda rank=rank: self._on_member_end(rank))  # type: ignore[misc]
             self._connect(rank, outputs)
         for theirs in (send_ready, go):
@@ -242,7 +237,7 @@ class _Supervisor:
         if self._ending:
             self._signal(signal.SIGKILL)
             return
-        self.by, self.status = number, 128 + number
+        self.status = 128 + number
         self._end(number)
 
     def _end(self, number: int) -> None:

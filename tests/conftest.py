@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,3 +30,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
     hypothesis = getattr(test, "hypothesis", None)
     if hypothesis is not None and inspect.iscoroutinefunction(hypothesis.inner_test):
         hypothesis.inner_test = synchronous(hypothesis.inner_test)
+
+
+def pytest_configure() -> None:
+    """Let fixtures end their processes when the run is ended, also by SIGTERM.
+
+    Shells let background jobs ignore SIGINT, and programs would inherit that.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)

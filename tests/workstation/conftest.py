@@ -165,12 +165,6 @@ def workstation_at(prefix: list[str]) -> Iterator[Workstation]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _interruptible() -> None:
-    """Undo an ignored SIGINT, which shells give to background jobs and programs inherit."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @pytest.fixture
 def station() -> Iterator[Workstation]:
     """A workstation without a daemon."""

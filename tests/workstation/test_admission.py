@@ -41,7 +41,7 @@ Connect = Callable[[], Awaitable[Streams]]
 async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     """A daemon's conversations, with a card that is lost: what yields connections to it."""
     driver = SimpleNamespace(simulated=False)
-    hardware = SimpleNamespace(driver=driver, readings=dict)
+    hardware = SimpleNamespace(driver=driver, readings=dict, busy_samples=lambda *_: None)
     runtime = Runtime(place / "run")
     runtime.create()
     broker = Broker(Node("here", (CARD,)), "binpack")

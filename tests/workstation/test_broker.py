@@ -43,8 +43,11 @@ def test_user_is_served_later_when_another_has_used_less() -> None:
         broker.confirm(f"ann{number:02}", 10 * number)
         broker.on_exit(f"ann{number:02}", 10 * number + 10)
     broker.submit([request("bob", 14, at=55, uid=2)], 55)
-    standing = {it: broker.queue_status(broker.jobs[it]) for it in ("bob", "ann06")}
-    assert {it: found.position for it, found in standing.items() if found} == {"bob": 1, "ann06": 2}
+    standing = {name: broker.queue_status(broker.jobs[name]) for name in ("bob", "ann06")}
+    assert {name: status.position for name, status in standing.items() if status} == {
+        "bob": 1,
+        "ann06": 2,
+    }
     broker.on_exit("ann05", 60)
     assert broker.jobs["bob"].state == "starting"
 
@@ -63,9 +66,9 @@ def gang(name: str, size: int, like: Job) -> list[Job]:
 def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
     """Effects as (kind, job); a gang's start as one for each member."""
     return [
-        (type(effect).__name__, it.name)
+        (type(effect).__name__, job.name)
         for effect in effects
-        for it in (effect.jobs if isinstance(effect, GrantLease) else [effect.job])
+        for job in (effect.jobs if isinstance(effect, GrantLease) else [effect.job])
     ]
 
 
@@ -143,12 +146,12 @@ def test_slice_is_retained_and_reported_when_it_is_still_in_use(broker: Broker) 
     broker.submit([request("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
     broker.submit([request("b", 14, at=1)], 1)
-    (told,) = broker.on_exit("a", 2, "process 7 uses card 0 outside of its lease")
+    (report,) = broker.on_exit("a", 2, "process 7 uses card 0 outside of its lease")
     reason = "0/1 GPUs fit: 1 too little memory; a has ended, but process 7 uses card 0 outside of its lease"
-    assert told == ReportQueued(broker.jobs["b"], 1, 1, reason)
+    assert report == ReportQueued(broker.jobs["b"], 1, 1, reason)
     assert (broker.jobs["a"].state, broker.reason(broker.jobs["b"])) == ("completing", reason)
     assert broker.on_exit("a", 3, "process 7 uses card 0 outside of its lease") == []
-    assert broker.replay("b") == [told]
+    assert broker.replay("b") == [report]
     *_, denied = broker.submit([request("c", 1, at=3)], 3, wait=False)
     assert isinstance(denied, RejectJob)
     assert "process 7" in denied.reason
@@ -186,7 +189,7 @@ def test_gang_is_not_affected_when_a_member_s_slice_is_retained(broker: Broker) 
     broker.on_exit("g/0", 1, "in use")
     assert kinds(broker.cancel("g", 2)) == [("Terminate", "g/1")]
     assert kinds(broker.on_exit("g/1", 3)) == [("RemoveLease", "g/1")]
-    assert [it.name for it in broker.find("g")] == ["g/0"]
+    assert [job.name for job in broker.find("g")] == ["g/0"]
     assert kinds(broker.on_exit("g/0", 4)) == [("RemoveLease", "g/0")]
 
 
@@ -220,7 +223,7 @@ def test_grant_does_not_expire_when_it_is_confirmed(broker: Broker) -> None:
     assert broker.confirm("a", 1)
     assert not broker.confirm("a", 2), "once is enough"
     assert broker.expire(1e9) == []
-    assert [it.started_at for it in broker.find("a")] == [1]
+    assert [job.started_at for job in broker.find("a")] == [1]
 
 
 def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker) -> None:
@@ -248,9 +251,11 @@ def test_find_raises_when_the_name_is_unknown(broker: Broker) -> None:
 
 def order(broker: Broker) -> list[str]:
     """The names of those that wait, the next one first."""
-    waiting = [it for it in broker.jobs.values() if it.state == "waiting" and it.rank == 0]
-    standings = [(broker.queue_status(it), it.display_name) for it in waiting]
-    return [name for _, name in sorted((it.position, name) for it, name in standings if it)]
+    waiting = [job for job in broker.jobs.values() if job.state == "waiting" and job.rank == 0]
+    standings = [(broker.queue_status(job), job.display_name) for job in waiting]
+    return [
+        name for _, name in sorted((status.position, name) for status, name in standings if status)
+    ]
 
 
 def test_queue_is_ordered_by_priority_then_age(broker: Broker) -> None:
@@ -317,7 +322,7 @@ def test_pending_job_reserves_one_card_when_there_are_two() -> None:
     broker.submit([request("small", 2, at=3)], 3)
     placement = broker.jobs["small"].placement
     assert placement
-    assert [it.uuid for it in placement.slices] != [named]
+    assert [piece.uuid for piece in placement.slices] != [named]
 
 
 def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
@@ -332,10 +337,10 @@ def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
     assert set(broker.ledger.entries) == {"a"}
     _, start = broker.on_exit("a", 2)
     assert isinstance(start, GrantLease)
-    assert [it.name for it in start.jobs] == ["g/0", "g/1", "g/2"]
+    assert [job.name for job in start.jobs] == ["g/0", "g/1", "g/2"]
     assert set(broker.ledger.entries) == {"g/0", "g/1", "g/2"}
     assert broker.find("g") == list(start.jobs)
-    assert [it.name for it in broker.find("g/1")] == ["g/1"]
+    assert [job.name for job in broker.find("g/1")] == ["g/1"]
 
 
 def test_gang_is_rejected_when_it_can_never_fit(broker: Broker) -> None:
@@ -364,7 +369,10 @@ def test_running_members_are_terminated_when_the_gang_is_cancelled(broker: Broke
         Terminate(broker.jobs["g/1"]),
         *(effect for effect in effects if isinstance(effect, RemoveLease)),
     ]
-    assert [it.job.name for it in effects if isinstance(it, RemoveLease)] == ["g/0", "g/2"]
+    assert [effect.job.name for effect in effects if isinstance(effect, RemoveLease)] == [
+        "g/0",
+        "g/2",
+    ]
     assert set(broker.ledger.entries) == {"g/1"}
     assert kinds(broker.on_exit("g/1", 3)) == [("RemoveLease", "g/1")]
     assert broker.cancel("g", 4) == []
@@ -396,7 +404,7 @@ class Lifecycle(RuleBasedStateMachine):
         """As the daemon does: every Drop follows a Start."""
         for effect in effects:
             if isinstance(effect, GrantLease):
-                names = {it.id for it in effect.jobs}
+                names = {job.id for job in effect.jobs}
                 assert not names & self.started
                 assert len(names) == (effect.jobs[0].gang.size if effect.jobs[0].gang else 1)
                 self.started |= names
@@ -423,10 +431,10 @@ class Lifecycle(RuleBasedStateMachine):
         """Somebody asks, alone or for a gang."""
         self.now += 1
         name = next(self.names)
-        one = request(
+        first = request(
             name, units, at=self.now, cards=cards, priority=priority, time_limit_s=time_limit_s
         )
-        jobs = gang(name, size, one) if size else [one]
+        jobs = gang(name, size, first) if size else [first]
         self.carry_out(self.broker.submit(jobs, self.now, wait=wait))
 
     @precondition(lambda self: self.broker.jobs)
@@ -440,7 +448,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """Who asked goes away."""
-        entries = sorted({it.queue_id for it in self.broker.jobs.values()})
+        entries = sorted({job.queue_id for job in self.broker.jobs.values()})
         self.carry_out(self.broker.cancel(data.draw(st.sampled_from(entries)), self.now))
 
     @precondition(lambda self: self.broker.jobs)
@@ -469,9 +477,9 @@ class Lifecycle(RuleBasedStateMachine):
         for card in self.broker.node.cards:
             held = sum(
                 piece.memory_mib
-                for it in self.broker.jobs.values()
-                if it.placement
-                for piece in it.placement.slices
+                for job in self.broker.jobs.values()
+                if job.placement
+                for piece in job.placement.slices
                 if piece.uuid == card.uuid
             )
             assert held <= card.memory_mib
@@ -480,25 +488,27 @@ class Lifecycle(RuleBasedStateMachine):
     @invariant()
     def slices_belong_to_jobs(self) -> None:
         """Whoever started and has not been dropped is a job with a placement, and nobody else is."""
-        placed = {it.id for it in self.broker.jobs.values() if it.placement}
+        placed = {job.id for job in self.broker.jobs.values() if job.placement}
         assert placed == self.started == set(self.broker.ledger.entries)
 
     @invariant()
     def those_that_wait_are_in_order(self) -> None:
         """By priority, then by time of request; they are all of one user."""
-        waiting = [it for it in self.broker.jobs.values() if it.state == "waiting" and not it.rank]
-        asked = sorted(waiting, key=lambda it: (-it.spec.priority, it.requested_at))
-        assert order(self.broker) == [it.display_name for it in asked]
+        waiting = [
+            job for job in self.broker.jobs.values() if job.state == "waiting" and not job.rank
+        ]
+        ordered = sorted(waiting, key=lambda job: (-job.spec.priority, job.requested_at))
+        assert order(self.broker) == [job.display_name for job in ordered]
 
     @invariant()
     def gangs_wait_whole(self) -> None:
         """No member waits beside one that holds something, and none waits without all the others."""
         waiting: dict[str, list[Job]] = {}
-        for it in self.broker.jobs.values():
-            if it.gang:
-                waiting.setdefault(it.queue_id, []).append(it)
+        for member in self.broker.jobs.values():
+            if member.gang:
+                waiting.setdefault(member.queue_id, []).append(member)
         for members in waiting.values():
-            states = {it.state == "waiting" for it in members}
+            states = {job.state == "waiting" for job in members}
             assert len(states) == 1
             assert states == {False} or len(members) == members[0].gang.size  # type: ignore[union-attr]
 

@@ -75,7 +75,7 @@ def test_cards_are_never_overcommitted_when_programs_and_daemons_are_killed(
     chance = random.Random(seed)
     station.start("--simulate", "T4*2")
     for number in range(KILLS):
-        if len([it for it in station.programs if it.process.poll() is None]) < 6:
+        if len([program for program in station.programs if program.process.poll() is None]) < 6:
             program = start(station, chance, number)
             if calm:
                 settle(program)
@@ -93,8 +93,8 @@ def test_cards_are_never_overcommitted_when_programs_and_daemons_are_killed(
     eventually(lambda: station.fenka("ps", "-o", "json").stdout.strip() == "[]")
     assert list((station.root / "leases").iterdir()) == []
     (node,) = json.loads(station.ok("top", "node", "-o", "json"))
-    assert [(it["allocated"], it["total"]) for it in node["cards"]] == [(0, 14), (0, 14)]
+    assert [(card["allocated"], card["total"]) for card in node["cards"]] == [(0, 14), (0, 14)]
     with Driver.open(Path(station.root / "simulated" / "lib")) as driver:
         eventually(lambda: [reading.used_mib for reading in driver.readings()] == [0, 0])
     whole = [station.run("--gpu-mem", "14", "--", *HOLD, "14000") for _ in range(2)]
-    assert [it.report()["cards"][0]["result"] for it in whole] == [0, 0]
+    assert [program.report()["cards"][0]["result"] for program in whole] == [0, 0]

@@ -32,7 +32,7 @@ def begun(program: Program, size: int) -> None:
 def processes(station: Workstation, name: str) -> list[int]:
     """The first process of each member, by rank."""
     jobs = station.jobs()
-    members = sorted((it["rank"], it["pid"]) for it in jobs.values() if it["gang"] == name)
+    members = sorted((job["rank"], job["pid"]) for job in jobs.values() if job["gang"] == name)
     return [pid for _, pid in members]
 
 
@@ -47,10 +47,10 @@ def test_each_member_has_a_slice_and_a_rank(t4: Workstation) -> None:
     code += "k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', "
     code += "'MASTER_PORT', 'FENKA_GANG_RANK', 'FENKA_GANG_SIZE')}))"
     text = t4.ok("run", "--gang", "3", "--gpu-mem", "4", "--", sys.executable, "-c", code)
-    said = {line[:4]: json.loads(line[4:]) for line in text.splitlines()}
-    (port,) = {it.pop("MASTER_PORT") for it in said.values()}
+    reports = {line[:4]: json.loads(line[4:]) for line in text.splitlines()}
+    (port,) = {variables.pop("MASTER_PORT") for variables in reports.values()}
     assert 0 < int(port) < 65536
-    assert said == {
+    assert reports == {
         f"[{rank}] ": {
             "RANK": str(rank),
             "WORLD_SIZE": "3",
@@ -88,7 +88,7 @@ def test_gang_is_one_queue_entry_when_it_waits(t4: Workstation) -> None:
     assert (second["name"], second["position"]) == ("behind", 2)
     assert holder.end() == 0
     begun(gang, 3)
-    assert sorted(name for name, it in t4.jobs().items() if it["state"] == "running") == [
+    assert sorted(name for name, job in t4.jobs().items() if job["state"] == "running") == [
         "g/0",
         "g/1",
         "g/2",
@@ -133,7 +133,7 @@ def test_all_members_end_when_run_is_killed(t4: Workstation) -> None:
     script = "setsid sleep 1000 & echo begun; exec sleep 1000"
     gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c", script)
     begun(gang, 3)
-    assert all(len(it["pids"]) == 2 for it in t4.jobs().values())
+    assert all(len(job["pids"]) == 2 for job in t4.jobs().values())
     kill(gang.pid)
     eventually(lambda: nothing_left(t4))
 
@@ -159,7 +159,7 @@ def test_gangs_and_their_order_are_kept_when_the_daemon_was_killed(t4: Workstati
     t4.kill_daemon()
     eventually(lambda: t4.fenka("ps").returncode == 0)
     jobs = t4.jobs()
-    assert {name: it["state"] for name, it in jobs.items()} == {
+    assert {name: job["state"] for name, job in jobs.items()} == {
         "runs/0": "running",
         "runs/1": "running",
         "waits": "waiting",
@@ -202,7 +202,7 @@ def test_gang_is_logged_by_rank_when_it_is_detached(t4: Workstation) -> None:
     assert t4.ok(*later).startswith("later: waiting, position 1 of 1: ")
     # It is told of changes although nobody listens any more.
     t4.ok("run", "--gpu-mem", "4", "--name", "last", "--detach", "--", "sleep", "1000")
-    assert [it["name"] for it in json.loads(t4.ok("queue", "-o", "json"))] == ["later", "last"]
+    assert [row["name"] for row in json.loads(t4.ok("queue", "-o", "json"))] == ["later", "last"]
     assert t4.ok("stop", "night") == "night: stopped\n"
     eventually(lambda: list(t4.jobs()) == ["last"])
 
@@ -212,13 +212,15 @@ def test_members_have_slices_on_two_cards_when_that_is_requested(station: Workst
     station.start("--simulate", "T4*2")
     words = ("--gpu-mem", "4", "--cards", "2", "--gpu-core", "50")
     text = station.ok("run", "--gang", "2", *words, "--", *HOLD, "1")
-    totals = [[it["total"] for it in json.loads(line[4:])["cards"]] for line in text.splitlines()]
+    totals = [
+        [card["total"] for card in json.loads(line[4:])["cards"]] for line in text.splitlines()
+    ]
     assert totals == [[4308, 4308]] * 2
     gang = station.run("--gang", "2", *words, "--name", "g", "--", *SLEEP)
     begun(gang, 2)
     for member in ("g/0", "g/1"):
         slices = station.jobs()[member]["slices"]
-        assert [(it["card"], it["compute"]) for it in slices] == [(0, 50), (1, 50)]
+        assert [(piece["card"], piece["compute"]) for piece in slices] == [(0, 50), (1, 50)]
     refused(
         station.fenka("run", "--gang", "3", *words, "--", "true"),
         2,
@@ -276,9 +278,9 @@ def on_a_terminal(station: Workstation, *words: str) -> tuple[int, int]:
 
 def read_until(terminal: int, count: int, word: bytes) -> None:
     """As many lines with the word as that."""
-    said = b""
-    while said.count(word) < count:
-        said += os.read(terminal, 4096)
+    output = b""
+    while output.count(word) < count:
+        output += os.read(terminal, 4096)
 
 
 @pytest.mark.parametrize("daemon_first", [True, False])

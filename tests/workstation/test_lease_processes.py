@@ -136,14 +136,14 @@ def test_scan_succeeds_when_a_process_has_any_name(t4: Workstation) -> None:
 
 def test_confirmation_is_rejected_when_the_process_is_outside(t4: Workstation) -> None:
     """The daemon looks where the process is that says so."""
-    said = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-c", FORGED],
         env=t4.environment,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert said.startswith("LeaseGranted the program is not in its lease: ")
+    assert answer.startswith("LeaseGranted the program is not in its lease: ")
     eventually(lambda: not t4.jobs())
 
 
@@ -157,17 +157,17 @@ def test_program_cannot_create_user_namespaces_in_a_lease(t4: Workstation, kind:
     script = f"echo 9 > /proc/sys/user/max_{kind[2:]}_namespaces; {attempt}"
     if os.geteuid() == 0 and kind == "--user":
         script += f"; setpriv --reuid={STRANGER} --clear-groups {attempt}"
-    told = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
-    assert told.stdout == ""
-    assert "unshare failed" in told.stderr
+    result = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
+    assert result.stdout == ""
+    assert "unshare failed" in result.stderr
 
 
 @as_root
 def test_mounts_stay_when_root_tries_to_remove_them_inside(t4: Workstation) -> None:
     """They are inherited from a namespace above."""
     script = "umount -l /etc/ld.so.preload; umount -l /run/fenka/lease; cat /etc/ld.so.preload"
-    told = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
-    assert told.stdout == "/run/fenka/lease/libfenka.so\n"
+    result = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
+    assert result.stdout == "/run/fenka/lease/libfenka.so\n"
 
 
 @pytest.mark.parametrize("words", [["chroot", "/"], ["unshare", "-Ur", "chroot", "/"]])
@@ -266,7 +266,7 @@ def test_scan_finds_a_process_when_it_was_forked_meanwhile(
     listings: Iterator[Sequence[int]] = iter([[], [4_000_001], [4_000_001, os.getpid()]])
     last = [4_000_001, os.getpid()]
     monkeypatch.setattr(procfs, "pids", lambda: next(listings, last))
-    scanner = process_scan.Scanner([], {})
+    scanner = process_scan.Scanner([], leases)
     monkeypatch.setattr(scanner, "lease", lambda pid: "it" if pid == os.getpid() else None)
     monkeypatch.setattr(lease_processes, "Scanner", lambda *_: scanner)
     scan = lease_processes.LeaseProcesses(list, leases)._scan_all([])

@@ -45,10 +45,10 @@ def test_error_names_the_file_when_it_is_not_a_regular_file(
     path: Path = getattr(runtime, name)
     make(path)
     read = files.load_jobs if name == "state" else files.load_config
-    with pytest.raises(files.InvalidState, match=re.escape(str(path))) as said:
+    with pytest.raises(files.InvalidState, match=re.escape(str(path))) as error:
         read(runtime)
-    assert "\n" not in str(said.value)
-    assert "Errno" not in str(said.value)
+    assert "\n" not in str(error.value)
+    assert "Errno" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,10 @@ def test_proxies_are_read_only_and_only_inside(t4: Workstation) -> None:
     inside = int(t4.ok("run", "--gpu-mem", "1", "--", "stat", "-c", "%i", str(file)))
     assert inside != before.st_ino
     assert (file.stat().st_ino, file.stat().st_size) == (before.st_ino, before.st_size)
-    said = t4.ok("run", "--gpu-mem", "1", "--", "sh", "-c", "touch /run/fenka/driver/x || echo no")
-    assert said == "no\n"
+    printed = t4.ok(
+        "run", "--gpu-mem", "1", "--", "sh", "-c", "touch /run/fenka/driver/x || echo no"
+    )
+    assert printed == "no\n"
 
 
 def test_driver_is_found_when_its_path_is_a_link(tmp_path: Path) -> None:
@@ -100,9 +102,9 @@ def test_driver_is_found_when_its_path_is_a_link(tmp_path: Path) -> None:
     (tmp_path / LIBRARIES[0]).symlink_to(real.name)
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / LIBRARIES[0]).symlink_to(real)
-    found = find_driver([tmp_path, tmp_path / "again", tmp_path / "nowhere"])
-    assert found[LIBRARIES[0]][-1:] == (real,)
-    assert len(found[LIBRARIES[0]]) == len(set(found[LIBRARIES[0]]))
+    driver = find_driver([tmp_path, tmp_path / "again", tmp_path / "nowhere"])
+    assert driver[LIBRARIES[0]][-1:] == (real,)
+    assert len(driver[LIBRARIES[0]]) == len(set(driver[LIBRARIES[0]]))
 
 
 def test_driver_is_found_in_the_linker_s_cache() -> None:

@@ -71,7 +71,7 @@ def test_peer_is_the_connecting_process_when_its_pid_was_reused() -> None:
                     again.kill()
                     again.wait()
             try:
-                found = process(connection)
+                peer = process(connection)
             except ProcessLookupError:
                 return
             finally:
@@ -79,8 +79,8 @@ def test_peer_is_the_connecting_process_when_its_pid_was_reused() -> None:
                 if again:
                     again.kill()
                     again.wait()
-            assert not found.lives(), f"the PID was used again: {reused}"
-            found.close()
+            assert not peer.lives(), f"the PID was used again: {reused}"
+            peer.close()
 
 
 def test_peer_is_the_same_process_when_it_executed_another_program(place: Path) -> None:
@@ -96,14 +96,14 @@ def test_peer_is_the_same_process_when_it_executed_another_program(place: Path) 
         with subprocess.Popen(words, stdin=subprocess.PIPE) as client:
             connection, _ = server.accept()
             with connection:
-                found = process(connection)
-                assert (found.pid, found.uid) == (client.pid, os.geteuid())
-                assert found.lives()
+                peer = process(connection)
+                assert (peer.pid, peer.uid) == (client.pid, os.geteuid())
+                assert peer.lives()
                 assert client.stdin
                 client.stdin.close()
                 client.wait()
-                assert not found.lives()
-                found.close()
+                assert not peer.lives()
+                peer.close()
 
 
 def test_signal_is_sent_when_the_process_is_the_job_s(
@@ -174,4 +174,4 @@ async def test_lease_is_not_held_when_its_process_s_pid_was_reused(
         watch.close()
         return bool(ended)
 
-    assert [await ends(it) for it in (ticks, ticks - 1)] == [False, True]
+    assert [await ends(start) for start in (ticks, ticks - 1)] == [False, True]

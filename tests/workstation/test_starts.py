@@ -14,8 +14,6 @@ import pytest
 
 from tests.workstation.conftest import Workstation, eventually
 
-"""Interpreters start by the dozen here, on a machine that does other things too."""
-
 MARK = "FENKA_TEST_MARK"
 
 
@@ -56,14 +54,14 @@ class Start:
 
     def left(self) -> list[str]:
         """Its descendants that are still here, wherever they went."""
-        found = []
+        descendants = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self.mark and process.status() != "zombie":
-                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
+                    descendants.append(f"{process.pid} {' '.join(process.cmdline())}")
             except psutil.Error:
                 continue
-        return found
+        return descendants
 
     def close(self) -> None:
         """Whatever the test has found: end it."""
@@ -75,16 +73,16 @@ class Start:
 @pytest.fixture
 def started(station: Workstation) -> Iterator[Callable[..., Start]]:
     """Starts commands; what they leave is ended at last."""
-    every: list[Start] = []
+    commands: list[Start] = []
 
     def start(*words: str, **environment: str) -> Start:
-        every.append(Start(station.root, *words, **environment))
-        return every[-1]
+        commands.append(Start(station.root, *words, **environment))
+        return commands[-1]
 
     yield start
-    for one in every:
-        one.close()
-        one.output.unlink()
+    for command in commands:
+        command.close()
+        command.output.unlink()
 
 
 POINTS = ("daemon.lock", "simulated/server.sock", "config.json")

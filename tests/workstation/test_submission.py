@@ -45,24 +45,24 @@ def test_priority_is_limited_when_the_user_does_not_own_the_daemon(
 
 def test_gang_has_one_job_for_each_member() -> None:
     """Jobs of their own, with one entry; their names tell the rank."""
-    made = create_jobs(
+    jobs = create_jobs(
         msgspec.structs.replace(SPEC, name="g", gang=2), Peer(os.getpid(), 7, 1), 1024, [], now=5.0
     )
-    assert [(it.name, it.rank, it.display_name) for it in made] == [
+    assert [(job.name, job.rank, job.display_name) for job in jobs] == [
         ("g/0", 0, "g"),
         ("g/1", 1, "g"),
     ]
-    assert len({it.id for it in made}) == 2
-    assert len({it.queue_id for it in made}) == 1
-    assert {it.spec.summary() for it in made} == {"gang of 2: 4"}
-    for name in ("g", "g/1", made[0].id):
+    assert len({job.id for job in jobs}) == 2
+    assert len({job.queue_id for job in jobs}) == 1
+    assert {job.spec.summary() for job in jobs} == {"gang of 2: 4"}
+    for name in ("g", "g/1", jobs[0].id):
         with pytest.raises(
             InvalidRequest, match=f"a job called {name} already exists|invalid job name 'g/1'"
         ):
             create_jobs(
-                msgspec.structs.replace(SPEC, name=name), Peer(os.getpid(), 7, 1), 1024, made, 6.0
+                msgspec.structs.replace(SPEC, name=name), Peer(os.getpid(), 7, 1), 1024, jobs, 6.0
             )
-    (later,) = create_jobs(SPEC, Peer(os.getpid(), 7, 1), 1024, made, now=1.0)
+    (later,) = create_jobs(SPEC, Peer(os.getpid(), 7, 1), 1024, jobs, now=1.0)
     assert later.requested_at > 5.0, "although the clock was set back"
 
 

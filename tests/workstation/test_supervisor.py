@@ -51,8 +51,8 @@ run(2, member)
     first, *lines, last = python(code)
     assert first == "started"
     for rank in range(2):
-        mine = [line for line in lines if line.startswith(f"[{rank}]")]
-        assert mine == [f"[{rank}] ab", f"[{rank}] cd", f"[{rank}] ", f"[{rank}] e"]
+        printed = [line for line in lines if line.startswith(f"[{rank}]")]
+        assert printed == [f"[{rank}] ab", f"[{rank}] cd", f"[{rank}] ", f"[{rank}] e"]
     assert last == "0 None"
 
 
@@ -125,8 +125,8 @@ run(2, member)
 """
     with subprocess.Popen(
         [sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as it:
-        assert it.stdout
-        it.stdout.readline()
-        it.stdout.close()
-        assert it.wait() != 0
+    ) as supervisor:
+        assert supervisor.stdout
+        supervisor.stdout.readline()
+        supervisor.stdout.close()
+        assert supervisor.wait() != 0

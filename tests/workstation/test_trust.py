@@ -158,7 +158,7 @@ def test_system_daemon_is_not_started_when_the_user_is_not_root(
     assert victim.do(paths.current) == Runtime(nobody_named)
     with pytest.raises(DaemonUnavailable, match="only root can start this machine's"):
         victim.do(lambda: client.connect(paths.current(), print))
-    assert sorted(it.name for it in nobody_named.iterdir()) == ["config.json"]
+    assert sorted(path.name for path in nobody_named.iterdir()) == ["config.json"]
     (nobody_named / "config.json").unlink()
     assert victim.do(paths.current) == Runtime(Path(f"/tmp/fenka-{victim.uid}"))
 
@@ -179,7 +179,7 @@ def test_system_lock_is_not_opened_when_the_user_is_not_root(
         victim.do(lambda: (nobody_named / "daemon.lock").open().close())
     with lock_runtime(Runtime(nobody_named)):
         # Where leases are mounted, made before an ordinary user's first.
-        assert {it.name for it in nobody_named.iterdir()} >= {"account", "lease", "leases"}
+        assert {path.name for path in nobody_named.iterdir()} >= {"account", "lease", "leases"}
 
 
 def test_request_waits_when_the_system_daemon_is_down(
@@ -188,10 +188,10 @@ def test_request_waits_when_the_system_daemon_is_down(
     """An ordinary user's, until root has started it again; without --wait it is refused at once."""
     monkeypatch.setattr(Runtime, "foreign", property(lambda _: True))
     nobody_named.mkdir()
-    runtime, told = Runtime(nobody_named), list[str]()
+    runtime, announced = Runtime(nobody_named), list[str]()
 
     def start_daemon(text: str) -> None:
-        told.append(text)
+        announced.append(text)
         server = User(0).serve(runtime.socket)
 
         def answer() -> None:
@@ -209,11 +209,11 @@ def test_request_waits_when_the_system_daemon_is_down(
 
     with pytest.raises(DaemonUnavailable, match="only root can start this machine's"):
         acquire(wait=False)
-    assert told == []
+    assert announced == []
     with pytest.raises(LeaseNotGranted, match="it was heard"):
         acquire(wait=True)
-    assert len(told) == 1
-    assert "waiting until root has started it" in told[0]
+    assert len(announced) == 1
+    assert "waiting until root has started it" in announced[0]
 
 
 def test_job_log_is_not_written_when_another_user_can_change_its_directory(
@@ -227,8 +227,8 @@ def test_job_log_is_not_written_when_another_user_can_change_its_directory(
         victim.do(lambda: create_job_directory(paths.current(), "night"))
     victim.mkdir(place / "mine")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "mine"))
-    made = victim.do(lambda: create_job_directory(paths.current(), "night"))
-    assert made == place / "mine" / "fenka" / "jobs" / "night"
+    directory = victim.do(lambda: create_job_directory(paths.current(), "night"))
+    assert directory == place / "mine" / "fenka" / "jobs" / "night"
     assert not nobody_named.exists()
 
 

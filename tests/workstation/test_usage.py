@@ -150,14 +150,14 @@ def test_slice_is_free_when_the_driver_does_not_report_memory() -> None:
 
 def test_processes_are_grouped_by_lease_when_some_have_ended() -> None:
     """A number that the driver still shows is nobody's when the process has ended."""
-    mine, gone = os.getpid(), 7
+    own, gone = os.getpid(), 7
     seen = group_by_lease(
-        [GpuProcess(CARD, pid, 10) for pid in (mine, gone, 8)],
+        [GpuProcess(CARD, pid, 10) for pid in (own, gone, 8)],
         lambda pid: "a" if pid == 8 else None,
-        lambda pid: 5 if pid == mine else None,
+        lambda pid: 5 if pid == own else None,
     )
     assert seen.by_lease == {"a": [GpuProcess(CARD, 8, 10)]}
-    assert seen.unleased == [UnleasedProcess(CARD, mine, os.getuid(), 5, 10, False)]
+    assert seen.unleased == [UnleasedProcess(CARD, own, os.getuid(), 5, 10, False)]
 
 
 # ---- who is accused ----
@@ -167,9 +167,9 @@ def test_memory_violation_is_reported_when_three_samples_exceed() -> None:
     """As on a node: one look may fall between an allocation and its end."""
     detector = ViolationDetector(itertools.count(0, 5).__next__)
     seen = GpuProcesses(leased(a=14848))
-    said = [detector.sample([placed_job()], seen, {}, lambda *_: 0) for _ in range(3)]
+    sentences = [detector.sample([placed_job()], seen, {}, lambda *_: 0) for _ in range(3)]
     sentence = "holds 14848 MiB of card 0 by the driver's account, more than its 4000 MiB"
-    assert said == [{}, {}, {"a": [sentence]}]
+    assert sentences == [{}, {}, {"a": [sentence]}]
     assert detector.sample([placed_job()], GpuProcesses(leased(a=4000)), {}, lambda *_: 0) == {}
 
 
@@ -177,12 +177,12 @@ def test_compute_violation_is_reported_when_the_excess_is_sustained() -> None:
     """A quarter of the card for 10 %, over fifteen seconds."""
     had = itertools.count(0, 1_250_000_000)
     detector = ViolationDetector(itertools.count(0, 5).__next__)
-    said = [
+    sentences = [
         detector.sample([placed_job(compute=10)], GpuProcesses(), {}, lambda *_: next(had))
         for _ in range(4)
     ]
     sentence = "has had more than its 10 % of the time of card 0 by the driver's account"
-    assert said == [{}, {}, {}, {"a": [sentence]}]
+    assert sentences == [{}, {}, {}, {"a": [sentence]}]
 
 
 def test_missing_shim_is_reported_at_once(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_missing_shim_is_reported_at_once(tmp_path: Path) -> None:
         bare = placed_job()
         bare.shim_inode = 1
         sentence = "uses a card without fenka's library, so without its limit: process "
-        said = ViolationDetector().sample([bare], seen, {}, lambda *_: 0)
-        assert said == {"a": [f"{sentence}{program.pid}"]}
+        sentences = ViolationDetector().sample([bare], seen, {}, lambda *_: 0)
+        assert sentences == {"a": [f"{sentence}{program.pid}"]}
         bare.shim_inode = 0
         assert ViolationDetector().sample([bare], seen, {}, lambda *_: 0) == {}
         program.communicate(b"\n")
@@ -225,13 +225,13 @@ def jobs(t4: Workstation) -> dict[str, protocol.JobView]:
     with Connection(Runtime(t4.root)) as connection:
         answer = connection.call(protocol.GetSnapshot())
     assert isinstance(answer, protocol.Snapshot)
-    return {it.name: it for it in answer.jobs}
+    return {job.name: job for job in answer.jobs}
 
 
 def state(t4: Workstation, name: str) -> str:
     """Of a job; empty where there is none of this name, or no daemon."""
     with contextlib.suppress(DaemonUnavailable, ConnectionError):
-        return next((it.state for it in jobs(t4).values() if it.name == name), "")
+        return next((job.state for job in jobs(t4).values() if job.name == name), "")
     return ""
 
 

@@ -90,7 +90,7 @@ Effect = GrantLease | ReportQueued | RejectJob | RemoveLease | Terminate
 
 
 class Broker:
-    """Keeps the jobs of one node: their slices and their places in the queue."""
+    """Keeps the jobs of one node: their slices and their places in the queue. All times are Unix seconds."""
 
     def __init__(self, node: Node, policy: Policy, fairness: Fairness | None = None) -> None:
         self.node, self.policy = node, policy
@@ -110,10 +110,7 @@ class Broker:
     def submit(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
         """Grant, queue or reject a job, or all members of a gang.
 
-        Args:
-            jobs: The job, or the gang's members.
-            now: Unix seconds, as in all methods.
-            wait: Whether to queue what cannot be granted now, instead of rejecting it.
+        wait: whether to queue what cannot be granted now, instead of rejecting it.
         """
         first = jobs[0]
         impossible = self._never_fits_reason([job.request for job in jobs])
@@ -140,10 +137,7 @@ class Broker:
     def on_exit(self, job_id: str, now: float, retained: str = "") -> list[Effect]:
         """Handle the end of a job's last process. Unknown ids are ignored.
 
-        Args:
-            job_id: The job's id.
-            now: Unix seconds.
-            retained: Why its slice cannot be granted to another job yet. Repeat the call until it is empty.
+        retained: why its slice cannot be granted to another job yet. Repeat the call until it is empty.
         """
         job = self.jobs.get(job_id)
         if job is None:
@@ -160,9 +154,7 @@ class Broker:
     def cancel(self, name: str, now: float) -> list[Effect]:
         """Remove jobs that have not started, and terminate those that run.
 
-        Args:
-            name: A queue id, or the id of a gang's member that was granted. Unknown ones are ignored.
-            now: Unix seconds.
+        name: a queue id, or the id of a gang's member that was granted. Unknown ones are ignored.
         """
         return [*self._cancel(self.jobs_of(name), now), *self._schedule(now)]
 

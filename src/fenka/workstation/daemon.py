@@ -1,7 +1,7 @@
 """The daemon that leases this machine's cards.
 
 It may be killed at any moment. What it decided is on disk before anyone acts on it, programs go on in their
-leases without it, and the next daemon finds them again (recovery.py, lease_processes.py).
+leases without it, and the next daemon finds them again (Controller.recover).
 """
 
 import asyncio
@@ -51,7 +51,9 @@ class Daemon:
         self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self._stopped = asyncio.Event()
         self._processes = LeaseProcesses(broker.placed, runtime.leases)
-        self._feedback = compute_feedback.ComputeFeedback(self._samples, self._processes.lease_of)
+        self._feedback = compute_feedback.ComputeFeedback(
+            hardware.busy_samples, self._processes.lease_of
+        )
         self._reaper = pid_namespaces.NamespaceReaper()
         self._leases = Leases(runtime, hardware, native, self._feedback)
         self._cards = CardMonitor(hardware, self._processes.lease_of, self._feedback.busy_ns)
@@ -155,9 +157,6 @@ class Daemon:
             await asyncio.to_thread(self._reaper.run_once, accounts)
 
     # --- the rest -----------------------------------------------------------------------------------
-
-    def _samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
-        return self.hardware.driver.busy_samples(uuid, since_us)  # the driver may be reopened
 
     async def _snapshot(self) -> protocol.Snapshot:
         scan = await self._processes.scan()

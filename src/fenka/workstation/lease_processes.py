@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -50,7 +50,8 @@ class LeaseProcesses:
         """Processes, with their start, whose environment could not be read in time."""
         self._environments: dict[tuple[int, int], str | None] = {}
         """The lease that each process's environment named in the last scan."""
-        self._needs_scan = False
+        self.needs_scan = False
+        """Whether :meth:`lease_of` was called for a process that the last scan did not see."""
         self._scan_lock = asyncio.Lock()
         self._next_scan: asyncio.Task[ProcessScan] | None = None
 
@@ -127,7 +128,7 @@ class LeaseProcesses:
 
     async def _run_scan(self) -> ProcessScan:
         async with self._scan_lock:
-            self._next_scan, self._needs_scan = None, False
+            self._next_scan, self.needs_scan = None, False
             jobs = [copy(job) for job in self._jobs()]  # they may change during the scan
             try:
                 return await asyncio.to_thread(self._scan_all, jobs)
@@ -141,7 +142,7 @@ class LeaseProcesses:
         """
         jobs = self._jobs()
         try:
-            lease = Scanner(jobs, self._mounted_leases(jobs)).lease(pid)
+            lease = Scanner(jobs, self._leases).lease(pid)
             if lease is not None:
                 return lease
             start, uid = start_ticks(pid), procfs.real_uid(pid)
@@ -151,17 +152,12 @@ class LeaseProcesses:
         if start is None or not cooperative:
             return None
         if (pid, start) not in self._environments:
-            self._needs_scan = True
+            self.needs_scan = True
         return self._environments.get((pid, start))
-
-    @property
-    def needs_scan(self) -> bool:
-        """Whether :meth:`lease_of` was called for a process that the last scan did not see."""
-        return self._needs_scan
 
     def _scan_all(self, jobs: Sequence[Job]) -> ProcessScan:
         deadline = time.monotonic() + SCAN_TIMEOUT_S
-        scanner = Scanner(jobs, self._mounted_leases(jobs))
+        scanner = Scanner(jobs, self._leases)
         # A process that forks and exits can be missed by one listing, while its child is in the next.
         for _ in range(MAX_LISTINGS):
             unseen = [pid for pid in procfs.pids() if pid not in scanner.seen]
@@ -196,15 +192,6 @@ class LeaseProcesses:
                     break
                 leases[process] = scanner.from_environment(uid, contents[path] or b"")
         return leases
-
-    def _mounted_leases(self, jobs: Iterable[Job]) -> dict[tuple[str, Path], str]:
-        """Return root's leases without a user namespace, by what mountinfo shows of them."""
-        own = procfs.namespace_inode("self", "user")
-        return {
-            procfs.mount_source(self._leases / job.id / "lease"): job.id
-            for job in jobs
-            if job.user_namespace == own
-        }
 
     def _has_mounted(self, pid: int, lease: str) -> bool:
         try:

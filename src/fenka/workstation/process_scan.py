@@ -42,19 +42,24 @@ class ProcessScan:
 class Scanner:
     """Assigns processes to leases, one after another."""
 
-    def __init__(self, jobs: Sequence[Job], mounted: Mapping[tuple[str, Path], str]) -> None:
+    def __init__(self, jobs: Sequence[Job], leases: Path) -> None:
         """Prepare a scan.
 
         Args:
             jobs: The jobs that hold slices.
-            mounted: Root's leases without a user namespace, by what mountinfo shows of them.
+            leases: The directory of all leases' files.
         """
         self._jobs = {job.id: job for job in jobs}
-        self._leases_by_mount = mounted
         self._own_mounts = procfs.namespace_inode("self", "mnt")
         own = procfs.namespace_inode("self", "user")
         known = {job.user_namespace: job.id for job in jobs if job.user_namespace not in (0, own)}
         self._ancestry = procfs.UserNamespaceAncestry(known)
+        self._leases_by_mount = {
+            procfs.mount_source(leases / job.id / "lease"): job.id
+            for job in jobs
+            if job.user_namespace == own
+        }
+        """Root's leases without a user namespace, by what mountinfo shows of them."""
         self.seen: set[int] = set()
         self.holders: dict[str, list[int]] = {}
         self.unreadable: dict[str, list[int]] = {}

@@ -55,7 +55,7 @@ def test_background_failure_reaches_the_parent_when_nothing_was_started(tmp_path
 
 
 def test_background_process_ends_when_the_parent_is_interrupted(tmp_path: Path) -> None:
-    """Nothing may be left of a job whose state nobody was told."""
+    """A job whose state was not reported yet must leave nothing behind."""
 
     def body(_notify: Notify, _started: Callable[[], None]) -> None:
         os.execvp("sleep", ["sleep", "1000"])

@@ -39,7 +39,7 @@ Connect = Callable[[], Awaitable[Streams]]
 
 @contextlib.asynccontextmanager
 async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
-    """A daemon's conversations, with a card that is lost: what yields connections to it."""
+    """Serve clients of a daemon whose card is lost; yield a function that connects."""
     driver = SimpleNamespace(simulated=False)
     hardware = SimpleNamespace(driver=driver, readings=dict, busy_samples=lambda *_: None)
     runtime = Runtime(place / "run")
@@ -55,12 +55,12 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
 
 
 async def said(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next message."""
+    """Return the next message."""
     return cast("dict[str, Any]", msgspec.json.decode(await reader.readline()))
 
 
 async def greeted(connect: Connect, line: bytes = HELLO) -> Streams:
-    """A connection on which both have said Hello."""
+    """Return a connection on which both sides have sent Hello."""
     reader, writer = await connect()
     assert (await said(reader))["type"] == "hello"
     writer.write(line)
@@ -70,7 +70,7 @@ async def greeted(connect: Connect, line: bytes = HELLO) -> Streams:
 async def test_connection_is_closed_when_it_is_silent(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that never say Hello, or only a part of it, and those that say nothing after it."""
+    """This holds without a Hello, with a part of one, and without a request after it."""
     monkeypatch.setattr(admission, "HELLO_TIMEOUT_S", 0.05)
     monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
 
@@ -83,7 +83,7 @@ async def test_connection_is_closed_when_it_is_silent(
 async def test_connection_is_kept_when_it_waits_for_a_slice(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says nothing for as long as it waits, which may be days."""
+    """A pending request may be silent for days."""
     monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
     ask = protocol.SubmitJob(JobSpec(["x"], GpuResources("14")))
 
@@ -98,7 +98,7 @@ async def test_connection_is_kept_when_it_waits_for_a_slice(
 
 
 async def test_connection_is_rejected_when_its_user_has_too_many(place: Path) -> None:
-    """The next connections get a sentence; once one is closed there is room again."""
+    """Further connections get one sentence. Closing a connection makes room."""
     bounds = Admission(256 + 4 * 8, ())
     uid = os.geteuid()
 
@@ -121,7 +121,7 @@ async def test_connection_is_rejected_when_its_user_has_too_many(place: Path) ->
 
 
 def test_root_can_connect_when_other_users_have_all_connections() -> None:
-    """And the owner of the daemon is bound by the number of descriptors alone."""
+    """Only the number of descriptors limits root and the daemon's owner."""
     bounds = Admission(256 + 4 * 8, {0, 1000})
     for uid in (1, 2, 3):
         bounds.add_connection(uid)
@@ -139,7 +139,7 @@ def test_root_can_connect_when_other_users_have_all_connections() -> None:
 
 
 def test_job_is_rejected_when_its_user_has_too_many() -> None:
-    """Members of gangs count one by one; others' do not."""
+    """Each member of a gang counts; other users' jobs do not."""
     here = [SimpleNamespace(uid=SOMEBODY)] * 500 + [SimpleNamespace(uid=7)] * 500
     bounds = Admission(1000, {0})
     bounds.check_jobs(SOMEBODY, 12, cast("Any", here))
@@ -149,7 +149,7 @@ def test_job_is_rejected_when_its_user_has_too_many() -> None:
 
 
 async def test_requests_are_serialized_when_they_are_of_one_user() -> None:
-    """While one of them is served, another user's is served too."""
+    """Requests of different users are served concurrently."""
 
     bounds, order, go = Admission(1000, ()), list[str](), asyncio.Event()
 
@@ -184,7 +184,7 @@ async def test_requests_are_serialized_when_they_are_of_one_user() -> None:
 async def test_other_connections_go_on_when_a_line_is_hostile(
     place: Path, words: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No traceback: a log that anybody can write to would fill the disk."""
+    """Nothing is logged, because clients could fill the disk."""
 
     async with serving(place, Admission(1000, ())) as connect:
         reader, writer = await greeted(connect, words)
@@ -201,7 +201,7 @@ async def test_other_connections_go_on_when_a_line_is_hostile(
 async def test_log_has_one_line_when_a_request_fails_unexpectedly(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says what failed and where; the daemon goes on."""
+    """The line says what failed and where, and the daemon goes on."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("two\nlines")
@@ -219,7 +219,7 @@ async def test_log_has_one_line_when_a_request_fails_unexpectedly(
 
 
 def test_queue_positions_are_dropped_when_the_client_does_not_read() -> None:
-    """Its place in the queue changes all the time; only its grant is kept for it."""
+    """Positions change often; other messages are kept."""
     written: list[bytes] = []
     waiting = SimpleNamespace(get_write_buffer_size=lambda: 1)
     client = Client.__new__(Client)
@@ -230,7 +230,7 @@ def test_queue_positions_are_dropped_when_the_client_does_not_read() -> None:
 
 
 def test_log_keeps_its_end_when_it_is_too_long(place: Path) -> None:
-    """It stays below its bound while others append to it."""
+    """The log stays below its limit while others append to it."""
     runtime = Runtime(place)
     files.trim_log(runtime)
     with runtime.log.open("ab") as log:
@@ -251,7 +251,7 @@ def test_log_keeps_its_end_when_it_is_too_long(place: Path) -> None:
 def test_card_is_unhealthy_when_root_has_locked_it(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Until root's daemon has gone; it says so once."""
+    """The card is healthy again when root's daemon has ended. The log has one line."""
     hardware = SimpleNamespace(
         driver=SimpleNamespace(simulated=False), readings=lambda: {CARD.uuid: None}
     )

@@ -35,7 +35,7 @@ def request(name: str, units: int = 4, *, at: float = 0.0, cards: int = 1, **fie
 
 
 def test_user_is_served_later_when_another_has_used_less() -> None:
-    """Twenty jobs of ann's, asked for together, each of ten seconds; bob's comes later and is next."""
+    """Ann submits twenty jobs of ten seconds each. Bob's job comes later and is next."""
     broker = Broker(Node("here", (T4,)), "binpack")
     for number in range(20):
         broker.submit([request(f"ann{number:02}", 14, at=0, uid=1)], 0)
@@ -53,7 +53,7 @@ def test_user_is_served_later_when_another_has_used_less() -> None:
 
 
 def gang(name: str, size: int, like: Job) -> list[Job]:
-    """Members name/0, name/1 … which ask for what `like` does."""
+    """Return the members name/0, name/1 … with the request of `like`."""
     common = Gang(name, name, size, pid=1, start_ticks=1)
     return [
         msgspec.structs.replace(
@@ -64,7 +64,7 @@ def gang(name: str, size: int, like: Job) -> list[Job]:
 
 
 def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
-    """Effects as (kind, job); a gang's start as one for each member."""
+    """Return the effects as (kind, job); a gang's grant gives one pair for each member."""
     return [
         (type(effect).__name__, job.name)
         for effect in effects
@@ -74,7 +74,7 @@ def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def broker() -> Broker:
-    """One T4."""
+    """A broker with one T4."""
     return Broker(Node("here", (T4,)), "binpack")
 
 
@@ -91,7 +91,7 @@ def test_fourth_job_is_queued_when_three_fill_the_card(broker: Broker) -> None:
 
 
 def test_job_is_rejected_at_once_when_it_can_never_fit(broker: Broker) -> None:
-    """Nobody waits for what can never come."""
+    """A request that no card can ever satisfy is not queued."""
     (denied,) = broker.submit([request("big", 15)], 0)
     assert isinstance(denied, RejectJob)
     assert denied.final
@@ -102,7 +102,7 @@ def test_job_is_rejected_at_once_when_it_can_never_fit(broker: Broker) -> None:
 
 
 def test_job_is_rejected_with_the_reason_when_it_must_not_wait(broker: Broker) -> None:
-    """--no-wait says why nothing is free, and leaves nothing behind."""
+    """--no-wait reports why nothing is free, and leaves no entry in the queue."""
     broker.submit([request("a", 14)], 0)
     effects = broker.submit([request("b", 4)], 1, wait=False)
     (denied,) = effects
@@ -112,7 +112,7 @@ def test_job_is_rejected_with_the_reason_when_it_must_not_wait(broker: Broker) -
 
 
 def test_position_is_reported_when_it_changes(broker: Broker) -> None:
-    """Who moves up hears of it; who does not is left alone."""
+    """Only entries whose position changes are reported."""
     broker.submit([request("a", 14)], 0)
     broker.submit([request("b", 14, at=1)], 1)
     effects = broker.submit([request("c", 2, at=2)], 2)
@@ -128,7 +128,7 @@ def test_position_is_reported_when_it_changes(broker: Broker) -> None:
 
 
 def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
-    """2 of the 2 free units would fit, but 4 asked before."""
+    """The request for 2 units fits now, but a request for 4 is older."""
     broker.submit([request("a", 12)], 0)
     broker.submit([request("b", 4, at=1)], 1)
     (_, small) = broker.submit([request("c", 2, at=2)], 2)
@@ -142,7 +142,7 @@ def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
 
 
 def test_slice_is_retained_and_reported_when_it_is_still_in_use(broker: Broker) -> None:
-    """A job without processes keeps its slice while it is held; then it is released as ever."""
+    """A job without processes keeps its slice while the memory is in use."""
     broker.submit([request("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
     broker.submit([request("b", 14, at=1)], 1)
@@ -160,7 +160,7 @@ def test_slice_is_retained_and_reported_when_it_is_still_in_use(broker: Broker) 
 
 
 def test_reservation_ignores_the_deadline_when_a_slice_is_retained(broker: Broker) -> None:
-    """Its time limit says nothing any more about when it is free."""
+    """The time limit no longer tells when the slice will be free."""
     broker.submit([request("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
     broker.submit([request("b", 14, at=1)], 1)
@@ -175,14 +175,14 @@ def test_reservation_ignores_the_deadline_when_a_slice_is_retained(broker: Broke
 
 
 def test_job_is_removed_when_it_ends_before_it_has_started(broker: Broker) -> None:
-    """Only programs that ran can have left something."""
+    """Only programs that ran can have left memory in use."""
     broker.submit([request("a", 14)], 0)
     broker.submit([request("b", 14, at=1)], 1)
     assert kinds(broker.on_exit("a", 2, "in use")) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
 def test_gang_is_not_affected_when_a_member_s_slice_is_retained(broker: Broker) -> None:
-    """Disbanding a gang ends those that run and leaves the slice that is in use."""
+    """Cancelling the gang terminates running members and keeps the retained slice."""
     broker.submit(gang("g", 2, request("g", 4)), 0)
     for rank in range(2):
         broker.confirm(f"g/{rank}", 0)
@@ -194,7 +194,7 @@ def test_gang_is_not_affected_when_a_member_s_slice_is_retained(broker: Broker) 
 
 
 def test_slice_is_still_retained_when_the_daemon_was_restarted(broker: Broker) -> None:
-    """What was held is held, and nobody gets it."""
+    """The next daemon does not grant the slice to another job."""
     broker.submit([request("a", 14)], 0)
     broker.confirm("a", 0)
     broker.on_exit("a", 1, "in use")
@@ -205,7 +205,7 @@ def test_slice_is_still_retained_when_the_daemon_was_restarted(broker: Broker) -
 
 
 def test_grant_expires_when_it_is_not_confirmed(broker: Broker) -> None:
-    """A client that never enters its lease does not keep it; the next one gets it."""
+    """A client that never enters its lease loses it to the next request."""
     broker.submit([request("a", 14)], 0)
     broker.submit([request("b", 14, at=1)], 1)
     assert broker.expire(GRANT_TTL_S - 1) == []
@@ -218,7 +218,7 @@ def test_grant_expires_when_it_is_not_confirmed(broker: Broker) -> None:
 
 
 def test_grant_does_not_expire_when_it_is_confirmed(broker: Broker) -> None:
-    """It lives as long as its processes."""
+    """A confirmed lease lasts as long as its processes."""
     broker.submit([request("a")], 0)
     assert broker.confirm("a", 1)
     assert not broker.confirm("a", 2), "once is enough"
@@ -227,7 +227,7 @@ def test_grant_does_not_expire_when_it_is_confirmed(broker: Broker) -> None:
 
 
 def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker) -> None:
-    """A new daemon goes on where the old one was killed."""
+    """A new daemon continues with the recorded jobs."""
     for number in range(5):
         broker.submit([request(f"n{number}", 6, at=number)], number)
     broker.confirm("n0", 5)
@@ -243,14 +243,14 @@ def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker)
 
 
 def test_find_raises_when_the_name_is_unknown(broker: Broker) -> None:
-    """A name nobody has is a sentence, and an id that is gone is nothing."""
+    """An unknown name is an error; an unknown id is ignored."""
     with pytest.raises(UnknownJob, match="no job is called ghost: `fenka ps` lists them"):
         broker.find("ghost")
     assert broker.on_exit("ghost", 0) == []
 
 
 def order(broker: Broker) -> list[str]:
-    """The names of those that wait, the next one first."""
+    """Return the names of pending jobs in the order of the queue."""
     waiting = [job for job in broker.jobs.values() if job.state == "waiting" and job.rank == 0]
     standings = [(broker.queue_status(job), job.display_name) for job in waiting]
     return [
@@ -259,7 +259,7 @@ def order(broker: Broker) -> list[str]:
 
 
 def test_queue_is_ordered_by_priority_then_age(broker: Broker) -> None:
-    """And who has a lower priority than 0 lets everybody pass."""
+    """A priority below 0 is served after all others."""
     broker.submit([request("holder", 14)], 0)
     for at, priority in enumerate((0, -1, 2, 0, 1), start=1):
         broker.submit([request(f"{at}:{priority}", 14, at=at, priority=priority)], at)
@@ -271,7 +271,7 @@ def test_queue_is_ordered_by_priority_then_age(broker: Broker) -> None:
 
 
 def test_users_are_served_alternately_when_all_wait(broker: Broker) -> None:
-    """A second request counts as a minute later than it is, so another user's first one passes it."""
+    """A user's second request counts as a minute later, so another user's first one precedes it."""
     broker.submit([request("holder", 14, uid=1)], 0)
     for at in (1, 2):
         broker.submit([request(f"ann-{at}", 14, at=at, uid=2)], at)
@@ -293,7 +293,7 @@ def test_users_are_served_alternately_when_all_wait(broker: Broker) -> None:
 def test_job_is_backfilled_when_its_time_limit_allows(
     time_limit_s: float | None, starts: bool
 ) -> None:
-    """A reserved card is used in between by who certainly ends before, and by nobody else."""
+    """Only jobs that certainly end before the reservation may use the reserved card."""
     broker = Broker(Node("here", (T4,)), "binpack")
     broker.submit([request("holder", 10, time_limit_s=100)], 0)
     broker.submit([request("large", 14, at=10)], 10)
@@ -309,7 +309,7 @@ def test_job_is_backfilled_when_its_time_limit_allows(
 
 
 def test_pending_job_reserves_one_card_when_there_are_two() -> None:
-    """Two cards full; who waits keeps one of them, the smaller one is served on the other."""
+    """Both cards are full. The pending job reserves one; a smaller job is served on the other."""
     broker = Broker(Node("here", (T4, Card(1, DeviceId("GPU-1"), "Tesla T4", 15079))), "binpack")
     broker.submit([request("a", 10)], 0)
     broker.submit([request("b", 11, at=1)], 1)
@@ -326,7 +326,7 @@ def test_pending_job_reserves_one_card_when_there_are_two() -> None:
 
 
 def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
-    """Three of 4 fit beside 2 only when enough has ended; one entry in the queue, three in the ledger."""
+    """The gang is one entry in the queue, and three in the ledger once enough jobs have ended."""
     broker.submit([request("a", 6)], 0)
     (waits,) = broker.submit(gang("g", 3, request("g", at=1)), 1)
     assert isinstance(waits, ReportQueued)
@@ -344,7 +344,7 @@ def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
 
 
 def test_gang_is_rejected_when_it_can_never_fit(broker: Broker) -> None:
-    """Each alone would; all of them would not, on empty cards either."""
+    """Each member would fit, but not all of them, even on empty cards."""
     members = gang("g", 4, request("g"))
     sentence = "3 of the gang's 4 would fit together, even if nobody else ran"
     assert broker.submit(members, 0) == [RejectJob(members[0], sentence, final=True)]
@@ -352,7 +352,7 @@ def test_gang_is_rejected_when_it_can_never_fit(broker: Broker) -> None:
 
 
 def test_gang_is_removed_when_it_must_not_wait(broker: Broker) -> None:
-    """And whoever was behind it is served."""
+    """The next entry is served."""
     broker.submit([request("a", 6)], 0)
     assert kinds(broker.submit(gang("g", 3, request("g", at=1)), 1, wait=False)) == [
         ("RejectJob", "g/0")
@@ -361,7 +361,7 @@ def test_gang_is_removed_when_it_must_not_wait(broker: Broker) -> None:
 
 
 def test_running_members_are_terminated_when_the_gang_is_cancelled(broker: Broker) -> None:
-    """Who started the gang died when one of three was inside: that one keeps its slice until it ends."""
+    """The gang's process ends while one of three members runs. That member keeps its slice until it ends."""
     broker.submit(gang("g", 3, request("g")), 0)
     broker.confirm("g/1", 1)
     effects = broker.cancel("g", 2)
@@ -379,7 +379,7 @@ def test_running_members_are_terminated_when_the_gang_is_cancelled(broker: Broke
 
 
 def test_gang_is_cancelled_when_one_grant_expires(broker: Broker) -> None:
-    """Half a gang does not go on."""
+    """The other members are cancelled, too."""
     broker.submit(gang("g", 2, request("g")), 0)
     broker.confirm("g/0", 1)
     assert kinds(broker.expire(GRANT_TTL_S)) == [
@@ -401,7 +401,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.started: set[str] = set()
 
     def carry_out(self, effects: list[Effect]) -> None:
-        """As the daemon does: every Drop follows a Start."""
+        """Apply effects as the daemon does: a lease is removed only after it was granted."""
         for effect in effects:
             if isinstance(effect, GrantLease):
                 names = {job.id for job in effect.jobs}
@@ -428,7 +428,7 @@ class Lifecycle(RuleBasedStateMachine):
         time_limit_s: float | None,
         wait: bool,
     ) -> None:
-        """Somebody asks, alone or for a gang."""
+        """Submit a job or a gang."""
         self.now += 1
         name = next(self.names)
         first = request(
@@ -440,40 +440,40 @@ class Lifecycle(RuleBasedStateMachine):
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        """Somebody's processes end, or they give up waiting."""
+        """End a job's processes, or its wait."""
         name = data.draw(st.sampled_from(sorted(self.broker.jobs)))
         self.carry_out(self.broker.on_exit(name, self.now))
 
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """Who asked goes away."""
+        """End the process that requested an entry."""
         entries = sorted({job.queue_id for job in self.broker.jobs.values()})
         self.carry_out(self.broker.cancel(data.draw(st.sampled_from(entries)), self.now))
 
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
-        """Somebody enters their lease."""
+        """Confirm a lease."""
         name = data.draw(st.sampled_from(sorted(self.broker.jobs)))
         self.broker.confirm(name, self.now)
 
     @rule(seconds=st.floats(0, 40))
     def pass_time(self, seconds: float) -> None:
-        """Grants may expire."""
+        """Let grants expire."""
         self.now += seconds
         self.carry_out(self.broker.expire(self.now))
 
     @rule()
     def restart(self) -> None:
-        """The daemon is killed, and the next one takes over."""
+        """Replace the broker by one that takes over the jobs."""
         jobs = list(self.broker.jobs.values())
         self.broker = Broker(self.broker.node, "binpack")
         self.carry_out(self.broker.restore(jobs, self.now))
 
     @invariant()
     def nothing_is_overcommitted(self) -> None:
-        """Sum of slices, card by card, from the jobs themselves."""
+        """The jobs' slices never exceed a card."""
         for card in self.broker.node.cards:
             held = sum(
                 piece.memory_mib
@@ -487,13 +487,13 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def slices_belong_to_jobs(self) -> None:
-        """Whoever started and has not been dropped is a job with a placement, and nobody else is."""
+        """Exactly the granted jobs whose leases were not removed have placements."""
         placed = {job.id for job in self.broker.jobs.values() if job.placement}
         assert placed == self.started == set(self.broker.ledger.entries)
 
     @invariant()
     def those_that_wait_are_in_order(self) -> None:
-        """By priority, then by time of request; they are all of one user."""
+        """All jobs are of one user, so priority and age decide."""
         waiting = [
             job for job in self.broker.jobs.values() if job.state == "waiting" and not job.rank
         ]
@@ -502,7 +502,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def gangs_wait_whole(self) -> None:
-        """No member waits beside one that holds something, and none waits without all the others."""
+        """Either all members of a gang are pending, or none."""
         waiting: dict[str, list[Job]] = {}
         for member in self.broker.jobs.values():
             if member.gang:
@@ -514,7 +514,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
-        """Gangs cannot block each other: while anybody waits, somebody holds what will end."""
+        """Gangs cannot block each other: while jobs are pending, others hold slices."""
         assert self.broker.ledger.entries or not order(self.broker)
 
 

@@ -19,7 +19,7 @@ CARD_MIB = 15079
 
 
 def leased(station: Workstation) -> list[int]:
-    """MiB by card, from the control pages on disk, which is what the shims enforce."""
+    """Return the MiB by card from the control pages, which the shims enforce."""
     from fenka.isolation import control
 
     held: dict[str, int] = {}
@@ -34,7 +34,7 @@ def leased(station: Workstation) -> list[int]:
 
 
 def start(station: Workstation, chance: random.Random, number: int) -> Program:
-    """A program of a random size that fills its slice to the half, or a gang of two."""
+    """Start a program of a random size that fills half of its slice, or a gang of two."""
     units = chance.choice([1, 2, 4, 7, 14])
     mib = str(units * 500)
     if chance.random() < 0.3:
@@ -45,7 +45,7 @@ def start(station: Workstation, chance: random.Random, number: int) -> Program:
 
 
 def strike(station: Workstation, chance: random.Random) -> None:
-    """kill -9 the daemon, or a client or program, or end one in peace (a gang's goes on)."""
+    """Kill the daemon, a client or a program, or end a program normally (not a gang's)."""
     alive = [program for program in station.programs if program.process.poll() is None]
     kind = chance.choice(["daemon", "program", "program", "peace"])
     if kind == "daemon":
@@ -62,7 +62,7 @@ def strike(station: Workstation, chance: random.Random) -> None:
 
 
 def settle(program: Program) -> None:
-    """Until it reports that it holds its memory, or says that it waits."""
+    """Wait until the program reports its memory, or its client that it waits."""
     pipes = [pipe for pipe in (program.process.stdout, program.process.stderr) if pipe]
     select.select(pipes, [], [], 5)
 
@@ -71,7 +71,7 @@ def settle(program: Program) -> None:
 def test_cards_are_never_overcommitted_when_programs_and_daemons_are_killed(
     station: Workstation, seed: int, calm: bool
 ) -> None:
-    """After every blow the slices fit the cards; after the last one everything is free again."""
+    """After every kill the slices fit the cards; at the end everything is free."""
     chance = random.Random(seed)
     station.start("--simulate", "T4*2")
     for number in range(KILLS):

@@ -12,7 +12,7 @@ BIN = Path(sys.executable).parent
 
 
 def test_numba_is_limited_when_it_runs_in_a_lease(t4: Workstation) -> None:
-    """NVVM and the linker's code are NVIDIA's own; the driver under them is simulated, and the cap holds."""
+    """NVVM and the linker are NVIDIA's own; the driver is simulated. The limit holds."""
     result = t4.fenka(
         "run", "--gpu-mem", "4", "--", sys.executable, str(PROGRAMS / "numba_client.py")
     )
@@ -23,7 +23,7 @@ def test_numba_is_limited_when_it_runs_in_a_lease(t4: Workstation) -> None:
 
 
 def test_nvitop_shows_the_slice_when_it_runs_in_a_lease(t4: Workstation) -> None:
-    """The article's 4308MiB in the notebook, 15079MiB on the host, and who holds what."""
+    """nvitop shows 4308 MiB in the notebook, and on the host 15079 MiB and the processes."""
     program = t4.run("--gpu-mem", "4", "--", *HOLD, "1000")
     program.report()
     inside = t4.ok("run", "--gpu-mem", "4", "--", str(BIN / "nvitop"), "--once", "--ascii")
@@ -41,7 +41,7 @@ def test_nvitop_shows_the_slice_when_it_runs_in_a_lease(t4: Workstation) -> None
 
 
 def test_gpustat_shows_the_slice_when_it_runs_in_a_lease(t4: Workstation) -> None:
-    """Used and total are those of the slice."""
+    """Used and total memory are those of the slice."""
     seen = json.loads(t4.ok("run", "--gpu-mem", "4", "--", str(BIN / "gpustat"), "--json"))
     (card,) = seen["gpus"]
     assert (card["memory.total"], card["memory.used"]) == (4308, 0)

@@ -6,20 +6,20 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused
 
 
 def limit(t4: Workstation, name: str) -> control.Limit:
-    """What the job's control page says of its first card."""
+    """Return the limit of the job's first card from its control page."""
     page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
     return control.read(page).limits[0]
 
 
 def told(t4: Workstation, name: str) -> int:
-    """When the daemon told the job's programs something last; 0 = never."""
+    """Return when the daemon last sent feedback to the job's programs; 0 for never."""
     page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
     data = page.read_bytes()
     return int(layout().from_buffer("struct fenka_control *", data).cards[0].feedback_at)
 
 
 def test_compute_share_is_enforced_shown_and_reserved(t4: Workstation) -> None:
-    """60 and 40 percent are all of a card; a weight is no promise."""
+    """60 and 40 percent are a whole card; a weight reserves nothing."""
     t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
     soft = ("--gpu-core", "40", "--gpu-core-mode", "soft")
     t4.run("--gpu-mem", "1", *soft, "--name", "b", "--", *HOLD, "1").report()
@@ -39,7 +39,7 @@ def test_compute_share_is_enforced_shown_and_reserved(t4: Workstation) -> None:
 
 
 def test_compute_feedback_goes_on_when_the_daemon_was_killed(t4: Workstation) -> None:
-    """What is told is never old while a daemon runs, whichever it is."""
+    """The next daemon sends feedback again."""
     t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
     first = eventually(lambda: told(t4, "a"))
     t4.kill_daemon()
@@ -48,7 +48,7 @@ def test_compute_feedback_goes_on_when_the_daemon_was_killed(t4: Workstation) ->
 
 
 def test_limits_change_when_a_running_job_is_resized(t4: Workstation) -> None:
-    """Memory and compute, up and down; what cannot be is refused and changes nothing."""
+    """Memory and compute can grow and shrink. An impossible resize is refused and changes nothing."""
     t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "2000").report()
     t4.run("--gpu-mem", "4", "--gpu-core", "50", "--name", "b", "--", *HOLD, "1").report()
     assert t4.ok("resize", "a", "--gpu-core", "50", "--gpu-core-mode", "soft") == "a: resized\n"
@@ -74,7 +74,7 @@ def test_limits_change_when_a_running_job_is_resized(t4: Workstation) -> None:
 
 
 def test_pending_job_starts_when_another_shrinks(t4: Workstation) -> None:
-    """A request that waits for compute starts when another program is made smaller."""
+    """A request that waits for compute starts when another job's share is reduced."""
     t4.run("--gpu-mem", "1", "--gpu-core", "80", "--name", "a", "--", *HOLD, "1").report()
     waiting = t4.run("--gpu-mem", "1", "--gpu-core", "30", "--name", "b", "--", *HOLD, "1")
     assert "too little compute" in waiting.says()
@@ -83,7 +83,7 @@ def test_pending_job_starts_when_another_shrinks(t4: Workstation) -> None:
 
 
 def test_resize_is_kept_when_the_daemon_was_killed(t4: Workstation) -> None:
-    """The next one knows the new size."""
+    """The next daemon knows the new size."""
     t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "1").report()
     t4.ok("resize", "a", "--gpu-mem", "2", "--gpu-core", "20")
     t4.kill_daemon()

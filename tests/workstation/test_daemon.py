@@ -17,7 +17,7 @@ CAP = 4308
 
 
 def test_fourth_program_waits_when_three_share_the_card(t4: Workstation) -> None:
-    """Scenario S1 in small."""
+    """Three programs of 4 units fit; the fourth waits."""
     running = [t4.run("--gpu-mem", "4", "--name", f"n{i}", "--", *HOLD, "100") for i in range(3)]
     for program in running:
         assert program.report() == {"cards": [{"result": 0, "free": CAP - 100, "total": CAP}]}
@@ -37,13 +37,13 @@ def test_allocation_fails_when_it_exceeds_the_slice(t4: Workstation) -> None:
 
 
 def test_limit_holds_when_the_environment_is_empty(t4: Workstation) -> None:
-    """Neither env -i nor a login shell gets out of the slice, and both find the card."""
+    """Programs started with env -i or a login shell find the card, and have its limit."""
     program = t4.run("--gpu-mem", "4", "--", "env", "-i", *HOLD, "4400")
     assert program.report() == {"cards": [{"result": 2, "free": CAP, "total": CAP}]}
 
 
 def test_run_has_the_program_s_pid_output_and_exit_code(t4: Workstation) -> None:
-    """Input, output and exit code are the program's own."""
+    """Input, output and exit code are those of the program."""
     result = t4.fenka(
         "run", "--gpu-mem", "1", "--", "sh", "-c", "cat; echo err >&2; exit 7", input="hello"
     )
@@ -51,7 +51,7 @@ def test_run_has_the_program_s_pid_output_and_exit_code(t4: Workstation) -> None
 
 
 def test_program_gets_signals_when_they_are_sent_to_run(t4: Workstation) -> None:
-    """A signal to `fenka run` is a signal to the program: it is the same process."""
+    """`fenka run` and the program are the same process."""
     code = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9)); "
     code += "print('\"ready\"', flush=True); signal.pause()"
     program = t4.run("--gpu-mem", "1", "--", sys.executable, "-c", code)
@@ -61,7 +61,7 @@ def test_program_gets_signals_when_they_are_sent_to_run(t4: Workstation) -> None
 
 
 def test_slice_is_free_when_its_program_was_killed(t4: Workstation) -> None:
-    """kill -9 gives the slice back by itself."""
+    """SIGKILL of the program releases its slice."""
     program = t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "14000")
     assert program.report()["cards"][0]["result"] == 0
     os.kill(program.pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_slice_is_free_when_its_program_was_killed(t4: Workstation) -> None:
 
 
 def test_slice_is_kept_when_a_detached_child_runs(t4: Workstation) -> None:
-    """A daemonised grandchild with all descriptors closed still counts; when it ends, it does not."""
+    """A daemonised grandchild without open descriptors keeps the slice until it ends."""
     code = (
         "import os, signal, sys\n"
         "if os.fork():\n"
@@ -95,7 +95,7 @@ def test_slice_is_kept_when_a_detached_child_runs(t4: Workstation) -> None:
 
 
 def test_leases_and_order_are_kept_when_the_daemon_was_killed(t4: Workstation) -> None:
-    """Programs go on; those that wait start a daemon again and keep their places."""
+    """Programs go on. Pending clients start a new daemon and keep their places."""
     holder = t4.run("--gpu-mem", "14", "--name", "holder", "--", *HOLD, "10000")
     assert holder.report()["cards"][0]["result"] == 0
     waiting = []
@@ -119,7 +119,7 @@ def test_leases_and_order_are_kept_when_the_daemon_was_killed(t4: Workstation) -
 
 
 def test_slice_is_free_when_its_program_ended_without_a_daemon(t4: Workstation) -> None:
-    """What happened while no daemon ran is seen by the next one."""
+    """The next daemon notices what ended while no daemon ran."""
     program = t4.run("--gpu-mem", "14", "--", *HOLD, "1")
     program.report()
     t4.kill_daemon()
@@ -163,7 +163,7 @@ def test_program_is_listed_logged_and_stopped_when_it_is_detached(t4: Workstatio
 
 
 def test_pending_job_is_removed_when_it_is_stopped(t4: Workstation) -> None:
-    """It leaves the queue, and its command says why it ended."""
+    """The job leaves the queue, and its command reports the reason."""
     t4.ok("run", "--gpu-mem", "14", "--detach", "--name", "all", "--", "sleep", "1000")
     waiting = t4.run("--gpu-mem", "4", "--name", "waits", "--", "true")
     waiting.says()
@@ -174,7 +174,7 @@ def test_pending_job_is_removed_when_it_is_stopped(t4: Workstation) -> None:
 
 
 def test_program_ends_when_its_time_limit_is_over(t4: Workstation) -> None:
-    """SIGTERM, and its slice is free."""
+    """The program gets SIGTERM, and its slice is released."""
     program = t4.run("--gpu-mem", "4", "--time-limit", "0.1", "--", "sleep", "1000")
     assert program.process.wait() == -signal.SIGTERM
     eventually(lambda: not t4.jobs())
@@ -196,7 +196,7 @@ def test_program_ends_when_its_time_limit_is_over_at_the_daemon_s_restart(t4: Wo
 
 
 def test_job_is_backfilled_when_it_ends_before_the_reservation(t4: Workstation) -> None:
-    """2 units are free, and somebody waits for all: they go to who ends before those 12 do."""
+    """A job of 2 units starts if its time limit ends before the reservation of the card."""
     t4.run("--gpu-mem", "12", "--time-limit", "600", "--name", "long", "--", *HOLD, "1").report()
     t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1").says()
     late = t4.fenka("run", "--gpu-mem", "2", "--time-limit", "700", "--no-wait", "--", "true")
@@ -212,7 +212,7 @@ def test_job_is_backfilled_when_it_ends_before_the_reservation(t4: Workstation) 
 
 
 def test_simulated_driver_is_reopened_when_the_card_server_was_killed(t4: Workstation) -> None:
-    """The simulated driver's crash costs the programs on it, not the daemon and not the next program."""
+    """A crash of the simulated driver ends the programs on it, but neither the daemon nor later programs."""
     on_it = t4.run("--gpu-mem", "4", "--name", "on-it", "--", *HOLD, "4000")
     assert on_it.report()["cards"][0]["result"] == 0
     with socket.socket(socket.AF_UNIX) as line:
@@ -224,7 +224,7 @@ def test_simulated_driver_is_reopened_when_the_card_server_was_killed(t4: Workst
 
 
 def test_card_is_not_leased_when_it_is_lost(station: Workstation) -> None:
-    """Programs on the other card notice nothing; who waits for the lost one gets it when it recovers."""
+    """Programs on the other card go on. A request for the lost card is granted when it recovers."""
     station.start("--simulate", "T4*2")
     other = station.run("--gpu-mem", "14", "--name", "other", "--", *HOLD, "14000")
     assert other.report()["cards"][0]["result"] == 0
@@ -241,7 +241,7 @@ def test_card_is_not_leased_when_it_is_lost(station: Workstation) -> None:
 
 
 def test_context_is_charged_to_the_slice(station: Workstation) -> None:
-    """What the driver takes for each process counts: slices full to the last MiB fit the card."""
+    """The driver's context overhead is part of the slice, so full slices fit the card."""
     spec = station.root / "cards.toml"
     spec.write_text('version = 1\n[[card]]\nmodel = "T4"\ncontext_mib = 300\n')
     station.start("--simulate", str(spec))
@@ -254,7 +254,7 @@ def test_context_is_charged_to_the_slice(station: Workstation) -> None:
 
 
 def test_units_are_per_card_when_cards_differ(station: Workstation) -> None:
-    """--cards 2 is a slice on each; its program sees both, each with its own cap."""
+    """With --cards 2 the program sees two cards, each with its own limit."""
     station.start("--simulate", "T4,P4")
     program = station.run("--gpu-mem", "4", "--cards", "2", "--", *HOLD, "100")
     # P4: 7611 MiB are 7 units, 4 of them 7611 * 4 // 7 = 4349 MiB.
@@ -270,7 +270,7 @@ def test_program_sees_only_the_second_card_when_its_slice_is_there(station: Work
 
 
 def test_card_is_exclusive_when_it_is_requested_whole(station: Workstation) -> None:
-    """--gpus takes untouched cards and shares them with nobody."""
+    """--gpus takes unused cards and shares them with no other job."""
     station.start("--simulate", "T4*2")
     shared = station.run("--gpu-mem", "1", "--", *HOLD, "1")
     shared.report()
@@ -282,7 +282,7 @@ def test_card_is_exclusive_when_it_is_requested_whole(station: Workstation) -> N
 
 
 def test_cooperative_isolation_is_used_only_when_it_is_requested(t4: Workstation) -> None:
-    """It limits a program that lets itself be limited, and doctor names who runs so."""
+    """The limit holds for a program that does not undo it, and doctor lists such jobs."""
     program = t4.run(
         "--gpu-mem", "4", "--isolation", "cooperative", "--name", "loose", "--", *HOLD, "4400"
     )
@@ -293,7 +293,7 @@ def test_cooperative_isolation_is_used_only_when_it_is_requested(t4: Workstation
 
 
 def test_doctor_lists_processes_that_have_no_lease(t4: Workstation) -> None:
-    """A program that was started past fenka is no lease, and its memory is nobody's slice."""
+    """A program that was not started by fenka has no lease."""
     environment = t4.environment | {"LD_LIBRARY_PATH": str(t4.root / "simulated" / "lib")}
     with subprocess.Popen(
         [*HOLD, "1000"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -308,7 +308,7 @@ def test_doctor_lists_processes_that_have_no_lease(t4: Workstation) -> None:
 
 
 def test_run_fails_when_it_is_inside_a_lease(t4: Workstation) -> None:
-    """`fenka run` inside a lease is refused with a sentence."""
+    """`fenka run` inside a lease is refused."""
     fenka = (sys.executable, "-m", "fenka")
     result = t4.fenka("run", "--gpu-mem", "1", "--", *fenka, "run", "--gpu-mem", "1", "--", "true")
     assert (result.returncode, result.stderr) == (
@@ -326,7 +326,7 @@ def test_emptiest_card_is_used_when_the_policy_is_spread(station: Workstation) -
 
 
 def test_sizes_are_in_mib_when_the_unit_is_mib(station: Workstation) -> None:
-    """--unit MiB makes bare numbers MiB, and screens count so."""
+    """With --unit MiB, numbers without a unit are MiB, also on the screens."""
     station.start("--simulate", "T4", "--unit", "MiB")
     program = station.run("--gpu-mem", "512", "--", *HOLD, "1")
     assert program.report()["cards"][0]["total"] == 512
@@ -334,14 +334,14 @@ def test_sizes_are_in_mib_when_the_unit_is_mib(station: Workstation) -> None:
 
 
 def test_ps_shows_used_memory(t4: Workstation) -> None:
-    """Held against allowed, by program."""
+    """`fenka ps` shows the memory that each program uses."""
     t4.run("--gpu-mem", "4", "--name", "user", "--", *HOLD, "1000").report()
     line = t4.ok("ps").splitlines()[1].split()
     assert line[:1] + line[2:7] == ["user", "running", "0", f"{CAP}MiB", "-", "1000MiB"]
 
 
 def test_no_files_are_left_when_the_daemon_was_stopped(t4: Workstation) -> None:
-    """After --stop no process, no socket, no state is left."""
+    """After --stop no process, socket or state file is left."""
     node = t4.root / "simulated"
     assert t4.ok("daemon", "--stop") == "the fenka daemon has ended\n"
     left = {path.name for path in t4.root.iterdir()}
@@ -350,7 +350,7 @@ def test_no_files_are_left_when_the_daemon_was_stopped(t4: Workstation) -> None:
 
 
 def test_daemon_does_not_stop_when_programs_run(t4: Workstation) -> None:
-    """--stop with programs running is refused; --force leaves them running."""
+    """--stop is refused while programs run; --force leaves them running."""
     program = t4.run("--gpu-mem", "4", "--name", "busy", "--", *HOLD, "1")
     program.report()
     refused = t4.fenka("daemon", "--stop")
@@ -367,7 +367,7 @@ def test_daemon_does_not_stop_when_programs_run(t4: Workstation) -> None:
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
 def test_screens_are_json_when_that_is_requested(t4: Workstation, output: str) -> None:
-    """Whatever prints a table prints its data too."""
+    """All screens print their data as JSON, too."""
     for command in (("ps",), ("top", "node"), ("doctor",)):
         text = t4.ok(*command, "-o", output)
         if output == "json":

@@ -23,26 +23,26 @@ SLEEP = ["sh", "-c", "echo begun; exec sleep 1000"]
 
 
 def begun(program: Program, size: int) -> None:
-    """All members have said so."""
+    """Wait until all members have reported."""
     assert program.process.stdout
     lines = [program.process.stdout.readline() for _ in range(size)]
     assert sorted(lines) == [f"[{rank}] begun\n" for rank in range(size)]
 
 
 def processes(station: Workstation, name: str) -> list[int]:
-    """The first process of each member, by rank."""
+    """Return the first process of each member, by rank."""
     jobs = station.jobs()
     members = sorted((job["rank"], job["pid"]) for job in jobs.values() if job["gang"] == name)
     return [pid for _, pid in members]
 
 
 def nothing_left(station: Workstation) -> bool:
-    """No job, and no lease on the disk."""
+    """Return whether no job and no lease is left."""
     return not station.jobs() and not list((station.root / "leases").iterdir())
 
 
 def test_each_member_has_a_slice_and_a_rank(t4: Workstation) -> None:
-    """Lines carry the rank; each program is limited by itself; the exit code is 0 when all are."""
+    """Lines begin with the rank, each program has its own limit, and the exit code is 0 if all succeed."""
     code = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if "
     code += "k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', "
     code += "'MASTER_PORT', 'FENKA_GANG_RANK', 'FENKA_GANG_SIZE')}))"
@@ -70,7 +70,7 @@ def test_each_member_has_a_slice_and_a_rank(t4: Workstation) -> None:
 
 
 def test_gang_is_one_queue_entry_when_it_waits(t4: Workstation) -> None:
-    """Two of three would fit: none starts. It is one in the queue, and who is behind it waits too."""
+    """Two of three members would fit, so none starts. Later entries wait, too."""
     holder = t4.run("--gpu-mem", "6", "--name", "holder", "--", *HOLD, "1")
     holder.report()
     gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", *SLEEP)
@@ -107,7 +107,7 @@ def test_gang_is_one_queue_entry_when_it_waits(t4: Workstation) -> None:
     ],
 )
 def test_all_members_end_when_one_fails(t4: Workstation, script: str, status: int) -> None:
-    """As with mpirun: the first failure is the gang's."""
+    """The exit code is that of the first member that failed."""
     result = t4.fenka("run", "--gang", "3", "--gpu-mem", "4", "--", "sh", "-c", script)
     assert result.returncode == status
     eventually(lambda: nothing_left(t4))
@@ -115,7 +115,7 @@ def test_all_members_end_when_one_fails(t4: Workstation, script: str, status: in
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_all_members_end_when_run_gets_a_signal(t4: Workstation, number: signal.Signals) -> None:
-    """Each member gets it, once."""
+    """Each member gets the signal once."""
     code = "import os, signal, time\n"
     code += f"signal.signal({int(number)}, lambda *_: (print('told', flush=True), os._exit(0)))\n"
     code += "print('begun', flush=True)\ntime.sleep(1000)"
@@ -129,7 +129,7 @@ def test_all_members_end_when_run_gets_a_signal(t4: Workstation, number: signal.
 
 
 def test_all_members_end_when_run_is_killed(t4: Workstation) -> None:
-    """Also what has left its member's process group."""
+    """Processes that have left their member's process group end, too."""
     script = "setsid sleep 1000 & echo begun; exec sleep 1000"
     gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c", script)
     begun(gang, 3)
@@ -139,7 +139,7 @@ def test_all_members_end_when_run_is_killed(t4: Workstation) -> None:
 
 
 def test_pending_gang_is_removed_when_run_is_killed(t4: Workstation) -> None:
-    """No member ever starts."""
+    """No member is started."""
     holder = t4.run("--gpu-mem", "14", "--", *HOLD, "1")
     holder.report()
     gang = t4.run("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", *SLEEP)
@@ -151,7 +151,7 @@ def test_pending_gang_is_removed_when_run_is_killed(t4: Workstation) -> None:
 
 
 def test_gangs_and_their_order_are_kept_when_the_daemon_was_killed(t4: Workstation) -> None:
-    """The running one goes on, the waiting one is still whole, and each ends as it would have."""
+    """The running gang goes on, the pending one stays complete, and both end normally."""
     running = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "runs", "--", *SLEEP)
     begun(running, 2)
     waiting = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "waits", "--", *SLEEP)
@@ -175,7 +175,7 @@ def test_gangs_and_their_order_are_kept_when_the_daemon_was_killed(t4: Workstati
 
 
 def test_whole_gang_ends_when_it_is_stopped(t4: Workstation) -> None:
-    """By its name or a member's, running or waiting."""
+    """This holds for the gang's name and a member's, running or pending."""
     for name in ("g", "g/1"):
         gang = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "g", "--", *SLEEP)
         begun(gang, 2)
@@ -189,7 +189,7 @@ def test_whole_gang_ends_when_it_is_stopped(t4: Workstation) -> None:
 
 
 def test_gang_is_logged_by_rank_when_it_is_detached(t4: Workstation) -> None:
-    """One log with ranks, and one of each member without."""
+    """There is one log with ranks, and one for each member without."""
     words = ("run", "--gang", "2", "--gpu-mem", "7", "--name", "night", "--detach", "--")
     script = "echo begun $RANK; exec sleep 1000"
     assert t4.ok(*words, "sh", "-c", script) == "night: started, see `fenka logs night`\n"
@@ -208,7 +208,7 @@ def test_gang_is_logged_by_rank_when_it_is_detached(t4: Workstation) -> None:
 
 
 def test_members_have_slices_on_two_cards_when_that_is_requested(station: Workstation) -> None:
-    """Each member one slice on each of two cards, and half of their time: two fit, a third never."""
+    """Each member has a slice and half of the time of both cards: two members fit, a third never does."""
     station.start("--simulate", "T4*2")
     words = ("--gpu-mem", "4", "--cards", "2", "--gpu-core", "50")
     text = station.ok("run", "--gang", "2", *words, "--", *HOLD, "1")

@@ -20,11 +20,10 @@ from fenka.workstation.leases import Leases
 from fenka.workstation.paths import Runtime
 from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, open_to_all
+from tests.workstation.users import as_root
 
 OWNER, STRANGER = 64001, 64002
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as two users needs root")
 
 
 def placed_job(uid: int) -> Job:
@@ -58,7 +57,7 @@ def made(runtime: Runtime, uid: int) -> Path:
 
 
 def does(uid: int, script: str, *words: Path) -> bool:
-    """Whether an ordinary user succeeds with a line of shell; $1 is the first word."""
+    """Return whether a user succeeds with a shell script; $1 is the first word."""
     command = ["sh", "-c", script, "sh", *map(str, words)]
     options = {"user": uid, "group": uid, "extra_groups": []}
     ran = subprocess.run(command, check=False, capture_output=True, **options)  # type: ignore[call-overload]
@@ -68,7 +67,7 @@ def does(uid: int, script: str, *words: Path) -> bool:
 @as_root
 @pytest.mark.parametrize("uid", [OWNER, 0])
 def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) -> None:
-    """They can neither read, fill nor cut the account, see the limits, nor list leases."""
+    """Another user can neither read nor write the account or the limits, nor list leases."""
     lease = made(runtime, uid)
     for script in (
         'cat "$1/account/slots"',
@@ -84,7 +83,7 @@ def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) ->
 
 @as_root
 def test_only_the_account_is_writable_when_the_user_is_the_lease_s(runtime: Runtime) -> None:
-    """Only the account is theirs: limits and what is preloaded can be neither written nor exchanged."""
+    """The limits and the list of preloaded libraries can be neither written nor replaced."""
     lease = made(runtime, OWNER)
     assert does(OWNER, 'cat "$1/lease/control" "$1/etc/ld.so.preload" && ls "$1/run"', lease)
     assert does(OWNER, 'printf x | dd of="$1/account/slots" bs=1 seek=4096 conv=notrunc', lease)
@@ -103,7 +102,7 @@ def test_only_the_account_is_writable_when_the_user_is_the_lease_s(runtime: Runt
 
 @as_root
 def test_account_is_reachable_when_root_s_program_changes_its_user(runtime: Runtime) -> None:
-    """Inside, the account is reached by a mount of its directory; from outside only root comes there."""
+    """Programs reach the account by a mount of its directory; outside, only root can enter it."""
     lease = made(runtime, 0)
     script = (
         'mount --bind "$1/account" /mnt && exec setpriv --reuid 64001 --clear-groups sh -c "$2"'
@@ -133,7 +132,7 @@ print(list(runtime.leases.iterdir()), "/account" in Path("/proc/self/mountinfo")
 
 @as_root
 def test_run_is_not_filled_when_a_program_extends_its_account() -> None:
-    """With a daemon for all users each account is on a small file system of its own, for its lease's time."""
+    """With a daemon for all users, each account is on its own small file system until its lease ends."""
     script = 'mount -t tmpfs fenka /run && exec "$@"'
     words = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", SYSTEM]
     ran = subprocess.run(words, check=True, capture_output=True, text=True)
@@ -142,7 +141,7 @@ def test_run_is_not_filled_when_a_program_extends_its_account() -> None:
 
 
 def test_lease_is_recreated_when_a_killed_daemon_left_files(runtime: Runtime) -> None:
-    """Whatever was there, the account begins empty."""
+    """The account of a new lease is empty."""
     lease = made(runtime, os.geteuid())
     (lease / "account" / "slots").write_bytes(b"")
     control_page(lease).unlink()
@@ -151,7 +150,7 @@ def test_lease_is_recreated_when_a_killed_daemon_left_files(runtime: Runtime) ->
 
 
 def test_snapshot_is_complete_when_an_account_is_damaged(t4: Workstation) -> None:
-    """A program that cuts, grows and locks its account is shown, its neighbour is served, and both end."""
+    """A program that truncates, extends and locks its account is shown, and another one is served."""
     ruin = (
         "import fcntl, os, signal, sys\\n"
         "signal.signal(signal.SIGIO, signal.SIG_IGN)\\n"

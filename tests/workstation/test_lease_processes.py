@@ -15,11 +15,11 @@ from fenka.workstation import lease_processes, process_scan
 from fenka.workstation.job import Job
 from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, open_to_all
+from tests.workstation.users import as_root
 
 STRANGER = 64002
 SLEEP = "import signal; signal.pause()"
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as two users takes root")
 
 # Only the first thread ends; the process lives on in another.
 FIRST_THREAD_ENDS = """
@@ -59,7 +59,7 @@ echo ready; read end
 
 @contextlib.contextmanager
 def stranger(*words: str, environment: dict[str, str] | None = None) -> Iterator[int]:
-    """Another user's process, once it has said that it is ready; it runs until its stdin ends."""
+    """Start another user's process, which runs until its stdin ends; yield its PID once it is ready."""
     with subprocess.Popen(
         ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", *words],
         stdin=subprocess.PIPE,
@@ -78,7 +78,7 @@ def stranger(*words: str, environment: dict[str, str] | None = None) -> Iterator
 
 
 def in_own_namespaces(script: str, *words: str) -> list[str]:
-    """A script of a user who is root in namespaces of their own."""
+    """Return the command for a script in a user and mount namespace of its own."""
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", *words]
 
 
@@ -87,7 +87,7 @@ def in_own_namespaces(script: str, *words: str) -> list[str]:
 
 @as_root
 def test_no_file_is_opened_when_the_process_is_another_user_s(t4: Workstation) -> None:
-    """A pipe without a writer, where the control page of a lease would be, keeps no reader waiting."""
+    """A pipe at the place of a lease's control page does not block the daemon."""
     with stranger(*in_own_namespaces(PIPE_WHERE_A_LEASE_BELONGS)):
         program = t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1")
         program.report()
@@ -101,7 +101,7 @@ def test_no_file_is_opened_when_the_process_is_another_user_s(t4: Workstation) -
 def test_lease_is_not_held_when_another_user_s_environment_names_it(
     t4: Workstation, isolation: str
 ) -> None:
-    """Ids are no secret: only the job's own user can be in it, and then only without namespaces."""
+    """Only the job's own user counts, and only with cooperative isolation."""
     program = t4.run("--gpu-mem", "4", "--name", "it", "--isolation", isolation, "--", *HOLD, "1")
     program.report()
     lease = t4.jobs()["it"]["id"]
@@ -112,7 +112,7 @@ def test_lease_is_not_held_when_another_user_s_environment_names_it(
 
 
 def test_lease_with_a_namespace_is_not_held_when_an_environment_names_it(t4: Workstation) -> None:
-    """Only what is inside is inside."""
+    """Namespaces decide, not the environment."""
     program = t4.run("--gpu-mem", "4", "--name", "it", "--", *HOLD, "1")
     program.report()
     lease = t4.jobs()["it"]["id"]
@@ -127,7 +127,7 @@ def test_lease_with_a_namespace_is_not_held_when_an_environment_names_it(t4: Wor
 
 @as_root
 def test_scan_succeeds_when_a_process_has_any_name(t4: Workstation) -> None:
-    """The kernel passes on names that are no text."""
+    """Names of processes need not be text."""
     name = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) Z 1', 0, 0, 0); "
     with stranger(sys.executable, "-ISc", f"{name}print('ready', flush=True); input()"):
         assert t4.ok("run", "--gpu-mem", "4", "--", "echo", "started") == "started\n"
@@ -135,7 +135,7 @@ def test_scan_succeeds_when_a_process_has_any_name(t4: Workstation) -> None:
 
 
 def test_confirmation_is_rejected_when_the_process_is_outside(t4: Workstation) -> None:
-    """The daemon looks where the process is that says so."""
+    """The daemon checks the namespace of the process that confirms."""
     answer = subprocess.run(
         [sys.executable, "-c", FORGED],
         env=t4.environment,
@@ -152,7 +152,7 @@ def test_confirmation_is_rejected_when_the_process_is_outside(t4: Workstation) -
 
 @pytest.mark.parametrize("kind", ["--user", "--time"])
 def test_program_cannot_create_user_namespaces_in_a_lease(t4: Workstation, kind: str) -> None:
-    """Also after root has raised the limit of its own namespace, and as another user."""
+    """This holds also after root has raised its own namespace's limit, and for another user."""
     attempt = f"unshare {kind} echo out"
     script = f"echo 9 > /proc/sys/user/max_{kind[2:]}_namespaces; {attempt}"
     if os.geteuid() == 0 and kind == "--user":
@@ -164,7 +164,7 @@ def test_program_cannot_create_user_namespaces_in_a_lease(t4: Workstation, kind:
 
 @as_root
 def test_mounts_stay_when_root_tries_to_remove_them_inside(t4: Workstation) -> None:
-    """They are inherited from a namespace above."""
+    """The mounts are inherited from a namespace above."""
     script = "umount -l /etc/ld.so.preload; umount -l /run/fenka/lease; cat /etc/ld.so.preload"
     result = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
     assert result.stdout == "/run/fenka/lease/libfenka.so\n"
@@ -172,7 +172,7 @@ def test_mounts_stay_when_root_tries_to_remove_them_inside(t4: Workstation) -> N
 
 @pytest.mark.parametrize("words", [["chroot", "/"], ["unshare", "-Ur", "chroot", "/"]])
 def test_lease_is_held_when_a_process_changes_its_root(t4: Workstation, words: list[str]) -> None:
-    """Mounts are not seen any more then; also a new daemon finds who is left, and doctor names the job."""
+    """The mounts are not visible then. A new daemon finds the process, too, and doctor names the job."""
     if os.geteuid() != 0 and words[0] == "chroot":
         pytest.skip("only root may change the root directory")
     script = 'setsid "$@" sleep 1000 > /dev/null 2>&1 < /dev/null & echo $!'
@@ -192,7 +192,7 @@ def test_lease_is_held_when_a_process_changes_its_root(t4: Workstation, words: l
 
 
 def test_lease_is_held_when_only_the_first_thread_has_ended(t4: Workstation) -> None:
-    """The kernel calls it a zombie."""
+    """The kernel reports such a process as a zombie."""
     code = FIRST_THREAD_ENDS.format(exit={"x86_64": 60, "aarch64": 93}[os.uname().machine])
     script = 'setsid "$@" &'
     program = t4.run(
@@ -224,7 +224,7 @@ def a_job(namespace: int, **fields: object) -> Job:
 
 
 async def seen(job: Job, leases: Path) -> list[int]:
-    """Who is in it by one look."""
+    """Return the lease's processes by one scan."""
     look = await lease_processes.LeaseProcesses(lambda: [job], leases).scan()
     assert look.complete
     return look.pids(job.id)
@@ -232,7 +232,7 @@ async def seen(job: Job, leases: Path) -> list[int]:
 
 @pytest.fixture
 def leases(tmp_path: Path) -> Path:
-    """A directory of leases that strangers reach."""
+    """A directory of leases that other users can enter."""
     lease = tmp_path / "0123abcd" / "lease"
     lease.mkdir(parents=True)
     open_to_all(lease)
@@ -241,7 +241,7 @@ def leases(tmp_path: Path) -> Path:
 
 @as_root
 async def test_lease_is_not_held_when_another_user_mounts_it(leases: Path) -> None:
-    """Where root's lease has no user namespace the mount counts, but not in one of somebody else's."""
+    """Root's lease without a user namespace is recognised by its mount, except in other users' namespaces."""
     lease = str(leases / "0123abcd" / "lease")
     job = a_job(procfs.namespace_inode("self", "user"))
     with stranger(*in_own_namespaces(BIND, lease)):
@@ -262,7 +262,7 @@ async def test_lease_is_not_held_when_another_user_mounts_it(leases: Path) -> No
 def test_scan_finds_a_process_when_it_was_forked_meanwhile(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Listings go on until one shows nothing new."""
+    """Processes are listed until no new one appears."""
     listings: Iterator[Sequence[int]] = iter([[], [4_000_001], [4_000_001, os.getpid()]])
     last = [4_000_001, os.getpid()]
     monkeypatch.setattr(procfs, "pids", lambda: next(listings, last))
@@ -276,7 +276,7 @@ def test_scan_finds_a_process_when_it_was_forked_meanwhile(
 async def test_lease_is_kept_when_a_candidate_cannot_be_inspected(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless its users are ours, or it is older than the job."""
+    """Processes in our user namespace, or older than the job, do not count."""
 
     def hidden(pid: int | str, kind: str) -> int:
         if pid == os.getpid():
@@ -294,7 +294,7 @@ async def test_lease_is_kept_when_a_candidate_cannot_be_inspected(
 async def test_scan_is_incomplete_when_no_descriptor_is_left(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is given away by it."""
+    """No lease is released by such a scan."""
 
     def no_descriptor_left(_: object) -> None:
         raise OSError(24, "Too many open files")
@@ -306,7 +306,7 @@ async def test_scan_is_incomplete_when_no_descriptor_is_left(
 
 
 def test_reading_is_abandoned_when_a_file_blocks(tmp_path: Path) -> None:
-    """What was read before is there, and what could not be read is told from it."""
+    """Contents that were read before are returned; unreadable files are None."""
     pipe, whole, missing = tmp_path / "pipe", tmp_path / "whole", tmp_path / "missing"
     os.mkfifo(pipe)
     whole.write_bytes(b"1\n2")

@@ -26,6 +26,6 @@ print(json.dumps([one["cards"][0]["result"], json.loads(second.stdout)["cards"][
     reason="PID namespaces need root here",
 )
 def test_memory_is_free_when_a_sandbox_was_killed(t4: Workstation) -> None:
-    """Two sandboxes, one after the other, may each have all that the lease has."""
+    """Two sandboxes in succession can each use the whole lease."""
     words = [sys.executable, "-c", SANDBOX_THEN_ALL, " ".join(NESTED), *HOLD]
     assert t4.run("--gpu-mem", "4", "--", *words).report() == [0, 0]

@@ -34,7 +34,7 @@ def t4(t4: Workstation) -> Workstation:
 
 
 def test_kernel_is_limited_when_a_notebook_runs(t4: Workstation) -> None:
-    """The kernel, a grandchild of `fenka notebook`, sees the cap and is refused beyond it."""
+    """The kernel, a grandchild of `fenka notebook`, sees the limit and cannot exceed it."""
     printed = t4.ok("notebook", "--gpu-mem", "4", "--name", "nb", "--detach")
     url = printed.removeprefix("nb: ").strip()
     assert url in t4.ok("ps")
@@ -48,7 +48,7 @@ def test_kernel_is_limited_when_a_notebook_runs(t4: Workstation) -> None:
 
 
 def test_login_is_required_when_a_password_is_set(t4: Workstation) -> None:
-    """The article's PASSWORD: no token in the URL, and only the password opens the door."""
+    """With PASSWORD set the URL has no token, and only the password logs in."""
     t4.environment["PASSWORD"] = "mypassw0rd"
     printed = t4.ok("notebook", "--gpu-mem", "4", "--name", "nb", "--detach")
     url = printed.removeprefix("nb: ").strip()
@@ -58,7 +58,7 @@ def test_login_is_required_when_a_password_is_set(t4: Workstation) -> None:
 
 
 def test_notebook_ends_when_its_server_ends(t4: Workstation) -> None:
-    """SIGTERM to the command ends the server, and gives the slice back."""
+    """SIGTERM to the command ends the server and releases the slice."""
     words = [sys.executable, "-m", "fenka", "notebook", "--gpu-mem", "4"]
     with subprocess.Popen(
         words, env=t4.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -73,7 +73,7 @@ def test_notebook_ends_when_its_server_ends(t4: Workstation) -> None:
 
 
 def test_ports_differ_when_notebooks_start_together(t4: Workstation) -> None:
-    """Each gets a port of its own, and its own URL."""
+    """Each notebook has its own port and URL."""
     fenka = [sys.executable, "-m", "fenka", "notebook", "--gpu-mem", "2", "--detach", "--name"]
     starting = [
         subprocess.Popen(
@@ -94,13 +94,13 @@ def test_ports_differ_when_notebooks_start_together(t4: Workstation) -> None:
 
 
 def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:
-    """A directory that is not there is said so before anything starts."""
+    """A missing directory is reported before anything starts."""
     result = t4.fenka("notebook", "--gpu-mem", "1", "--directory", "/no/such")
     assert (result.returncode, result.stderr) == (2, "fenka: /no/such is not a directory\n")
 
 
 def _login(url: str, password: str) -> object:
-    """The list of running kernels after logging in with the password; else the HTTP status."""
+    """Return the running kernels after logging in with the password, else the HTTP status."""
     parts = urllib.parse.urlsplit(url)
     base = f"http://{parts.netloc}"
     jar = http.cookiejar.CookieJar()

@@ -10,25 +10,26 @@ import pytest
 from fenka.workstation import files
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
+from tests.workstation.users import as_root
 
 
 def binary(path: Path) -> None:
-    """No text in any encoding."""
+    """Write bytes that are no text in any encoding."""
     path.write_bytes(b"\xff\xfe\x00{")
 
 
 def empty(path: Path) -> None:
-    """As after a crash of a file system."""
+    """Make an empty file, as after a crash of a file system."""
     path.touch()
 
 
 def nested(path: Path) -> None:
-    """Deeper than a decoder goes."""
+    """Write JSON that is nested too deeply for a decoder."""
     path.write_text("[" * 100_000)
 
 
 def link(path: Path) -> None:
-    """To something that has no end."""
+    """Make a link to an endless file."""
     path.symlink_to("/dev/zero")
 
 
@@ -40,7 +41,7 @@ KINDS = (binary, empty, nested, link, Path.mkdir, os.mkfifo)
 def test_error_names_the_file_when_it_is_not_a_regular_file(
     tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
-    """And is not waited for, as a FIFO would have it."""
+    """Opening the file does not block."""
     runtime = Runtime(tmp_path)
     path: Path = getattr(runtime, name)
     make(path)
@@ -65,7 +66,7 @@ def test_error_names_the_file_when_it_is_not_a_regular_file(
 def test_daemon_names_the_file_when_it_cannot_start(
     station: Workstation, name: str, make: Callable[[Path], None]
 ) -> None:
-    """In the words of one who has to clear it away."""
+    """The error names the file that must be removed."""
     make(station.root / name)
     refused(
         station.fenka("daemon", "--background", "--simulate", "T4"),
@@ -76,7 +77,7 @@ def test_daemon_names_the_file_when_it_cannot_start(
 
 
 def test_daemon_does_not_start_when_its_state_is_unreadable(t4: Workstation) -> None:
-    """Its slices are held by programs that go on; nobody starts a daemon that knows nothing of them."""
+    """Running programs hold slices, so no daemon may start without their records."""
     program = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
     program.report()
     t4.kill_daemon()
@@ -95,10 +96,10 @@ def test_daemon_does_not_start_when_its_state_is_unreadable(t4: Workstation) -> 
 DISKS = ("size=4k", "nr_inodes=3", "ro")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+@as_root
 @pytest.mark.parametrize("disk", DISKS)
 def test_daemon_reports_it_when_the_disk_is_full(tmp_path: Path, disk: str) -> None:
-    """Its log is there too, so the reason comes another way; and nothing is left running."""
+    """The log is on the full disk, so the reason is reported by the pipe. Nothing is left running."""
     script = 'mount -t tmpfs -o "$0" small "$FENKA_RUNTIME" && exec "$@"'
     with workstation_at(["unshare", "--mount", "sh", "-c", script, f"mode=700,{disk}"]) as small:
         result = small.fenka("daemon", "--background", "--simulate", "T4")
@@ -108,7 +109,7 @@ def test_daemon_reports_it_when_the_disk_is_full(tmp_path: Path, disk: str) -> N
         assert "Errno" not in line
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a program takes root")
+@as_root
 def test_error_names_the_package_when_ldconfig_is_missing(tmp_path: Path) -> None:
     """Simulated cards need it inside leases."""
     script = 'mount --bind /dev/null "$(readlink -f /sbin/ldconfig)" && exec "$@"'
@@ -121,7 +122,7 @@ def test_error_names_the_package_when_ldconfig_is_missing(tmp_path: Path) -> Non
 
 
 def test_effects_are_applied_when_the_disk_has_room_again(t4: Workstation) -> None:
-    """A slice that is freed while the disk is full goes to who waits for it, when it is not any more."""
+    """A slice that is released while the disk is full is granted once it has room."""
     holder = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
     holder.report()
     waiter = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")

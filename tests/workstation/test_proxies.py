@@ -35,7 +35,7 @@ int main(void) {
 
 @pytest.fixture(scope="session")
 def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program that is linked against libcuda.so.1, and asks for 9,000 MiB."""
+    """A program that is linked against libcuda.so.1 and allocates 9,000 MiB."""
     folder = tmp_path_factory.mktemp("linked")
     folder.chmod(0o755)
     (folder / "linked.c").write_text(LINKED)
@@ -59,7 +59,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def limited(report: dict[str, list[dict[str, int]]]) -> None:
-    """The program was refused what is beyond its slice."""
+    """Assert that the program could not exceed its slice."""
     assert report == {"cards": [{"result": OUT_OF_MEMORY, "free": CAP, "total": CAP}]}
 
 
@@ -69,21 +69,21 @@ def limited(report: dict[str, list[dict[str, int]]]) -> None:
 def test_limit_holds_when_another_library_is_preloaded_first(
     t4: Workstation, linked: Path, first: str
 ) -> None:
-    """LD_PRELOAD comes before /etc/ld.so.preload: then the driver's own names lead to the shim."""
+    """LD_PRELOAD precedes /etc/ld.so.preload; the proxies with the driver's names call the shim then."""
     words = ("--gpu-mem", "4", "--", "env", f"LD_PRELOAD={first}")
     limited(t4.run(*words, *HOLD, "9000").report())
     limited(json.loads(t4.ok("run", *words, str(linked))))
 
 
 def test_limit_holds_when_the_driver_is_loaded_by_its_path(t4: Workstation) -> None:
-    """Where the driver's files are found from outside, the proxies stand inside."""
+    """Inside, the proxies replace the driver's files at their paths."""
     for file in {(t4.root / "simulated" / "lib" / LIBRARIES[0]).resolve()}:
         words = ("--gpu-mem", "4", "--", "env", "-i", f"LD_PRELOAD=libc.so.6:{file}")
         limited(t4.run(*words, *HOLD, "9000").report())
 
 
 def test_proxies_are_read_only_and_only_inside(t4: Workstation) -> None:
-    """The files that a lease covers are the machine's; only inside do the names lead elsewhere."""
+    """The machine's files stay as they are; only inside the lease the paths lead to the proxies."""
     file = (t4.root / "simulated" / "lib" / LIBRARIES[0]).resolve()
     before = file.stat()
     inside = int(t4.ok("run", "--gpu-mem", "1", "--", "stat", "-c", "%i", str(file)))
@@ -96,7 +96,7 @@ def test_proxies_are_read_only_and_only_inside(t4: Workstation) -> None:
 
 
 def test_driver_is_found_when_its_path_is_a_link(tmp_path: Path) -> None:
-    """Whatever number of names leads to a library, it is one file to stand in for."""
+    """A library with several names is one file to replace."""
     real = tmp_path / "libcuda.so.550.1"
     real.touch()
     (tmp_path / LIBRARIES[0]).symlink_to(real.name)
@@ -108,7 +108,7 @@ def test_driver_is_found_when_its_path_is_a_link(tmp_path: Path) -> None:
 
 
 def test_driver_is_found_in_the_linker_s_cache() -> None:
-    """What this kind of machine's libraries are called there: libc is found by the same words."""
+    """libc is found in the cache by the same entry format."""
     from fenka.isolation.proxy import _KIND
 
     cache = subprocess.run(

@@ -85,13 +85,13 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
 def test_run_fails_when_its_options_are_invalid(
     t4: Workstation, words: list[str], sentence: str
 ) -> None:
-    """Each says what is wrong and what to write; nobody waits for it."""
+    """Each error says what is wrong and what to use instead."""
     refused(t4.fenka("run", *words, "--", "true"), 2, sentence)
     assert t4.jobs() == {}
 
 
 def test_run_fails_when_the_program_does_not_exist(t4: Workstation) -> None:
-    """Said before a slice is taken."""
+    """The error comes before a slice is requested."""
     refused(
         t4.fenka("run", "--gpu-mem", "1", "--", "no-such-program"),
         127,
@@ -100,7 +100,7 @@ def test_run_fails_when_the_program_does_not_exist(t4: Workstation) -> None:
 
 
 def test_run_fails_when_the_name_is_in_use(t4: Workstation) -> None:
-    """Two jobs of one name could not be told apart."""
+    """Names identify jobs, so they are unique."""
     t4.run("--gpu-mem", "1", "--name", "twin", "--", *HOLD, "1").report()
     refused(
         t4.fenka("run", "--gpu-mem", "1", "--name", "twin", "--", "true"),
@@ -110,7 +110,7 @@ def test_run_fails_when_the_name_is_in_use(t4: Workstation) -> None:
 
 
 def test_log_is_kept_when_its_name_is_requested_again(t4: Workstation) -> None:
-    """The second of a name is refused before it touches what the first has written."""
+    """The second job of a name is refused before it changes the first one's log."""
     detach = ("run", "--gpu-mem", "1", "--name", "night", "--detach", "--")
     t4.ok(*detach, "sh", "-c", "echo begun; exec sleep 1000")
     eventually(lambda: t4.ok("logs", "night") == "begun\n")
@@ -121,7 +121,7 @@ def test_log_is_kept_when_its_name_is_requested_again(t4: Workstation) -> None:
 
 
 def test_stop_fails_when_the_job_is_unknown(t4: Workstation) -> None:
-    """stop and logs name what they do not find."""
+    """stop and logs name the unknown job."""
     refused(t4.fenka("stop", "ghost"), 1, "no job is called ghost: `fenka ps` lists them")
     refused(
         t4.fenka("logs", "ghost"),
@@ -131,7 +131,7 @@ def test_stop_fails_when_the_job_is_unknown(t4: Workstation) -> None:
 
 
 def test_daemon_fails_when_there_is_no_driver(station: Workstation) -> None:
-    """Where there is no driver, the command says how to go on without one."""
+    """Without a driver, the error says how to simulate cards."""
     station.environment["LD_LIBRARY_PATH"] = ""
     result = station.fenka("run", "--gpu-mem", "1", "--", "true")
     if result.returncode == 0:
@@ -160,12 +160,12 @@ def test_daemon_fails_when_there_is_no_driver(station: Workstation) -> None:
 def test_daemon_fails_when_its_options_are_invalid(
     station: Workstation, options: list[str], sentence: str
 ) -> None:
-    """One sentence that says what would."""
+    """One sentence names the valid values."""
     refused(station.fenka("daemon", *options), 2, sentence)
 
 
 def test_daemon_fails_when_another_serves_the_directory(t4: Workstation) -> None:
-    """A second one says that the first is there."""
+    """The second daemon names the first one's process."""
     refused(
         t4.fenka("daemon", "--simulate", "T4"),
         1,
@@ -174,7 +174,7 @@ def test_daemon_fails_when_another_serves_the_directory(t4: Workstation) -> None
 
 
 def test_daemon_fails_when_another_owns_the_card(t4: Workstation) -> None:
-    """A second daemon on the same cards says who holds them."""
+    """A second daemon on the same cards names the first one's process."""
     with workstation_at([]) as other:
         other.environment["LD_LIBRARY_PATH"] = str(t4.root / "simulated" / "lib")
         refused(
@@ -186,7 +186,7 @@ def test_daemon_fails_when_another_owns_the_card(t4: Workstation) -> None:
 
 
 def test_daemon_starts_when_a_stale_socket_exists(station: Workstation) -> None:
-    """A socket that nobody serves is replaced."""
+    """A socket without a daemon is replaced."""
     station.root.mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(station.root / "daemon.sock"))
@@ -218,7 +218,7 @@ def test_client_reports_it_when_the_daemon_has_another_version(station: Workstat
 
 
 def test_commands_report_it_when_no_daemon_runs(station: Workstation) -> None:
-    """ps does not start a daemon; it says that none runs."""
+    """ps does not start a daemon, and reports that none runs."""
     refused(station.fenka("ps"), 1, r"no fenka daemon answers at \S+ \(.*\): start one with .*")
 
 
@@ -233,7 +233,7 @@ def test_daemon_fails_when_its_state_is_damaged(t4: Workstation) -> None:
 
 
 def test_daemon_fails_when_a_slice_is_held_and_not_recorded(t4: Workstation) -> None:
-    """With its state removed, a daemon finds the program in its slice and does not hand it out again."""
+    """With its state removed, a daemon finds the program in its lease and does not start."""
     program = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
     program.report()
     t4.kill_daemon()
@@ -250,7 +250,7 @@ def test_daemon_fails_when_a_slice_is_held_and_not_recorded(t4: Workstation) -> 
 
 
 def test_run_fails_when_the_lease_cannot_be_written(t4: Workstation) -> None:
-    """As on a full disk, here with the directory removed: one sentence, and nothing is held."""
+    """With the directory removed, run prints one sentence, and no slice is held."""
     (t4.root / "leases").rmdir()
     result = t4.fenka("run", "--gpu-mem", "4", "--", "true")
     assert result.returncode != 0
@@ -267,13 +267,13 @@ def test_client_fails_when_the_directory_is_another_user_s(station: Workstation)
 
 
 def test_daemon_fails_when_the_path_is_too_long(station: Workstation) -> None:
-    """Said in so many words, not as an OSError."""
+    """The error names the path's length."""
     station.environment["FENKA_RUNTIME"] = str(station.root / ("x" * 120))
     refused(station.fenka("daemon", "--simulate", "T4"), 1, r"\S+ is too long a path .*")
 
 
 def test_daemon_goes_on_when_messages_are_invalid(t4: Workstation) -> None:
-    """Garbage on the socket is answered or dropped; the daemon goes on."""
+    """Invalid messages are answered or dropped, and the daemon goes on."""
     for garbage in (
         b"\xff\xfe\n",
         b"{}\n",

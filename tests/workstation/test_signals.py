@@ -47,7 +47,7 @@ def next_pid_is(pid: int) -> bool:
 
 
 def test_peer_is_the_connecting_process_when_its_pid_was_reused() -> None:
-    """The connection outlives the process that made it, held by a child; a later process has its PID."""
+    """A child keeps the connection after its process has ended; another process gets that PID."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("")
         server.listen()
@@ -84,7 +84,7 @@ def test_peer_is_the_connecting_process_when_its_pid_was_reused() -> None:
 
 
 def test_peer_is_the_same_process_when_it_executed_another_program(place: Path) -> None:
-    """An exec changes nothing of who connected."""
+    """A process stays the same by exec."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place / "socket"))
         server.listen()
@@ -109,7 +109,7 @@ def test_peer_is_the_same_process_when_it_executed_another_program(place: Path) 
 def test_signal_is_sent_when_the_process_is_the_job_s(
     theirs: subprocess.Popen[bytes], victim: User
 ) -> None:
-    """That of its user."""
+    """The process is of the job's user."""
     send_signal(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
@@ -117,7 +117,7 @@ def test_signal_is_sent_when_the_process_is_the_job_s(
 def test_signal_is_sent_to_any_user_s_process_when_the_job_is_root_s(
     theirs: subprocess.Popen[bytes],
 ) -> None:
-    """A service of root's may have given up its rights."""
+    """Programs of root's jobs may run as any user."""
     send_signal(theirs.pid, signal.SIGKILL, 0, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
@@ -125,7 +125,7 @@ def test_signal_is_sent_to_any_user_s_process_when_the_job_is_root_s(
 def test_signal_is_not_sent_when_the_process_is_another_user_s(
     theirs: subprocess.Popen[bytes], ours: subprocess.Popen[bytes], stranger: User
 ) -> None:
-    """Neither root's processes nor a neighbour's, whatever led to them."""
+    """Neither root's processes nor another user's are signalled."""
     for sleeper in (theirs, ours):
         send_signal(sleeper.pid, signal.SIGKILL, stranger.uid, lambda _: True)
     for sleeper in (theirs, ours):
@@ -136,7 +136,7 @@ def test_signal_is_not_sent_when_the_process_is_another_user_s(
 def test_signal_is_not_sent_when_the_process_has_ended(
     ours: subprocess.Popen[bytes],
 ) -> None:
-    """What has the PID by then may look like the job's: the descriptor is the old process's."""
+    """The descriptor is that of the old process, even if another process has its PID."""
 
     def ends_and_looks_right(_: int) -> bool:
         ours.kill()
@@ -150,7 +150,7 @@ def test_signal_is_not_sent_when_the_process_has_ended(
 def test_signal_is_not_sent_when_the_process_is_not_the_job_s(
     ours: subprocess.Popen[bytes],
 ) -> None:
-    """Its PID alone is no reason."""
+    """The PID alone does not identify the job's process."""
     send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
     ours.terminate()
     assert ours.wait() == -signal.SIGTERM
@@ -159,7 +159,7 @@ def test_signal_is_not_sent_when_the_process_is_not_the_job_s(
 async def test_lease_is_not_held_when_its_process_s_pid_was_reused(
     ours: subprocess.Popen[bytes],
 ) -> None:
-    """A daemon that is started again compares the start that was recorded."""
+    """A restarted daemon compares the recorded start time."""
     ticks = start_ticks(ours.pid)
     assert ticks
 

@@ -18,7 +18,7 @@ MARK = "FENKA_TEST_MARK"
 
 
 class Start:
-    """A command in a process group of its own, as from a terminal, and all that came of it."""
+    """A command in its own process group, as from a terminal, and its descendants."""
 
     def __init__(self, root: Path, *words: str, **environment: str) -> None:
         self.root, self.mark = root, uuid.uuid4().hex
@@ -35,25 +35,25 @@ class Start:
             )
 
     def until(self, sign: Callable[[], object]) -> None:
-        """Wait for the sign, or the command's end."""
+        """Wait for the condition, or the command's end."""
         while not sign() and self.process.poll() is None:
             time.sleep(0.001)
 
     def until_there(self, pattern: str) -> None:
-        """Until a file of such a name is there."""
+        """Wait until a file of such a name exists, or for the command's end."""
         self.until(lambda: list(self.root.glob(pattern)))
 
     def interrupt(self) -> int:
-        """Ctrl-C; the exit code."""
+        """Press Ctrl-C, and return the exit code."""
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.wait()
 
     def said(self) -> str:
-        """All that it printed."""
+        """Return the command's output."""
         return self.output.read_text(errors="replace")
 
     def left(self) -> list[str]:
-        """Its descendants that are still here, wherever they went."""
+        """Return the descendants that still run, in whatever session."""
         descendants = []
         for process in psutil.process_iter():
             try:
@@ -64,7 +64,7 @@ class Start:
         return descendants
 
     def close(self) -> None:
-        """Whatever the test has found: end it."""
+        """End the command's descendants."""
         for line in self.left():
             os.kill(int(line.split()[0]), signal.SIGKILL)
         self.process.wait()
@@ -72,7 +72,7 @@ class Start:
 
 @pytest.fixture
 def started(station: Workstation) -> Iterator[Callable[..., Start]]:
-    """Starts commands; what they leave is ended at last."""
+    """Return a function that starts commands. Their descendants are ended after the test."""
     commands: list[Start] = []
 
     def start(*words: str, **environment: str) -> Start:
@@ -92,7 +92,7 @@ POINTS = ("daemon.lock", "simulated/server.sock", "config.json")
 def test_no_traceback_is_printed_when_imports_are_interrupted(
     started: Callable[..., Start], station: Workstation
 ) -> None:
-    """They take longer than it takes to press Ctrl-C."""
+    """Ctrl-C may come during the imports."""
     (station.root / "typer.py").write_text("import os; os.kill(os.getpid(), 2); input()")
     start = started("ps", PYTHONPATH=str(station.root))
     assert start.process.wait() == 130
@@ -103,7 +103,7 @@ def test_no_traceback_is_printed_when_imports_are_interrupted(
 def test_nothing_is_left_when_a_daemon_is_interrupted_while_it_starts(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
-    """In the foreground; its card server goes with it."""
+    """The daemon runs in the foreground; its card server ends, too."""
     start = started("daemon", "--simulate", "T4", FENKA_RUNTIME=str(station.root))
     start.until_there(point)
     assert start.interrupt() == 130, start.said()
@@ -117,7 +117,7 @@ def test_nothing_is_left_when_a_daemon_is_interrupted_while_it_starts(
 def test_daemon_ends_when_its_starter_has_ended_before(
     started: Callable[..., Start], station: Workstation, point: str, number: int
 ) -> None:
-    """Or it is ready, and stays: never something in between."""
+    """A daemon that was ready before stays."""
     start = started("daemon", "--background", "--simulate", "T4", FENKA_RUNTIME=str(station.root))
     start.until_there(point)
     start.process.send_signal(number)
@@ -138,7 +138,7 @@ DEMO = ("fenka-*", "fenka-*/simulated/server.sock", "fenka-*/daemon.sock", "fenk
 def test_nothing_is_left_when_the_demo_is_interrupted(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
-    """Neither daemon nor notebooks nor its directory."""
+    """No daemon, notebook or directory of the demo is left."""
     start = started("demo", "--check")
     start.until_there(point)
     assert start.interrupt() == 130, start.said()
@@ -151,7 +151,7 @@ def test_nothing_is_left_when_the_demo_is_interrupted(
 def test_daemon_ends_when_the_demo_is_killed(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
-    """Nobody is left to end it: it notices by itself."""
+    """The daemon notices the end of the demo by its lifeline."""
     start = started("demo", "--check")
     start.until_there(point)
     start.process.kill()
@@ -163,7 +163,7 @@ def test_daemon_ends_when_the_demo_is_killed(
 def test_daemon_serves_or_ends_when_run_is_interrupted(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
-    """Its slice is free again."""
+    """The slice is released, or the daemon has ended."""
     station.start("--simulate", "T4")
     station.kill_daemon()
     start = started(
@@ -181,7 +181,7 @@ def test_daemon_serves_or_ends_when_run_is_interrupted(
 def test_notebook_ends_when_it_is_interrupted_before_its_url(
     started: Callable[..., Start], t4: Workstation, point: str, detach: list[str]
 ) -> None:
-    """Detached or not: nobody has been told of it yet."""
+    """Its URL has not been printed yet, so the notebook ends, also if detached."""
     words = ("notebook", "--gpu-mem", "14", "--name", "n", *detach)
     start = started(*words, FENKA_RUNTIME=str(t4.root))
     start.until_there(point)

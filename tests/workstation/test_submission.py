@@ -14,7 +14,7 @@ SPEC = JobSpec(["/usr/bin/python3", "x.py"], GpuResources("4"))
 
 
 def submitted(uid: int = OTHER, **fields: object) -> list[str]:
-    """The names of the jobs."""
+    """Return the names of the jobs."""
     spec = msgspec.structs.replace(SPEC, **fields)
     return [job.name for job in create_jobs(spec, Peer(os.getpid(), uid, 1), 1024, [], 0)]
 
@@ -32,7 +32,7 @@ def submitted(uid: int = OTHER, **fields: object) -> list[str]:
 def test_priority_is_limited_when_the_user_does_not_own_the_daemon(
     uid: int, priority: int, refused: bool
 ) -> None:
-    """Nobody goes before others on somebody else's daemon, and everybody may go behind."""
+    """Only the daemon's owner and root may use priorities above 0."""
     if not refused:
         assert submitted(uid, name="x", priority=priority) == ["x"]
         return
@@ -44,7 +44,7 @@ def test_priority_is_limited_when_the_user_does_not_own_the_daemon(
 
 
 def test_gang_has_one_job_for_each_member() -> None:
-    """Jobs of their own, with one entry; their names tell the rank."""
+    """Each member is a job, named by its rank, in one queue entry."""
     jobs = create_jobs(
         msgspec.structs.replace(SPEC, name="g", gang=2), Peer(os.getpid(), 7, 1), 1024, [], now=5.0
     )
@@ -67,12 +67,12 @@ def test_gang_has_one_job_for_each_member() -> None:
 
 
 def test_submission_is_rejected_when_it_is_invalid() -> None:
-    """A client that does not check its values gains nothing."""
+    """The daemon checks the values again."""
     with pytest.raises(InvalidRequest, match="a gang has 1 to 256 members, not 0"):
         submitted(gang=0)
 
 
 def test_job_is_named_after_its_program_when_it_has_no_name() -> None:
-    """Even if it has no command."""
+    """This holds even without a command."""
     (name,) = submitted(command=[])
     assert NAME.fullmatch(name)

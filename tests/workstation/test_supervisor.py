@@ -27,7 +27,7 @@ def say(text):
 
 
 def python(code: str) -> list[str]:
-    """The lines that it prints."""
+    """Run the code, and return its output's lines."""
     result = subprocess.run(
         [sys.executable, "-c", PRELUDE + code],
         capture_output=True,
@@ -38,7 +38,7 @@ def python(code: str) -> list[str]:
 
 
 def test_lines_stay_whole_when_members_write_in_pieces() -> None:
-    """Two write in pieces at the same time; the last line has no end."""
+    """Two members write pieces of lines concurrently; the last line has no newline."""
     code = """
 def member(rank, ready):
     ready()
@@ -60,7 +60,7 @@ run(2, member)
     ("end", "status"), [("os._exit(4)", 4), ("os._exit(0)", 1), ("os.kill(os.getpid(), 9)", 137)]
 )
 def test_no_member_starts_when_one_ends_before(end: str, status: int) -> None:
-    """One ends before it is ready: no other goes on, and it is said which."""
+    """One member ends before it is ready: no other starts, and the result names it."""
     code = f"""
 def member(rank, ready):
     if rank == 1:
@@ -74,7 +74,7 @@ run(3, member)
 
 
 def test_no_member_starts_when_the_supervisor_is_killed(tmp_path: Path) -> None:
-    """The one that starts them dies when all but one are ready: they end by themselves."""
+    """The supervisor is killed when all members but one are ready: they end by themselves."""
     code = f"""
 def member(rank, ready):
     if rank == 1:
@@ -99,7 +99,7 @@ run(2, member)
 
 
 def test_output_is_logged_by_rank(tmp_path: Path) -> None:
-    """As it was printed, both streams."""
+    """The log has both streams without prefixes."""
     code = f"""
 def member(rank, ready):
     ready()
@@ -114,7 +114,7 @@ run(2, member, logs=Path({str(tmp_path)!r}))
 
 
 def test_gang_ends_when_its_output_is_closed() -> None:
-    """As `| head` does."""
+    """The reader closes the output, as `| head` does."""
     code = """
 def member(rank, ready):
     ready()

@@ -23,7 +23,7 @@ __all__ = ["place", "stranger", "victim"]
 
 @pytest.fixture
 def nobody_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
-    """Neither variable is set; the system's directory is `place`/system."""
+    """Unset both variables, and return the system's directory, `place`/system."""
     for name in ("FENKA_RUNTIME", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(paths, "SYSTEM", place / "system")
@@ -32,7 +32,7 @@ def nobody_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
 
 @contextlib.contextmanager
 def default_directory_of(user: User, owner: User) -> Iterator[Path]:
-    """The directory in /tmp that this user's commands look for, made by `owner`."""
+    """Create the directory in /tmp that this user's commands use by default, owned by `owner`."""
     directory = owner.mkdir(Path(f"/tmp/fenka-{user.uid}"))
     try:
         yield directory
@@ -42,7 +42,7 @@ def default_directory_of(user: User, owner: User) -> Iterator[Path]:
 
 
 def connect_to(runtime: Runtime) -> None:
-    """As every command does."""
+    """Connect as every command does."""
     Connection(runtime).close()
 
 
@@ -50,7 +50,7 @@ def connect_to(runtime: Runtime) -> None:
 def test_default_directory_is_rejected_when_another_user_created_it(
     victim: User, stranger: User
 ) -> None:
-    """The stranger's daemon could name any library for the victim to load: it does not even get a Hello."""
+    """The stranger's daemon could name any library to load, so it does not even get a Hello."""
     with (
         default_directory_of(victim, stranger) as directory,
         stranger.serve(directory / "daemon.sock") as server,
@@ -66,7 +66,7 @@ def test_default_directory_is_rejected_when_another_user_created_it(
 def test_system_daemon_is_used_when_another_user_created_the_default_directory(
     nobody_named: Path, victim: User, stranger: User
 ) -> None:
-    """What stands in /tmp hides root's daemon from nobody."""
+    """Another user's directory in /tmp does not hide root's daemon."""
     nobody_named.mkdir()
     with (
         default_directory_of(victim, stranger) as directory,
@@ -79,7 +79,7 @@ def test_system_daemon_is_used_when_another_user_created_the_default_directory(
 def test_system_directory_is_rejected_when_it_is_not_root_s(
     nobody_named: Path, victim: User, stranger: User
 ) -> None:
-    """Whoever else made it, in a container perhaps, is not the system."""
+    """A directory of another user, as in a container, is not the system's."""
     stranger.mkdir(nobody_named)
     with stranger.serve(nobody_named / "daemon.sock") as server:
         assert victim.do(paths.current) != Runtime(nobody_named)
@@ -91,7 +91,7 @@ def test_system_directory_is_rejected_when_it_is_not_root_s(
 def test_named_directory_is_rejected_when_others_can_change_it(
     place: Path, victim: User, stranger: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger's, one that is open to others, one below a stranger's, and a link: none is used."""
+    """A stranger's directory, a writable one, one below a stranger's, and a link are not used."""
     stranger.mkdir(place / "theirs")
     victim.mkdir(place / "open").chmod(0o777)
     victim.mkdir(place / "grouped").chmod(0o770)
@@ -117,7 +117,7 @@ def test_named_directory_is_rejected_when_others_can_change_it(
 def test_links_are_followed_when_they_are_above_the_directory(
     place: Path, stranger: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger's link may lead to a directory of ours; turning it round later changes nothing."""
+    """A stranger's link may lead to our directory; changing it later has no effect."""
     (place / "good" / "run").mkdir(parents=True, mode=0o700)
     (place / "link").symlink_to("good")
     os.chown(place / "link", stranger.uid, stranger.uid, follow_symlinks=False)
@@ -129,7 +129,7 @@ def test_links_are_followed_when_they_are_above_the_directory(
 def test_server_is_rejected_when_it_is_another_user_s(
     place: Path, victim: User, stranger: User
 ) -> None:
-    """As left behind by a directory that was open for a moment: the kernel says who listens."""
+    """The kernel reports the listening user, whatever the directory's mode is."""
     victim.mkdir(place / "mine", 0o700)
     stranger.mkdir(place / "theirs")
     with stranger.serve(place / "theirs" / "socket") as server:
@@ -141,7 +141,7 @@ def test_server_is_rejected_when_it_is_another_user_s(
 
 
 def test_daemon_is_rejected_when_the_client_is_root(place: Path, stranger: User) -> None:
-    """Its answer would be a library that root loads."""
+    """The daemon's answer would name a library that root loads."""
     stranger.mkdir(place / "theirs", 0o700)
     with stranger.serve(place / "theirs" / "daemon.sock") as server:
         with pytest.raises(UnsafeDirectory, match=f"belongs to user {stranger.uid}"):
@@ -152,7 +152,7 @@ def test_daemon_is_rejected_when_the_client_is_root(place: Path, stranger: User)
 def test_system_daemon_is_not_started_when_the_user_is_not_root(
     nobody_named: Path, victim: User
 ) -> None:
-    """While it is away its directory says that it will come back; nobody takes its cards meanwhile."""
+    """While the system's daemon is down, its recorded configuration keeps users from starting their own."""
     nobody_named.mkdir()
     (nobody_named / "config.json").write_text("{}")
     assert victim.do(paths.current) == Runtime(nobody_named)
@@ -164,7 +164,7 @@ def test_system_daemon_is_not_started_when_the_user_is_not_root(
 
 
 def test_log_is_not_opened_when_it_is_a_link(place: Path) -> None:
-    """A daemon that is started appends to no other file."""
+    """A daemon must not append to a file that the link names."""
     (place / "target").touch()
     (place / "daemon.log").symlink_to(place / "target")
     with pytest.raises(OSError, match=r"daemon\.log"):
@@ -174,7 +174,7 @@ def test_log_is_not_opened_when_it_is_a_link(place: Path) -> None:
 def test_system_lock_is_not_opened_when_the_user_is_not_root(
     nobody_named: Path, victim: User
 ) -> None:
-    """Whoever may read a file may lock it, and the next daemon would find one running."""
+    """A user who can open the file could lock it, and keep the next daemon from starting."""
     with lock_runtime(Runtime(nobody_named)), pytest.raises(PermissionError):
         victim.do(lambda: (nobody_named / "daemon.lock").open().close())
     with lock_runtime(Runtime(nobody_named)):
@@ -185,7 +185,7 @@ def test_system_lock_is_not_opened_when_the_user_is_not_root(
 def test_request_waits_when_the_system_daemon_is_down(
     nobody_named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An ordinary user's, until root has started it again; without --wait it is refused at once."""
+    """An ordinary user's request waits until root has started the daemon; with --no-wait it fails at once."""
     monkeypatch.setattr(Runtime, "foreign", property(lambda _: True))
     nobody_named.mkdir()
     runtime, announced = Runtime(nobody_named), list[str]()
@@ -219,7 +219,7 @@ def test_request_waits_when_the_system_daemon_is_down(
 def test_job_log_is_not_written_when_another_user_can_change_its_directory(
     nobody_named: Path, place: Path, victim: User, stranger: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is there is removed before a job of that name starts: it may be a link to anything."""
+    """An existing directory is removed before a job starts, so it must not be a stranger's link."""
     stranger.mkdir(place / "theirs")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "theirs"))
     victim.mkdir(place / "theirs" / "fenka" / "jobs")
@@ -236,7 +236,7 @@ def test_job_log_is_not_written_when_another_user_can_change_its_directory(
 def test_cluster_is_shown_when_the_default_directory_is_another_user_s(
     victim: User, stranger: User
 ) -> None:
-    """The cluster's screens need no daemon here."""
+    """The cluster's screens need no daemon on this machine."""
     with default_directory_of(victim, stranger):
         assert victim.do(lambda: cluster.local(options.Target())) is None
         (check,) = victim.do(doctor._daemon)

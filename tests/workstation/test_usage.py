@@ -64,12 +64,12 @@ def outside(
 
 
 def reading(mib: int) -> dict[str, Reading]:
-    """What is in use on the card altogether."""
+    """Return a reading of the card's used memory."""
     return {CARD: Reading(CARD, mib, 15000, None, None, None, None)}
 
 
 def leased(**mib: int) -> dict[str, list[GpuProcess]]:
-    """One process in each of these leases."""
+    """Return one process in each of these leases."""
     return {
         lease: [GpuProcess(CARD, number, held)] for number, (lease, held) in enumerate(mib.items())
     }
@@ -82,7 +82,7 @@ def kept(
     by: dict[str, list[GpuProcess]] | None = None,
     out: tuple[UnleasedProcess, ...] = (),
 ) -> str:
-    """Why the slice of the first is kept."""
+    """Return why the slice of the first job is retained."""
     return retention_reason(ended, others, CARDS, reading(used), GpuProcesses(by or {}, out))
 
 
@@ -90,12 +90,12 @@ def kept(
 
 
 def test_slice_is_free_when_nothing_of_it_is_used() -> None:
-    """The card may be full of others' memory."""
+    """Other jobs may use the card."""
     assert kept(placed_job(), placed_job("b"), used=4300, by=leased(b=4000)) == ""
 
 
 def test_slice_is_retained_when_a_younger_process_of_its_user_computes() -> None:
-    """In no lease, computing on the same card: it may be what the job has left behind."""
+    """A process in no lease that uses the same card may be left over from the job."""
     assert (
         kept(placed_job(), used=1300, out=(outside(7),))
         == "process 7 uses card 0 outside of its lease"
@@ -112,12 +112,12 @@ def test_slice_is_retained_when_a_younger_process_of_its_user_computes() -> None
     ids=["another user's", "there before", "a desktop's"],
 )
 def test_slice_is_free_when_the_processes_cannot_come_from_its_job(other: UnleasedProcess) -> None:
-    """Other people, programs that were there before, and screens use the card as they like."""
+    """Other users' processes, older ones and graphics do not count."""
     assert kept(placed_job(), used=300 + 1000, out=(other,)) == ""
 
 
 def test_slice_is_free_when_another_retained_slice_covers_the_process() -> None:
-    """Of two jobs that ran when it began the first to end makes up for it."""
+    """If two jobs may have started the process, one retained slice is enough."""
     first = placed_job("b", retained="process 7 uses card 0 outside of its lease")
     assert kept(placed_job(), first, used=1300, out=(outside(7),)) == ""
     assert kept(placed_job(), first, used=5300, out=(outside(7, 5000),)) != ""
@@ -126,7 +126,7 @@ def test_slice_is_free_when_another_retained_slice_covers_the_process() -> None:
 
 
 def test_slice_is_retained_when_memory_belongs_to_no_process() -> None:
-    """What a helper holds by a descriptor, or a driver has not given back, is not there for others."""
+    """Memory held by a descriptor, or not yet freed by the driver, is not available."""
     assert kept(placed_job(), used=3300) == (
         "3000 MiB of card 0 are still in use by no process that the driver names"
     )
@@ -134,13 +134,13 @@ def test_slice_is_retained_when_memory_belongs_to_no_process() -> None:
 
 
 def test_slice_is_free_when_other_slices_explain_the_memory() -> None:
-    """What fits into the unused parts of other leases takes nothing from who comes next."""
+    """Memory that other leases may still use does not reduce what is free."""
     assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 3000, by=leased(b=1000)) == ""
     assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 5000, by=leased(b=1000)) != ""
 
 
 def test_slice_is_free_when_the_driver_does_not_report_memory() -> None:
-    """Some drivers give no process's memory, and a daemon that was killed forgets what there was."""
+    """Some drivers report no process's memory, and a killed daemon has no baseline."""
     assert kept(placed_job(), used=9000, out=(outside(7, None, uid=1001),)) == ""
     unknown = placed_job()
     unknown.unattributed_mib = {}
@@ -149,7 +149,7 @@ def test_slice_is_free_when_the_driver_does_not_report_memory() -> None:
 
 
 def test_processes_are_grouped_by_lease_when_some_have_ended() -> None:
-    """A number that the driver still shows is nobody's when the process has ended."""
+    """PIDs of ended processes that the driver still reports are left out."""
     own, gone = os.getpid(), 7
     seen = group_by_lease(
         [GpuProcess(CARD, pid, 10) for pid in (own, gone, 8)],
@@ -164,7 +164,7 @@ def test_processes_are_grouped_by_lease_when_some_have_ended() -> None:
 
 
 def test_memory_violation_is_reported_when_three_samples_exceed() -> None:
-    """As on a node: one look may fall between an allocation and its end."""
+    """A single sample may catch an allocation that is about to fail."""
     detector = ViolationDetector(itertools.count(0, 5).__next__)
     seen = GpuProcesses(leased(a=14848))
     sentences = [detector.sample([placed_job()], seen, {}, lambda *_: 0) for _ in range(3)]
@@ -174,7 +174,7 @@ def test_memory_violation_is_reported_when_three_samples_exceed() -> None:
 
 
 def test_compute_violation_is_reported_when_the_excess_is_sustained() -> None:
-    """A quarter of the card for 10 %, over fifteen seconds."""
+    """A job with 10 % uses a quarter of the card for fifteen seconds."""
     had = itertools.count(0, 1_250_000_000)
     detector = ViolationDetector(itertools.count(0, 5).__next__)
     sentences = [
@@ -186,7 +186,7 @@ def test_compute_violation_is_reported_when_the_excess_is_sustained() -> None:
 
 
 def test_missing_shim_is_reported_at_once(tmp_path: Path) -> None:
-    """By what the process has mapped."""
+    """The process's mappings show whether it has the shim."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
         seen = GpuProcesses({"a": [GpuProcess(CARD, program.pid, 10)]})
         bare = placed_job()
@@ -203,7 +203,7 @@ def test_missing_shim_is_reported_at_once(tmp_path: Path) -> None:
 
 
 def plain(t4: Workstation, mib: int) -> subprocess.Popen[str]:
-    """A program that uses the card without fenka, as the user who started the daemon."""
+    """Start a program that uses the card without fenka, as the daemon's user."""
     library = str(t4.root / "simulated" / "lib")
     environment = {**t4.environment, "LD_LIBRARY_PATH": library}
     program = subprocess.Popen(
@@ -215,13 +215,13 @@ def plain(t4: Workstation, mib: int) -> subprocess.Popen[str]:
 
 
 def end(program: subprocess.Popen[str]) -> None:
-    """Kill it and take its last words."""
+    """Kill a program and read its output."""
     program.send_signal(signal.SIGKILL)
     program.communicate()
 
 
 def jobs(t4: Workstation) -> dict[str, protocol.JobView]:
-    """What the daemon says, by name; without a command, which takes long on a busy machine."""
+    """Return the daemon's jobs by name, without starting a command."""
     with Connection(Runtime(t4.root)) as connection:
         answer = connection.call(protocol.GetSnapshot())
     assert isinstance(answer, protocol.Snapshot)
@@ -229,7 +229,7 @@ def jobs(t4: Workstation) -> dict[str, protocol.JobView]:
 
 
 def state(t4: Workstation, name: str) -> str:
-    """Of a job; empty where there is none of this name, or no daemon."""
+    """Return the state of a job; empty if there is no such job or no daemon."""
     with contextlib.suppress(DaemonUnavailable, ConnectionError):
         return next((job.state for job in jobs(t4).values() if job.name == name), "")
     return ""
@@ -237,7 +237,7 @@ def state(t4: Workstation, name: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_slice_is_retained_when_a_process_runs_outside_of_it(t4: Workstation) -> None:
-    """It is shown as held with the reason, so is who waits for it, and it goes when the process ends."""
+    """The retained job and the pending one show the reason. The slice is released when the process ends."""
     first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
     first.report()
     program = plain(t4, 3000)
@@ -258,7 +258,7 @@ def test_slice_is_retained_when_a_process_runs_outside_of_it(t4: Workstation) ->
 
 @pytest.mark.timeout(300)
 def test_slice_is_released_when_the_owner_stops_its_job(t4: Workstation) -> None:
-    """A program that was there first is nobody's; the daemon's owner may release what is held."""
+    """Older processes do not count, and the daemon's owner may release a retained slice."""
     before = plain(t4, 1000)
     first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
     first.report()
@@ -277,7 +277,7 @@ def test_slice_is_released_when_the_owner_stops_its_job(t4: Workstation) -> None
 
 @pytest.mark.timeout(300)
 def test_job_is_marked_when_it_exceeds_its_limit(t4: Workstation) -> None:
-    """One that has unset the cooperative limit: its use by the driver's word, a mark, and what to do."""
+    """A job that has undone its cooperative limit is marked, with its use and what to do."""
     words = ("--gpu-mem", "4", "--isolation", "cooperative", "--name", "cheat", "--")
     cheat = t4.run(*words, "env", "-u", "LD_PRELOAD", *HOLD, "9000")
     assert cheat.report()["cards"][0]["result"] == 0

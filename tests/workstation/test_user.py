@@ -29,7 +29,7 @@ exec unshare --user --map-user=1000 --map-group=1000 --keep-caps \\
 
 @contextlib.contextmanager
 def workstation_of_user(script: str, root: Path, *enter: str) -> Iterator[Workstation]:
-    """A simulated T4 shared by a daemon that runs as an ordinary user."""
+    """A simulated T4 and a daemon that runs as an ordinary user."""
     words = ["unshare", "--mount", "sh", "-c", script, "sh", str(root)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -50,7 +50,7 @@ def workstation_of_user(script: str, root: Path, *enter: str) -> Iterator[Workst
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[Workstation]:
-    """Without root, but with user namespaces."""
+    """A workstation without root, but with user namespaces."""
     if os.geteuid() == 0:
         with workstation_of_user(ORDINARY, tmp_path) as station:
             yield station
@@ -61,7 +61,7 @@ def user(tmp_path: Path) -> Iterator[Workstation]:
 
 
 def test_run_fails_when_isolation_is_impossible(tmp_path: Path) -> None:
-    """Where no mount namespace can be made nothing starts, and the sentence names the way out."""
+    """Without mount namespaces nothing starts, and the error names the alternative."""
     if os.geteuid() != 0:
         pytest.skip("confining a user takes root")
     with workstation_of_user(CONFINED, tmp_path, "--root") as confined:
@@ -88,7 +88,7 @@ def test_run_fails_when_isolation_is_impossible(tmp_path: Path) -> None:
 
 
 def test_slice_is_enforced_when_the_user_is_not_root(user: Workstation) -> None:
-    """As for root: cap, refusal, and the same in an empty environment."""
+    """The limit holds as for root, also in an empty environment."""
     for command in (HOLD, ["env", "-i", *HOLD]):
         program = user.run("--gpu-mem", "4", "--", *command, "4400")
         assert program.report() == {"cards": [{"result": 2, "free": 4308, "total": 4308}]}
@@ -96,7 +96,7 @@ def test_slice_is_enforced_when_the_user_is_not_root(user: Workstation) -> None:
 
 
 def test_limits_are_read_only_when_the_user_is_not_root(user: Workstation) -> None:
-    """Neither where the program sees them nor where the daemon keeps them."""
+    """The program can write the limits neither in the lease nor in the daemon's directory."""
     script = (
         "echo > /run/fenka/lease/control; "
         f"ls -A {user.root}/leases; echo > /etc/ld.so.preload; umount /run/fenka/lease; true"
@@ -108,7 +108,7 @@ def test_limits_are_read_only_when_the_user_is_not_root(user: Workstation) -> No
 
 
 def test_slice_is_free_when_an_ordinary_user_s_program_ends(user: Workstation) -> None:
-    """Also of a grandchild that broke away, and by a daemon that was started again."""
+    """This holds for a daemonised grandchild, and after a restart of the daemon."""
     script = "setsid sleep 1000 >/dev/null 2>&1 < /dev/null &"
     assert user.fenka("run", "--gpu-mem", "14", "--name", "tree", "--", "sh", "-c", script)
     (child,) = eventually(lambda: user.jobs()["tree"]["pids"])
@@ -120,7 +120,7 @@ def test_slice_is_free_when_an_ordinary_user_s_program_ends(user: Workstation) -
 
 
 def test_run_and_etc_are_complete_in_a_lease(user: Workstation) -> None:
-    """What a program needs of both is untouched by the lease."""
+    """A lease leaves /run and /etc complete."""
     look = "ls /run; cat /etc/hostname /etc/passwd"
     inside = user.fenka("run", "--gpu-mem", "1", "--", "sh", "-c", look)
     outside = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
@@ -129,7 +129,7 @@ def test_run_and_etc_are_complete_in_a_lease(user: Workstation) -> None:
 
 
 def test_gang_runs_when_the_user_is_not_root(user: Workstation) -> None:
-    """Each member makes a user namespace of its own; on their own daemon they may give priorities."""
+    """Each member has its own user namespace. Priorities are allowed on the user's own daemon."""
     words = ("run", "--gang", "2", "--gpu-mem", "4", "--priority", "1")
     held = user.ok(*words, "--", *HOLD, "4400")
     cards = [{"result": 2, "free": 4308, "total": 4308}]

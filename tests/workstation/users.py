@@ -15,15 +15,17 @@ import pytest
 
 FIRST_UID = 61000
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as other users needs root")
+
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """An ordinary user, who may be called any number: no account of the machine is needed."""
+    """An ordinary user, by any number: the machine needs no account for it."""
 
     uid: int
 
     def do(self, what: Callable[[], Any]) -> Any:
-        """What `what` returns in a process of this user. Raises what it raises."""
+        """Call a function in a process of this user, and return its result. Raises what it raises."""
         receive, send = os.pipe()
         child = os.fork()
         if child == 0:
@@ -48,14 +50,14 @@ class User:
         return result
 
     def mkdir(self, path: Path, mode: int = 0o755) -> Path:
-        """A directory of this user."""
+        """Create a directory of this user."""
         path.mkdir(parents=True)
         path.chmod(mode)
         os.chown(path, self.uid, self.uid)
         return path
 
     def serve(self, path: Path | str) -> socket.socket:
-        """A socket that listens at this path or name and is this user's; what comes is left in its queue."""
+        """Return this user's listening socket at a path or name. Nothing is read from it."""
         server = socket.socket(socket.AF_UNIX)
         saved = os.geteuid(), os.getegid()
         os.setegid(self.uid)
@@ -72,7 +74,7 @@ class User:
 
 
 def was_connected_to(server: socket.socket) -> bool:
-    """Whether anybody has connected to it."""
+    """Return whether a client has connected."""
     return bool(select.select([server], [], [], 0)[0])
 
 
@@ -84,7 +86,7 @@ def require_root() -> None:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A short directory that every user may enter."""
+    """A directory with a short path that every user may enter."""
     with tempfile.TemporaryDirectory(prefix="fenka-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -92,12 +94,12 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def victim() -> User:
-    """Who works."""
+    """The user whose programs run."""
     require_root()
     return User(FIRST_UID + 2 * (os.getpid() % 2000))
 
 
 @pytest.fixture
 def stranger(victim: User) -> User:
-    """Who attacks."""
+    """Another user, who attacks."""
     return User(victim.uid + 1)

@@ -30,13 +30,7 @@ class RequestHandler:
     """Checks that the client may do what it requests, and does it.
 
     Attributes:
-        controller: Carries out changes.
         broker: The jobs; only read here.
-        admission: The quotas of jobs.
-        clients: The clients by what they have requested.
-        terminator: Ends jobs.
-        resizer: Resizes jobs.
-        snapshot: Returns all cards and jobs.
         unit_mib: The unit of sizes that name none.
         stopped: Set to end the daemon. Clients that disconnect afterwards keep their jobs.
     """

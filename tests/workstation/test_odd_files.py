@@ -52,6 +52,14 @@ def test_error_names_the_file_when_it_is_not_a_regular_file(
     assert "Errno" not in str(error.value)
 
 
+def test_state_is_refused_when_another_version_wrote_it(tmp_path: Path) -> None:
+    """Also a state without jobs, whose fields would be valid."""
+    runtime = Runtime(tmp_path)
+    runtime.state.write_text('{"boot":"","jobs":[],"version":2}')
+    with pytest.raises(files.InvalidState, match=r"state\.json .* written by another version"):
+        files.load_jobs(runtime)
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
     [

@@ -54,7 +54,7 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
         yield lambda: asyncio.open_unix_connection(str(runtime.socket))
 
 
-async def said(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def next_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Return the next message."""
     return cast("dict[str, Any]", msgspec.json.decode(await reader.readline()))
 
@@ -62,7 +62,7 @@ async def said(reader: asyncio.StreamReader) -> dict[str, Any]:
 async def greeted(connect: Connect, line: bytes = HELLO) -> Streams:
     """Return a connection on which both sides have sent Hello."""
     reader, writer = await connect()
-    assert (await said(reader))["type"] == "hello"
+    assert (await next_message(reader))["type"] == "hello"
     writer.write(line)
     return reader, writer
 
@@ -90,11 +90,11 @@ async def test_connection_is_kept_when_it_waits_for_a_slice(
     async with serving(place, Admission(1000, ())) as connect:
         waiting, writer = await greeted(connect)
         writer.write(protocol.encode(ask) + b"\n")
-        assert (await said(waiting))["type"] == "job-queued"
+        assert (await next_message(waiting))["type"] == "job-queued"
         idle, _ = await greeted(connect)
         assert await idle.read() == b""
         writer.write(CONFIRM)
-        assert (await said(waiting))["type"] == "failure"
+        assert (await next_message(waiting))["type"] == "failure"
 
 
 async def test_connection_is_rejected_when_its_user_has_too_many(place: Path) -> None:
@@ -106,8 +106,8 @@ async def test_connection_is_rejected_when_its_user_has_too_many(place: Path) ->
         first = await greeted(connect)
         second = await greeted(connect)
         refused, _ = await connect()
-        assert (await said(refused))["type"] == "hello"
-        assert "2 connections to the fenka daemon" in (await said(refused))["reason"]
+        assert (await next_message(refused))["type"] == "hello"
+        assert "2 connections to the fenka daemon" in (await next_message(refused))["reason"]
         assert await refused.read() == b""
         for _, writer in (first, second):
             writer.close()
@@ -117,7 +117,7 @@ async def test_connection_is_rejected_when_its_user_has_too_many(place: Path) ->
             await asyncio.sleep(0)
         reader, writer = await greeted(connect)
         writer.write(CONFIRM)
-        assert (await said(reader))["type"] == "failure"
+        assert (await next_message(reader))["type"] == "failure"
 
 
 def test_root_can_connect_when_other_users_have_all_connections() -> None:
@@ -140,12 +140,12 @@ def test_root_can_connect_when_other_users_have_all_connections() -> None:
 
 def test_job_is_rejected_when_its_user_has_too_many() -> None:
     """Each member of a gang counts; other users' jobs do not."""
-    here = [SimpleNamespace(uid=SOMEBODY)] * 500 + [SimpleNamespace(uid=7)] * 500
+    jobs = [SimpleNamespace(uid=SOMEBODY)] * 500 + [SimpleNamespace(uid=7)] * 500
     bounds = Admission(1000, {0})
-    bounds.check_jobs(SOMEBODY, 12, cast("Any", here))
-    bounds.check_jobs(0, 1000, cast("Any", here))
+    bounds.check_jobs(SOMEBODY, 12, cast("Any", jobs))
+    bounds.check_jobs(0, 1000, cast("Any", jobs))
     with pytest.raises(QuotaExceeded, match="500 jobs here; 13 more exceed the limit of 512"):
-        bounds.check_jobs(SOMEBODY, 13, cast("Any", here))
+        bounds.check_jobs(SOMEBODY, 13, cast("Any", jobs))
 
 
 async def test_requests_are_serialized_when_they_are_of_one_user() -> None:
@@ -194,7 +194,7 @@ async def test_other_connections_go_on_when_a_line_is_hostile(
             assert not rest or msgspec.json.decode(rest)["type"] == "failure"
         again, writer = await greeted(connect)
         writer.write(CONFIRM)
-        assert (await said(again))["type"] == "failure"
+        assert (await next_message(again))["type"] == "failure"
     assert capfd.readouterr().err == ""
 
 
@@ -212,7 +212,7 @@ async def test_log_has_one_line_when_a_request_fails_unexpectedly(
         for _ in range(2):
             reader, writer = await greeted(connect)
             writer.write(CONFIRM)
-            assert "failed to do it" in (await said(reader))["reason"]
+            assert "failed to do it" in (await next_message(reader))["reason"]
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2
     assert "ZeroDivisionError: two lines (test_admission.py:" in lines[0]

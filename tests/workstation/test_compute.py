@@ -11,7 +11,7 @@ def limit(t4: Workstation, name: str) -> control.Limit:
     return control.read(page).limits[0]
 
 
-def told(t4: Workstation, name: str) -> int:
+def last_feedback(t4: Workstation, name: str) -> int:
     """Return when the daemon last sent feedback to the job's programs; 0 for never."""
     page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
     data = page.read_bytes()
@@ -41,10 +41,10 @@ def test_compute_share_is_enforced_shown_and_reserved(t4: Workstation) -> None:
 def test_compute_feedback_goes_on_when_the_daemon_was_killed(t4: Workstation) -> None:
     """The next daemon sends feedback again."""
     t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
-    first = eventually(lambda: told(t4, "a"))
+    first = eventually(lambda: last_feedback(t4, "a"))
     t4.kill_daemon()
     t4.start("--simulate", "T4")
-    eventually(lambda: told(t4, "a") > first + 1_000_000_000)
+    eventually(lambda: last_feedback(t4, "a") > first + 1_000_000_000)
 
 
 def test_limits_change_when_a_running_job_is_resized(t4: Workstation) -> None:

@@ -42,15 +42,15 @@ def leases(runtime: Runtime) -> Leases:
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
     """A runtime directory that every user may enter."""
     open_to_all(tmp_path)
-    made = Runtime(tmp_path / "run")
-    made.create()
-    made.root.chmod(0o755)
-    yield made
-    for lease in made.leases.iterdir():
-        leases(made).remove(lease.name)
+    directory = Runtime(tmp_path / "run")
+    directory.create()
+    directory.root.chmod(0o755)
+    yield directory
+    for lease in directory.leases.iterdir():
+        leases(directory).remove(lease.name)
 
 
-def made(runtime: Runtime, uid: int) -> Path:
+def create_lease(runtime: Runtime, uid: int) -> Path:
     """The directory of a lease of this user."""
     leases(runtime).create(placed_job(uid))
     return runtime.lease(f"job{uid}")
@@ -68,7 +68,7 @@ def does(uid: int, script: str, *words: Path) -> bool:
 @pytest.mark.parametrize("uid", [OWNER, 0])
 def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) -> None:
     """Another user can neither read nor write the account or the limits, nor list leases."""
-    lease = made(runtime, uid)
+    lease = create_lease(runtime, uid)
     for script in (
         'cat "$1/account/slots"',
         'printf x >> "$1/account/slots"',
@@ -84,7 +84,7 @@ def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) ->
 @as_root
 def test_only_the_account_is_writable_when_the_user_is_the_lease_s(runtime: Runtime) -> None:
     """The limits and the list of preloaded libraries can be neither written nor replaced."""
-    lease = made(runtime, OWNER)
+    lease = create_lease(runtime, OWNER)
     assert does(OWNER, 'cat "$1/lease/control" "$1/etc/ld.so.preload" && ls "$1/run"', lease)
     assert does(OWNER, 'printf x | dd of="$1/account/slots" bs=1 seek=4096 conv=notrunc', lease)
     for script in (
@@ -103,7 +103,7 @@ def test_only_the_account_is_writable_when_the_user_is_the_lease_s(runtime: Runt
 @as_root
 def test_account_is_reachable_when_root_s_program_changes_its_user(runtime: Runtime) -> None:
     """Programs reach the account by a mount of its directory; outside, only root can enter it."""
-    lease = made(runtime, 0)
+    lease = create_lease(runtime, 0)
     script = (
         'mount --bind "$1/account" /mnt && exec setpriv --reuid 64001 --clear-groups sh -c "$2"'
     )
@@ -142,10 +142,10 @@ def test_run_is_not_filled_when_a_program_extends_its_account() -> None:
 
 def test_lease_is_recreated_when_a_killed_daemon_left_files(runtime: Runtime) -> None:
     """The account of a new lease is empty."""
-    lease = made(runtime, os.geteuid())
+    lease = create_lease(runtime, os.geteuid())
     (lease / "account" / "slots").write_bytes(b"")
     control_page(lease).unlink()
-    made(runtime, os.geteuid())
+    create_lease(runtime, os.geteuid())
     assert account.read(account_file(lease)).processes == ()
 
 

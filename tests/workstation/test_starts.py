@@ -48,7 +48,7 @@ class Start:
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.wait()
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return the command's output."""
         return self.output.read_text(errors="replace")
 
@@ -96,7 +96,7 @@ def test_no_traceback_is_printed_when_imports_are_interrupted(
     (station.root / "typer.py").write_text("import os; os.kill(os.getpid(), 2); input()")
     start = started("ps", PYTHONPATH=str(station.root))
     assert start.process.wait() == 130
-    assert start.said() == ""
+    assert start.printed() == ""
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -106,8 +106,8 @@ def test_nothing_is_left_when_a_daemon_is_interrupted_while_it_starts(
     """The daemon runs in the foreground; its card server ends, too."""
     start = started("daemon", "--simulate", "T4", FENKA_RUNTIME=str(station.root))
     start.until_there(point)
-    assert start.interrupt() == 130, start.said()
-    assert "Traceback" not in start.said()
+    assert start.interrupt() == 130, start.printed()
+    assert "Traceback" not in start.printed()
     eventually(lambda: not start.left())
     assert not (station.root / "daemon.sock").exists()
 
@@ -122,7 +122,7 @@ def test_daemon_ends_when_its_starter_has_ended_before(
     start.until_there(point)
     start.process.send_signal(number)
     code = start.process.wait()
-    assert "Traceback" not in start.said()
+    assert "Traceback" not in start.printed()
     if number == signal.SIGINT:
         assert code in (130, 0)
     eventually(lambda: not start.left() or station.fenka("ps").returncode == 0)
@@ -141,8 +141,8 @@ def test_nothing_is_left_when_the_demo_is_interrupted(
     """No daemon, notebook or directory of the demo is left."""
     start = started("demo", "--check")
     start.until_there(point)
-    assert start.interrupt() == 130, start.said()
-    assert "Traceback" not in start.said()
+    assert start.interrupt() == 130, start.printed()
+    assert "Traceback" not in start.printed()
     eventually(lambda: not start.left())
     assert not list(station.root.glob("fenka-*"))
 
@@ -172,7 +172,7 @@ def test_daemon_serves_or_ends_when_run_is_interrupted(
     start.until_there(point)
     code = start.interrupt()
     assert code == 130 or (code == -signal.SIGINT and (station.root / "daemon.sock").exists())
-    assert "Traceback" not in start.said()
+    assert "Traceback" not in start.printed()
     assert station.ok("run", "--gpu-mem", "14", "--", "echo", "free") == "free\n"
 
 
@@ -185,7 +185,7 @@ def test_notebook_ends_when_it_is_interrupted_before_its_url(
     words = ("notebook", "--gpu-mem", "14", "--name", "n", *detach)
     start = started(*words, FENKA_RUNTIME=str(t4.root))
     start.until_there(point)
-    assert start.interrupt() == 130, start.said()
-    assert "Traceback" not in start.said()
+    assert start.interrupt() == 130, start.printed()
+    assert "Traceback" not in start.printed()
     eventually(lambda: not start.left())
     eventually(lambda: not t4.jobs())

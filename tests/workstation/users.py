@@ -24,7 +24,7 @@ class User:
 
     uid: int
 
-    def do(self, what: Callable[[], Any]) -> Any:
+    def do(self, function: Callable[[], Any]) -> Any:
         """Call a function in a process of this user, and return its result. Raises what it raises."""
         receive, send = os.pipe()
         child = os.fork()
@@ -34,7 +34,7 @@ class User:
                 os.setgroups([])
                 os.setresgid(self.uid, self.uid, self.uid)
                 os.setresuid(self.uid, self.uid, self.uid)
-                answer = (what(), None)
+                answer = (function(), None)
             except BaseException as failed:
                 failed.add_note(traceback.format_exc())
                 answer = (None, failed)

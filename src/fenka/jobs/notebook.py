@@ -105,19 +105,15 @@ def await_url(pid: int, job_dir: Path, name: str) -> str:
 
 def follow(pid: int, job_dir: Path, announce: Callable[[str], None]) -> int:
     """Announce the URL once there is one; return the server's wait status when it has ended."""
-    announced = False
-    while True:
-        ended, status = os.waitpid(pid, 0 if announced else os.WNOHANG)
+    while (address := url(job_dir)) is None:
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return status
-        address = url(job_dir)
-        if address:
-            announced = True
-            announce(address)
-            # The terminal interrupts the server, too, which asks for confirmation.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        else:
-            time.sleep(POLL_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
+    announce(address)
+    # The terminal interrupts the server, too, which asks for confirmation.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return os.waitpid(pid, 0)[1]
 
 
 def ignore_interrupts() -> None:

@@ -9,6 +9,7 @@ replaced it. It must belong to this user (the system's to root), and all directo
 root or this user and be writable by nobody else, or be sticky like /tmp.
 """
 
+import contextlib
 import os
 import socket
 import stat
@@ -143,17 +144,12 @@ class Runtime:
 
     def answers(self) -> bool:
         """Return whether a daemon listens on the socket of a trusted directory."""
-        try:
+        with contextlib.suppress(OSError, UnsafeDirectory), contextlib.ExitStack() as opened:
             directory = self.open()
-        except (OSError, UnsafeDirectory):
-            return False
-        try:
+            opened.callback(os.close, directory)
             connect(directory).close()
-        except OSError:
-            return False
-        finally:
-            os.close(directory)
-        return True
+            return True
+        return False
 
     def established(self) -> bool:
         """Return whether a daemon answers here, or was started here and not stopped."""

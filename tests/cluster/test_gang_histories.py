@@ -59,6 +59,7 @@ class GangMachine(RuleBasedStateMachine):
         if again:
             self._create(self.gang_of[uid])
         self.cluster.gangs.expire()
+        self._bind_settled(None)
 
     # ---- the scheduler ----
 

@@ -12,6 +12,9 @@ from fenka.core.request import Placement
 MIN_INTERVAL_S = 0.25
 """The queue is not scheduled more often, except when a pod becomes pending and before one is rejected."""
 
+REQUEST_INTERVAL_S = 0.6
+"""After this time a request schedules the queue. PodPatcher does so earlier, between two requests."""
+
 COST_FACTOR = 4
 """After scheduling, the queue rests for this multiple of the time that scheduling took."""
 
@@ -66,18 +69,19 @@ class QueueController:
         """Return what is reserved for entries before this pod. final: it will be rejected otherwise."""
         if self.state.is_empty:
             return HEAD
-        return self.refreshed(final=final).constraints(pod, self.now())
+        state = self.refreshed(0.0 if final else REQUEST_INTERVAL_S)
+        return state.constraints(pod, self.now())
 
     def position(self, pod: Pod) -> str:
         """Return the pod's position as the end of a sentence, empty for a pod that no node could hold."""
         return self.refreshed().position(pod, self.now())
 
-    def refreshed(self, *, final: bool = False) -> QueueState:
-        """Return the queue, scheduled again if that is due."""
+    def refreshed(self, min_interval_s: float = MIN_INTERVAL_S) -> QueueState:
+        """Return the queue, scheduled again if anything has changed and that is due."""
         state, now, gangs = self.state, self.now(), self._gang_placements()
         if state.is_empty and not state.snapshot.entries:
             return state
-        pause = max(0.0 if final else MIN_INTERVAL_S, COST_FACTOR * self._cost)
+        pause = max(min_interval_s, COST_FACTOR * self._cost)
         # A clock that was set back does not stop the queue: then the difference is negative.
         resting = 0 <= now - self._scheduled_at < pause
         if state.urgent or (not resting and state.is_stale(gangs, now)):

@@ -199,10 +199,11 @@ class ControlPlane(Cluster):
             yield
 
     @contextmanager
-    def null_extender(self) -> Iterator[None]:
+    def null_extender(self, *options: str) -> Iterator[None]:
         """Run an extender that decides nothing."""
         command = [program("extender"), f"-pki={self.state}/pki", f"-server={self.server}"]
-        with self.running("extender", [*command, f"-address=127.0.0.1:{EXTENDER_PORT}"]):
+        command += [f"-address=127.0.0.1:{EXTENDER_PORT}", *options]
+        with self.running("extender", command):
             yield
 
     @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from enum import Enum
 
 from bench.kube_scheduler import workload
@@ -19,6 +20,7 @@ class Variant(Enum):
 
     ALONE = "kube-scheduler alone"
     NULL = "an extender that decides nothing"
+    FEW = "the same, filter returns 16 nodes"
     FENKA = "fenka"
 
 
@@ -34,10 +36,17 @@ def measure(
         limit_s: what is not bound by then does not count.
         variant: what kube-scheduler calls.
     """
-    extender = {Variant.NULL: plane.null_extender, Variant.FENKA: plane.extender}.get(
-        variant, contextlib.nullcontext
-    )
-    with plane.pending(series, pods), extender():
+    extender: AbstractContextManager[None]
+    match variant:
+        case Variant.ALONE:
+            extender = contextlib.nullcontext()
+        case Variant.NULL:
+            extender = plane.null_extender()
+        case Variant.FEW:
+            extender = plane.null_extender("-keep=16")
+        case Variant.FENKA:
+            extender = plane.extender()
+    with plane.pending(series, pods), extender:
         called = variant is not Variant.ALONE
         return asyncio.run(_schedule(plane, pods, limit_s, extender=called))
 

@@ -4,7 +4,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fenka.cluster import node_verdicts
 from fenka.cluster.explain import explain
 from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
@@ -140,8 +143,31 @@ def test_hints_name_the_smallest_pods_first_when_their_end_makes_room() -> None:
     ]
 
 
+@settings(deadline=None)
+@given(
+    held=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 14)), max_size=12),
+    amount=st.integers(1, 28),
+    cards=st.integers(1, 2),
+)
+def test_hints_are_those_of_trying_each_pod_when_nodes_are_full(
+    held: list[tuple[int, int]], amount: int, cards: int
+) -> None:
+    """Pods that hold less than a card lacks are not tried; that changes no hint."""
+    placed = [
+        pod(f"p{i}", units(size), node=f"n{at // 3}", annotations=on_card(at % 3, size))
+        for i, (at, size) in enumerate(held)
+    ]
+    asked = waiting(amount * cards, labels={"aliyun.com/gpu-count": str(cards)})
+    nodes = [sharing(name, cards=3) for name in ("n0", "n1")]
+    cluster = objects(nodes=nodes, pods=[asked, *placed])
+    quick = data(cluster, "p")["hints"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_verdicts._SharedCards, "_may_fit_without", lambda *_: True)
+        assert data(cluster, "p")["hints"] == quick
+
+
 @pytest.mark.parametrize(
-    ("given", "help_"),
+    ("limits", "help_"),
     [
         (waiting(15), "the largest card has 14 units, ask for no more"),
         (
@@ -154,9 +180,9 @@ def test_hints_name_the_smallest_pods_first_when_their_end_makes_room() -> None:
         ),
     ],
 )
-def test_hint_says_so_when_the_pod_can_never_start(given: Json, help_: str) -> None:
+def test_hint_says_so_when_the_pod_can_never_start(limits: Json, help_: str) -> None:
     """No pod's end would help, so the hint says what to request instead."""
-    server = objects(nodes=[sharing("a", cards=2)], pods=[given])
+    server = objects(nodes=[sharing("a", cards=2)], pods=[limits])
     (found,) = data(server, "p")["hints"]
     assert help_ in found
 

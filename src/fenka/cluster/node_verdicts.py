@@ -144,37 +144,36 @@ class _SharedCards:
     def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
         self._pod, self._snapshot, self._state = pod, snapshot, snapshot.state
         self._evaluator = PodEvaluator(self._state, POLICY)
+        self._rejections: dict[str, NodeRejection] = {}
+        """By node, of the nodes whose cards do not fit."""
         self._node_rules = _Nodes(pod, snapshot)
 
     def verdicts(self) -> NodeVerdicts:
-        verdicts, rejections = NodeVerdicts(), list[NodeRejection]()
-        for node in self._snapshot.nodes:
-            verdict, rejection = self._verdict(node)
-            verdicts.nodes.append(verdict)
-            rejections += [rejection] if rejection else []
+        verdicts = NodeVerdicts([self._verdict(node) for node in self._snapshot.nodes])
         shared = self._state.shared_nodes()
-        if rejections and len(rejections) == len(shared):
-            verdicts.sentence = Unschedulable(tuple(rejections)).sentence()
+        if shared and len(self._rejections) == len(shared):
+            verdicts.sentence = Unschedulable(self._rejections.values()).sentence()
         verdicts.notes = [note for node in shared for note in self._wrong_records(node)]
         verdicts.hints = self._hints(verdicts.nodes)
         return verdicts
 
-    def _verdict(self, node: Node) -> tuple[NodeVerdict, NodeRejection | None]:
+    def _verdict(self, node: Node) -> NodeVerdict:
         reasons, name = self._node_rules.reasons(node), node.metadata.name
         shared = self._state.shared_node(name)
         if shared is None:
             reasons.append(self._nothing_shared(node))
-            return NodeVerdict(name, fits=False, reasons=reasons, gpu=False), None
+            return NodeVerdict(name, fits=False, reasons=reasons, gpu=False)
         ((_, verdict),) = self._evaluator.evaluate(self._pod, (name,))
         rejection = verdict.rejection if isinstance(verdict, Infeasible) else None
         if rejection is not None:
             # A card's reason is better than the kubelet's sum.
             reasons += _card_reasons(shared, rejection.reasons)
+            self._rejections[name] = rejection
         elif isinstance(verdict, Infeasible):
             reasons.append(verdict.sentence)
         else:
             reasons += self._too_few_units(node)
-        return NodeVerdict(name, not reasons, reasons, gpu=True), rejection
+        return NodeVerdict(name, not reasons, reasons, gpu=True)
 
     def _nothing_shared(self, node: Node) -> str:
         error = self._state.node_error(node.metadata.name)
@@ -262,13 +261,38 @@ class _SharedCards:
             for held in self._state.allocations(shared.node.name)
         ]
         holders.sort(key=lambda holder: holder[:2])
-        helpful = (holder for holder in holders if self._fits_without(holder[2]))
+        helpful = (
+            holder
+            for holder in holders
+            if self._may_fit_without(holder[2]) and self._fits_without(holder[2])
+        )
         hints = []
         for units, name, held in islice(helpful, MAX_HINTS):
             cards = ",".join(str(piece.card) for piece in held.slices)
             where = f"{format_units(units)} units on card {cards} of {held.node}"
             hints.append(f"it starts when {name} ends ({where})")
         return hints
+
+    def _may_fit_without(self, held: PodAllocation) -> bool:
+        """Return whether another pod has enough of what the cards of its node lack.
+
+        It is necessary, not sufficient. Most pods of a large cluster need no evaluation because of it.
+        """
+        parts, rejection = self._pod.demand().parts, self._rejections.get(held.node)
+        if rejection is None or len(parts) > 1:
+            return True
+        memory, compute = Counter[int](), Counter[int]()
+        for piece in held.slices:
+            memory[piece.card] += piece.memory_mib
+            compute[piece.card] += piece.compute
+        fitting = 0
+        for reason in rejection.reasons:
+            held_there = compute if reason.code is ReasonCode.COMPUTE else memory
+            lacking = max(reason.needed - reason.available, 0)
+            fitting += reason.code is ReasonCode.TOO_FEW or (
+                reason.card in memory and held_there[reason.card] >= lacking
+            )
+        return fitting >= parts[0].request.cards
 
     def _fits_without(self, held: PodAllocation) -> bool:
         """Return whether the pod fits the node of another pod once that has ended."""

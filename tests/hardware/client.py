@@ -51,11 +51,11 @@ class Client:
 
     @property
     def pid(self) -> int:
-        """As the kernel has it."""
+        """Return its process ID in this process's PID namespace."""
         return self.process.pid
 
     def do(self, *statements: str) -> Any:
-        """The value of the last one, through JSON; RuntimeError with what it raised there."""
+        """Run statements and return the last one's value. Raises RuntimeError with what it raised."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(statements) + "\n")
@@ -75,15 +75,15 @@ class Client:
         return self
 
     def free_bytes(self) -> int:
-        """What cuMemGetInfo says is free on the current device."""
+        """Return what cuMemGetInfo reports as free on the current device."""
         return int(self.do("ok(d.cuMemGetInfo())[0]"))
 
     def end(self) -> None:
-        """As a program ends that has nothing more to do."""
+        """End the program as one that has nothing more to do."""
         self.process.communicate(timeout=WAIT_S)
 
     def kill(self) -> None:
-        """Without a chance to clean up."""
+        """End the program without a chance to clean up."""
         self.process.kill()
         self.process.wait(WAIT_S)
 

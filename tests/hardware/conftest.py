@@ -11,7 +11,7 @@ from tests.hardware.client import Client, MakeClient, MakeNode
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> Iterator[MakeNode]:
-    """Running nodes from short specs; the second one of a test has a directory of its own."""
+    """Return a function that makes running nodes from short specifications, each in its own directory."""
     nodes: list[SimulatedNode] = []
 
     def make(spec: str) -> SimulatedNode:
@@ -27,13 +27,13 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
 
 @pytest.fixture
 def node(make_node: MakeNode) -> SimulatedNode:
-    """One T4."""
+    """Return a node with one T4."""
     return make_node("T4")
 
 
 @pytest.fixture
 def make_client(node: SimulatedNode) -> Iterator[MakeClient]:
-    """Programs on the node."""
+    """Return a function that starts programs on the node."""
     clients: list[Client] = []
 
     def make(on: SimulatedNode | None = None, **environment: str) -> Client:
@@ -50,5 +50,5 @@ def make_client(node: SimulatedNode) -> Iterator[MakeClient]:
 
 @pytest.fixture
 def client(make_client: MakeClient) -> Client:
-    """A program with a context on card 0."""
+    """Return a program with a context on card 0."""
     return make_client().enter()

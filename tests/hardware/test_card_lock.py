@@ -18,20 +18,20 @@ __all__ = ["place", "stranger", "victim"]
 
 @pytest.fixture(autouse=True)
 def roots_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where root locks, here below a temporary directory."""
+    """Move the directory of root's locks below a temporary one."""
     monkeypatch.setattr(card_lock, "LOCKS", place / "cards")
     return place / "cards"
 
 
 @pytest.fixture
 def card() -> Card:
-    """No other test has one of this name."""
+    """Return a card that no other test has."""
     return Card(0, DeviceId(f"GPU-{uuid.uuid4()}"), "Tesla T4", 15079)
 
 
 @pytest.fixture
 def squatted(card: Card, stranger: User) -> Iterator[socket.socket]:
-    """A stranger has the card's name."""
+    """Have another user hold the card's name."""
     with stranger.serve(f"\0fenka/card/{card.uuid}") as name:
         yield name
 
@@ -136,7 +136,7 @@ def test_acquire_locks_all_cards_or_none_in_another_network(card: Card) -> None:
 
 
 def can_own(card: Card) -> bool:
-    """Whether this process could."""
+    """Return whether this process could lock the card."""
     try:
         acquire([card]).close()
     except CardLocked:

@@ -17,7 +17,7 @@ from tests.hardware.client import MakeNode
 
 @pytest.fixture(params=["simulated", "real"])
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """An open driver with at least one card."""
+    """Return an open driver with at least one card."""
     if request.param == "simulated":
         make_node: MakeNode = request.getfixturevalue("make_node")
         opened = Driver.open(make_node("T4,A100-80G").library_dir)

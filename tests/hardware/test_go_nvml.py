@@ -27,7 +27,7 @@ NO_NETWORK = (
 
 
 def build(client: Path, built: Path, *, cgo: bool) -> Path:
-    """A Go program of these tests; skips where there is no Go, no C compiler, or no way to the modules."""
+    """Build a Go program of these tests. Skip without Go, a C compiler or access to the modules."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("the Go client needs go, which this machine has not")
@@ -58,12 +58,12 @@ def build(client: Path, built: Path, *, cgo: bool) -> Path:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client over go-nvml, built."""
+    """Return the client over go-nvml, built."""
     return build(CLIENT, tmp_path_factory.mktemp("go") / "client", cgo=True)
 
 
 def run(program: Path, node: SimulatedNode) -> subprocess.CompletedProcess[str]:
-    """The client on the node."""
+    """Run the client on the node."""
     return subprocess.run(
         [program],
         env={"LD_LIBRARY_PATH": str(node.library_dir)},
@@ -74,7 +74,7 @@ def run(program: Path, node: SimulatedNode) -> subprocess.CompletedProcess[str]:
 
 
 def by_python() -> Iterator[dict[str, Any]]:
-    """The same of each card, by nvidia-ml-py."""
+    """Return the same of each card, by nvidia-ml-py."""
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         first = pynvml.nvmlDeviceGetMemoryInfo(handle)

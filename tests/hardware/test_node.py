@@ -15,7 +15,7 @@ from tests.waiting import WAIT_S, wait_until
 
 
 def server_pid(node: SimulatedNode) -> int:
-    """Of the node's card server, asked of the kernel."""
+    """Return the process of the node's card server, as the kernel reports it."""
     line = node._connect()
     assert line is not None
     with line:

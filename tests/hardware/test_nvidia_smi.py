@@ -25,7 +25,7 @@ Smi = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def version(binary: Path) -> str:
-    """As the program itself says it; "" where it does not run."""
+    """Return the program's own version; "" if it does not run."""
     try:
         shown = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False)
     except OSError:
@@ -35,7 +35,7 @@ def version(binary: Path) -> str:
 
 
 def fetched(cache: Path) -> Path:
-    """The program below the cache directory; skips the test where it cannot be had."""
+    """Return the program below the cache directory. Skip the test if it cannot be fetched."""
     cache.mkdir(parents=True, exist_ok=True)
     # One fetches, the others wait: tests run in several processes.
     with (cache / "lock").open("w") as lock:
@@ -61,7 +61,7 @@ def fetched(cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def binary() -> Path:
-    """An nvidia-smi 535."""
+    """Return an nvidia-smi 535."""
     installed = shutil.which("nvidia-smi")
     if installed and version(Path(installed)).startswith("535."):
         return Path(installed)
@@ -74,7 +74,7 @@ def binary() -> Path:
 
 @pytest.fixture
 def node(binary: Path, tmp_path: Path) -> Iterator[SimulatedNode]:
-    """A T4 and an A100, whose driver is of the program's version."""
+    """Return a node with a T4 and an A100, whose driver is of the program's version."""
     spec = tmp_path / "cards.toml"
     spec.write_text(
         f'version = 1\ndriver_version = "{version(binary)}"\ncuda_version = "12.2"\n'
@@ -88,7 +88,7 @@ def node(binary: Path, tmp_path: Path) -> Iterator[SimulatedNode]:
 
 @pytest.fixture
 def smi(binary: Path, node: SimulatedNode) -> Smi:
-    """The program on the node."""
+    """Run the program on the node."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -104,14 +104,14 @@ def smi(binary: Path, node: SimulatedNode) -> Smi:
 
 @pytest.fixture
 def pid(node: SimulatedNode, make_client: MakeClient) -> int:
-    """A process with 2 GiB on the T4."""
+    """Start a process with 2 GiB on the T4, and return its PID."""
     client = make_client(node).enter()
     client.do("ok(d.cuMemAlloc(2 << 30))", "0")
     return client.pid
 
 
 def rows(smi: Smi, *words: str) -> list[list[str]]:
-    """What a --query says, cell by cell; it must succeed."""
+    """Return the cells of a --query, which must succeed."""
     done = smi(*words, "--format=csv,noheader")
     assert (done.returncode, done.stderr) == (0, "")
     return [line.split(", ") for line in done.stdout.splitlines()]

@@ -13,7 +13,7 @@ from tests.hardware.client import MakeClient, MakeNode
 
 
 def run(node: SimulatedNode, *command: str) -> str:
-    """The tool's output with the node's libraries first; it must succeed and complain of nothing."""
+    """Return the tool's output with the node's libraries first. It must succeed and report no error."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name(command[0])), *command[1:]],
         env={**os.environ, "LD_LIBRARY_PATH": str(node.library_dir), "COLUMNS": "120"},
@@ -27,7 +27,7 @@ def run(node: SimulatedNode, *command: str) -> str:
 
 @pytest.fixture
 def busy(make_node: MakeNode, make_client: MakeClient) -> tuple[SimulatedNode, int]:
-    """A T4, an A100 and an RTX 4090; a process with 2 GiB on the T4 that keeps it busy."""
+    """Return a node with a T4, an A100 and an RTX 4090, and a process with 2 GiB that keeps the T4 busy."""
     node = make_node("T4,A100-80G,RTX4090")
     client = make_client(node).enter()
     client.do("p = ok(d.cuMemAlloc(2 << 30))", "m = ok(d.cuModuleLoadData(b'an image'))", "0")

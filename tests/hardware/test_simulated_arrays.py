@@ -28,7 +28,7 @@ there = ctypes.addressof(out)
 
 @pytest.fixture
 def program(client: Client) -> Client:
-    """A client with the helpers above."""
+    """Return a client with the helpers above."""
     client.do(f"exec({SETUP!r}, globals())", "0")
     return client
 

@@ -28,7 +28,7 @@ UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
 
 @pytest.fixture
 def cards(make_node: MakeNode) -> Iterator[tuple[SimulatedNode, list[Any]]]:
-    """A node with a T4 and an RTX 4090, which has no ECC, and their handles."""
+    """Return a node with a T4 and an RTX 4090, which has no ECC, and their handles."""
     node = make_node("T4,RTX4090")
     with Driver.open(node.library_dir):
         yield node, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
@@ -36,7 +36,7 @@ def cards(make_node: MakeNode) -> Iterator[tuple[SimulatedNode, list[Any]]]:
 
 @contextlib.contextmanager
 def listening(*wishes: tuple[Any, int]) -> Iterator[Any]:
-    """An event set for these cards and types."""
+    """Yield an event set for these cards and types."""
     events = pynvml.nvmlEventSetCreate()
     for handle, types in wishes:
         pynvml.nvmlDeviceRegisterEvents(handle, types, events)
@@ -45,13 +45,13 @@ def listening(*wishes: tuple[Any, int]) -> Iterator[Any]:
 
 
 def heard(events: Any, timeout_ms: int = WAIT_MS) -> tuple[int, int, int]:
-    """The next event: card, type, data."""
+    """Return the next event: card, type, data."""
     event = pynvml.nvmlEventSetWait_v2(events, timeout_ms)
     return pynvml.nvmlDeviceGetIndex(event.device), event.eventType, event.eventData
 
 
 def heard_or_none(events: Any) -> int | None:
-    """The data of the event that is there now, if any."""
+    """Return the data of the event that is pending now, if any."""
     try:
         return int(pynvml.nvmlEventSetWait_v2(events, 0).eventData)
     except pynvml.NVMLError_Timeout:
@@ -59,12 +59,12 @@ def heard_or_none(events: Any) -> int | None:
 
 
 def silent(events: Any) -> bool:
-    """Whether there is nothing to hear."""
+    """Return whether no event is pending."""
     return heard_or_none(events) is None
 
 
 def counters(handle: Any) -> list[int]:
-    """Corrected and uncorrected since the start, then in the card's life."""
+    """Return corrected and uncorrected errors since the start, then in the card's life."""
     return [
         pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since)
         for since in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC)

@@ -49,7 +49,7 @@ def kernel_node(g, needs):
 
 @pytest.fixture
 def program(client: Client) -> Client:
-    """A client with the helpers above: streams s and t, and a kernel f of 20 ms."""
+    """Return a client with the helpers above: streams s and t, and a kernel f of 20 ms."""
     client.do(f"exec({SETUP!r}, globals())", "0")
     return client
 

@@ -29,7 +29,7 @@ def state(p=None):
 
 @pytest.fixture
 def program(client: Client) -> Client:
-    """A client with the helpers above and a pool of its own."""
+    """Return a client with the helpers above and a pool of its own."""
     client.do(f"exec({SETUP!r}, globals())", "0")
     return client
 

@@ -22,7 +22,7 @@ LAUNCH = "ok(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, {stream}, 0, 0))"
 
 
 def kernel(name: str) -> str:
-    """The statement that gets a function of this name."""
+    """Return the statement that gets a function of this name."""
     return f"f = ok(d.cuModuleGetFunction(module, b'{name}'))"
 
 

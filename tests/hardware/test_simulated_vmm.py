@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def program(client: Client) -> Client:
-    """A client that knows the helpers above."""
+    """Return a client that knows the helpers above."""
     client.do(f"exec({SETUP!r}, globals())", "0")
     return client
 
@@ -189,7 +189,7 @@ class TestSharing:
         return int(owner.do("out"))
 
     def receive(self, owner: Client, number: int, importer: Client) -> None:
-        """Hand the descriptor over a socket, as programs do, import it and map it."""
+        """Send the descriptor over a socket, as programs do, then import and map it."""
         path = owner.do(
             "import socket, tempfile, os",
             "path = os.path.join(tempfile.mkdtemp(), 's')",

@@ -18,13 +18,13 @@ SLOTS = 1024
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A new account."""
+    """Return a new account."""
     account.create(tmp_path / "slots")
     return tmp_path / "slots"
 
 
 def put(path: Path, field: str, index: int, word: int) -> None:
-    """Writes one word of the account, as a program could."""
+    """Write one word of the account, as a program could."""
     offset = layout().offsetof("struct fenka_account", field) + 8 * index
     with path.open("r+b") as file:
         file.seek(offset)
@@ -32,12 +32,12 @@ def put(path: Path, field: str, index: int, word: int) -> None:
 
 
 def identity(pid: int, start: int, namespace: int = 0, emptying: int = 0) -> int:
-    """The word that names a slot's owner."""
+    """Return the word that names a slot's owner."""
     return pid | emptying << 22 | namespace << 23 | start << 32
 
 
 def held(*by_card: int) -> tuple[int, ...]:
-    """Bytes on the first cards, none on the others."""
+    """Return bytes by card: these on the first cards, none on the others."""
     return by_card + (0,) * (CARDS - len(by_card))
 
 

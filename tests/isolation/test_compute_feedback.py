@@ -63,24 +63,24 @@ UPTO60 = ComputeDemand("soft", 30, active=True, burst_percent=60)
 def test_allowances_follow_shares_and_weights(
     first: ComputeDemand, others: list[ComputeDemand], percent: float
 ) -> None:
-    """Promises first, then the rest, by those who want it."""
+    """Active leases get their shares first, then the rest is divided."""
     leases = {"first": first} | {str(i): demand for i, demand in enumerate(others)}
     assert allowances(leases)["first"] == pytest.approx(percent)
 
 
 class Machine:
-    """A card, its clock, and who computes on it."""
+    """A card, its clock, and the processes that compute on it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_us, self.asked = folder, 10_000_000, 0
         self.busy: dict[int, int] | None = {}
         self.leases: dict[int, str] = {}
-        self.teller = ComputeFeedback(
+        self.feedback = ComputeFeedback(
             self.samples, self.leases.get, lambda: self.now_us * 1000, lambda: self.now_us
         )
 
     def samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
-        """As the driver's."""
+        """Stand in for `Driver.busy_samples`."""
         assert uuid == CARD
         self.asked += 1
         if self.busy is None:
@@ -88,19 +88,19 @@ class Machine:
         return (self.now_us if self.busy else since_us), self.busy
 
     def lease(self, name: str, pid: int, limit: Limit) -> None:
-        """One of one process."""
+        """Add a lease of one process."""
         control.write(self.folder / name, Control(name, (limit,)))
         self.leases[pid] = name
-        self.teller.add_lease(name, self.folder / name)
+        self.feedback.add_lease(name, self.folder / name)
 
     def round(self, **busy: int) -> None:
-        """100 ms in which these processes had so many percent."""
+        """Run a round after 100 ms in which processes used these percentages."""
         self.now_us += 100_000
         self.busy = {int(pid[1:]): percent for pid, percent in busy.items()}
-        self.teller.update()
+        self.feedback.update()
 
-    def told(self, name: str) -> tuple[int, int]:
-        """Milliseconds had, and percent allowed."""
+    def written(self, name: str) -> tuple[int, int]:
+        """Return the used milliseconds and the allowed percentage on the lease's page."""
         data = (self.folder / name).read_bytes()
         card = layout().from_buffer("struct fenka_control *", data).cards[0]
         assert card.feedback_seq % 2 == 0
@@ -110,7 +110,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A new one."""
+    """Return a machine without leases."""
     return Machine(tmp_path)
 
 
@@ -119,10 +119,10 @@ def test_busy_time_is_summed_over_the_processes_of_a_lease(machine: Machine) -> 
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.leases[2] = "a"
     machine.round(p1=10, p2=20)
-    first = machine.told("a")[0]
+    first = machine.written("a")[0]
     machine.round(p1=10, p2=20)
     machine.round(p1=10)
-    assert machine.told("a")[0] - first == 30 + 10
+    assert machine.written("a")[0] - first == 30 + 10
 
 
 def test_soft_lease_is_limited_when_another_uses_the_card(machine: Machine) -> None:
@@ -130,40 +130,40 @@ def test_soft_lease_is_limited_when_another_uses_the_card(machine: Machine) -> N
     machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
     machine.lease("b", 2, Limit(CARD, 1, 0, 40))
     machine.round(p1=99)
-    assert machine.told("a")[1] == 100
+    assert machine.written("a")[1] == 100
     machine.round(p1=99, p2=1)
-    assert machine.told("a")[1] == 60
+    assert machine.written("a")[1] == 60
     for _ in range(4):
         machine.round(p1=60)
-    assert machine.told("a")[1] == 100
+    assert machine.written("a")[1] == 100
 
 
 def test_soft_lease_is_limited_to_its_burst_when_the_card_is_idle(machine: Machine) -> None:
     """Told for the lease, and changed while it runs."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
-    machine.teller.add_lease("a", machine.folder / "a", 60)
+    machine.feedback.add_lease("a", machine.folder / "a", 60)
     machine.round(p1=60)
-    assert machine.told("a")[1] == 60
-    machine.teller.add_lease("a", machine.folder / "a", 80)
+    assert machine.written("a")[1] == 60
+    machine.feedback.add_lease("a", machine.folder / "a", 80)
     machine.round(p1=60)
-    assert machine.told("a")[1] == 80
+    assert machine.written("a")[1] == 80
 
 
 def test_process_is_counted_when_its_lease_is_known_later(machine: Machine) -> None:
     """Until then it is a stranger, whose time is nobody's."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.round(p2=50)
-    first = machine.told("a")[0]
+    first = machine.written("a")[0]
     machine.leases[2] = "a"
     machine.round(p2=50)
-    assert machine.told("a")[0] - first == 50
+    assert machine.written("a")[0] - first == 50
 
 
 def test_unleased_process_has_demand_when_it_uses_the_card(machine: Machine) -> None:
     """A process in no lease is not limited by anybody."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
     machine.round(p1=50, p9=50)
-    assert machine.told("a") == (machine.told("a")[0], 30)
+    assert machine.written("a") == (machine.written("a")[0], 30)
 
 
 def test_no_feedback_is_written_when_the_driver_reports_no_samples(machine: Machine) -> None:
@@ -171,8 +171,8 @@ def test_no_feedback_is_written_when_the_driver_reports_no_samples(machine: Mach
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.now_us += 100_000
     machine.busy = None
-    machine.teller.update()
-    assert machine.told("a") == (0, 0)
+    machine.feedback.update()
+    assert machine.written("a") == (0, 0)
 
 
 def test_driver_is_not_read_when_no_lease_is_limited(machine: Machine) -> None:
@@ -189,17 +189,17 @@ def test_limits_are_unchanged_when_feedback_is_written(machine: Machine) -> None
     """What is told is no limit; and changing limits leaves it alone."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.round(p1=50)
-    before = machine.told("a")
+    before = machine.written("a")
     assert control.read(machine.folder / "a").limits == (Limit(CARD, 1, 0, 30),)
     control.update(machine.folder / "a", Control("a", (Limit(CARD, 2, 0, 50),)))
-    assert machine.told("a") == before
+    assert machine.written("a") == before
 
 
 def test_no_feedback_is_written_when_the_lease_was_removed(machine: Machine) -> None:
     """Its page is not written any more."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
-    machine.teller.remove_lease("a")
-    machine.teller.remove_lease("a")
+    machine.feedback.remove_lease("a")
+    machine.feedback.remove_lease("a")
     machine.round(p1=50)
     assert machine.asked == 0
-    machine.teller.close()
+    machine.feedback.close()

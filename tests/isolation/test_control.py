@@ -57,8 +57,8 @@ def test_decode_returns_what_was_encoded(page: Control) -> None:
     assert control.decode(control.encode(page)) == page
 
 
-def is_told(offset: int) -> bool:
-    """Whether the byte is of what the agent tells ten times a second, which is no limit."""
+def is_feedback(offset: int) -> bool:
+    """Return whether the byte belongs to feedback, which is no limit."""
     ffi = layout()
     first, size = (
         ffi.offsetof("struct fenka_control", "cards"),
@@ -75,7 +75,7 @@ def is_told(offset: int) -> bool:
 def test_decode_differs_or_fails_when_any_bit_is_flipped(offset: int, bit: int) -> None:
     """A flipped bit is an error or another control, never the same one."""
     page = bytearray(control.encode(SAMPLE))
-    assume(not is_told(offset))
+    assume(not is_feedback(offset))
     page[offset] ^= 1 << bit
     try:
         assert control.decode(bytes(page)) != SAMPLE

@@ -30,14 +30,14 @@ needs_namespaces = pytest.mark.skipif(
 
 @pytest.fixture
 def lease(tmp_path: Path) -> Iterator[Lease]:
-    """4 GiB of one card."""
+    """Return a lease of 4 GiB of one card."""
     made = Lease(tmp_path / "lease", (Limit(CARDS[0], 4 * GIB),))
     yield made
     made.close()
 
 
 def in_a_namespace(folder: Path) -> Path:
-    """A script that starts the client in a PID namespace that ends with it."""
+    """Return a script that starts the client in a PID namespace that ends with it."""
     script = folder / "nested"
     script.write_text(f"#!/bin/sh\nexec {' '.join(NESTED)} {client(0)}\n")
     script.chmod(0o755)
@@ -46,7 +46,7 @@ def in_a_namespace(folder: Path) -> Path:
 
 @pytest.fixture
 def nested(lease: Lease, tmp_path: Path) -> Client:
-    """A client in a PID namespace of its own, which ends with it."""
+    """Start a client in a PID namespace of its own, which ends with it."""
     started = Client(in_a_namespace(tmp_path), lease.environment())
     lease.clients.append(started)
     return started.enter()
@@ -54,7 +54,7 @@ def nested(lease: Lease, tmp_path: Path) -> Client:
 
 @pytest.fixture
 def reaper(lease: Lease) -> Iterator[NamespaceReaper]:
-    """An agent that answers the lease's requests until the test ends.
+    """Return an agent that answers the lease's requests until the test ends.
 
     Its clock stands still, so it neither scans without a request nor rests, however busy the machine is.
     """
@@ -88,7 +88,7 @@ def words(path: Path, field: str) -> tuple[int, ...]:
 
 
 def named(path: Path, inode: int, owner: int = 0) -> None:
-    """Name a namespace in entry 3; with `owner`, let a slot's owner be of it."""
+    """Write a namespace to entry 3, and a slot's owner in it if `owner` is given."""
     put(path, "pid_namespaces", 3, inode)
     if owner:
         put(path, "slots_used", 0, 8)
@@ -98,7 +98,7 @@ def named(path: Path, inode: int, owner: int = 0) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A new account."""
+    """Return a new account."""
     account.create(tmp_path / "slots")
     return tmp_path / "slots"
 

@@ -63,7 +63,7 @@ class Machine:
         self._lease = lease
 
     def start(self, code: str, *before: str) -> subprocess.Popen[str]:
-        """Python that talks by stdin and stdout."""
+        """Start Python that communicates by stdin and stdout."""
         words = [*self.prefix, *before, sys.executable, "-c", code]
         shim = native.DIRECTORY / "libfenka.so"
         return subprocess.Popen(
@@ -74,12 +74,12 @@ class Machine:
         )
 
     def clean(self, *before: str) -> None:
-        """As a daemon of root's does that has no lease."""
+        """Remove the file as root's daemon does when it has no lease."""
         with self.start(CLEAN, *before) as process:
             assert process.wait(60) == 0
 
     def preload(self) -> str | None:
-        """What the file holds outside of every lease; None where there is none."""
+        """Return the file's content outside of every lease; None if there is no file."""
         words = [*self.prefix, "sh", "-c", "test -e /etc/ld.so.preload && cat /etc/ld.so.preload"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return None if done.returncode else done.stdout
@@ -87,7 +87,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Nobody is in a lease yet."""
+    """Return a machine without leases."""
     for name in ("lease", "account"):
         (tmp_path / name).mkdir()
     (tmp_path / "lease" / "control").touch()
@@ -109,7 +109,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """The next."""
+    """Return the next line."""
     assert process.stdout
     return process.stdout.readline()
 

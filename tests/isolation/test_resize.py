@@ -20,7 +20,7 @@ FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def limits(*gib: float) -> tuple[Limit, ...]:
-    """So much of each card."""
+    """Return limits of these sizes, card by card."""
     return tuple(Limit(u, int(g * GIB)) for u, g in zip(UUIDS, gib, strict=True))
 
 
@@ -33,13 +33,13 @@ class Files:
         account.create(self.slots)
 
     def put(self, field: str, index: int, word: int) -> None:
-        """One word of the account."""
+        """Write one word of the account."""
         with self.slots.open("r+b") as file:
             file.seek(layout().offsetof("struct fenka_account", field) + 8 * index)
             file.write(struct.pack("<Q", word))
 
     def hold(self, pid: int, start: int, *gib: float, slot: int = 0, namespace: int = 0) -> None:
-        """What a process says it has."""
+        """Write what a process reports to hold."""
         inode = namespace or Path("/proc/self/ns/pid").stat().st_ino
         self.put("pid_namespaces", slot, inode)
         self.put("identity", slot, pid | slot << 23 | start << 32)
@@ -47,23 +47,23 @@ class Files:
             self.put("memory", card * SLOTS + slot, int(size * GIB))
 
     def resize(self, *gib: float) -> Control:
-        """To so much of each card."""
+        """Resize the lease to these sizes, card by card."""
         return resize(self.page, self.slots, limits(*gib))
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    """A lease that nobody uses."""
+    """Return a lease that no program uses."""
     return Files(tmp_path)
 
 
 def start_time() -> int:
-    """Of this process."""
+    """Return the start time of this process."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def test_a_lease_grows_and_shrinks(files: Files) -> None:
-    """Down to what is held, to the byte, and up; each with a new generation."""
+def test_lease_gets_its_new_size_when_programs_hold_no_more(files: Files) -> None:
+    """It may shrink to what is held, to the byte. Each change has a new generation."""
     files.hold(os.getpid(), start_time(), 2, 1)
     assert files.resize(8, 1) == Control("alice", limits(8, 1), generation=2)
     assert (
@@ -73,30 +73,30 @@ def test_a_lease_grows_and_shrinks(files: Files) -> None:
     )
 
 
-def test_shrinking_below_use_is_refused(files: Files) -> None:
-    """With a sentence that says which card, how much and what to do; nothing changes, on no card."""
+def test_resize_fails_when_programs_hold_more(files: Files) -> None:
+    """The sentence names the card, the amount and what to do. Nothing changes on any card."""
     files.hold(os.getpid(), start_time(), 1, 2.5)
     files.hold(4_000_000, 1, 0, 0.5, slot=1, namespace=7)
-    files.put("pid_namespaces", 1, 0)  # of whom nobody knows where it runs
+    files.put("pid_namespaces", 1, 0)  # its namespace is unknown
     before = files.page.read_bytes()
-    with pytest.raises(InUse) as refused:
+    with pytest.raises(InUse) as rejection:
         files.resize(1, 2)
-    assert str(refused.value) == (
+    assert str(rejection.value) == (
         f"{UUIDS[1]} cannot shrink to 2048 MiB: the lease's programs hold 3072 MiB of it; "
         "end some of them, or leave it at least that much"
     )
     assert files.page.read_bytes() == before
 
 
-def test_the_dead_do_not_count(files: Files) -> None:
-    """Nor does a predecessor under a PID that was used again."""
+def test_process_is_not_counted_when_it_has_ended(files: Files) -> None:
+    """Neither is one whose PID was used again."""
     files.hold((1 << 22) - 1, 1, 3, 0)
     files.hold(os.getpid(), start_time() - 1, 3, 0, slot=1)
     assert files.resize(1, 4).limits == limits(1, 4)
 
 
-def test_the_dead_of_another_namespace_do_not_count(files: Files) -> None:
-    """A container's processes are numbered in one of its own; those that live there do count."""
+def test_process_of_another_namespace_is_counted_when_it_lives(files: Files) -> None:
+    """A container's processes have PIDs of its own namespace."""
     program = (
         "import os; stat = open('/proc/self/stat').read().rpartition(')')[2].split();"
         "print(os.getpid(), stat[19], os.stat('/proc/self/ns/pid').st_ino, flush=True); input()"
@@ -125,16 +125,16 @@ def test_the_dead_of_another_namespace_do_not_count(files: Files) -> None:
             files.resize(2, 4)
 
 
-def test_a_lease_that_holds_too_much_may_grow(files: Files) -> None:
-    """Where use is beyond the limit already, more is always allowed, though it is not enough."""
+def test_lease_may_grow_when_it_holds_more_than_its_new_size(files: Files) -> None:
+    """A larger limit is always allowed, even if it is not enough."""
     files.hold(os.getpid(), start_time(), 6, 0)
     assert files.resize(5, 4).limits == limits(5, 4)
 
 
-def test_a_program_that_is_faster_than_we_are_wins(
+def test_resize_is_undone_when_a_program_allocates_meanwhile(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory taken between the look and the update: the former limits hold again, and the user is told."""
+    """It allocates between check and update. The former limits are in force again."""
     real = control.update
 
     def update(path: Path, wanted: Control) -> Control:
@@ -148,8 +148,8 @@ def test_a_program_that_is_faster_than_we_are_wins(
     assert control.read(files.page) == Control("alice", limits(4, 4), generation=4)
 
 
-def test_a_half_written_page_is_repaired(files: Files) -> None:
-    """What a killed writer left is no reason to refuse."""
+def test_page_is_repaired_when_a_writer_was_killed(files: Files) -> None:
+    """An odd generation does not prevent the next resize."""
     with files.page.open("r+b") as file:
         file.seek(layout().offsetof("struct fenka_control", "generation"))
         file.write(struct.pack("<Q", 5))
@@ -160,7 +160,7 @@ def test_a_half_written_page_is_repaired(files: Files) -> None:
     )
 
 
-def test_other_cards_are_no_resize(files: Files) -> None:
+def test_resize_fails_when_the_cards_differ(files: Files) -> None:
     """A lease keeps its cards."""
     with pytest.raises(InvalidControl, match="cannot change which cards"):
         resize(files.page, files.slots, limits(1, 1)[:1])

@@ -36,7 +36,7 @@ def sizes(draw: st.DrawFn) -> Pair:
 
 
 class Machine:
-    """What is recorded and in force. It refuses the leases in `refused`, and dies after some changes."""
+    """What is recorded and in force. It rejects the leases in `refused`, and ends after some changes."""
 
     def __init__(self, before: Sizes, refused: str, changes: int) -> None:
         self.in_force = {lease: [*slices] for lease, slices in before.items()}

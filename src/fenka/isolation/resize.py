@@ -14,12 +14,11 @@ from fenka.core.errors import FenkaError
 from fenka.isolation import account, control
 from fenka.isolation.account import AccountSlot
 from fenka.isolation.control import Control, Limit
+from fenka.isolation.files import MIB
 from fenka.isolation.layout import constant
 from fenka.isolation.pid_namespaces import in_initial_namespace
 
 __all__ = ["InUse", "check", "resize"]
-
-_MIB = 1 << 20
 
 
 class InUse(FenkaError):
@@ -57,8 +56,8 @@ def check(slots: Path, before: Iterable[Limit], after: Iterable[Limit]) -> None:
     for old, new, used in zip(before, after, held, strict=False):
         if new.memory_bytes < old.memory_bytes and new.memory_bytes < used:
             raise InUse(
-                f"{new.uuid} cannot shrink to {new.memory_bytes // _MIB} MiB: the lease's programs hold "
-                f"{-(-used // _MIB)} MiB of it; end some of them, or leave it at least that much"
+                f"{new.uuid} cannot shrink to {new.memory_bytes // MIB} MiB: the lease's programs hold "
+                f"{-(-used // MIB)} MiB of it; end some of them, or leave it at least that much"
             )
 
 

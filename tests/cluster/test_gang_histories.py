@@ -10,7 +10,7 @@ from fenka.cluster.gang_reservations import INCOMPLETE_TTL_S, RESERVATION_TTL_S
 from fenka.cluster.objects import Pod
 from tests.builders import T4_MIB, a_pod, gang_labels, on_card
 from tests.core.builders import device
-from tests.fakes.gangs import Cluster
+from tests.fakes.extender import on_t4
 
 NODES = ("a", "b", "c")
 
@@ -27,7 +27,7 @@ class GangMachine(RuleBasedStateMachine):
         self.waiting: dict[str, str] = {}
         """Members that kube-scheduler binds, by UID: their nodes. The API server has not seen it."""
         self.settled: list[str] = []
-        self.cluster = Cluster(*NODES)
+        self.cluster = on_t4(*NODES)
         self.cluster.gangs.on_settled = self.settled.append
 
     # ---- pods ----
@@ -53,7 +53,7 @@ class GangMachine(RuleBasedStateMachine):
         """A member goes, bound or not. again: its controller makes another."""
         uid = data.draw(st.sampled_from(sorted(self.cluster.pods)))
         del self.cluster.pods[uid]
-        self.cluster.world.forget_pod(uid)
+        self.cluster.state.forget_pod(uid)
         self.cluster.queue.forget_pod(uid)
         self.waiting.pop(uid, None)
         if again:
@@ -93,7 +93,7 @@ class GangMachine(RuleBasedStateMachine):
         pods, now = self.cluster.pods.values(), self.cluster.now
         self.waiting.clear()
         self.settled.clear()
-        self.cluster = Cluster(*NODES)
+        self.cluster = on_t4(*NODES)
         self.cluster.now = now
         self.cluster.gangs.on_settled = self.settled.append
         for pod in pods:
@@ -140,7 +140,7 @@ class GangMachine(RuleBasedStateMachine):
         for name in NODES:
             card = device(0, name)
             used = self.cluster.gangs.live.usage.card_usage(name, card).memory_mib
-            assert self.cluster.world.card_usage(name, card).memory_mib <= used <= T4_MIB
+            assert self.cluster.state.card_usage(name, card).memory_mib <= used <= T4_MIB
 
     @invariant()
     def reservations_are_of_whole_gangs(self) -> None:

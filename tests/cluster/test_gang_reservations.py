@@ -25,12 +25,12 @@ from fenka.cluster.pod_groups import (
 )
 from tests.builders import T4_MIB, a_node, a_pod, gang_labels, on_card
 from tests.core.builders import device
-from tests.fakes.gangs import Cluster
+from tests.fakes.extender import on_t4
 
 
 def test_gang_is_placed_over_two_nodes_when_none_has_room_for_all() -> None:
     """Four of 7 units on two T4 of 14: two on each, held from the first filter on."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     pods = cluster.gang("g", 4, 7)
     first = cluster.filter(pods[0])
     assert len(first) == 1
@@ -43,14 +43,14 @@ def test_gang_is_placed_over_two_nodes_when_none_has_room_for_all() -> None:
     for pod, (node,) in zip(pods, places, strict=True):
         assert cluster.extender.prioritize(pod, [node]) == [(node, 10)]
         cluster.bind(pod, node)
-    assert [cluster.world.card_usage(it, device(0, it)).memory_mib for it in "ab"] == [15078, 15078]
+    assert [cluster.state.card_usage(it, device(0, it)).memory_mib for it in "ab"] == [15078, 15078]
     assert [cluster.free("a"), cluster.free("b")] == [1, 1]
 
 
 def test_nothing_is_reserved_when_a_gang_is_incomplete_or_does_not_fit() -> None:
     """Until all its pods exist, and until all of them fit."""
-    cluster = Cluster("a", "b")
-    early = cluster.gang("g", 4, 7, there=3)
+    cluster = on_t4("a", "b")
+    early = cluster.gang("g", 4, 7, present=3)
     assert cluster.why(early[0]) == "gang g is incomplete: 3 of its 4 pods exist"
     assert cluster.free("a") == T4_MIB
     held = cluster.put(a_pod("old", 8, node="a", uid="old", annotations=on_card(0, 8)))
@@ -60,13 +60,13 @@ def test_nothing_is_reserved_when_a_gang_is_incomplete_or_does_not_fit() -> None
         "2 of the gang's 4 would fit together; position 1 of 1 in the queue"
     )
     assert cluster.free("b") == T4_MIB
-    cluster.world.forget_pod(held.metadata.uid)
+    cluster.state.forget_pod(held.metadata.uid)
     assert len(cluster.filter(pods[3])) == 1
 
 
 def test_reservation_expires_when_members_do_not_come() -> None:
     """It leaves nothing behind; the next one is made after a pause."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     pods = cluster.gang("g", 2, 10)
     cluster.filter(pods[0])
     assert cluster.filter(a_pod("other", 10)) == []
@@ -87,7 +87,7 @@ def test_reservation_expires_when_members_do_not_come() -> None:
 
 def test_reservation_ends_when_a_member_is_deleted() -> None:
     """Its successor is placed with the others, without a pause."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     pods = cluster.gang("g", 2, 10)
     cluster.filter(pods[0])
     del cluster.pods["g-1"]
@@ -98,8 +98,8 @@ def test_reservation_ends_when_a_member_is_deleted() -> None:
 
 def test_member_without_a_card_counts_when_it_exists() -> None:
     """A launcher beside two workers; members with scheduling gates are not placed."""
-    cluster = Cluster("a", "b")
-    workers = cluster.gang("g", 3, 10, there=2)
+    cluster = on_t4("a", "b")
+    workers = cluster.gang("g", 3, 10, present=2)
     assert "2 of its 3 pods exist" in cluster.why(workers[0])
     launcher = cluster.put(a_pod("launcher", uid="launcher", labels=gang_labels("g", 3)))
     assert cluster.gangs.gang(launcher) is None
@@ -111,7 +111,7 @@ def test_member_without_a_card_counts_when_it_exists() -> None:
 
 async def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() -> None:
     """No cards at all, or whole ones of nodes that do not share."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     idle = [
         cluster.put(a_pod(f"i{n}", uid=f"i{n}", labels=gang_labels("i", 3), node="a"))
         for n in (0, 1)
@@ -127,10 +127,10 @@ async def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() 
     assert cluster.gangs.incomplete_gangs() == []
     assert await cluster.barrier.wait_for_members(whole[0], "elsewhere")
     assert "elsewhere" in cluster.extender.filter(whole[0], ["elsewhere"]).unresolvable
-    cluster.world.set_node(a_node("elsewhere"))
+    cluster.state.set_node(a_node("elsewhere"))
     assert cluster.extender.filter(whole[0], ["elsewhere"]).fitting == ["elsewhere"]
     # Where a sharing node gives whole cards too, they are planned.
-    cluster.world.set_node(
+    cluster.state.set_node(
         a_node("c", T4_MIB, labels={"gpushare": "true", "fenka.io/whole-cards": "true"})
     )
     assert cluster.gangs.gang(whole[0]) is not None
@@ -139,7 +139,7 @@ async def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() 
 
 def test_gang_is_placed_elsewhere_when_a_reserved_node_is_not_offered() -> None:
     """kube-scheduler's other rules exclude that node."""
-    cluster = Cluster("a", "b", "c")
+    cluster = on_t4("a", "b", "c")
     pods = cluster.gang("g", 2, 10)
     (node,) = cluster.filter(pods[0])
     others = [it for it in cluster.names if it != node]
@@ -155,7 +155,7 @@ def test_gang_is_placed_elsewhere_when_a_reserved_node_is_not_offered() -> None:
 
 def test_pod_is_placed_alone_when_its_gang_has_enough() -> None:
     """The fifth of a gang of four."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     pods = cluster.gang("g", 2, 4)
     for pod in pods:
         (node,) = cluster.filter(pod)
@@ -167,7 +167,7 @@ def test_pod_is_placed_alone_when_its_gang_has_enough() -> None:
 
 def test_gang_is_rejected_on_every_node_when_its_size_is_unknown() -> None:
     """One sentence, on every node."""
-    cluster = Cluster("a")
+    cluster = on_t4("a")
     lost = cluster.put(a_pod("x", 4, labels={NAME_LABELS[1]: "g"}))
     assert cluster.why(lost) == (
         "it is in the gang g, and its label pod-group.scheduling.sigs.k8s.io/min-available is '': "
@@ -180,7 +180,7 @@ def test_gang_is_rejected_on_every_node_when_its_size_is_unknown() -> None:
 
 def test_pod_group_gives_the_size_when_the_cluster_has_one() -> None:
     """scheduling.k8s.io; a group without a gang policy gives none."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     group = PodGroup(
         metadata=ObjectMeta(name="n", namespace="default"),
         spec=PodGroupSpec(scheduling_policy=SchedulingPolicy(gang=GangPolicy(min_count=2))),
@@ -197,7 +197,7 @@ def test_pod_group_gives_the_size_when_the_cluster_has_one() -> None:
 
 def test_members_are_evicted_when_a_gang_is_incomplete_for_a_minute() -> None:
     """A member that has succeeded counts as present."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     pods = cluster.gang("g", 2, 10)
     for pod, node in zip(pods, "ab", strict=True):
         pod.spec.node_name = node
@@ -215,7 +215,7 @@ def test_members_are_evicted_when_a_gang_is_incomplete_for_a_minute() -> None:
 
 def test_pods_are_preempted_only_when_all_of_a_gang_would_fit() -> None:
     """Room for one of two is not enough."""
-    cluster = Cluster("a", "b")
+    cluster = on_t4("a", "b")
     cluster.put(a_pod("weak", 10, node="a", uid="weak", priority=0, annotations=on_card(0, 10)))
     strong = cluster.put(
         a_pod("even", 10, node="b", uid="even", priority=9, annotations=on_card(0, 10))
@@ -239,7 +239,7 @@ def test_gang_holds_all_or_nothing_when_two_compete(
 ) -> None:
     """Whatever the order in which kube-scheduler asks: a gang has all its places, or none, and no card is
     overcommitted; once all have been asked often enough, at least one gang that fits alone is whole."""
-    cluster = Cluster("a", "b", "c")
+    cluster = on_t4("a", "b", "c")
     gangs = {f"g{n}": cluster.gang(f"g{n}", *it) for n, it in enumerate(sizes)}
     every = [pod for pods in gangs.values() for pod in pods]
     places: dict[str, str] = {}
@@ -264,6 +264,6 @@ def test_gang_holds_all_or_nothing_when_two_compete(
     }
     for whole in planned.values():
         assert all(whole) or not any(whole)
-    alone = [Cluster("a", "b", "c") for _ in sizes]
+    alone = [on_t4("a", "b", "c") for _ in sizes]
     fits = [bool(one.filter(one.gang("g", *it)[0])) for one, it in zip(alone, sizes, strict=True)]
     assert any(all(whole) for whole in planned.values()) == any(fits)

@@ -9,7 +9,8 @@ from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import Node, Pod
 from fenka.core.fairness import Fairness
 from tests.builders import T4_MIB, node_json, on_card
-from tests.fakes.queue import PLAIN, UNSCHEDULABLE, Cluster, make, stamp
+from tests.fakes.extender import PLAIN, ExtenderHarness
+from tests.fakes.queue import UNSCHEDULABLE, make, stamp
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ from tests.fakes.queue import PLAIN, UNSCHEDULABLE, Cluster, make, stamp
 )
 def test_namespace_is_later_when_it_has_used_more(fairness: Fairness, expected: list[str]) -> None:
     """Its allocations, its past use and its earlier requests count, up to the maximum penalty."""
-    cluster = Cluster([node_json("n", T4_MIB)], fairness)
+    cluster = ExtenderHarness([node_json("n", T4_MIB)], fairness)
     cluster.holds("h", 0, 14, namespace="a")
     cluster.now = 60
     pods = [
@@ -53,7 +54,7 @@ def heavy(number: int, **rest: Any) -> Pod:
     return make(f"h{number}", 14, 0, namespace="heavy", **rest)
 
 
-def ran(cluster: Cluster, pod: Pod, since: float, until: float) -> None:
+def ran(cluster: ExtenderHarness, pod: Pod, since: float, until: float) -> None:
     """It starts, and ends, while the watch looks on."""
     name, status = pod.metadata.name, {"startTime": stamp(since)}
     cluster.now = since
@@ -63,14 +64,14 @@ def ran(cluster: Cluster, pod: Pod, since: float, until: float) -> None:
     cluster.gone(name)
 
 
-def firsts(cluster: Cluster, count: int = 2) -> list[str]:
+def firsts(cluster: ExtenderHarness, count: int = 2) -> list[str]:
     """Return the names of the first in line."""
     return [it.pending.name for it in cluster.queue.refreshed().entries()[:count]]
 
 
 def test_namespace_is_first_when_it_has_used_less() -> None:
     """A long queue of short pods does not block a namespace that comes later."""
-    cluster = Cluster([node_json("n", T4_MIB)], Fairness())
+    cluster = ExtenderHarness([node_json("n", T4_MIB)], Fairness())
     cluster.set(*(heavy(number, said=UNSCHEDULABLE) for number in range(MANY)))
     for number in range(10):
         ran(cluster, heavy(number), 100 + 2 * number, 101 + 2 * number)
@@ -84,7 +85,7 @@ def test_namespace_is_first_when_it_has_used_less() -> None:
 
 def test_reserved_cards_count_as_used_when_the_reservation_expires() -> None:
     """Pods whose volume is missing block the free card for 15 s, not for 15 s each."""
-    cluster = Cluster([node_json("n", T4_MIB)], Fairness())
+    cluster = ExtenderHarness([node_json("n", T4_MIB)], Fairness())
     cluster.set(*(heavy(number, said=UNSCHEDULABLE) for number in range(MANY)))
     late = make("late", 14, 5, namespace="light")
     cluster.set(late)
@@ -103,7 +104,7 @@ def test_use_is_rebuilt_when_a_replica_starts() -> None:
     ended = {"startTime": stamp(100), "conditions": [ready], "phase": "Succeeded"}
     runs = {"startTime": stamp(950), "phase": "Running"}
     on: dict[str, Any] = {"node": "n", "annotations": on_card(0, 14)}
-    cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=1000)
+    cluster = ExtenderHarness([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=1000)
     pods = [
         make("ended", 14, 0, namespace="a", said=ended, **on),
         make("runs", 14, 0, namespace="b", said=runs, **on),
@@ -123,12 +124,12 @@ def test_use_is_rebuilt_when_a_replica_starts() -> None:
 
 def test_use_is_counted_when_the_node_comes_after_the_pod() -> None:
     """Pods may come by the watch before their node does."""
-    cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=100)
-    cluster.world.forget_node("n")
+    cluster = ExtenderHarness([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=100)
+    cluster.state.forget_node("n")
     on: dict[str, Any] = {"node": "n", "annotations": on_card(0, 7)}
     cluster.set(make("p", 7, 0, namespace="a", said={"startTime": stamp(0)}, **on))
     assert cluster.queue.state.usage(cluster.queue.now()) == {}
-    cluster.world.set_node(msgspec.convert(node_json("n", T4_MIB), Node))
+    cluster.state.set_node(msgspec.convert(node_json("n", T4_MIB), Node))
     cluster.wait(make("q", 14, 0))
     assert firsts(cluster) == ["q"]
     assert cluster.queue.state.usage(cluster.queue.now()) == pytest.approx({"a": 50}, rel=1e-3)
@@ -136,7 +137,7 @@ def test_use_is_counted_when_the_node_comes_after_the_pod() -> None:
 
 def test_bypass_is_measured_when_a_later_request_is_served_first() -> None:
     """b1, of 50, goes before a1 of 1: 49 s. c, of 55, uses what a1 does not wait for: none."""
-    cluster = Cluster([node_json("n", T4_MIB, T4_MIB, T4_MIB)], Fairness(60, 3600))
+    cluster = ExtenderHarness([node_json("n", T4_MIB, T4_MIB, T4_MIB)], Fairness(60, 3600))
     cluster.holds("h2", 2, 12, namespace="c")
     cluster.holds("h0", 0, 10, namespace="x", runs=100, started=0)
     cluster.holds("k", 0, 4, namespace="a")

@@ -13,7 +13,8 @@ from fenka.cluster.queue_state import queue_state
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.queue_controller import QueueController
 from tests.builders import T4_MIB, node_json
-from tests.fakes.queue import START, Cluster, make
+from tests.fakes.extender import ExtenderHarness
+from tests.fakes.queue import START, make
 
 EVENTS = st.lists(
     st.one_of(
@@ -32,11 +33,11 @@ EVENTS = st.lists(
 )
 
 
-def units_on(cluster: Cluster) -> Iterable[int]:
+def units_on(cluster: ExtenderHarness) -> Iterable[int]:
     """MiB held of each card."""
-    for share in cluster.world.shared_nodes():
+    for share in cluster.state.shared_nodes():
         for card in share.node.cards:
-            yield cluster.world.card_usage(share.node.name, card.uuid).memory_mib
+            yield cluster.state.card_usage(share.node.name, card.uuid).memory_mib
 
 
 @settings(deadline=None, max_examples=150)
@@ -45,7 +46,7 @@ def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
     events: list[tuple[Any, ...]],
 ) -> None:
     """But by who proves to end before; and no card is overcommitted. Whatever comes, in whatever order."""
-    cluster = Cluster([node_json("a", T4_MIB), node_json("b", T4_MIB, T4_MIB)])
+    cluster = ExtenderHarness([node_json("a", T4_MIB), node_json("b", T4_MIB, T4_MIB)])
     pods: dict[str, Pod] = {}
     running = ["h0", "h1", "h2"]
     cluster.holds("h0", 0, 8, "a", runs=20, started=0)
@@ -63,18 +64,18 @@ def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
             gone = running.pop(value % len(running))
             cluster.gone(gone)
         elif kind == "ask" and (
-            open_ := [it for it in pods if cluster.world.allocation(it) is None]
+            open_ := [it for it in pods if cluster.state.allocation(it) is None]
         ):
             pod = pods[open_[value % len(open_)]]
             if pod.metadata.name not in cluster.queue.state._open:
                 continue
             # The line may not have been served since one of them was given a card.
             places = cluster.queue.refreshed().entries()
-            before = [it for it in places if cluster.world.allocation(it.pending.id) is None]
+            before = [it for it in places if cluster.state.allocation(it.pending.id) is None]
             got = cluster.start(pod)
             if "/" not in got or "GPUs" in got:
                 continue
-            holding = cluster.world.allocation(pod.metadata.uid)
+            holding = cluster.state.allocation(pod.metadata.uid)
             assert holding is not None
             running.append(pod.metadata.uid)
             mine = -(pod.spec.priority or 0), pod.metadata.creation_timestamp, pod.metadata.uid
@@ -99,7 +100,7 @@ class KubeScheduler:
     Doubling from 1 s to 10 s; then it is tried again once a pod has ended since it was refused.
     """
 
-    cluster: Cluster
+    cluster: ExtenderHarness
     resting: dict[str, tuple[Pod, float, float, int]] = field(default_factory=dict)
     """Until when at least, how long the next time, and how many had ended when it was refused."""
     ended: int = 0
@@ -136,10 +137,10 @@ def test_large_pod_starts_when_small_pods_keep_coming(ordered: bool) -> None:
     large one, who all have begun at 51 (12 at 20 to 31, the others from 40 on); 20 s later they have ended.
     Without an order it never starts, because whatever ends is used again at once.
     """
-    cluster = Cluster([node_json("n", T4_MIB, T4_MIB), node_json("m", T4_MIB, T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB, T4_MIB), node_json("m", T4_MIB, T4_MIB)])
     kube, running = KubeScheduler(cluster), dict[str, float]()
     if not ordered:
-        nobody_pending = QueueController(queue_state(cluster.world))
+        nobody_pending = QueueController(queue_state(cluster.state))
         cluster.extender = Extender(
             dict, nobody_pending, cluster.evaluator, cluster.gangs, cluster.preemption
         )

@@ -7,12 +7,13 @@ from fenka.cluster.entry_lifecycle import REQUEUE_AFTER_S, RESERVATION_TTL_S
 from fenka.cluster.objects import Node
 from fenka.dialects import gpushare
 from tests.builders import GIB, T4_MIB, node_json
-from tests.fakes.queue import START, UNSCHEDULABLE, Cluster, gang, make, stamp, two_cards
+from tests.fakes.extender import ExtenderHarness, two_cards
+from tests.fakes.queue import START, UNSCHEDULABLE, gang, make, stamp
 
 
 def test_nothing_is_reserved_when_no_pod_is_pending() -> None:
     """A rejected pod is the first of the queue."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     assert cluster.start(make("p", 12)) == "n/0"
     assert cluster.ask(make("q", 4)) == {
         "n": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory; "
@@ -72,7 +73,7 @@ def test_deadline_counts_when_the_node_has_not_started_the_pod_yet() -> None:
     cluster.wait(make("head", 12, 1))
     small = make("s", 4, 5, runs=100)
     cluster.set(small)
-    cluster.world.assume(small, cluster.extender.placements(small, "n"))  # type: ignore[arg-type]
+    cluster.state.assume(small, cluster.extender.placements(small, "n"))  # type: ignore[arg-type]
     cluster.now = 11
     (place,) = cluster.queue.refreshed().entries()
     assert place.reservation is not None
@@ -87,7 +88,7 @@ def test_reservation_does_not_apply_when_a_pod_is_before_its_owner(
     priority: int | None, at: float, expected: str
 ) -> None:
     """By priority, then by time: the head came at 1, with priority 0."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 10)
     cluster.wait(make("head", 12, 1))
     pod = make("p", 4, at, priority=priority)
@@ -97,7 +98,7 @@ def test_reservation_does_not_apply_when_a_pod_is_before_its_owner(
 
 def test_card_is_held_when_a_pod_that_fits_is_in_backoff() -> None:
     """A later pod does not take it."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     head, later = make("head", 12, 1), make("later", 4, 2)
     cluster.wait(head)
@@ -116,7 +117,7 @@ def test_card_is_held_when_a_pod_that_fits_is_in_backoff() -> None:
 
 def test_reservation_expires_when_the_pod_is_not_bound() -> None:
     """Something else blocks the head. After 15 s its card is free, until it is rejected again."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     head, later = make("head", 12, 1, said=UNSCHEDULABLE), make("later", 4, 2)
     cluster.set(head, later)
     assert "reserved" in cluster.start(later)
@@ -136,7 +137,7 @@ def test_reservation_expires_when_the_pod_is_not_bound() -> None:
 
 def test_pod_is_requeued_when_room_comes_without_an_event() -> None:
     """The head is deleted: kube-scheduler would retry the next pod after minutes."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.wait(make("head", 12, 1), make("next", 4, 2))
     assert cluster.queue.refreshed().pods_to_requeue(9, cluster.queue.now()) == []
@@ -163,7 +164,7 @@ def test_pod_is_requeued_when_room_comes_without_an_event() -> None:
 
 def test_node_is_excluded_when_kube_scheduler_does_not_offer_it() -> None:
     """b's card would fit the head, but only a is offered: after 15 s b is free."""
-    cluster = Cluster([node_json("a", T4_MIB), node_json("b", T4_MIB)])
+    cluster = ExtenderHarness([node_json("a", T4_MIB), node_json("b", T4_MIB)])
     cluster.holds("h", 0, 10, "a")
     head, later = make("head", 12, 1), make("later", 4, 2)
     cluster.set(head, later)
@@ -188,7 +189,7 @@ def test_stalled_pod_is_queued_again_when_its_condition_reports_a_shortage() -> 
     said = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": "0/1: pending volume"}]}
     units = f"0/1 nodes are available: 1 Insufficient {gpushare.MEMORY}"
     lacking = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": units}]}
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.set(make("head", 12, 1, said=said))
     later = make("later", 4, 2)
     cluster.set(later)
@@ -203,7 +204,7 @@ def test_stalled_pod_is_queued_again_when_its_condition_reports_a_shortage() -> 
 def test_cards_are_reserved_only_when_the_pod_is_eligible_for_the_node() -> None:
     """A pod that is eligible for none blocks no other."""
     nodes = [node_json("a", T4_MIB, labels={"zone": "a"}), node_json("b", T4_MIB)]
-    cluster = Cluster(nodes)
+    cluster = ExtenderHarness(nodes)
     cluster.holds("ha", 0, 10, "a", runs=900, started=0)
     cluster.holds("hb", 0, 10, "b", runs=100, started=0)
     cluster.wait(make("head", 12, 1, spec={"nodeSelector": {"zone": "a"}}))
@@ -212,14 +213,14 @@ def test_cards_are_reserved_only_when_the_pod_is_eligible_for_the_node() -> None
     assert cluster.queue.constraints(make("s", 2, 2)).reserved == {"GPU-a-0"}
     # The node is cordoned: nothing is waited for there.
     nodes[0]["spec"]["unschedulable"] = True
-    cluster.world.set_node(msgspec.convert(nodes[0], Node))
+    cluster.state.set_node(msgspec.convert(nodes[0], Node))
     cluster.now = 1
     assert cluster.queue.constraints(make("s", 2, 2)).reserved == frozenset()
 
 
 def test_pod_is_not_queued_when_it_cannot_be_placed() -> None:
     """Gated, ending, finished, requesting nothing, too large for any card, or never rejected."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     gone = make("gone", 4, said=UNSCHEDULABLE)
     gone.metadata.deletion_timestamp = stamp(0)
     cluster.set(
@@ -237,7 +238,7 @@ def test_pod_is_not_queued_when_it_cannot_be_placed() -> None:
 def test_card_is_held_by_the_nodes_policy_when_its_label_names_one() -> None:
     """2 of 14 units of card 0 are used: binpack would hold card 0 for the head, spread holds card 1."""
     node = node_json("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": "spread"})
-    cluster = Cluster([node])
+    cluster = ExtenderHarness([node])
     cluster.holds("h", 0, 2)
     cluster.set(make("head", 10, 1, said=UNSCHEDULABLE))
     (entry,) = cluster.queue.refreshed().entries()
@@ -246,7 +247,7 @@ def test_card_is_held_by_the_nodes_policy_when_its_label_names_one() -> None:
 
 def test_queue_is_one_when_nodes_have_different_units() -> None:
     """a counts in GiB, b in MiB; 12 units are 12 GiB there and next to nothing here."""
-    cluster = Cluster(
+    cluster = ExtenderHarness(
         [node_json("a", T4_MIB), node_json("b", T4_MIB, unit_mib=1), node_json("c", T4_MIB)]
     )
     cluster.holds("ha", 0, 10, "a", runs=200, started=0)
@@ -286,13 +287,13 @@ def test_gang_is_one_entry_when_its_members_are_pending() -> None:
 
 def test_only_one_card_is_reserved_when_cards_have_no_uuid() -> None:
     """gpushare's own plugin publishes no UUIDs."""
-    cluster = Cluster([node_json("n", T4_MIB, T4_MIB, inventory=False)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB, T4_MIB, inventory=False)])
     cluster.holds("h0", 0, 10, runs=300, started=0)
     cluster.holds("h1", 1, 10, runs=200, started=0)
     cluster.wait(make("head", 12, 1))
     small = make("s", 4, 2)
     cluster.set(small)
     assert cluster.start(small) == "n/0"
-    holding = cluster.world.allocation("s")
+    holding = cluster.state.allocation("s")
     assert holding is not None
     assert [it.uuid for it in holding.slices] == ["n/0"]

@@ -3,7 +3,8 @@
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from tests.builders import T4_MIB, Json, node_json
-from tests.fakes.queue import Cluster, gang, make
+from tests.fakes.extender import ExtenderHarness
+from tests.fakes.queue import gang, make
 
 GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
 
@@ -13,7 +14,7 @@ def gated(name: str, units: int, at: float = 0, **rest: object) -> Pod:
     return make(name, units, at, spec={**GATED, **rest})
 
 
-def pods_to_ungate(cluster: Cluster, most: int = 99) -> list[str]:
+def pods_to_ungate(cluster: ExtenderHarness, most: int = 99) -> list[str]:
     """Return the names of the pods whose gate is to be removed, in order."""
     cluster.now += 1
     return [it.metadata.name for it in cluster.queue.refreshed().pods_to_ungate(most)]
@@ -21,7 +22,7 @@ def pods_to_ungate(cluster: Cluster, most: int = 99) -> list[str]:
 
 def test_gate_is_removed_when_a_pod_fits_or_has_reserved_cards() -> None:
     """6 of 14 units are free: the first fits; the next four reserve cards; three more stay gated."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.set(*(gated(f"p{number}", 6, number) for number in range(8)))
     assert pods_to_ungate(cluster) == ["p0", "p1", "p2", "p3", "p4"]
@@ -33,14 +34,14 @@ def test_gate_is_removed_when_a_pod_fits_or_has_reserved_cards() -> None:
 
 def test_first_four_are_ungated_when_there_is_no_card_to_reserve() -> None:
     """The only card is cordoned: kube-scheduler says so on the first pods, or evicts others for them."""
-    cluster = Cluster([node_json("n", T4_MIB, annotations={"fenka.io/cordoned": "0"})])
+    cluster = ExtenderHarness([node_json("n", T4_MIB, annotations={"fenka.io/cordoned": "0"})])
     cluster.set(*(gated(f"p{number}", 6, number) for number in range(6)))
     assert pods_to_ungate(cluster) == ["p0", "p1", "p2", "p3"]
 
 
 def test_next_pod_is_ungated_at_once_when_a_card_is_released() -> None:
     """Nothing needs to be tried or rejected before."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     cluster.set(*(gated(f"p{number}", 14, number) for number in range(800)))
     first = pods_to_ungate(cluster)
@@ -53,7 +54,7 @@ def test_next_pod_is_ungated_at_once_when_a_card_is_released() -> None:
 
 def test_ungated_pod_keeps_its_position_when_a_later_pod_has_no_gate() -> None:
     """The later pod does not take its card in between."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.set(gated("first", 12, 1))
     assert pods_to_ungate(cluster) == ["first"]
     cluster.set(make("first", 12, 1))
@@ -65,7 +66,7 @@ def test_ungated_pod_keeps_its_position_when_a_later_pod_has_no_gate() -> None:
 
 def test_pod_is_ungated_at_once_when_it_is_not_in_the_queue() -> None:
     """It requests nothing, cannot be read, can never be on a sharing node, or requests whole cards."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     whole = gated("whole", 0)
     whole.spec.containers[0].resources.limits = {"nvidia.com/gpu": "1"}
@@ -78,7 +79,7 @@ def test_pod_is_ungated_at_once_when_it_is_not_in_the_queue() -> None:
 
 def test_pod_stays_gated_when_it_has_a_foreign_gate_too() -> None:
     """It is not in the queue until the foreign gate is removed."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     both = make("p", 4, 1, spec={"schedulingGates": [{"name": QUEUE_GATE}, {"name": "mine"}]})
     cluster.set(both)
     assert (pods_to_ungate(cluster), cluster.queue.refreshed().entries()) == ([], ())
@@ -88,7 +89,7 @@ def test_pod_stays_gated_when_it_has_a_foreign_gate_too() -> None:
 
 def test_all_members_are_ungated_when_a_gang_fits() -> None:
     """They are placed together."""
-    cluster = Cluster([node_json("n", T4_MIB, T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB, T4_MIB)])
     for name in ("g1", "g2"):
         member = gang(name, 8, 1)
         member.spec.scheduling_gates = gated("x", 8).spec.scheduling_gates
@@ -98,7 +99,7 @@ def test_all_members_are_ungated_when_a_gang_fits() -> None:
 
 def test_one_member_is_ungated_when_a_gang_is_incomplete() -> None:
     """Two of three exist: the events of the first say what is missing."""
-    cluster = Cluster([node_json("n", T4_MIB, T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB, T4_MIB)])
     labels = {
         "pod-group.scheduling.sigs.k8s.io/name": "g",
         "pod-group.scheduling.sigs.k8s.io/min-available": "3",
@@ -112,7 +113,7 @@ def test_one_member_is_ungated_when_a_gang_is_incomplete() -> None:
 
 def test_gated_pod_is_forgotten_when_it_is_deleted() -> None:
     """Also one that ends while it is gated."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.set(gated("p", 4, 1), gated("q", 4, 1))
     cluster.gone("p")
     cluster.set(make("q", 4, 1, spec=GATED, phase="Failed"))
@@ -121,7 +122,7 @@ def test_gated_pod_is_forgotten_when_it_is_deleted() -> None:
 
 def test_reservation_expires_when_the_gate_cannot_be_removed() -> None:
     """An admission policy may refuse every update. After 15 s its card is free; fenka keeps trying."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.set(gated("stuck", 12, 1), gated("next", 12, 2))
     assert pods_to_ungate(cluster) == ["stuck", "next"]
     cluster.set(make("next", 12, 2))

@@ -1,12 +1,13 @@
 """The extender's answers from filter to bind."""
 
 from tests.builders import T4_MIB, node_json
-from tests.fakes.queue import Cluster, make, two_cards
+from tests.fakes.extender import ExtenderHarness, two_cards
+from tests.fakes.queue import make
 
 
 def test_pod_is_not_evicted_when_another_would_get_the_card() -> None:
     """Both of priority 5; low is on the card that the first has reserved, and on no other."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("low", 0, 10, priority=1)
     first, second = make("first", 12, 1, priority=5), make("second", 8, 2, priority=5)
     cluster.wait(first, second)
@@ -17,7 +18,7 @@ def test_pod_is_not_evicted_when_another_would_get_the_card() -> None:
 
 def test_bind_uses_the_constraints_of_filter_when_another_pod_came_since() -> None:
     """In between another came to wait, and named the card: the pod that was let through has it."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8, runs=100, started=0)
     pod, head = make("p", 4, 5), make("head", 12, 1)
     cluster.set(pod, head)
@@ -41,7 +42,7 @@ def test_bind_fails_when_the_card_was_reserved_at_filter() -> None:
 
 def test_bind_counts_a_pod_once_when_it_was_bound_since_filter() -> None:
     """Who was kept for at filter is bound by now: its slice is in the world."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     head, later = make("head", 6, 1), make("later", 6, 2)
     cluster.wait(head)

@@ -2,12 +2,13 @@
 
 from fenka.scheduler.queue_controller import MIN_INTERVAL_S, REQUEST_INTERVAL_S
 from tests.builders import T4_MIB, node_json
-from tests.fakes.queue import UNSCHEDULABLE, Cluster, make
+from tests.fakes.extender import ExtenderHarness
+from tests.fakes.queue import UNSCHEDULABLE, make
 
 
-def changed_queue() -> Cluster:
+def changed_queue() -> ExtenderHarness:
     """Return a cluster whose queue was scheduled at 0, and has changed since."""
-    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.set(make("head", 12, 1, said=UNSCHEDULABLE))
     assert len(cluster.queue.refreshed().entries()) == 1
@@ -15,7 +16,7 @@ def changed_queue() -> Cluster:
     return cluster
 
 
-def was_scheduled(cluster: Cluster, *, by_request: bool) -> bool:
+def was_scheduled(cluster: ExtenderHarness, *, by_request: bool) -> bool:
     """Return whether a look at the queue schedules it."""
     before = cluster.queue.state.snapshot
     if by_request:

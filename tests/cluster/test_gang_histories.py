@@ -111,7 +111,7 @@ class GangMachine(RuleBasedStateMachine):
                 self.kill()
                 return
             del self.waiting[uid]
-            if self.cluster.gangs.planned_placement(pod, node) is None:
+            if not self.cluster.gangs.may_bind(pod, node):
                 continue
             gang = self.gang_of[uid]
             size, units = self.gangs[gang]

@@ -1,5 +1,7 @@
 """Gangs: placed whole, and restarted when they are incomplete."""
 
+import asyncio
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +25,9 @@ from fenka.cluster.pod_groups import (
     PodGroupSpec,
     SchedulingPolicy,
 )
-from tests.builders import T4_MIB, a_node, a_pod, gang_labels, on_card
+from tests.builders import T4_MIB, a_node, a_pod, gang_labels, node_json, on_card
 from tests.core.builders import device
-from tests.fakes.extender import on_t4
+from tests.fakes.extender import ExtenderHarness, on_t4
 
 
 def test_gang_is_placed_over_two_nodes_when_none_has_room_for_all() -> None:
@@ -94,6 +96,21 @@ def test_reservation_ends_when_a_member_is_deleted() -> None:
     cluster.put(a_pod("g-9", 10, uid="g-9", labels=gang_labels("g", 2)))
     assert len(cluster.filter(pods[0])) == 1
     assert cluster.woken == ["g-1", "g-9"]
+
+
+async def test_waiting_member_is_not_bound_when_its_gang_is_reserved_for_again() -> None:
+    """Its gang's other pod is replaced while it waits: both must arrive for the new reservation."""
+    cluster = ExtenderHarness([node_json("a", T4_MIB, T4_MIB)])
+    pods = cluster.gang("g", 2, 10)
+    assert cluster.filter(pods[0]) == ["a"]
+    waiting = asyncio.create_task(cluster.barrier.wait_for_members(pods[0], "a"))
+    await asyncio.sleep(0)
+    cluster.gone("g-1")
+    successor = cluster.put(a_pod("g-9", 10, uid="g-9", labels=gang_labels("g", 2)))
+    assert cluster.filter(successor) == ["a"]
+    assert not await waiting
+    both = (cluster.barrier.wait_for_members(pod, "a") for pod in (pods[0], successor))
+    assert await asyncio.gather(*both) == [True, True]
 
 
 def test_member_without_a_card_counts_when_it_exists() -> None:

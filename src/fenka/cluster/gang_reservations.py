@@ -283,8 +283,8 @@ class GangScheduler:
         """Record that kube-scheduler binds the pod to this node.
 
         Returns:
-            True if it may be bound now, False if it may not. Else what to wait for: after that the pod may be
-            bound if `planned_placement` is still on this node.
+            True if it may be bound now, False if it may not. Else what to wait for: after that `may_bind`
+            decides.
         """
         if group_name(pod) is None:
             return True
@@ -296,13 +296,26 @@ class GangScheduler:
         if gang is None or reservation is None or self.planned_placement(pod, node) is None:
             # A pod without a reservation may start only if the gang is complete without it.
             return gang is None or self._members.status(gang).missing <= 0
-        arrivals = self._arrivals[gang.key]
-        arrivals.arrived.add(pod.metadata.uid)
-        if arrivals.arrived | reservation.started >= reservation.placements.keys():
+        self._arrivals[gang.key].arrived.add(pod.metadata.uid)
+        if self.may_bind(pod, node):
             self.on_settled(gang.key)
             self.expire()
-            return self.planned_placement(pod, node) is not None
+            return self.may_bind(pod, node)
         return MembersAwaited(gang.key, reservation.expires_at - self._clock())
+
+    def may_bind(self, pod: Pod, node: str) -> bool:
+        """Return whether the pod is reserved this node and all members of the reservation have arrived.
+
+        The reservation may be another than the one for which the pod arrived.
+        """
+        if self.planned_placement(pod, node) is None:
+            return False
+        key = self.key(pod) or ""
+        reservation, arrived = self._reservations.get(key), self._arrivals[key].arrived
+        return (
+            reservation is not None
+            and arrived | reservation.started >= reservation.placements.keys()
+        )
 
     def waiting_status(self, pod: Pod) -> str | None:
         """Return how many members a pod waits for; None if it does not wait for any."""

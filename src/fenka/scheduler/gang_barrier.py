@@ -25,7 +25,7 @@ class GangBarrier:
             async with asyncio.timeout(decision.timeout_s):
                 await settled.wait()
         self._gangs.expire()
-        return self._gangs.planned_placement(pod, node) is not None
+        return self._gangs.may_bind(pod, node)
 
     def _release(self, gang: str) -> None:
         settled = self._settled.pop(gang, None)

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.compat import arena
 from fenka.cli.errors import UserError
 from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
 from fenka.core.units import format_units, percent
@@ -75,6 +74,8 @@ def node(
             raise UserError(f"there is no node {', '.join(sorted(missing))}")
         rows = [row for row in rows if row.name in names]
     if view.layout == "arena":
+        from fenka.cli.compat import arena
+
         arena.show(rows, view.mode or "", details=view.details, foot=not names, output=output)
         return
     if tables.print_data(rows, output):

@@ -23,7 +23,7 @@ from bench.extender import workload
 from bench.extender.run import printed_port, process
 from fenka.kubernetes.cluster_reader import PAGE
 
-NODES, PENDING, RUNS = 1000, 100, 3
+NODES, PENDING, RUNS = 1000, 100, 5
 GOAL_S = 1.0
 SERVER = Path(__file__).parents[1] / "extender/api_process.py"
 QUIET = "0.001"

@@ -6,6 +6,7 @@ pod is certainly not bound.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,7 +93,7 @@ class Binder:
         self._permission, self._pods, self._schedulers = permission, pods, schedulers
         self._clock, self._now_ns, self._sleep = clock, now_ns, sleep
         self._running: dict[tuple[str, str, str], asyncio.Task[str]] = {}
-        self.outcomes: dict[str, int] = {}
+        self.outcomes = Counter[str]()
         """The number of bindings by outcome: bound, refused, failed, unknown."""
 
     async def bind(self, args: ExtenderBindingArgs) -> str:
@@ -131,21 +132,18 @@ class Binder:
             # A binding that will be refused must not count as a member that has arrived.
             allowed = self._obstacle(known, args) is None
             if allowed and not await self._barrier.wait_for_members(known, args.node):
-                self._count("refused")
+                self.outcomes["refused"] += 1
                 return f"the gang of the pod {args.name} was not complete in time"
             outcome = await self._send(self._pods().get(args.uid) or known, args)
             if isinstance(outcome, _BindAttempt):
-                self._count("unknown")
+                self.outcomes["unknown"] += 1
                 return await self._resolve_unknown(outcome)
         except (ApiError, ApiUnreachable) as why:
             # Nothing was assumed: the pod could not even be read.
-            self._count("failed")
+            self.outcomes["failed"] += 1
             return str(why)
-        self._count("refused" if outcome else "bound")
+        self.outcomes["refused" if outcome else "bound"] += 1
         return outcome
-
-    def _count(self, outcome: str) -> None:
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     async def _send(self, pod: Pod, args: ExtenderBindingArgs) -> str | _BindAttempt:
         """Return the error, empty if the pod is bound; or the attempt, if its outcome is not known."""
@@ -155,8 +153,7 @@ class Binder:
             return obstacle
         placements = self._placements(pod, args.node)
         if isinstance(placements, Infeasible):
-            which = f"the pod {args.name} in ns {args.namespace}"
-            return f"The node {args.node} can't place {which}: {placements.sentence}"
+            return f"The node {args.node} can't place {_named(pod)}: {placements.sentence}"
         timeout_s = min(BIND_TIMEOUT_S, self._permission.time_left_s)
         body = self._body(pod, args.node, placements)
         if placements:
@@ -186,7 +183,7 @@ class Binder:
         elif (meta.namespace, meta.name) != (args.namespace, args.name):
             obstacle = f"the UID {args.uid} is that of the pod {pod.full_name}"
         elif pod.finished or meta.deletion_timestamp is not None:
-            obstacle = f"the pod {meta.name} in ns {meta.namespace} is ending"
+            obstacle = f"{_named(pod)} is ending"
         elif pod.spec.node_name:
             obstacle = self._already_bound(pod, args.node)
         elif self._cluster.is_assumed(meta.uid):
@@ -200,10 +197,7 @@ class Binder:
 
         Binding uses fenka's own rights: a request must not achieve more than kube-scheduler would do.
         """
-        which, served = (
-            f"the pod {pod.metadata.name} in ns {pod.metadata.namespace}",
-            self._schedulers,
-        )
+        which, served = _named(pod), self._schedulers
         if not names_any(pod.request):
             return (
                 f"{which} requests no resource of fenka, so fenka does not bind it: list only resources of "
@@ -226,13 +220,10 @@ class Binder:
     def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
         annotations = {}
         if placements:
-            shared, dialect = (
-                self._cluster.shared_node(node),
-                pod.demand(self._cluster.dialects).dialect,
-            )
+            shared, demand = self._cluster.shared_node(node), pod.demand(self._cluster.dialects)
             assert shared is not None
-            assert dialect is not None
-            annotations = dialect.encode(pod.request, shared, placements, self._now_ns())
+            assert demand.dialect is not None
+            annotations = demand.dialect.encode(pod.request, shared, placements, self._now_ns())
         meta = pod.metadata
         return {
             "apiVersion": "v1",
@@ -283,6 +274,10 @@ class Binder:
         if allocation is None or allocation.error is None:
             return ""
         return f"another program has bound the pod {name} to {node}, without a card"
+
+
+def _named(pod: Pod) -> str:
+    return f"the pod {pod.metadata.name} in ns {pod.metadata.namespace}"
 
 
 def _another(pod: Pod, expected: str) -> str:

@@ -44,7 +44,7 @@ class CompactPod(Pod):
         spec.affinity = _shared(b"affinity", spec.affinity)
         spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
         meta.labels = (
-            _shared(b"strings", {name: intern(it) for name, it in meta.labels.items()}) or _NONE
+            _shared(b"strings", {name: intern(text) for name, text in meta.labels.items()}) or _NONE
         )
         meta.annotations = _records(meta.annotations) if names_any(self.request) else _NONE
         meta.owner_references = _shared(
@@ -72,7 +72,7 @@ class CompactNode(Node):
 
     def __post_init__(self) -> None:
         meta, status = self.metadata, self.status
-        meta.labels = {intern(name): intern(it) for name, it in meta.labels.items()}
+        meta.labels = {intern(name): intern(text) for name, text in meta.labels.items()}
         meta.annotations = {
             name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
         }

@@ -59,7 +59,9 @@ async def read_scheduler_options(api: Api) -> SchedulerOptions:
     name = scheduler_options.ANNOTATION
     publishing = [lease.metadata for lease in leases if name in lease.metadata.annotations]
     if len(publishing) > 1:
-        full_names = ", ".join(sorted(f"{it.namespace}/{it.name}" for it in publishing)[:MAX_NAMED])
+        full_names = ", ".join(
+            sorted(f"{meta.namespace}/{meta.name}" for meta in publishing)[:MAX_NAMED]
+        )
         raise InvalidRecord(
             f"{len(publishing)} Leases have the annotation {name} ({full_names}): remove it where it is not "
             "the scheduler's"

@@ -182,13 +182,16 @@ class ClusterInformers:
     @property
     def synced(self) -> bool:
         """Return whether every collection has been read."""
-        return all(it.synced.is_set() for it in self.by_collection.values())
+        return all(informer.synced.is_set() for informer in self.by_collection.values())
 
     @property
     def errors(self) -> list[str]:
         """Return why collections are not up to date."""
-        informers = self.by_collection.items()
-        return [f"{name}: {it.last_error}" for name, it in informers if it.last_error]
+        return [
+            f"{name}: {informer.last_error}"
+            for name, informer in self.by_collection.items()
+            if informer.last_error
+        ]
 
     async def run(self) -> None:
         """Run until cancelled."""

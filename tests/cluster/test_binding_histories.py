@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Mapping
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -177,7 +178,7 @@ class Machine(RuleBasedStateMachine):
 
     # ---- truth ----
 
-    def first(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
+    def first(self, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """The node with all its cards."""
         node = a_node(name, *SIZES)
         return node.metadata.annotations, node.status.allocatable

@@ -333,5 +333,6 @@ def test_node_stays_open_when_a_pod_uses_two_dialects() -> None:
     labels = {node_modes.MODE_LABEL: "core_mem"}
     world.set_node(a_node("n", *[T4_MIB] * CARDS, labels=labels))
     wanted = msgspec.convert(pod_json("v", 14, uid="v"), Pod)
-    wanted.spec.containers[0].resources.limits[ack.CORE] = "50"
+    resources = wanted.spec.containers[0].resources
+    resources.limits = {**resources.limits, ack.CORE: "50"}
     assert ComparedEvaluator(world, "binpack").filter(wanted, ["n"]).fitting == ["n"]

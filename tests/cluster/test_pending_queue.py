@@ -165,7 +165,8 @@ def test_pod_waits_for_a_node_when_pods_of_another_kind_are_there() -> None:
     held = holder("h", 4, node="a")
     nodes = [a_node(name, T4_MIB, labels=labels) for name in ("a", "b")]
     pod = pending("p", 4)
-    pod.spec.containers[0].resources.limits[ack.CORE] = "50"
+    resources = pod.spec.containers[0].resources
+    resources.limits = {**resources.limits, ack.CORE: "50"}
     (entry,) = schedule(ClusterState(nodes, [held]), pod).entries
     assert [it.node for it in entry.placements] == ["b"]
     # There is no other node: it waits there.

@@ -3,6 +3,7 @@
 A tenant's annotations cost nothing, whatever their size, unless a dialect reads them.
 """
 
+from collections.abc import Mapping
 from sys import intern
 from typing import Any, TypeVar
 
@@ -11,14 +12,15 @@ import msgspec
 from fenka.cluster.objects import Node, OwnerReference, Pod, PodStatus
 from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.cluster.recent import SharedValues
+from fenka.cluster.small_mapping import small_mapping
 from fenka.dialects import leases, node_inventory
 from fenka.dialects.base import CARDS, Dialect
 from fenka.dialects.registry import WITH_HAMI, annotation_names, names_any
 
 T = TypeVar("T")
 
-_NONE: dict[str, str] = {}
-_NO_AMOUNTS: dict[str, str | int] = {}
+_NONE: Mapping[str, str] = {}
+_NO_AMOUNTS: Mapping[str, str | int] = {}
 _PARTS: SharedValues[Any] = SharedValues()
 _NODE_ANNOTATIONS = (CARDS, node_inventory.CORDONED, leases.REPORT)
 
@@ -37,15 +39,14 @@ class CompactPod(Pod):
         for container in (*spec.containers, *spec.init_containers):
             container.name, container.image = intern(container.name), ""
             container.resources.requests = _NO_AMOUNTS
+            container.resources.limits = small_mapping(container.resources.limits)
         spec.containers = _shared(b"containers", spec.containers)
         spec.init_containers = _shared(b"containers", spec.init_containers)
         spec.tolerations = _shared(b"tolerations", spec.tolerations)
-        spec.node_selector = _shared(b"strings", spec.node_selector) or _NONE
+        spec.node_selector = _shared(b"selector", spec.node_selector)
         spec.affinity = _shared(b"affinity", spec.affinity)
         spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
-        meta.labels = (
-            _shared(b"strings", {name: intern(text) for name, text in meta.labels.items()}) or _NONE
-        )
+        meta.labels = _shared(b"labels", _interned(meta.labels)) or _NONE
         meta.annotations = _records(meta.annotations) if names_any(self.request) else _NONE
         meta.owner_references = _shared(
             b"owners",
@@ -72,23 +73,28 @@ class CompactNode(Node):
 
     def __post_init__(self) -> None:
         meta, status = self.metadata, self.status
-        meta.labels = {intern(name): intern(text) for name, text in meta.labels.items()}
+        meta.labels = _interned(meta.labels)
         meta.annotations = {
             name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
         }
-        status.capacity, status.addresses = _NONE, ()
+        status.capacity, status.addresses = {}, ()
         status.allocatable = _shared(b"strings", status.allocatable)
         status.conditions = tuple(each for each in status.conditions if each.type == "Ready")
 
 
-def _records(annotations: dict[str, str]) -> dict[str, str]:
+def _interned(labels: Mapping[str, str]) -> Mapping[str, str]:
+    return {intern(name): intern(text) for name, text in labels.items()}
+
+
+def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that a dialect reads."""
     names, prefixes = annotation_names()
-    return {
+    records = {
         name: intern(value)
         for name, value in annotations.items()
         if name in names or name.startswith(prefixes)
-    } or _NONE
+    }
+    return small_mapping(records) if records else _NONE
 
 
 def _shared(kind: bytes, part: T) -> T:

@@ -1,6 +1,6 @@
 """PodDisruptionBudgets: how many of which pods may be evicted now."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -17,7 +17,7 @@ class LabelSelector(Object):
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
     match_expressions: tuple[SelectorRequirement, ...] = ()
 
-    def selects(self, labels: dict[str, str]) -> bool:
+    def selects(self, labels: Mapping[str, str]) -> bool:
         """Return whether all of its requirements match."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             matches(requirement, labels) for requirement in self.match_expressions

@@ -3,7 +3,7 @@
 Unknown fields are ignored, so newer servers are supported. Nothing is ever written back whole.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -41,8 +41,8 @@ class ObjectMeta(Object):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
     owner_references: tuple[OwnerReference, ...] = ()
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
@@ -51,8 +51,8 @@ class ObjectMeta(Object):
 class ResourceRequirements(Object):
     """The limits and requests of a container. Quantities are strings, seldom numbers."""
 
-    limits: dict[str, str | int] = {}
-    requests: dict[str, str | int] = {}
+    limits: Mapping[str, str | int] = {}
+    requests: Mapping[str, str | int] = {}
 
 
 class Container(Object):
@@ -131,7 +131,7 @@ class PodSpec(Object):
     termination_grace_period_seconds: int | None = None
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     tolerations: tuple[Toleration, ...] = ()
-    node_selector: dict[str, str] = {}
+    node_selector: Mapping[str, str] = {}
     affinity: Affinity | None = None
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pending_queue import PendingQueue
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, DeviceId
@@ -318,6 +319,23 @@ def test_allocation_stays_when_a_pod_deleted_by_force_still_runs() -> None:
     assert "u" not in found.uids
     world.set_node(reporting(LeaseReport()))
     assert world.card_usage("n", device(2, "n")).memory_mib == 0
+
+
+def test_other_nodes_serve_when_a_node_reports_absurd_amounts() -> None:
+    """Their sum exceeds 64 bits, which arrays hold: 2 ** 53 for each of 2,000 slices."""
+    world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(1)))
+    world.set_node(a_node("m", T4_MIB))
+    queue = PendingQueue(world, "binpack")
+    slices = (Slice(1, DeviceId("GPU-n-1"), 2**53, 2**53),) * 2000
+    world.set_node(reporting(LeaseReport({"u": slices})))
+    waiting = msgspec.convert(pod_json("w", 14, uid="w"), Pod)
+    for card in (0, 2, 3):
+        held = pod_json(f"o{card}", 14, uid=f"o{card}", node="n", annotations=placed(card, 14))
+        world.set_pod(msgspec.convert(held, Pod))
+    assert ComparedEvaluator(world, "binpack").filter(waiting, ["m", "n"]).fitting == ["m"]
+    world.set_pod(msgspec.convert(pod_json("p2", 14, uid="p2", node="m"), Pod))
+    (entry,) = queue.schedule([waiting], 0.0, is_pending=lambda _: True).entries
+    assert entry.why == "0/5 GPUs fit: 4 too little memory, 1 taken whole"
 
 
 def test_other_sources_count_when_the_report_cannot_be_read() -> None:

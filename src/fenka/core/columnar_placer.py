@@ -60,7 +60,7 @@ class ColumnarPlacer:
         """Return the best placement, or why there is none."""
         if self._may_fit(request, reserved, among):
             judgement = Judgement(self._columns, request, self.reserved_mask(reserved))
-            slot = judgement.best(policy, self.among_mask(among))
+            slot = judgement.best(policy, None if among is None else self.among_mask(among))
             if slot is not None:
                 (verdict,) = evaluate(self, request, policy, (self._node(slot),), reserved)
                 assert isinstance(verdict, Fit)
@@ -135,9 +135,11 @@ class ColumnarPlacer:
         undone = self._changes[change:]
         for placement, added in reversed(undone):
             (self._columns.remove if added else self._columns.add)(placement)
-        yield self._columns
-        for placement, added in undone:
-            (self._columns.add if added else self._columns.remove)(placement)
+        try:
+            yield self._columns
+        finally:
+            for placement, added in undone:
+                (self._columns.add if added else self._columns.remove)(placement)
 
     def reserved_mask(self, devices: frozenset[DeviceId]) -> Bools | None:
         """Return an array that is True for these cards, None for none."""

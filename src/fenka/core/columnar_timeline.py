@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fenka.core.availability import Start, Timeline, card_states, needs_host
 from fenka.core.columnar import CardJudgement
-from fenka.core.columns import INDEX, SLOT, Bools, CardClass, CardColumns, Ints
+from fenka.core.columns import INDEX, SLOT, Bools, CardClass, CardColumns, Ints, amounts_of
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
 from fenka.core.request import Request
@@ -76,7 +76,7 @@ class CardStates(CardColumns):
         ):
             of_card = self.class_of(node, card), card.index, number, card.memory_mib, card.compute
             for at, uncertain, usage in states:
-                used = usage.memory_mib, usage.compute, usage.holders, usage.whole
+                used = amounts_of(usage)
                 free = max(card.memory_mib - used[0], 0), max(card.compute - used[1], 0)
                 times.append(at)
                 rows.append((uncertain, *used, *free, *of_card, not card.healthy, card.cordoned))

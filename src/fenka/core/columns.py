@@ -269,11 +269,9 @@ class Columns(CardColumns):
         node = self.nodes[slot]
         assert node is not None
         if node.cards:
-            usages = [view.card_usage(name, card.uuid) for card in node.cards]
-            self.usage[:FREE_MEMORY, self._spans[slot]] = np.array(
-                [(it.memory_mib, it.compute, it.holders, it.whole) for it in usages]
-            ).T
-        self.hosts[CPU_USED:CPU, slot] = view.host_usage(name)
+            amounts = [amounts_of(view.card_usage(name, card.uuid)) for card in node.cards]
+            self.usage[:FREE_MEMORY, self._spans[slot]] = np.array(amounts, np.int64).T
+        self.hosts[CPU_USED:CPU, slot] = [min(used, NEVER) for used in view.host_usage(name)]
         self._renew(slot)
 
     def add(self, *placements: Placement) -> None:
@@ -379,6 +377,11 @@ class Columns(CardColumns):
                 self._columns[device] = others
             else:
                 del self._columns[device]
+
+
+def amounts_of(usage: CardUsage) -> tuple[int, int, int, int]:
+    """Return memory, compute, holders and whole. What a node reports may exceed 64 bits."""
+    return min(usage.memory_mib, NEVER), min(usage.compute, NEVER), usage.holders, usage.whole
 
 
 def _size(columns: slice) -> int:

@@ -112,8 +112,8 @@ def main() -> int:
     """Measure and print; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000])
-    parser.add_argument("--pods", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pods", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=60, help="seconds for scheduling the pods")
     parser.add_argument("--connections", type=int, default=32, help="concurrent bindings")
     parser.add_argument(

@@ -233,7 +233,7 @@ class Pod(_Demanding, Object):
         inits = (
             ContainerRequest(
                 container.name,
-                container.resources.limits,
+                dict(container.resources.limits),
                 ContainerKind.SIDECAR
                 if container.restart_policy == "Always"
                 else ContainerKind.INIT,
@@ -241,10 +241,10 @@ class Pod(_Demanding, Object):
             for container in self.spec.init_containers
         )
         apps = (
-            ContainerRequest(container.name, container.resources.limits)
+            ContainerRequest(container.name, dict(container.resources.limits))
             for container in self.spec.containers
         )
-        return PodRequest((*inits, *apps), self.metadata.labels, self.metadata.annotations)
+        return PodRequest((*inits, *apps), self.metadata.labels, dict(self.metadata.annotations))
 
     def demand(self, dialects: tuple[Dialect, ...] = WITH_HAMI) -> PodDemand:
         """Return what the pod requests by these dialects' names. It is parsed once."""

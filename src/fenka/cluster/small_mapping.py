@@ -1,4 +1,4 @@
-"""A read-only mapping of a few keys, in half of a dictionary's memory or less."""
+"""A read-only mapping of a few keys, in half of a dictionary's memory; reading takes ten times as long."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain

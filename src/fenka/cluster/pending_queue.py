@@ -5,6 +5,7 @@ decides; here pods become pending requests.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -24,7 +25,7 @@ from fenka.cluster.node_admission import (
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
 from fenka.cluster.state import ClusterState
-from fenka.core.backfill import Backfill, held_by_user
+from fenka.core.backfill import Backfill
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
 from fenka.core.evaluate import Policy
@@ -232,6 +233,8 @@ class PendingQueue:
         cluster.watch(self._changed)
         self._allocations: dict[str, tuple[float, list[Allocation]]] = {}
         """By node: until when they are valid, and the allocations."""
+        self._held: Counter[str] = Counter()
+        """The number of allocations of each namespace."""
         self._seen_at: dict[str, float] = {}
         """When pods were seen first whose node has not reported their start."""
 
@@ -260,7 +263,7 @@ class PendingQueue:
         """
         gangs, excluded_nodes = gangs or {}, excluded_nodes or {}
         self._refresh_nodes()
-        allocations = self._all_allocations(gangs, now)
+        allocations, held = self._all_allocations(gangs, now)
         entries: dict[str, PendingEntry] = {}
         requests: list[PendingRequest] = []
         for entry in self._pending_entries(pods, is_pending or is_unplaced, gangs):
@@ -268,7 +271,7 @@ class PendingQueue:
             if request is not None:
                 entries[entry.id] = entry
                 requests.append(request)
-        history = history_lookup(held_by_user(allocations), self._uses, now)
+        history = history_lookup(held, self._uses, now)
         order = sort_keys(requests, history, self._fairness, now)
         # The order is settled: the core sees the rank as the time of the request.
         ranked = [
@@ -438,23 +441,35 @@ class PendingQueue:
 
     def _all_allocations(
         self, gangs: Mapping[str, tuple[Placement, ...]], now: float
-    ) -> dict[str, list[Allocation]]:
-        """Return all allocations on shared nodes, by node: the same list as long as it is the same."""
+    ) -> tuple[dict[str, list[Allocation]], Counter[str]]:
+        """Return all allocations on shared nodes, and how many each namespace has.
+
+        They are by node, the same list as long as it is the same.
+        """
         while self._changed:
-            self._allocations.pop(self._changed.pop(), None)
+            self._forget_allocations(self._changed.pop())
+        for name in self._allocations.keys() - self._nodes.keys():
+            self._forget_allocations(name)
         allocations = {name: self._allocations_on(name, now) for name in self._nodes}
+        held = self._held
         for gang, placements in gangs.items():
             user = gang.partition("/")[0]
             for it in placements:
                 if it.node in allocations:
                     reserved = Allocation(it, None, user)
                     allocations[it.node] = [*allocations[it.node], reserved]
-        return allocations
+                    held = held + Counter((user,))
+        return allocations, held
+
+    def _forget_allocations(self, name: str) -> None:
+        _, allocations = self._allocations.pop(name, (inf, []))
+        self._held.subtract(it.user for it in allocations)
 
     def _allocations_on(self, name: str, now: float) -> list[Allocation]:
         known = self._allocations.get(name)
         if known is not None and now < known[0]:
             return known[1]
+        self._forget_allocations(name)
         allocations, valid_until = list[Allocation](), inf
         for allocation in self._cluster.allocations(name):
             deadline = self._deadline(allocation.pod, now)
@@ -463,6 +478,7 @@ class PendingQueue:
             user = allocation.pod.metadata.namespace
             allocations += [Allocation(it, deadline, user) for it in allocation.placements]
         self._allocations[name] = valid_until, allocations
+        self._held.update(it.user for it in allocations)
         return allocations
 
     def _deadline(self, pod: Pod, now: float) -> float | None:

@@ -302,7 +302,7 @@ class Columns(CardColumns):
         self.usage[HOLDERS, columns] += 1
         self.usage[WHOLE, columns] += request.whole
         self.usage[FREE_MEMORY:, columns] = _free(self.cards[:, columns], self.usage[:, columns])
-        slots = np.unique(self.cards[SLOT, columns])
+        slots = np.flatnonzero(np.bincount(self.cards[SLOT, columns]))
         self.hosts[CPU_USED, slots] += request.cpu_milli
         self.hosts[HOST_MEMORY_USED, slots] += request.host_memory_mib
 
@@ -324,7 +324,7 @@ class Columns(CardColumns):
             self.hosts[HOST_MEMORY_USED, slot] += sign * placement.host_memory_mib
         for row, values in enumerate(zip(*amounts, strict=True)):
             np.add.at(self.usage[row], columns, sign * np.array(values, np.int64))
-        self._renew_free(np.unique(np.array(columns, np.int64)))
+        self._renew_free(np.array(sorted(set(columns)), np.int64))
 
     def _renew_free(self, columns: Ints) -> None:
         """Compute what is free of these cards, and the sums of their nodes."""

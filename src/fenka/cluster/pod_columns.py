@@ -216,19 +216,26 @@ class ColumnarPodEvaluator(PodEvaluator):
         self, verdicts: _Verdicts, parts: tuple[SliceRequest, ...], slots: Ints
     ) -> list[Infeasible]:
         """Return why the pod does not fit each of these slots."""
-        reasons = [verdicts.excluded[rule] for rule in verdicts.rules[slots].tolist()]
-        by_cards = slots[[why is None for why in reasons]]
-        if not by_cards.size:
-            return [why for why in reasons if why is not None]
-        columns, requests = self._live.read(), tuple(part.request for part in parts)
-        asked = np.zeros(len(columns.nodes), np.bool_)
-        asked[by_cards] = True
-        empty = JointJudgement(columns.emptied(), requests, "binpack")
-        resolvable = self._decide(empty, requests, asked, NO_DEVICES) | verdicts.waits
-        counts = count_reasons(columns, verdicts.codes, by_cards)
-        sentences = [sentence_of_counts(each) for each in counts.distinct]
-        of_cards = iter(
-            Infeasible(sentences[number], not could)
-            for number, could in zip(counts.of_slot, resolvable[by_cards].tolist(), strict=True)
-        )
-        return [next(of_cards) if why is None else why for why in reasons]
+        rules = verdicts.rules[slots]
+        by_mode = np.array([why is not None for why in verdicts.excluded], np.bool_)[rules]
+        reasons: list[Infeasible | None] = []
+        reason_of = np.empty(slots.size, np.int64)
+        by_cards = slots[~by_mode]
+        if by_cards.size:
+            columns, requests = self._live.read(), tuple(part.request for part in parts)
+            asked = np.zeros(len(columns.nodes), np.bool_)
+            asked[by_cards] = True
+            empty = JointJudgement(columns.emptied(), requests, "binpack")
+            could = self._decide(empty, requests, asked, NO_DEVICES) | verdicts.waits
+            counts = count_reasons(columns, verdicts.codes, by_cards)
+            for each in counts.distinct:
+                sentence = sentence_of_counts(each)
+                reasons += (
+                    Infeasible(sentence, unresolvable=True),
+                    Infeasible(sentence, unresolvable=False),
+                )
+            reason_of[~by_mode] = 2 * counts.of_slot + could[by_cards]
+        reason_of[by_mode] = len(reasons) + rules[by_mode]
+        reasons += verdicts.excluded
+        chosen = (reasons[number] for number in reason_of.tolist())
+        return [why for why in chosen if why is not None]

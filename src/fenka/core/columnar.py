@@ -287,20 +287,22 @@ class ReasonCounts:
 
     Attributes:
         distinct: the different counts.
-        of_slot: by slot as given, the index in `distinct`.
+        of_slot: for each slot as given, the index in `distinct`.
     """
 
     distinct: list[Counter[ReasonCode]]
-    of_slot: list[int]
+    of_slot: Ints
 
 
 def count_reasons(columns: Columns, codes: Codes, slots: Ints) -> ReasonCounts:
     """Count the reasons on each of these slots."""
-    by_code = [_sum_by_slot(columns, codes == code)[slots] for code in CODES.values()]
+    seen = np.bincount(codes, minlength=NO_CARD)
     present = [
-        (reason, counts) for reason, counts in zip(CODES, by_code, strict=True) if counts.any()
+        (reason, _sum_by_slot(columns, codes == code)[slots])
+        for reason, code in CODES.items()
+        if seen[code]
     ]
-    bits = max((int(counts.max()).bit_length() for _, counts in present), default=0)
+    bits = max((int(counts.max(initial=0)).bit_length() for _, counts in present), default=0)
     if bits * len(present) < 63:
         packed = np.zeros(len(slots), np.int64)
         for position, (_, counts) in enumerate(present):
@@ -313,7 +315,7 @@ def count_reasons(columns: Columns, codes: Codes, slots: Ints) -> ReasonCounts:
         Counter({reason: int(counts[at]) for reason, counts in present if counts[at]})
         for at in first.tolist()
     ]
-    return ReasonCounts(distinct, of_slot.tolist())
+    return ReasonCounts(distinct, of_slot)
 
 
 def count_all(codes: Codes) -> Counter[ReasonCode]:

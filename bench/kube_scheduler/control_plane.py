@@ -194,7 +194,9 @@ class ControlPlane(Cluster):
         curl = ["curl", "-sf", "--cacert", f"{pki}/ca.crt", "--cert", f"{pki}/{CLIENT}.crt"]
         metrics = [*curl, "--key", f"{pki}/{CLIENT}.key", f"{url}/metrics"]
         log = self.control_plane.log("fenka-scheduler")
-        with self.running("fenka-scheduler", [*command, f"--port={EXTENDER_PORT}"]):
+        # As the chart starts it.
+        command += [f"--port={EXTENDER_PORT}", "--max-nodes=16"]
+        with self.running("fenka-scheduler", command):
             wait_until("a leader", lambda: "fenka_scheduler_leading 1.0" in run(metrics), log=log)
             yield
 

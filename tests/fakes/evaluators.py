@@ -21,12 +21,16 @@ class ComparedEvaluator(ColumnarPodEvaluator):
         self._definition = PodEvaluator(cluster, policy, self._live.usage)
 
     def filter(
-        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
+        self,
+        pod: Pod,
+        names: Iterable[str],
+        constraints: QueueConstraints = NO_CONSTRAINTS,
+        max_nodes: int = 0,
     ) -> FilterResult:
         """Compare which nodes fit, in their order, and what is said of the others."""
         names = list(names)
-        result = super().filter(pod, names, constraints)
-        assert result == self._definition.filter(pod, names, constraints)
+        result = super().filter(pod, names, constraints, max_nodes)
+        assert result == self._definition.filter(pod, names, constraints, max_nodes)
         return result
 
     def evaluate(

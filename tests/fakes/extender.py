@@ -58,8 +58,8 @@ class ExtenderHarness:
         )
         self.extender = self.extender_with(self.queue)
 
-    def extender_with(self, queue: QueueController) -> Extender:
-        """Return an extender with another queue."""
+    def extender_with(self, queue: QueueController, max_nodes: int = 0) -> Extender:
+        """Return an extender with another queue, or that returns at most so many nodes from filter."""
         return Extender(
             lambda: self.pods,
             queue,
@@ -67,6 +67,7 @@ class ExtenderHarness:
             self.gangs,
             self.preemption,
             requeue=lambda pods: self.woken.extend(it.metadata.name for it in pods),
+            max_nodes=max_nodes,
         )
 
     # ---- what the informer brings ----

@@ -1,8 +1,13 @@
 """The extender's answers from filter to bind."""
 
+import pytest
+
+from fenka.cluster.pod_placement import BEST
 from tests.builders import T4_MIB, node_json
 from tests.fakes.extender import ExtenderHarness, two_cards
 from tests.fakes.queue import make
+
+NAMES = [f"n{number}" for number in range(9)]
 
 
 def test_pod_is_not_evicted_when_another_would_get_the_card() -> None:
@@ -53,3 +58,22 @@ def test_bind_counts_a_pod_once_when_it_was_bound_since_filter() -> None:
     assert cluster.start(head) == "n/0"
     cluster.wait(make("third", 12, 0.5))
     assert cluster.bind(later, "n") == "n/0"
+
+
+def test_filter_returns_the_best_nodes_when_more_fit() -> None:
+    """The fullest node is among them, and scores best: kube-scheduler would choose it among all too."""
+    cluster = ExtenderHarness([node_json(name, T4_MIB) for name in NAMES])
+    cluster.holds("h", 0, 4, node="n7")
+    pod = cluster.put(make("p", 4, 1))
+    fitting = cluster.extender_with(cluster.queue, max_nodes=3).filter(pod, NAMES).fitting
+    assert len(fitting) == 3
+    assert dict(cluster.extender.prioritize(pod, fitting))["n7"] == BEST
+
+
+@pytest.mark.parametrize(("units", "max_nodes"), [(4, 0), (4, 9), (0, 3)])
+def test_filter_returns_all_nodes_when_none_is_to_be_left_out(units: int, max_nodes: int) -> None:
+    """Without a limit, within the limit, and if fenka prefers none: then kube-scheduler chooses."""
+    cluster = ExtenderHarness([node_json(name, T4_MIB) for name in NAMES])
+    pod = cluster.put(make("p", units, 1))
+    extender = cluster.extender_with(cluster.queue, max_nodes)
+    assert list(extender.filter(pod, NAMES).fitting) == NAMES

@@ -115,6 +115,14 @@ def scheduler(
     policy: Annotated[
         str, typer.Option(help="order of the nodes and cards: binpack or spread")
     ] = "binpack",
+    max_nodes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="filter returns the N best nodes; 0: all that fit. Needs prioritize with weight 100",
+        ),
+    ] = 0,
     hami_names: HamiOption = False,
     scheduler_name: Annotated[
         list[str] | None,
@@ -146,6 +154,7 @@ def scheduler(
         hami_names,
         fairness,
         tuple(scheduler_name or ()),
+        max_nodes,
     )
     listening = ServerOptions(network.address, network.port, network.read_port, kubeconfig)
     asyncio.run(serve(listening, settings, access))

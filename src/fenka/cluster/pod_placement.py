@@ -67,9 +67,17 @@ class PodEvaluator:
         self._cluster, self._policy, self._usage = cluster, policy, usage or cluster
 
     def filter(
-        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
+        self,
+        pod: Pod,
+        names: Iterable[str],
+        constraints: QueueConstraints = NO_CONSTRAINTS,
+        max_nodes: int = 0,
     ) -> FilterResult:
-        """Return which of the nodes fit the pod. Nothing is reserved."""
+        """Return which of the nodes fit the pod. Nothing is reserved.
+
+        max_nodes: how many nodes are returned at most, the best ones and nothing about the others; 0 for all.
+        A pod without slices prefers none, and has all.
+        """
         result = FilterResult()
         for name, verdict in self.evaluate(pod, names, constraints):
             if not isinstance(verdict, Infeasible):
@@ -78,6 +86,9 @@ class PodEvaluator:
                 result.unresolvable[name] = verdict.sentence
             else:
                 result.failed[name] = verdict.sentence
+        if 0 < max_nodes < len(result.fitting):
+            best = self.ranked(pod, result.fitting, constraints)[:max_nodes]
+            return FilterResult(best) if best else result
         return with_position(result, constraints)
 
     def prioritize(

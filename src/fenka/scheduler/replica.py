@@ -55,6 +55,7 @@ class Settings:
         hami: whether HAMi's names are understood.
         fairness: how pods of one priority are ordered; None for the core's defaults.
         schedulers: values of `schedulerName` whose pods are bound; empty for all.
+        max_nodes: how many nodes filter returns at most; 0 for all that fit.
     """
 
     identity: str
@@ -65,6 +66,7 @@ class Settings:
     hami: bool = False
     fairness: Fairness | None = None
     schedulers: tuple[str, ...] = ()
+    max_nodes: int = 0
 
 
 class Replica:
@@ -136,6 +138,7 @@ class Replica:
             preemption,
             on_filter=reporter.filtered,
             requeue=requeuer.patch_soon,
+            max_nodes=settings.max_nodes,
         )
         self.binder = Binder(
             api,

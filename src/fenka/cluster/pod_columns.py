@@ -179,7 +179,9 @@ class ColumnarPodEvaluator(PodEvaluator):
         asked[slots] = admitted[slots]
         judgement = JointJudgement(columns, requests, self._policy)
         fits = self._decide(judgement, requests, asked, NO_DEVICES)
-        codes, waits = judgement.codes(), np.zeros_like(fits)
+        waits = np.zeros_like(fits)
+        rejects = (asked & ~fits).any() or bool(constraints.nodes)
+        codes = judgement.codes() if rejects else np.zeros(columns.exists.shape, np.uint8)
         if not constraints.nodes:
             if order is not None:
                 order += judgement.first.order(self._policy, np.flatnonzero(fits))

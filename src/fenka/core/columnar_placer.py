@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from fenka.core.columnar import JointJudgement, Judgement, count_all
-from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, SLOT, WHOLE, Bools, Columns
+from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools, Columns
 from fenka.core.evaluate import Fit, Policy, evaluate
 from fenka.core.gangs import NO_DEVICES, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
@@ -34,6 +34,8 @@ class ColumnarPlacer:
         """By reserved cards, or by eligible nodes."""
         self._frontiers: dict[_Restriction, tuple[int, list[list[int]]]] = {}
         """With the number of changes when it was computed."""
+        self._most_on: list[int] = []
+        """The memory that some node has free on one card, on each of two cards, and so on."""
 
     # ---- a UsageView ----
 
@@ -119,6 +121,7 @@ class ColumnarPlacer:
         self._columns.remove(placement)
         self._changes.append((placement, False))
         self._frontiers.clear()
+        self._most_on.clear()
 
     def emptied(self) -> "ColumnarPlacer":
         """Return a placer of the same nodes on which nothing is allocated."""
@@ -177,6 +180,8 @@ class ColumnarPlacer:
         """
         if request.whole:
             return True
+        if request.cards > 1 and not self._enough_on_one_node(request):
+            return False
         known = self._frontiers.get((reserved, among))
         if known is not None and not self._below(known[1], request):
             return False
@@ -204,6 +209,21 @@ class ColumnarPlacer:
         by_class = np.maximum.accumulate(most[:, ::-1], axis=1)[:, ::-1]
         by_compute: list[list[int]] = by_class.T.tolist()
         return by_compute
+
+    def _enough_on_one_node(self, request: Request) -> bool:
+        """Return whether a node has that much memory on that many cards, whatever else they lack."""
+        if not self._most_on:
+            columns = self._columns
+            cards = np.flatnonzero(columns.open)
+            slots, free = columns.cards[SLOT, cards], columns.usage[FREE_MEMORY, cards]
+            in_order = np.lexsort((-free, slots))
+            starts = np.flatnonzero(np.diff(slots, prepend=-1))
+            rank = np.arange(cards.size) - np.repeat(starts, np.diff(starts, append=cards.size))
+            most = np.zeros(int(rank.max(initial=0)) + 1, np.int64)
+            np.maximum.at(most, rank, free[in_order])
+            self._most_on = most.tolist()
+        needed = min((each.needs(request)[0] for each in self._columns.classes), default=NEVER)
+        return request.cards <= len(self._most_on) and needed <= self._most_on[request.cards - 1]
 
     def _below(self, frontier: list[list[int]], request: Request) -> bool:
         most = frontier[request.compute]

@@ -1,14 +1,25 @@
 """When the queue is scheduled: by the background, by a request, or not yet."""
 
-from fenka.scheduler.queue_controller import MIN_INTERVAL_S, REQUEST_INTERVAL_S
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
+from fenka.core.fairness import Fairness
+from fenka.scheduler.queue_controller import (
+    MIN_INTERVAL_S,
+    REQUEST_INTERVAL_S,
+    QueueController,
+)
 from tests.builders import T4_MIB, node_json
-from tests.fakes.extender import ExtenderHarness
-from tests.fakes.queue import UNSCHEDULABLE, make
+from tests.fakes.extender import PLAIN, ExtenderHarness
+from tests.fakes.queue import START, UNSCHEDULABLE, make
 
 
-def changed_queue() -> ExtenderHarness:
+def changed_queue(fairness: Fairness = PLAIN) -> ExtenderHarness:
     """Return a cluster whose queue was scheduled at 0, and has changed since."""
-    cluster = ExtenderHarness([node_json("n", T4_MIB)])
+    cluster = ExtenderHarness([node_json("n", T4_MIB)], fairness)
     cluster.holds("h", 0, 8)
     cluster.set(make("head", 12, 1, said=UNSCHEDULABLE))
     assert len(cluster.queue.refreshed().entries()) == 1
@@ -16,34 +27,104 @@ def changed_queue() -> ExtenderHarness:
     return cluster
 
 
-def was_scheduled(cluster: ExtenderHarness, *, by_request: bool) -> bool:
-    """Return whether a look at the queue schedules it."""
+async def was_scheduled(cluster: ExtenderHarness, *, by_request: bool) -> bool:
+    """Return whether a request or the background schedules the queue now."""
     before = cluster.queue.state.snapshot
     if by_request:
         cluster.queue.constraints(make("later", 4, 2))
     else:
-        cluster.queue.refreshed()
+        await cluster.queue.refresh()
     return cluster.queue.state.snapshot is not before
 
 
-def test_background_schedules_the_queue_when_it_has_changed_and_rested() -> None:
+async def test_background_schedules_the_queue_when_it_has_changed_and_rested() -> None:
     """Before any request would, so that none waits for it."""
     cluster = changed_queue()
     cluster.now = MIN_INTERVAL_S - 0.01
-    assert not was_scheduled(cluster, by_request=False)
+    assert not await was_scheduled(cluster, by_request=False)
     cluster.now = MIN_INTERVAL_S + 0.01
-    assert was_scheduled(cluster, by_request=False)
+    assert await was_scheduled(cluster, by_request=False)
     cluster.now += 1
-    assert not was_scheduled(cluster, by_request=False)
+    assert not await was_scheduled(cluster, by_request=False)
 
 
-def test_request_schedules_the_queue_when_the_background_has_not() -> None:
+def in_slices(cluster: ExtenderHarness, between: Callable[[int], None]) -> QueueController:
+    """Return a controller of the cluster's queue that calls this after each step, with its number."""
+    numbers = count()
+
+    async def sleep(_: float) -> None:
+        between(next(numbers))
+
+    clock = count()
+    return QueueController(
+        cluster.queue.state,
+        now=lambda: START + cluster.now,
+        stopwatch=lambda: float(next(clock)),
+        sleep=sleep,
+    )
+
+
+async def test_queue_is_the_same_when_it_is_scheduled_in_slices() -> None:
+    """Two entries reserve or get cards; a third one waits behind them."""
+    cluster = changed_queue()
+    for number, units in enumerate((14, 2, 13), start=2):
+        cluster.set(make(f"w{number}", units, number, said=UNSCHEDULABLE))
+    slices = list[int]()
+    await in_slices(cluster, slices.append).refresh()
+    sliced = cluster.queue.state.snapshot
+    cluster.queue.state.schedule({}, START)
+    assert len(slices) >= len(sliced.entries) == 4
+    assert [(it.pending.id, it.placements, it.reservation, it.why) for it in sliced.entries] == [
+        (it.pending.id, it.placements, it.reservation, it.why)
+        for it in cluster.queue.state.snapshot.entries
+    ]
+
+
+async def test_background_stops_when_a_request_has_scheduled_the_queue() -> None:
+    """Otherwise an older snapshot would replace a newer one."""
+    cluster = changed_queue()
+    by_request = list[object]()
+
+    def schedule(number: int) -> None:
+        if number == 1:
+            cluster.set(make("second", 2, 2, said=UNSCHEDULABLE))
+            by_request.append(controller.refreshed(0.0).snapshot)
+
+    controller = in_slices(cluster, schedule)
+    await controller.refresh()
+    assert by_request == [cluster.queue.state.snapshot]
+    assert len(cluster.queue.state.snapshot.entries) == 2
+
+
+async def test_queue_is_scheduled_again_when_a_pod_changes_between_two_slices() -> None:
+    """Also when the snapshot already counts the change."""
+    cluster = changed_queue()
+    cluster.set(make("second", 2, 2, said=UNSCHEDULABLE))
+    await in_slices(cluster, lambda number: None if number else cluster.gone("second")).refresh()
+    assert cluster.queue.state.is_stale({}, START)
+    cluster.queue.state.schedule({}, START)
+    assert not cluster.queue.state.is_stale({}, START)
+
+
+async def test_pod_is_not_charged_when_it_was_bound_between_two_slices() -> None:
+    """The time for which its card was held would be over in the same pass."""
+    cluster = changed_queue(Fairness())
+    await in_slices(cluster, lambda _: None).refresh()
+    assert cluster.queue.constraints(make("later", 4, 2)).nodes == {"n"}
+    cluster.now += RESERVATION_TTL_S + 1
+    cluster.set(make("second", 2, 2, said=UNSCHEDULABLE))
+    await in_slices(cluster, lambda number: cluster.gone("head") if number == 2 else None).refresh()
+    # What its predecessor on the card used is all.
+    assert cluster.queue.state.usage(START + cluster.now).get("default", 0.0) == pytest.approx(0.0)
+
+
+async def test_request_schedules_the_queue_when_the_background_has_not() -> None:
     """As when the loop is busy."""
     cluster = changed_queue()
     cluster.now = REQUEST_INTERVAL_S - 0.01
-    assert not was_scheduled(cluster, by_request=True)
+    assert not await was_scheduled(cluster, by_request=True)
     cluster.now = REQUEST_INTERVAL_S + 0.01
-    assert was_scheduled(cluster, by_request=True)
+    assert await was_scheduled(cluster, by_request=True)
 
 
 def test_queue_is_scheduled_at_once_when_a_pod_would_be_rejected_otherwise() -> None:

@@ -44,6 +44,7 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.steps import Steps, complete
 from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import InvalidRecord, SliceRequest
 
@@ -261,16 +262,37 @@ class PendingQueue:
             gangs: what is reserved for gangs that are starting, by gang. These are not pending.
             excluded_nodes: nodes that an entry must not get, by entry.
         """
+        return complete(
+            self.schedule_in_steps(
+                pods, now, is_pending=is_pending, gangs=gangs, excluded_nodes=excluded_nodes
+            )
+        )
+
+    def schedule_in_steps(
+        self,
+        pods: Iterable[Pod],
+        now: float,
+        *,
+        is_pending: Callable[[Pod], bool] | None = None,
+        gangs: Mapping[str, tuple[Placement, ...]] | None = None,
+        excluded_nodes: Mapping[str, frozenset[str]] | None = None,
+    ) -> Steps[QueueSnapshot]:
+        """Do what `schedule` does in steps. Steps of only one call may be taken at a time.
+
+        The cluster may change in between; the result then belongs to some state since the first step.
+        """
         gangs, excluded_nodes = gangs or {}, excluded_nodes or {}
         self._refresh_nodes()
-        allocations, held = self._all_allocations(gangs, now)
         entries: dict[str, PendingEntry] = {}
         requests: list[PendingRequest] = []
         for entry in self._pending_entries(pods, is_pending or is_unplaced, gangs):
+            yield
             request = self._request(entry, excluded_nodes.get(entry.id, frozenset()), now)
             if request is not None:
                 entries[entry.id] = entry
                 requests.append(request)
+        self._refresh_nodes()
+        allocations, held = self._all_allocations(gangs, now)
         history = history_lookup(held, self._uses, now)
         order = sort_keys(requests, history, self._fairness, now)
         # The order is settled: the core sees the rank as the time of the request.
@@ -282,7 +304,8 @@ class PendingQueue:
         columns.add(*(it for placements in gangs.values() for it in placements))
         placer = ColumnarPlacer(columns)
         timeline = ColumnarTimeline(self._nodes.values(), allocations, now, self._states)
-        result = self._backfill.serve(ranked, placer, timeline, {}, now)
+        yield
+        result = yield from self._backfill.serve_in_steps(ranked, placer, timeline, {}, now)
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
         queue_entries = tuple(
             _queue_entry(

@@ -35,6 +35,7 @@ from fenka.core.fairness import Fairness
 from fenka.core.inventory import DeviceId
 from fenka.core.queue import SortKey
 from fenka.core.request import Placement
+from fenka.core.steps import Steps, complete
 
 HEAD = QueueConstraints(position=1, total=1)
 """Of a pod that is alone in the queue."""
@@ -143,25 +144,38 @@ class QueueState:
 
     def schedule(self, gangs: Mapping[str, tuple[Placement, ...]], now: float) -> None:
         """Schedule the queue and renew the snapshot. gangs: what is reserved for gangs, by gang."""
+        complete(self.schedule_in_steps(gangs, now))
+
+    def schedule_in_steps(
+        self, gangs: Mapping[str, tuple[Placement, ...]], now: float
+    ) -> Steps[None]:
+        """Schedule the queue in steps. A call whose steps are not all taken changes nothing.
+
+        Events may come in between: the snapshot is stale then, but not older than the first step.
+        """
         self._accounting.refresh(now)
+        version, gangs, own_changes, self.urgent = self._version, dict(gangs), 0, False
         # A reservation that expires leaves its cards to the next entry, whose own may have expired too.
         for _ in range(3):
             pods = [
                 it for it in self._open.values() if not self._lifecycle.is_stalled(entry_id(it))
             ]
-            self.snapshot = self._queue.schedule(
+            self.snapshot = yield from self._queue.schedule_in_steps(
                 pods,
                 now,
                 is_pending=self._is_pending,
                 gangs=gangs,
                 excluded_nodes=self._lifecycle.excluded_nodes(),
             )
+            before = self._lifecycle.version
             expired = self._expire_reservations(now)
+            own_changes += self._lifecycle.version - before
             if not expired:
                 break
-        self._scheduled_version, self._gang_placements = self._version, dict(gangs)
+        cluster, pods_version, lifecycle = version
+        self._scheduled_version = cluster, pods_version, lifecycle + own_changes
+        self._gang_placements = gangs
         self._expires_at = now if expired else self._lifecycle.next_expiry()
-        self.urgent = False
 
     @property
     def _version(self) -> tuple[int, int, int]:

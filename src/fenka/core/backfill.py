@@ -26,6 +26,7 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.steps import Steps, complete
 from fenka.core.usage import EmptyUsage
 
 MAX_IMPOSSIBLE = 1024
@@ -63,6 +64,8 @@ class Backfill:
     ) -> SchedulingResult:
         """Place in order what fits now, each on what those before it leave; reserve cards for the others.
 
+        `serve_in_steps` is the same, one request after the other.
+
         Args:
             pending: the requests.
             placer: the nodes, and what is allocated of them. What is placed is added.
@@ -71,14 +74,25 @@ class Backfill:
             now: in the caller's time.
             history: what users have used.
         """
-        if not pending:
-            return SchedulingResult((), ())
+        return complete(self.serve_in_steps(pending, placer, timeline, held, now, history))
+
+    def serve_in_steps(
+        self,
+        pending: Collection[PendingRequest],
+        placer: Placer,
+        timeline: Timeline,
+        held: Mapping[str, int],
+        now: float,
+        history: UsageHistory | None = None,
+    ) -> Steps[SchedulingResult]:
+        """Serve the queue in steps. Placer and timeline must not change in between."""
         current = _SchedulingPass(self, placer, timeline, self._impossible)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         statuses: list[QueueStatus] = []
         reservations: list[Reservation] = []
         past = history_lookup(held, history or self._no_history, now)
         for request in queue_order(pending, past, self._fairness, now):
+            yield
             deadline = None if request.time_limit_s is None else now + request.time_limit_s
             blocking = (it.cards for it in reservations if it.blocks(deadline))
             verdict = current.place(request, frozenset[DeviceId]().union(*blocking))

@@ -1,7 +1,8 @@
 """Feeds pods to the state of the queue, and schedules the queue when an answer depends on it."""
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 
 from fenka.cluster.objects import Pod
@@ -13,7 +14,13 @@ MIN_INTERVAL_S = 0.25
 """The queue is not scheduled more often, except when a pod becomes pending and before one is rejected."""
 
 REQUEST_INTERVAL_S = 0.6
-"""After this time a request schedules the queue. PodPatcher does so earlier, between two requests."""
+"""After this time a request schedules the queue. `run` does so earlier, between requests."""
+
+TICK_S = 0.05
+"""How often `run` looks whether the queue is to be scheduled."""
+
+SLICE_S = 0.002
+"""After this time `run` lets requests be answered."""
 
 COST_FACTOR = 4
 """After scheduling, the queue rests for this multiple of the time that scheduling took."""
@@ -34,16 +41,20 @@ class QueueController:
         *,
         now: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Args:
         state: the queue.
         gang_placements: returns what is reserved for gangs that are starting, by gang.
         now: seconds since 1970.
         stopwatch: measures what scheduling costs.
+        sleep: waits for a number of seconds.
         """
         self.state, self._gang_placements = state, gang_placements
-        self.now, self._stopwatch = now, stopwatch
+        self.now, self._stopwatch, self._sleep = now, stopwatch, sleep
         self._scheduled_at, self._cost = -inf, 0.0
+        self._passes = 0
+        """The number of times that scheduling has begun. Only the last one may go on."""
 
     # ---- events ----
 
@@ -76,16 +87,50 @@ class QueueController:
         """Return the pod's position as the end of a sentence, empty for a pod that no node could hold."""
         return self.refreshed().position(pod, self.now())
 
-    def refreshed(self, min_interval_s: float = MIN_INTERVAL_S) -> QueueState:
-        """Return the queue, scheduled again if anything has changed and that is due."""
-        state, now, gangs = self.state, self.now(), self._gang_placements()
+    def refreshed(self, min_interval_s: float = REQUEST_INTERVAL_S) -> QueueState:
+        """Return the queue, scheduled again at once if anything has changed and that is due."""
+        now, gangs = self.now(), self._gang_placements()
+        if self._is_due(gangs, now, min_interval_s):
+            begun = self._stopwatch()
+            self._passes += 1
+            self.state.schedule(gangs, now)
+            self._scheduled_at, self._cost = now, self._stopwatch() - begun
+        return self.state
+
+    # ---- in the background ----
+
+    async def run(self) -> None:
+        """Schedule the queue when that is due, until cancelled."""
+        while True:
+            await self._sleep(TICK_S)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Schedule the queue in steps if that is due. Requests are answered in between.
+
+        It stops if one of them has had to schedule the queue at once.
+        """
+        now, gangs = self.now(), self._gang_placements()
+        if not self._is_due(gangs, now, MIN_INTERVAL_S):
+            return
+        self._passes += 1
+        number, cost, begun = self._passes, 0.0, self._stopwatch()
+        for _ in self.state.schedule_in_steps(gangs, now):
+            spent = self._stopwatch() - begun
+            if spent >= SLICE_S:
+                await self._sleep(0)
+                if number != self._passes:
+                    return
+                cost, begun = cost + spent, self._stopwatch()
+        self._scheduled_at, self._cost = now, cost + self._stopwatch() - begun
+
+    def _is_due(
+        self, gangs: Mapping[str, tuple[Placement, ...]], now: float, min_interval_s: float
+    ) -> bool:
+        state = self.state
         if state.is_empty and not state.snapshot.entries:
-            return state
+            return False
         pause = max(min_interval_s, COST_FACTOR * self._cost)
         # A clock that was set back does not stop the queue: then the difference is negative.
         resting = 0 <= now - self._scheduled_at < pause
-        if state.urgent or (not resting and state.is_stale(gangs, now)):
-            begun = self._stopwatch()
-            state.schedule(gangs, now)
-            self._scheduled_at, self._cost = now, self._stopwatch() - begun
-        return state
+        return state.urgent or (not resting and state.is_stale(gangs, now))

@@ -90,7 +90,7 @@ class Replica:
         gangs = self.gangs = GangScheduler(members, cluster, settings.policy, clock)
         evaluator = ColumnarPodEvaluator(cluster, settings.policy, gangs.live)
         state = queue_state(cluster, settings.policy, settings.fairness, members.all_exist)
-        queue = self.queue = QueueController(state, gangs.reserved, now=now)
+        queue = self.queue = QueueController(state, gangs.reserved, now=now, sleep=sleep)
         recorder = EventRecorder(api, "fenka-scheduler", settings.identity)
         reporter = EventReporter(
             cluster, evaluator, recorder, lambda: election.leading, position=queue.position
@@ -159,6 +159,7 @@ class Replica:
             Descheduler(
                 api, cluster, self._pods, gangs, recorder, self._is_leading, sleep=sleep
             ).run,
+            queue.run,
             requeuer.run,
             ungater.run,
         )

@@ -150,6 +150,18 @@ def test_gang_is_not_pending_when_cards_are_reserved_for_it() -> None:
     assert (entry.pending.id, entry.placements) == ("p", ())
 
 
+@pytest.mark.parametrize("first", [15, 4])
+def test_gang_is_not_pending_when_no_node_could_hold_one_of_its_members(first: int) -> None:
+    """A T4 has 14 units: the member that asks for 15 can never start, whatever the order of the two."""
+    labels = gang_labels("g", 2)
+    members = [
+        pending(f"g-{number}", units, labels=labels)
+        for number, units in enumerate((first, 19 - first))
+    ]
+    entries = schedule(ClusterState([a_node("n", T4_MIB)]), *members, pending("p", 4)).entries
+    assert [entry.pending.name for entry in entries] == ["p"]
+
+
 def test_nodes_are_not_used_when_they_are_excluded_for_an_entry() -> None:
     """Other entries may use them."""
     cluster = ClusterState([a_node("a", T4_MIB), a_node("b", T4_MIB)])

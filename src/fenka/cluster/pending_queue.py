@@ -367,7 +367,7 @@ class PendingQueue:
     def _request(
         self, entry: PendingEntry, excluded: frozenset[str], now: float
     ) -> PendingRequest | None:
-        """Return what it requests of which nodes; None if no node could hold it."""
+        """Return what it requests of which nodes; None if no node could hold it, or one of its pods."""
         requests: list[Request] = []
         nodes: frozenset[str] = frozenset()
         for pod in entry.pods:
@@ -376,6 +376,8 @@ class PendingQueue:
                 return None
             requests += [part.request for part in parts]
             eligible = self._eligible_nodes(pod, parts)
+            if not eligible:
+                return None
             # Mostly the same set for all: its hash is computed once.
             nodes = eligible if not nodes or nodes is eligible else nodes | eligible
         nodes = nodes - excluded if excluded else nodes

@@ -377,6 +377,10 @@ class StateMachine(RuleBasedStateMachine):
             self.set_node(name, 3, {}, frozenset(), "")
             assert self.state.allocations(name) == []
             assert self.usage(name) == [NO_USAGE] * 3
+            self.state.set_unhealthy(name, frozenset())
+            self.state.forget_node(name)
+        kept = {name: value for name, value in vars(self.state).items() if isinstance(value, dict)}
+        assert not any(kept.values()), kept
 
 
 def _limit(pod: Pod) -> int:

@@ -240,6 +240,9 @@ class ClusterState:
             del self._bound[uid]
             self._assumed.pop(uid, None)
             self._uids_by_node[node].discard(uid)
+            if not self._uids_by_node[node]:
+                # Nodes come and go: nothing is kept of their names.
+                del self._uids_by_node[node]
             self._release(uid)
             self._count_lingering(node)
 
@@ -325,6 +328,8 @@ class ClusterState:
                 for placement in allocation.placements:
                     count(placement)
         self._lingering[node] = lingering
+        if not lingering:
+            del self._lingering[node]
         self._touch(node)
 
     def _decode_node(self, name: str) -> None:

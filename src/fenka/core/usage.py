@@ -92,12 +92,17 @@ class UsageTotals:
     def _count(self, placement: Placement, sign: int) -> None:
         for piece in placement.slices:
             usage = self.card_usage(placement.node, piece.uuid)
-            self._cards[placement.node, piece.uuid] = CardUsage(
+            usage = CardUsage(
                 usage.memory_mib + sign * piece.memory_mib,
                 usage.compute + sign * piece.compute,
                 usage.holders + sign,
                 usage.whole + sign * placement.whole,
             )
+            if usage == NO_USAGE:
+                # Nodes come and go: nothing is kept of cards that nobody uses.
+                del self._cards[placement.node, piece.uuid]
+            else:
+                self._cards[placement.node, piece.uuid] = usage
         cpu, memory = self.host_usage(placement.node)
         self._hosts[placement.node] = (
             cpu + sign * placement.cpu_milli,

@@ -40,7 +40,8 @@ check: build .venv/.test ## check format, lint, types and import layers
 	$(BIN)/lint-imports
 
 bench: build .venv/.test ## measure against named baselines, each pair in one run
-	@set -e; for bench in bench/*/run.py; do $(BIN)/python $$bench; done
+	@missed=; for bench in bench/*/run.py; do $(BIN)/python $$bench || missed="$$missed $$bench"; done; \
+	if [ -n "$$missed" ]; then echo "goals missed or not measured:$$missed"; exit 1; fi
 
 clean: ## remove all build results
 	$(MAKE) -C native clean

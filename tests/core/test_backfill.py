@@ -345,7 +345,9 @@ class TestNodesItMayGoTo:
             if it.reservation:
                 assert {home[uuid] for uuid in it.reservation.cards} <= allowed[it.id]
         for first in waiting[:1]:
-            alone = NodesBackfill(first.eligible_nodes(nodes), "binpack", PLAIN)
+            alone = NodesBackfill(
+                [it for it in nodes if it.name in allowed[first.id]], "binpack", PLAIN
+            )
             mine = alone.serve([replace(first, nodes=None)], [], 0)
             assert mine.placed == tuple(it for it in step.placed if it[0] == first.id)
             assert mine.pending == tuple(it for it in step.pending if it.id == first.id)

@@ -7,19 +7,21 @@ import numpy as np
 from fenka.cluster.node_admission import AdmissionRule, admission_rule
 from fenka.cluster.state import ClusterState
 from fenka.core.columns import Columns, Ints
-from fenka.core.usage import UsageView
+from fenka.core.usage import UsageOverlay, UsageView
 
 
 class LiveColumns:
     """Columns that are brought up to date when they are read: an event only names its node until then."""
 
-    def __init__(self, cluster: ClusterState, usage: UsageView | None = None) -> None:
+    def __init__(self, cluster: ClusterState, usage: UsageOverlay | None = None) -> None:
         """usage: what is used of the cards, if that is more than the cluster's pods use."""
         self._cluster = cluster
         self.usage: UsageView = usage or cluster
         self._columns = Columns()
         self._changed = {shared.node.name for shared in cluster.shared_nodes()}
-        self.usage.watch(self._changed)
+        cluster.watch(self._changed)
+        if usage is not None:
+            usage.watch(self._changed)
         self._numbers: dict[AdmissionRule, int] = {}
         self._rule_of_slot: Ints = np.zeros(0, np.int64)
 

@@ -47,9 +47,6 @@ class ColumnarPlacer:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
         return self._columns.host_usage(node)
 
-    def watch(self, changed: set[str]) -> None:
-        """Nothing follows a placer."""
-
     # ---- placing ----
 
     def place(
@@ -196,8 +193,9 @@ class ColumnarPlacer:
         """Return the most free memory of any open card, by its least free compute and its class."""
         columns = self._columns
         usable = columns.open & (columns.usage[WHOLE] == 0)
-        if reserved:
-            usable &= ~columns.mask_of(reserved)
+        mask = self.reserved_mask(reserved)
+        if mask is not None:
+            usable &= ~mask
         if among is not None:
             usable &= self.among_mask(among)[columns.cards[SLOT]]
         cards = np.flatnonzero(usable)

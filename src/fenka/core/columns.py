@@ -217,9 +217,6 @@ class Columns(CardColumns):
         cpu, memory = self.hosts[CPU_USED:CPU, self._slots[node]].tolist()
         return cpu, memory
 
-    def watch(self, changed: set[str]) -> None:
-        """Nothing follows columns."""
-
     # ---- changes ----
 
     def set_node(self, node: Node, view: UsageView | None = None) -> None:

@@ -40,8 +40,8 @@ class GangReservations:
     """
 
     def __init__(self, under: UsageView) -> None:
-        self._view, self._reservations = UsageOverlay(under), dict[str, GangReservation]()
-        self.usage: UsageView = self._view
+        self.usage = UsageOverlay(under)
+        self._reservations: dict[str, GangReservation] = {}
 
     def get(self, gang: str) -> GangReservation | None:
         """Return the gang's reservation, if it has one."""
@@ -86,7 +86,7 @@ class GangReservations:
             return placements
         reservation = GangReservation(dict(zip(members, placements, strict=True)), expires_at)
         for placement in placements:
-            self._view.add(placement)
+            self.usage.add(placement)
         self._reservations[gang] = reservation
         return reservation
 
@@ -101,7 +101,7 @@ class GangReservations:
         reservation = self._reservations[gang]
         if member in reservation.started:
             return
-        self._view.remove(reservation.placements[member])
+        self.usage.remove(reservation.placements[member])
         reservation = replace(reservation, started=reservation.started | {member})
         if reservation.complete:
             del self._reservations[gang]
@@ -115,7 +115,7 @@ class GangReservations:
             return frozenset()
         for member, placement in reservation.placements.items():
             if member not in reservation.started:
-                self._view.remove(placement)
+                self.usage.remove(placement)
         return reservation.started
 
     def overdue(self, now: float) -> list[str]:

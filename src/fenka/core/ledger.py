@@ -80,10 +80,6 @@ class Ledger:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
         return self._totals.host_usage(node)
 
-    def watch(self, changed: set[str]) -> None:
-        """Add to this set, from now on, the name of each node whose usage changes."""
-        self._totals.watch(changed)
-
     def totals(self) -> UsageTotals:
         """Return a copy of the totals."""
         return self._totals.copy()

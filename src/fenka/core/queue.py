@@ -1,10 +1,10 @@
 """The queue as values: pending requests, their order, and what serving them comes to."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fenka.core.fairness import Fairness, UsageHistory, UserHistory
-from fenka.core.inventory import DeviceId, Node
+from fenka.core.inventory import DeviceId
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 
@@ -29,12 +29,6 @@ class PendingRequest:
     time_limit_s: float | None = None
     nodes: frozenset[str] | None = None
     same_node: bool = False
-
-    def eligible_nodes(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return the eligible ones of these nodes."""
-        if self.nodes is None:
-            return nodes
-        return [node for node in nodes if node.name in self.nodes]
 
 
 @dataclass(frozen=True, slots=True)

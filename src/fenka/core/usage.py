@@ -36,9 +36,6 @@ class UsageView(Protocol):
     def host_usage(self, node: str) -> tuple[int, int]:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
 
-    def watch(self, changed: set[str]) -> None:
-        """Add to this set, from now on, the name of each node whose usage changes."""
-
 
 class EmptyUsage:
     """A view in which nothing is allocated."""
@@ -50,9 +47,6 @@ class EmptyUsage:
     def host_usage(self, node: str) -> tuple[int, int]:  # noqa: ARG002
         """Return no CPU and no memory."""
         return 0, 0
-
-    def watch(self, changed: set[str]) -> None:
-        """Nothing ever changes."""
 
 
 class UsageTotals:
@@ -138,9 +132,8 @@ class UsageOverlay:
         return cpu + cpu_change, memory + memory_change
 
     def watch(self, changed: set[str]) -> None:
-        """Add to this set, from now on, the name of each node whose usage changes."""
+        """Add to this set, from now on, each node for which anything is added or removed here."""
         self._change.watch(changed)
-        self._under.watch(changed)
 
     def add(self, placement: Placement) -> None:
         """Add a placement."""

@@ -9,6 +9,9 @@ from fenka.cluster.state import ClusterState
 from fenka.core.columns import Columns, Ints
 from fenka.core.usage import UsageOverlay, UsageView
 
+MAX_SPARE_RULES = 64
+"""Rules that no node has any more, of nodes whose errors change; beyond that all are numbered again."""
+
 
 class LiveColumns:
     """Columns that are brought up to date when they are read: an event only names its node until then."""
@@ -51,4 +54,7 @@ class LiveColumns:
             more = np.zeros(slot + 1, np.int64)
             self._rule_of_slot = np.concatenate((self._rule_of_slot, more))
         rule = admission_rule(self._cluster, name)
+        if rule not in self._numbers and len(self._numbers) >= columns.count + MAX_SPARE_RULES:
+            self._numbers.clear()
+            self._changed.update(node.name for node in columns.nodes if node is not None)
         self._rule_of_slot[slot] = self._numbers.setdefault(rule, len(self._numbers))

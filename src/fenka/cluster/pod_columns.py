@@ -171,7 +171,11 @@ class ColumnarPodEvaluator(PodEvaluator):
         """
         columns, requests = self._live.read(), tuple(part.request for part in parts)
         numbers, rules = self._live.rules()
-        excluded = [rule.rejection(parts) for rule in numbers]
+        # Nodes that admit nothing may each have a rule of their own: only those that are asked count.
+        used = set(rules[slots].tolist())
+        excluded = [
+            rule.rejection(parts) if number in used else None for rule, number in numbers.items()
+        ]
         admitted = np.array([why is None for why in excluded], np.bool_)[
             rules[: len(columns.nodes)]
         ]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e.machine import ClusterError, Machine, run, wait_until
+from e2e.machine import HANGS_AFTER_S, ClusterError, Machine, run, wait_until
 
 NUMBERS = itertools.count(1)
 FETCH = (
@@ -44,7 +44,7 @@ class Administrator:
         self,
         *argv: str,
         stdin: str | None = None,
-        timeout: float = 60,
+        timeout: float = HANGS_AFTER_S,
         environment: Mapping[str, str] | None = None,
     ) -> str:
         """Run a program as an administrator would, and return its output.
@@ -57,7 +57,9 @@ class Administrator:
         full = self.environment() | dict(environment or {})
         return run(self.command(*argv), full, stdin, timeout)
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, timeout: float = HANGS_AFTER_S
+    ) -> str:
         """Return the output of kubectl. Raise ClusterError with its error output if it fails."""
         return self.run("kubectl", *arguments, stdin=stdin, timeout=timeout)
 
@@ -65,7 +67,7 @@ class Administrator:
         """Return the answer to a GET request from the control plane's network."""
         return self.run("python3", "-c", FETCH, url)
 
-    def helm(self, *arguments: str, timeout: float = 120) -> str:
+    def helm(self, *arguments: str, timeout: float = HANGS_AFTER_S) -> str:
         """Return the output of helm."""
         return self.run("helm", *arguments, timeout=timeout)
 

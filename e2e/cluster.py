@@ -24,7 +24,14 @@ from typing import Self
 from e2e import configuration, network
 from e2e.administrator import Administrator
 from e2e.images import copy_store
-from e2e.machine import ClusterError, Machine, missing_programs, tail, wait_until
+from e2e.machine import (
+    HANGS_AFTER_S,
+    ClusterError,
+    Machine,
+    missing_programs,
+    tail,
+    wait_until,
+)
 from e2e.pki import Authority
 from e2e.programs import BuildError, directories
 from e2e.supervisor import REPOSITORY, hierarchies
@@ -79,12 +86,12 @@ class Node(Machine):
         self.cluster = cluster
         self.number = number
 
-    def ctr(self, *argv: str, timeout: float = 60) -> str:
+    def ctr(self, *argv: str, timeout: float = HANGS_AFTER_S) -> str:
         """Run ctr in the containerd namespace of the kubelet's containers."""
         command = ("ctr", "--address", configuration.CONTAINERD, "-n", "k8s.io", *argv)
         return self.run(*command, timeout=timeout)
 
-    def import_image(self, archive: Path, timeout: float = 120) -> None:
+    def import_image(self, archive: Path, timeout: float = HANGS_AFTER_S) -> None:
         """Load a Docker or OCI archive, so that pods can use it without a registry."""
         self.ctr("images", "import", str(archive.resolve()), timeout=timeout)
 

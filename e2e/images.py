@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from e2e.configuration import PAUSE
-from e2e.machine import ClusterError, missing_programs, tail
+from e2e.machine import HANGS_AFTER_S, ClusterError, missing_programs, tail
 from e2e.programs import COMPLETE, cache, directories, exclusive_lock
 from e2e.supervisor import REPOSITORY
 
@@ -114,9 +114,9 @@ def copy_store(store: Path, target: Path) -> None:
     """Copy the store for a node: hard-link all files but databases, which containerd changes in place."""
     target.mkdir(parents=True, exist_ok=True)
     if store.stat().st_dev != target.stat().st_dev:
-        run_checked(["cp", "-a", f"{store}/.", str(target)], timeout=120)
+        run_checked(["cp", "-a", f"{store}/.", str(target)])
         return
-    run_checked(["cp", "-al", f"{store}/.", str(target)], timeout=120)
+    run_checked(["cp", "-al", f"{store}/.", str(target)])
     for database in target.rglob("*.db"):
         if database.parent.name.startswith("io.containerd."):
             copy = database.with_suffix(".copy")
@@ -352,7 +352,7 @@ def buildah(command: str, *arguments: str) -> str:
     return run_checked(["buildah", *where, command, *arguments], log, timeout=1200)
 
 
-def run_checked(command: list[str], log: Path | None = None, timeout: float = 60) -> str:
+def run_checked(command: list[str], log: Path | None = None, timeout: float = HANGS_AFTER_S) -> str:
     """Run a program and return its output. Its error output goes to the log or into ClusterError."""
     done = subprocess.run(
         ["nice", *command],

@@ -21,6 +21,10 @@ class ClusterError(Exception):
     """A component did not start or did not answer; the text names its log."""
 
 
+HANGS_AFTER_S = 240.0
+"""The longest run of a program that is not stuck, on a machine that is busy with other work."""
+
+
 def wait_until(
     description: str, check: Callable[[], object], seconds: float = 90, log: Path | None = None
 ) -> float:
@@ -144,7 +148,7 @@ class Machine:
         """Return a command that runs argv in the machine's network, but with this machine's files."""
         return ["nsenter", "--target", str(self.first_process), "--net", "--", *argv]
 
-    def run(self, *argv: str, stdin: str | None = None, timeout: float = 60) -> str:
+    def run(self, *argv: str, stdin: str | None = None, timeout: float = HANGS_AFTER_S) -> str:
         """Run a program in the machine, in `/`, and return its output. Raise ClusterError if it fails."""
         return run(self.command(*argv), self.environment(), stdin, timeout)
 
@@ -221,7 +225,7 @@ def run(
     command: Sequence[str],
     environment: Mapping[str, str] | None = None,
     stdin: str | None = None,
-    timeout: float = 60,
+    timeout: float = HANGS_AFTER_S,
 ) -> str:
     """Run a program and return its output. Raise ClusterError with its error output if it fails."""
     try:

@@ -81,7 +81,7 @@ class Attacker:
     def python(self, script: str, *arguments: str) -> str:
         """Run a script in the pod and return its output."""
         command = ("exec", "attacker", "--", "python3", "-c", script, *arguments)
-        return self.cluster.kubectl("-n", self.namespace, *command, timeout=120)
+        return self.cluster.kubectl("-n", self.namespace, *command)
 
     def start_in_background(self, name: str, script: str, *arguments: str) -> None:
         """Run a script in a further pod that keeps running."""

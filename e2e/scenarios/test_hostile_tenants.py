@@ -73,7 +73,7 @@ def mallory(installation: Installation) -> Iterator[Mallory]:
     installation.cluster.kubectl("create", "namespace", TENANT)
     installation.cluster.apply(RIGHTS, TENANT)
     yield Mallory(installation)
-    installation.cluster.kubectl("delete", "namespace", TENANT, "--wait=true", timeout=120)
+    installation.cluster.kubectl("delete", "namespace", TENANT, "--wait=true")
 
 
 def with_annotations(manifest: str, **annotations: str) -> str:

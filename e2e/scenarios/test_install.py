@@ -27,7 +27,7 @@ def test_api_server_fulfils_the_contract_that_unit_tests_assume(cluster: Cluster
     tests = REPOSITORY / "tests" / "kubernetes" / "test_contract.py"
     environment = {"FENKA_E2E_KUBECONFIG": str(cluster.kubeconfig)}
     command = (sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests))
-    output = cluster.run(*command, timeout=120, environment=environment)
+    output = cluster.run(*command, environment=environment)
     assert "passed" in output
     assert "skipped" not in output
 

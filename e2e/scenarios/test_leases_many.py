@@ -34,7 +34,7 @@ def two_cards(installation: Installation) -> Iterator[str]:
         )
         wait_for_agent(installation, NODE, UNITS)
         yield NODE
-        installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now", timeout=120)
+        installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
         wait_for_no_leases(installation, NODE)
         installation.label(NODE, "gpushare-", "ack.node.gpu.placement-", "fenka.io/simulated=t4")
         wait_until("no agent", lambda: not agent_name(installation, NODE))

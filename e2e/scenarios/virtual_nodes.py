@@ -96,7 +96,7 @@ class VirtualNodes:
         given = json.dumps([[node, node_status(cards)] for node in nodes])
         kubeconfig = str(self.cluster.kubeconfig)
         command = (sys.executable, "-c", CREATE, kubeconfig)
-        self.cluster.run(*command, stdin=given, timeout=120)
+        self.cluster.run(*command, stdin=given)
 
     def pod(self, name: str, units: int, **rest: Any) -> Json:
         """Return the manifest of a pod for these nodes.

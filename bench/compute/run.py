@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.isolation import account, compute_feedback, control
 from fenka.isolation.control import ComputeMode, Control, Limit
 from fenka.isolation.layout import HEADER

@@ -16,7 +16,8 @@ from urllib.request import urlopen
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.isolation import syscalls
 from tests.fakes.api_server import FakeApiServer, kubeconfig
 from tests.fakes.in_process import FakeApi

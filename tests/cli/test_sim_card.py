@@ -12,7 +12,8 @@ import pynvml
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 
 Say = Callable[..., tuple[int, str, str]]
 

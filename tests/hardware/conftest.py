@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from tests.hardware.client import Client, MakeClient, MakeNode
 
 

@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from tests.hardware.client import MakeClient
 
 FETCH = Path(__file__).parent.parent / "tools" / "fetch_nvidia_smi.sh"

@@ -15,7 +15,8 @@ import pynvml
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import NodeError, NoSuchCard, SimulatedNode, parse_spec
+from fenka.hardware.simulated import NoSuchCard, SimulatedNode
+from fenka.hardware.spec import NodeError, parse_spec
 from tests.hardware.client import MakeClient, MakeNode
 from tests.waiting import WAIT_S
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.isolation import account
 from fenka.isolation.control import Limit
 from fenka.isolation.elf import InvalidLibrary, exported_functions

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.isolation.control import Limit
 from tests.hardware.test_nvidia_smi import binary
 from tests.native.clients import GIB, Lease

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.isolation.control import Limit
 from tests.native.clients import CARDS, GIB, MIB, OUT_OF_MEMORY, STYLES, SYSTEM_NOT_READY, Lease
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.isolation.control import Limit
 from tests.hardware.client import MIB, Client
 from tests.native.clients import OUT_OF_MEMORY, Lease

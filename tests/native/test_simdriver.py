@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "src/fenka/_native/simulated"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from tests.waiting import wait_until
 
 HELD_MIB = 300

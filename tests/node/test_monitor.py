@@ -10,7 +10,8 @@ import pytest
 from fenka.core.request import Slice
 from fenka.dialects import base
 from fenka.hardware.nvml import Driver, XidListener
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.node.lease.store import LeaseStore
 from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter

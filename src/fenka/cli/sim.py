@@ -12,7 +12,8 @@ import typer
 from fenka.cli.errors import UserError
 from fenka.cli.options import group, register
 from fenka.core.errors import INVALID_INPUT
-from fenka.hardware.simulated import SimulatedCard, SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import SimulatedCard, parse_spec
 from fenka.workstation import paths
 
 app = group("Operate simulated cards and nodes.")

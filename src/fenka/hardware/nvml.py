@@ -17,8 +17,6 @@ import pynvml
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
 
-__all__ = ["Driver", "DriverLost", "GpuProcess", "NoDriver", "Reading", "XidListener"]
-
 _SONAME = "libnvidia-ml.so.1"
 _MIB = 1 << 20
 _Value = TypeVar("_Value")

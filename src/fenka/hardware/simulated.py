@@ -21,9 +21,7 @@ from typing import Final
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import peer
 from fenka.hardware.simulated_state import NATIVE, layout, write_state
-from fenka.hardware.spec import BadSpec, NodeError, SimulatedCard, parse_spec
-
-__all__ = ["BadSpec", "NoSuchCard", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
+from fenka.hardware.spec import NodeError, SimulatedCard
 
 _LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 _DEADLINE_S: Final = 10.0

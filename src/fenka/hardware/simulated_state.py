@@ -13,8 +13,6 @@ from typing import Any, Final
 from fenka import native as built
 from fenka.hardware.spec import NodeError, SimulatedCard
 
-__all__ = ["NATIVE", "NodeError", "layout", "write_state"]
-
 NATIVE: Final = built.DIRECTORY / "simulated"
 """Directory of the simulated driver's libraries and card server."""
 

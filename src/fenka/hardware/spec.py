@@ -22,16 +22,6 @@ import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 
-__all__ = [
-    "DRIVER_VERSION",
-    "MAX_CARDS",
-    "MODELS",
-    "BadSpec",
-    "Model",
-    "SimulatedCard",
-    "parse_spec",
-]
-
 MAX_CARDS = 16
 """Cards of one node, by the layout of the simulated driver's shared memory."""
 

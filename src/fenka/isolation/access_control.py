@@ -5,8 +5,6 @@ import os
 import struct
 from pathlib import Path
 
-__all__ = ["restrict_to_user"]
-
 _ACL, _ACL_VERSION = "system.posix_acl_access", 2
 _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ_WRITE_ENTER, _ENTER, _NOTHING = 7, 1, 0

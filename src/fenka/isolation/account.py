@@ -14,19 +14,6 @@ from pathlib import Path
 from fenka.core.errors import FenkaError
 from fenka.isolation.layout import constant, layout
 
-__all__ = [
-    "Account",
-    "AccountSlot",
-    "InvalidAccount",
-    "create",
-    "offset",
-    "open_file",
-    "read",
-    "size",
-    "total_memory",
-    "words",
-]
-
 MAX_PLAUSIBLE_BYTES = 1 << 50
 """No card has a pebibyte of memory. A process that reports more is counted as holding nothing."""
 

@@ -19,8 +19,6 @@ from typing import Any
 from fenka.isolation.control import COMPUTE_MODES, ComputeMode
 from fenka.isolation.layout import layout
 
-__all__ = ["PERIOD_S", "ComputeDemand", "ComputeFeedback", "Samples", "allowances"]
-
 PERIOD_S = 0.1
 """Programs ignore feedback that is older than a second."""
 

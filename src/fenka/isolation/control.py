@@ -14,17 +14,6 @@ from typing import Any, Literal, get_args
 from fenka.core.errors import FenkaError
 from fenka.isolation.layout import constant, layout
 
-__all__ = [
-    "ComputeMode",
-    "Control",
-    "InvalidControl",
-    "Limit",
-    "read",
-    "read_interrupted",
-    "update",
-    "write",
-]
-
 ComputeMode = Literal["hard", "soft", "weight"]
 """hard: at most the share. soft: the share, and idle time. weight: no limit, but a proportion if several
 leases use the card. In the order of the constants ``FENKA_COMPUTE_…``."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from fenka.core.errors import FenkaError
 
-__all__ = ["InvalidLibrary", "exported_functions", "has_symbol_versions"]
-
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")

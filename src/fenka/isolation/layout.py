@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from fenka import native
 
-__all__ = ["HEADER", "constant", "layout"]
-
 HEADER: Final = native.DIRECTORY / "lease.h"
 """Installed beside the libraries that were built from it."""
 

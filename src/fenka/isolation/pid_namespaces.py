@@ -20,8 +20,6 @@ from fenka import procfs
 from fenka.isolation import account
 from fenka.isolation.layout import constant
 
-__all__ = ["PERIOD_S", "NamespaceReaper", "in_initial_namespace", "populated_namespaces"]
-
 PERIOD_S = 0.1
 """Between rounds. Programs wait up to three seconds for an answer."""
 

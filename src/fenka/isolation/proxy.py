@@ -19,15 +19,6 @@ from typing import Final
 from fenka.isolation.elf import exported_functions
 from fenka.isolation.layout import HEADER
 
-__all__ = [
-    "LIBRARIES",
-    "NEXT_LIBRARIES",
-    "UnknownFunctions",
-    "find_driver",
-    "install",
-    "unknown_functions",
-]
-
 LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 NEXT_LIBRARIES: Final = ("libfenka-next-cuda.so", "libfenka-next-nvml.so")
 

@@ -18,8 +18,6 @@ from fenka.isolation.files import MIB
 from fenka.isolation.layout import constant
 from fenka.isolation.pid_namespaces import in_initial_namespace
 
-__all__ = ["InUse", "check", "resize"]
-
 
 class InUse(FenkaError):
     """Programs hold more than would be left. The message is one sentence for the user."""

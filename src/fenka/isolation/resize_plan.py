@@ -16,8 +16,6 @@ from fenka.core.request import InvalidRequest, Memory, Slice
 from fenka.isolation.account import InvalidAccount
 from fenka.isolation.resize import InUse
 
-__all__ = ["ResizePlan", "Sizes", "larger", "resized"]
-
 Sizes = Mapping[str, Sequence[Slice]]
 """Slices by lease, in the order of the lease's control page."""
 

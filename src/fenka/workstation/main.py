@@ -17,7 +17,8 @@ from fenka.hardware.card_lock import Owner
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver
 from fenka.hardware.peer_credentials import user_name
-from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.spec import parse_spec
 from fenka.isolation import preload
 from fenka.workstation import files
 from fenka.workstation.broker import Broker

@@ -1,0 +1,175 @@
+"""Training jobs as values of the screens, of a cluster or a workstation.
+
+Every layout and the JSON output show these values. `cluster_jobs.py` makes them from a cluster's objects;
+a workstation makes them from its jobs' records. All times are Unix seconds.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+JobStatus = Literal["QUEUING", "PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+Trainer = Literal["mpijob", "tfjob", "pytorchjob", "trainjob"]
+
+TRAINERS: dict[str, Trainer] = {
+    "mpi": "mpijob",
+    "tensorflow": "tfjob",
+    "pytorch": "pytorchjob",
+}
+"""The trainer of each kind of training, as arena calls it."""
+
+_CHIEFS = ("launcher", "master", "chief", "worker", "main")
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """A card that an instance holds a part of, or all of.
+
+    Attributes:
+        index: the card's index on its node.
+        duty_percent: percent of the time in which the card was busy; None if unknown.
+        used_mib: used memory of what the instance holds; None if unknown.
+        total_mib: memory that the instance holds.
+    """
+
+    index: int
+    duty_percent: float | None = None
+    used_mib: float | None = None
+    total_mib: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A process of a job, stable over restarts; on a cluster it is a pod.
+
+    Attributes:
+        name: JOB-ROLE-INDEX.
+        pod: the pod's name; on a workstation that of the process's lease, if it has one.
+        role: launcher, worker, master, ps, chief, evaluator or main.
+        index: its number within the role.
+        chief: whether its logs and its node are the job's.
+        status: its state in kubectl's words, such as `Init:0/1`, `Completed` or `OOMKilled`.
+        phase: its state as Kubernetes' phase of a pod.
+        created: when it was created, or started on a workstation.
+        node: the node's name; empty before it has one.
+        node_address: the node's address; empty before there is a node, and when the node is gone.
+        address: the address of the instance itself.
+        requested: cards, slices as shares of one, rounded to 0.1; None if no card's size is known.
+        allocated: cards that it holds now.
+        cards: those of its cards that are known.
+    """
+
+    name: str
+    pod: str
+    role: str
+    index: int
+    chief: bool
+    status: str
+    phase: Phase
+    created: float
+    node: str = ""
+    node_address: str = ""
+    address: str = ""
+    requested: float | None = 0
+    allocated: float = 0
+    cards: tuple[CardUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """An event of a job or an instance. source: `pod/NAME`. kind: Normal or Warning."""
+
+    source: str
+    kind: str
+    at: float
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A training job.
+
+    Attributes:
+        namespace: on a workstation the user.
+        uid: its identity: a job of the same name that is submitted later has another.
+        created: when it was submitted.
+        ended: when it succeeded or failed; None before.
+        instances: in the order of their roles and indexes.
+        priority: the name of its priority class, or the number on a workstation; empty for none.
+        position: its place in the queue; None if it is not queued, or that is not known.
+        why: why it waits; empty if it does not, or that is not known.
+        tensorboard: the URL of its TensorBoard; empty for none.
+        note: what the user should know or do, such as that the submission was interrupted.
+        foreign: it was created by another program: fenka shows it and never changes it.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    status: JobStatus
+    trainer: Trainer
+    created: float
+    ended: float | None = None
+    instances: tuple[Instance, ...] = ()
+    priority: str = ""
+    position: int | None = None
+    why: str = ""
+    tensorboard: str = ""
+    note: str = ""
+    foreign: bool = False
+
+    @property
+    def chief(self) -> Instance | None:
+        """Return the instance whose logs and node are the job's; None if it does not exist now."""
+        return next((instance for instance in self.instances if instance.chief), None)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether it has ended."""
+        return self.status in ("SUCCEEDED", "FAILED")
+
+    @property
+    def requested(self) -> float | None:
+        """Return the cards that its instances request; None if that is not known of all of them."""
+        known = [each.requested for each in self.instances if each.requested is not None]
+        return _total(known) if len(known) == len(self.instances) else None
+
+    @property
+    def allocated(self) -> float:
+        """Return the cards that its instances hold."""
+        return _total(instance.allocated for instance in self.instances)
+
+    def age(self, now: float) -> float:
+        """Return the seconds since it was submitted."""
+        return now - self.created
+
+    def duration(self, now: float) -> float:
+        """Return the seconds from its submission to its end, or until now."""
+        return (now if self.ended is None else self.ended) - self.created
+
+    def instance(self, name: str) -> Instance | None:
+        """Return the instance or pod of this name."""
+        return next((each for each in self.instances if name in (each.name, each.pod)), None)
+
+
+def cards_of(units: float, card_units: int) -> float:
+    """Return units of a card's memory as a share of the card, rounded to a tenth."""
+    return round(units / card_units, 1) if card_units else 0
+
+
+def instance_name(job: str, trainer: Trainer, role: str, index: int) -> str:
+    """Return JOB-ROLE-INDEX. PyTorch's first member is called its master, as arena has it."""
+    if trainer == "pytorchjob" and role == "worker":
+        return f"{job}-master-0" if index == 0 else f"{job}-worker-{index - 1}"
+    return f"{job}-{role}-{index}"
+
+
+def chief_role(roles: Collection[str]) -> str:
+    """Return the role whose first instance is the chief of a job with these roles."""
+    return next((role for role in _CHIEFS if role in roles), "")
+
+
+def _total(amounts: Iterable[float]) -> float:
+    return round(sum(amounts), 1)

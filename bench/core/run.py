@@ -24,6 +24,7 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.request import Memory, Placement, Request
+from fenka.core.steps import complete
 from fenka.core.usage import UsageTotals
 
 TARGET = 1000
@@ -127,12 +128,14 @@ class Broker:
         held: dict[str, list[Allocation]] = {}
         for allocation in self.held.values():
             held.setdefault(allocation.placement.node, []).append(allocation)
-        step = self.backfill.serve(
-            self.waiting.values(),
-            PlainPlacer(self.nodes, usage),
-            Timeline(self.nodes, held, self.number),
-            held_by_user(held),
-            self.number,
+        step = complete(
+            self.backfill.serve(
+                self.waiting.values(),
+                PlainPlacer(self.nodes, usage),
+                Timeline(self.nodes, held, self.number),
+                held_by_user(held),
+                self.number,
+            )
         )
         (placement,) = dict(step.placed)[name]
         self.ledger.assume(name, placement, self.number + 30.0)

@@ -24,6 +24,7 @@ from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
 from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.core.steps import complete
 
 TARGET_S = 0.05
 """For one pass after a release."""
@@ -101,22 +102,26 @@ class Program:
 
     def serve(self) -> SchedulingResult:
         """Serve the queue by columns."""
-        return self.backfill.serve(
-            self.queue,
-            ColumnarPlacer(self.columns.copy()),
-            ColumnarTimeline(self.nodes, self.held, 0, self.states),
-            held_by_user(self.held),
-            0,
+        return complete(
+            self.backfill.serve(
+                self.queue,
+                ColumnarPlacer(self.columns.copy()),
+                ColumnarTimeline(self.nodes, self.held, 0, self.states),
+                held_by_user(self.held),
+                0,
+            )
         )
 
     def serve_by_node(self) -> SchedulingResult:
         """Serve the first requests node by node."""
-        return Backfill("binpack").serve(
-            self.queue[:BY_NODE],
-            PlainPlacer(self.nodes, self.columns),
-            Timeline(self.nodes, self.held, 0),
-            held_by_user(self.held),
-            0,
+        return complete(
+            Backfill("binpack").serve(
+                self.queue[:BY_NODE],
+                PlainPlacer(self.nodes, self.columns),
+                Timeline(self.nodes, self.held, 0),
+                held_by_user(self.held),
+                0,
+            )
         )
 
     def release(self) -> None:

@@ -15,6 +15,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.request import Slice
+from fenka.core.steps import complete
 from fenka.dialects import (
     ack,
     base,
@@ -334,7 +335,7 @@ def test_other_nodes_serve_when_a_node_reports_absurd_amounts() -> None:
         world.set_pod(msgspec.convert(held, Pod))
     assert ComparedEvaluator(world, "binpack").filter(waiting, ["m", "n"]).fitting == ["m"]
     world.set_pod(msgspec.convert(pod_json("p2", 14, uid="p2", node="m"), Pod))
-    (entry,) = queue.schedule([waiting], 0.0, is_pending=lambda _: True).entries
+    (entry,) = complete(queue.schedule([waiting], 0.0, is_pending=lambda _: True)).entries
     assert entry.why == "0/5 GPUs fit: 4 too little memory, 1 taken whole"
 
 

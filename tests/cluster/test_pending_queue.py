@@ -19,6 +19,7 @@ from fenka.cluster.pod_groups import MINIMUM_LABEL
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
 from fenka.core.request import Placement
+from fenka.core.steps import complete
 from fenka.dialects import ack
 from fenka.dialects.node_modes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
@@ -48,7 +49,7 @@ def holder(name: str, units: int = 10, card: int = 0, node: str = "n", **given: 
 
 def schedule(cluster: ClusterState, *pods: Pod, now: float = 100, **given: Any) -> QueueSnapshot:
     """Schedule the queue of these pods, `now` seconds after START."""
-    return PendingQueue(cluster, "binpack", PLAIN).schedule(pods, START + now, **given)
+    return complete(PendingQueue(cluster, "binpack", PLAIN).schedule(pods, START + now, **given))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fenka.cluster.pending_queue import DEPTH
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
+from fenka.core.steps import complete
 from fenka.core.usage import UsageOverlay
 from fenka.dialects import gpushare
 from tests.builders import T4_MIB, Json, a_node, on_card
@@ -126,7 +127,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def answers_are_consistent(self) -> None:
         """After the queue was scheduled for what has happened."""
-        self.queue.schedule({}, self.now)
+        complete(self.queue.schedule({}, self.now))
         self._entries_are_the_pending_pods()
         self._entries_are_ordered_and_have_one_answer()
         self._placements_fit_together()

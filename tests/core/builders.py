@@ -12,6 +12,7 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
 from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
 from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.core.steps import complete
 from fenka.core.usage import CardUsage, UsageTotals, UsageView
 
 GIB = 1024
@@ -172,4 +173,4 @@ class NodesBackfill:
         view = usage or holding(*(it.placement for each in by_node.values() for it in each))
         timeline = Timeline(self.nodes, by_node, now)
         placer = PlainPlacer(self.nodes, view)
-        return self.backfill.serve(pending, placer, timeline, held_by_user(by_node), now)
+        return complete(self.backfill.serve(pending, placer, timeline, held_by_user(by_node), now))

@@ -21,6 +21,7 @@ from fenka.core.inventory import DeviceId, Node
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.steps import complete
 from fenka.core.usage import UsageTotals
 from tests.core.builders import clusters, requests
 
@@ -261,8 +262,10 @@ def test_pass_over_the_queue_is_the_same_with_columns(
             by_node.setdefault(allocation.placement.node, []).append(allocation)
 
         expected, result = (
-            Backfill(policy, Fairness(penalty_per_request_s=0), 2).serve(
-                waiting, placer, timeline, {}, now
+            complete(
+                Backfill(policy, Fairness(penalty_per_request_s=0), 2).serve(
+                    waiting, placer, timeline, {}, now
+                )
             )
             for placer, timeline in (
                 (PlainPlacer(nodes, totals), Timeline(nodes, by_node, now)),

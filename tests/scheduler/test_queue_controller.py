@@ -7,6 +7,7 @@ import pytest
 
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.core.fairness import Fairness
+from fenka.core.steps import complete
 from fenka.scheduler.queue_controller import (
     MIN_INTERVAL_S,
     REQUEST_INTERVAL_S,
@@ -72,7 +73,7 @@ async def test_queue_is_the_same_when_it_is_scheduled_in_slices() -> None:
     slices = list[int]()
     await in_slices(cluster, slices.append).refresh()
     sliced = cluster.queue.state.snapshot
-    cluster.queue.state.schedule({}, START)
+    complete(cluster.queue.state.schedule({}, START))
     assert len(slices) >= len(sliced.entries) == 4
     assert [(it.pending.id, it.placements, it.reservation, it.why) for it in sliced.entries] == [
         (it.pending.id, it.placements, it.reservation, it.why)
@@ -102,7 +103,7 @@ async def test_queue_is_scheduled_again_when_a_pod_changes_between_two_slices() 
     cluster.set(make("second", 2, 2, said=UNSCHEDULABLE))
     await in_slices(cluster, lambda number: None if number else cluster.gone("second")).refresh()
     assert cluster.queue.state.is_stale({}, START)
-    cluster.queue.state.schedule({}, START)
+    complete(cluster.queue.state.schedule({}, START))
     assert not cluster.queue.state.is_stale({}, START)
 
 

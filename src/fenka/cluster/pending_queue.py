@@ -44,7 +44,7 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.steps import Steps, complete
+from fenka.core.steps import Steps
 from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import InvalidRecord, SliceRequest
 
@@ -252,8 +252,10 @@ class PendingQueue:
         is_pending: Callable[[Pod], bool] | None = None,
         gangs: Mapping[str, tuple[Placement, ...]] | None = None,
         excluded_nodes: Mapping[str, frozenset[str]] | None = None,
-    ) -> QueueSnapshot:
-        """Schedule those of the pods that are pending.
+    ) -> Steps[QueueSnapshot]:
+        """Schedule those of the pods that are pending. Steps of only one call may be taken at a time.
+
+        The cluster may change in between; the result then belongs to some state since the first step.
 
         Args:
             pods: any pods.
@@ -261,25 +263,6 @@ class PendingQueue:
             is_pending: whether an open pod is pending; by default its own status decides.
             gangs: what is reserved for gangs that are starting, by gang. These are not pending.
             excluded_nodes: nodes that an entry must not get, by entry.
-        """
-        return complete(
-            self.schedule_in_steps(
-                pods, now, is_pending=is_pending, gangs=gangs, excluded_nodes=excluded_nodes
-            )
-        )
-
-    def schedule_in_steps(
-        self,
-        pods: Iterable[Pod],
-        now: float,
-        *,
-        is_pending: Callable[[Pod], bool] | None = None,
-        gangs: Mapping[str, tuple[Placement, ...]] | None = None,
-        excluded_nodes: Mapping[str, frozenset[str]] | None = None,
-    ) -> Steps[QueueSnapshot]:
-        """Do what `schedule` does in steps. Steps of only one call may be taken at a time.
-
-        The cluster may change in between; the result then belongs to some state since the first step.
         """
         gangs, excluded_nodes = gangs or {}, excluded_nodes or {}
         self._refresh_nodes()
@@ -305,7 +288,7 @@ class PendingQueue:
         placer = ColumnarPlacer(columns)
         timeline = ColumnarTimeline(self._nodes.values(), allocations, now, self._states)
         yield
-        result = yield from self._backfill.serve_in_steps(ranked, placer, timeline, {}, now)
+        result = yield from self._backfill.serve(ranked, placer, timeline, {}, now)
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
         queue_entries = tuple(
             _queue_entry(

@@ -35,7 +35,7 @@ from fenka.core.fairness import Fairness
 from fenka.core.inventory import DeviceId
 from fenka.core.queue import SortKey
 from fenka.core.request import Placement
-from fenka.core.steps import Steps, complete
+from fenka.core.steps import Steps
 
 HEAD = QueueConstraints(position=1, total=1)
 """Of a pod that is alone in the queue."""
@@ -142,16 +142,11 @@ class QueueState:
             or gangs != self._gang_placements
         )
 
-    def schedule(self, gangs: Mapping[str, tuple[Placement, ...]], now: float) -> None:
-        """Schedule the queue and renew the snapshot. gangs: what is reserved for gangs, by gang."""
-        complete(self.schedule_in_steps(gangs, now))
+    def schedule(self, gangs: Mapping[str, tuple[Placement, ...]], now: float) -> Steps[None]:
+        """Schedule the queue and renew the snapshot. gangs: what is reserved for gangs, by gang.
 
-    def schedule_in_steps(
-        self, gangs: Mapping[str, tuple[Placement, ...]], now: float
-    ) -> Steps[None]:
-        """Schedule the queue in steps. A call whose steps are not all taken changes nothing.
-
-        Events may come in between: the snapshot is stale then, but not older than the first step.
+        A call whose steps are not all taken changes nothing. Events may come in between: the snapshot is
+        stale then, but not older than the first step.
         """
         self._accounting.refresh(now)
         version, gangs, own_changes, self.urgent = self._version, dict(gangs), 0, False
@@ -160,7 +155,7 @@ class QueueState:
             pods = [
                 it for it in self._open.values() if not self._lifecycle.is_stalled(entry_id(it))
             ]
-            self.snapshot = yield from self._queue.schedule_in_steps(
+            self.snapshot = yield from self._queue.schedule(
                 pods,
                 now,
                 is_pending=self._is_pending,

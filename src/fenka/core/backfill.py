@@ -26,7 +26,7 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.steps import Steps, complete
+from fenka.core.steps import Steps
 from fenka.core.usage import EmptyUsage
 
 MAX_IMPOSSIBLE = 1024
@@ -61,10 +61,10 @@ class Backfill:
         held: Mapping[str, int],
         now: float,
         history: UsageHistory | None = None,
-    ) -> SchedulingResult:
+    ) -> Steps[SchedulingResult]:
         """Place in order what fits now, each on what those before it leave; reserve cards for the others.
 
-        `serve_in_steps` is the same, one request after the other.
+        Each step serves one request. Placer and timeline must not change in between.
 
         Args:
             pending: the requests.
@@ -74,18 +74,6 @@ class Backfill:
             now: in the caller's time.
             history: what users have used.
         """
-        return complete(self.serve_in_steps(pending, placer, timeline, held, now, history))
-
-    def serve_in_steps(
-        self,
-        pending: Collection[PendingRequest],
-        placer: Placer,
-        timeline: Timeline,
-        held: Mapping[str, int],
-        now: float,
-        history: UsageHistory | None = None,
-    ) -> Steps[SchedulingResult]:
-        """Serve the queue in steps. Placer and timeline must not change in between."""
         current = _SchedulingPass(self, placer, timeline, self._impossible)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         statuses: list[QueueStatus] = []

@@ -9,6 +9,7 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.queue_constraints import QueueConstraints
 from fenka.cluster.queue_state import HEAD, QueueState
 from fenka.core.request import Placement
+from fenka.core.steps import complete
 
 MIN_INTERVAL_S = 0.25
 """The queue is not scheduled more often, except when a pod becomes pending and before one is rejected."""
@@ -93,7 +94,7 @@ class QueueController:
         if self._is_due(gangs, now, min_interval_s):
             begun = self._stopwatch()
             self._passes += 1
-            self.state.schedule(gangs, now)
+            complete(self.state.schedule(gangs, now))
             self._scheduled_at, self._cost = now, self._stopwatch() - begun
         return self.state
 
@@ -115,7 +116,7 @@ class QueueController:
             return
         self._passes += 1
         number, cost, begun = self._passes, 0.0, self._stopwatch()
-        for _ in self.state.schedule_in_steps(gangs, now):
+        for _ in self.state.schedule(gangs, now):
             spent = self._stopwatch() - begun
             if spent >= SLICE_S:
                 await self._sleep(0)

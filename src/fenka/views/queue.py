@@ -15,6 +15,7 @@ from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting
+from fenka.core.steps import complete
 from fenka.dialects.base import InvalidRecord
 
 
@@ -56,14 +57,14 @@ def cluster_queue(
         if is_alive or pod.status.phase == "Succeeded":
             gangs.setdefault(group_key(pod), []).append(pod)
 
-    def complete(members: Sequence[Pod]) -> bool:
+    def is_complete(members: Sequence[Pod]) -> bool:
         # A member that requests no card, such as a launcher, counts too.
         return gang_complete_by_label(gangs[group_key(members[0])])
 
     queue = PendingQueue(
-        snapshot.state, options.policy, options.fairness, complete, uses=usage.uses
+        snapshot.state, options.policy, options.fairness, is_complete, uses=usage.uses
     )
-    scheduled = queue.schedule(snapshot.pods, now)
+    scheduled = complete(queue.schedule(snapshot.pods, now))
     cards, used = _cards(snapshot.state), usage.uses.used(now)
     return [
         _row(number, entry, cards, used) for number, entry in enumerate(scheduled.entries, start=1)

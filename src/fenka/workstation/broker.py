@@ -29,6 +29,7 @@ from fenka.core.ledger import Conflict, Ledger
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.steps import complete
 from fenka.core.usage import EmptyUsage
 from fenka.workstation.job import Job
 
@@ -320,13 +321,15 @@ class Broker:
     def _schedule(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         allocations = {self.node.name: list(self._allocations.values())}
-        result = self._backfill.serve(
-            self._queue.values(),
-            PlainPlacer((self.node,), self.ledger),
-            Timeline((self.node,), allocations, now),
-            held_by_user(allocations),
-            now,
-            self.usage_history,
+        result = complete(
+            self._backfill.serve(
+                self._queue.values(),
+                PlainPlacer((self.node,), self.ledger),
+                Timeline((self.node,), allocations, now),
+                held_by_user(allocations),
+                now,
+                self.usage_history,
+            )
         )
         for queue_id, placements in result.placed:
             jobs = self._entries[queue_id]

@@ -16,7 +16,7 @@ from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
 from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.fairness import Fairness
-from fenka.core.gangs import Placer, PlainPlacer, place_all, place_gang
+from fenka.core.gangs import Limits, Placer, PlainPlacer, place_all, place_gang
 from fenka.core.inventory import DeviceId, Node
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.reasons import NodeRejection, Unschedulable
@@ -172,22 +172,22 @@ def test_columnar_placer_equals_plain_placer_on_every_history(
         plain, columnar = world.placers()
         verdicts = list[tuple[object, object]]()
         for _ in range(2):
-            reserved, among = data.draw(reserved_cards(nodes)), data.draw(eligible(nodes))
-            expected = plain.place(several[0], policy, reserved, among)
-            verdicts.append((expected, columnar.place(several[0], policy, reserved, among)))
+            limits = Limits(data.draw(reserved_cards(nodes)), data.draw(eligible(nodes)))
+            expected = plain.place(several[0], policy, limits)
+            verdicts.append((expected, columnar.place(several[0], policy, limits)))
             if isinstance(expected, Placement):
                 plain.add(expected)
                 columnar.add(expected)
             verdicts.append(
                 (
-                    plain.place_on_one_node(several, policy, reserved, among),
-                    columnar.place_on_one_node(several, policy, reserved, among),
+                    plain.place_on_one_node(several, policy, limits),
+                    columnar.place_on_one_node(several, policy, limits),
                 )
             )
             verdicts.append(
                 (
-                    place_all(plain, several, policy, reserved, among),
-                    place_all(columnar, several, policy, reserved, among),
+                    place_all(plain, several, policy, limits),
+                    place_all(columnar, several, policy, limits),
                 )
             )
             verdicts.append(

@@ -14,7 +14,7 @@ from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Memory, Placement, Request
-from fenka.core.usage import EmptyUsage, UsageOverlay, UsageTotals
+from fenka.core.usage import EmptyUsage, UsageOverlay
 from tests.core.builders import (
     GIB,
     T4_MIB,
@@ -97,7 +97,7 @@ def test_gang_rejection_says_how_many_members_would_fit() -> None:
     )
 
 
-def possible(view: UsageTotals, members: list[Request], nodes: tuple[Node, ...]) -> bool:
+def possible(view: UsageOverlay, members: list[Request], nodes: tuple[Node, ...]) -> bool:
     """By trying every choice of cards for every member, with the ledger as the judge."""
     if not members:
         return True
@@ -132,7 +132,7 @@ def test_a_gang_of_four_is_placed_exactly_when_it_can_be(
         if isinstance(found, Placement):
             ledger.assume(f"held{number}", found, 1)
     plan = place_gang(ledger, members, policy, nodes)
-    assert isinstance(plan, tuple) == possible(ledger.totals(), members, nodes)
+    assert isinstance(plan, tuple) == possible(UsageOverlay(ledger), members, nodes)
     if isinstance(plan, tuple):
         assert [len(it.slices) for it in plan] == [request.cards for request in members]
         for number, it in enumerate(plan):
@@ -167,6 +167,14 @@ def members(count: int, request: Request) -> dict[str, Request]:
     return {f"m{number}": request for number in range(count)}
 
 
+def expired(made: GangReservations, now: float) -> dict[str, frozenset[str]]:
+    """End what has expired. Return its members that had started."""
+    reservations = {gang: made.get(gang) for gang in made.overdue(now)}
+    for gang in reservations:
+        made.release(gang)
+    return {gang: each.started for gang, each in reservations.items() if each}
+
+
 def test_gang_reservation_counts_from_the_start() -> None:
     """Of two gangs that each need three of four cards one is planned, the other not at all."""
     made = plans()
@@ -177,8 +185,8 @@ def test_gang_reservation_counts_from_the_start() -> None:
     refused = made.reserve("second", members(3, whole()), "binpack", over(made), 60)
     assert isinstance(refused, Unschedulable)
     assert made.get("second") is None
-    assert made.expire(59.9) == {}
-    assert made.expire(60) == {"first": frozenset()}
+    assert expired(made, 59.9) == {}
+    assert expired(made, 60) == {"first": frozenset()}
     assert isinstance(
         made.reserve("second", members(3, whole()), "binpack", over(made), 120),
         GangReservation,
@@ -214,8 +222,8 @@ def test_expired_reservation_returns_its_started_members() -> None:
     made = plans()
     made.reserve("g", members(3, units(8)), "binpack", over(made), 60)
     made.mark_started("g", "m1")
-    assert made.expire(60) == {"g": frozenset({"m1"})}
-    assert made.release("g") == frozenset()
+    assert expired(made, 60) == {"g": frozenset({"m1"})}
+    made.release("g")
     assert all(
         made.usage.card_usage(name, device(card, name)).holders == 0
         for name, card in product("ab", (0, 1))
@@ -282,14 +290,14 @@ def test_gangs_are_never_left_half_placed(data: st.DataObject) -> None:
             ledger.adopt(f"{name}/{member}", plan.placements[member])
             made.mark_started(name, member)
         elif event == "expire":
-            for gang, started in made.expire(now).items():
+            for gang, started in expired(made, now).items():
                 for member in started:
                     ledger.release(f"{gang}/{member}")
         elif event == "end" and len(running) == len(gangs[name]):
             for entry in running:
                 ledger.release(entry)
         check(nodes, gangs, ledger, made)
-    made.expire(now + 5)
+    expired(made, now + 5)
     fresh = GangReservations(Ledger(nodes))
     for name, of_gang in gangs.items():
         again = fresh.reserve(name, of_gang, "binpack", PlainPlacer(nodes, fresh.usage), 1)

@@ -33,7 +33,7 @@ def serve(
 ) -> SchedulingResult:
     """Requests that joined in order of their number, served once."""
     waiting = [PendingRequest(str(number), (it,), number) for number, it in enumerate(queued)]
-    return NodesBackfill(nodes, policy).serve(waiting, (), 0, ledger.totals())
+    return NodesBackfill(nodes, policy).serve(waiting, (), 0, ledger)
 
 
 @settings(deadline=None)

@@ -161,7 +161,7 @@ class Bookkeeping(RuleBasedStateMachine):
             for one in it.cards:
                 where = it.name, one.uuid
                 assert self.ledger.card_usage(*where) == expected.get(where, NO_USAGE)
-                assert self.ledger.totals().card_usage(*where) == expected.get(where, NO_USAGE)
+                assert self.ledger.card_usage(*where) == expected.get(where, NO_USAGE)
 
     @invariant()
     def nothing_is_overcommitted(self) -> None:

@@ -19,7 +19,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.evaluate import Policy
 from fenka.core.gang_reservations import GangReservations
-from fenka.core.gangs import place_all
+from fenka.core.gangs import Limits, place_all
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement
@@ -196,7 +196,7 @@ class GangScheduler:
             )
         )
         placer = ColumnarPlacer(columns)
-        placed = place_all(placer, requests, self._policy, among=frozenset(names))
+        placed = place_all(placer, requests, self._policy, Limits(among=frozenset(names)))
         return not isinstance(placed, Unschedulable)
 
     def _place_reserved(
@@ -254,8 +254,7 @@ class GangScheduler:
                 self._policy,
                 ColumnarPlacer(self.live.read().copy()),
                 self._clock() + RESERVATION_TTL_S,
-                reserved,
-                nodes,
+                Limits(reserved, nodes),
             )
             if not isinstance(reservation, Unschedulable):
                 self._arrivals[gang.key] = _Arrivals()

@@ -13,7 +13,7 @@ from math import inf
 from fenka.core.availability import Timeline, needs_host
 from fenka.core.evaluate import Fit, Policy, evaluate
 from fenka.core.fairness import Fairness, UsageHistory
-from fenka.core.gangs import Placer, place_all
+from fenka.core.gangs import Limits, Placer, place_all
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.queue import (
     Allocation,
@@ -138,13 +138,13 @@ class _SchedulingPass:
     def _place(
         self, pending: PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
-        requests, nodes = pending.requests, pending.nodes
+        requests, limits = pending.requests, Limits(blocked, pending.nodes)
         if len(requests) == 1:
-            single = self._placer.place(requests[0], self._policy, blocked, nodes)
+            single = self._placer.place(requests[0], self._policy, limits)
             return (single,) if isinstance(single, Placement) else single
         if pending.same_node:
-            return self._placer.place_on_one_node(requests, self._policy, blocked, nodes)
-        return place_all(self._placer, requests, self._policy, blocked, nodes)
+            return self._placer.place_on_one_node(requests, self._policy, limits)
+        return place_all(self._placer, requests, self._policy, limits)
 
     # ---- reservations ----
 
@@ -198,7 +198,7 @@ class _SchedulingPass:
         if len(requests) == 1:
             return []
         empty = self._placer.emptied()
-        placements = place_all(empty, requests, self._policy, among=among)
+        placements = place_all(empty, requests, self._policy, Limits(among=among))
         if isinstance(placements, Unschedulable):
             return []
         return [

@@ -9,14 +9,11 @@ import numpy as np
 from fenka.core.columnar import JointJudgement, Judgement, count_all
 from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools, Columns
 from fenka.core.evaluate import Fit, Policy, evaluate
-from fenka.core.gangs import NO_DEVICES, place_gang
+from fenka.core.gangs import NO_LIMITS, Limits, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
 from fenka.core.reasons import NodeRejection, ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import CardUsage
-
-_Restriction = tuple[frozenset[DeviceId], frozenset[str] | None]
-"""Reserved cards, and the eligible nodes."""
 
 
 class ColumnarPlacer:
@@ -32,7 +29,7 @@ class ColumnarPlacer:
         self._changes: list[tuple[Placement, bool]] = []
         self._masks: dict[frozenset[str], Bools] = {}
         """By reserved cards, or by eligible nodes."""
-        self._frontiers: dict[_Restriction, tuple[int, list[list[int]]]] = {}
+        self._frontiers: dict[Limits, tuple[int, list[list[int]]]] = {}
         """With the number of changes when it was computed."""
         self._most_on: list[int] = []
         """The memory that some node has free on one card, on each of two cards, and so on."""
@@ -50,55 +47,43 @@ class ColumnarPlacer:
     # ---- placing ----
 
     def place(
-        self,
-        request: Request,
-        policy: Policy,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
+        self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
     ) -> Placement | Unschedulable:
         """Return the best placement, or why there is none."""
-        if self._may_fit(request, reserved, among):
-            judgement = Judgement(self._columns, request, self.reserved_mask(reserved))
-            slot = judgement.best(policy, None if among is None else self.among_mask(among))
+        if self._may_fit(request, limits):
+            judgement = Judgement(self._columns, request, self.reserved_mask(limits.reserved))
+            eligible = None if limits.among is None else self.among_mask(limits.among)
+            slot = judgement.best(policy, eligible)
             if slot is not None:
-                (verdict,) = evaluate(self, request, policy, (self._node(slot),), reserved)
+                (verdict,) = evaluate(self, request, policy, (self._node(slot),), limits.reserved)
                 assert isinstance(verdict, Fit)
                 return verdict.placement
-        return _Rejected(self, (request,), policy, (reserved, among))
+        return _Rejected(self, (request,), policy, limits)
 
     def place_on_one_node(
-        self,
-        requests: Sequence[Request],
-        policy: Policy,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
+        self, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
     ) -> tuple[Placement, ...] | Unschedulable:
         """Return placements of all requests on one node: the best one for the first request that fits all."""
-        if all(self._may_fit(request, reserved, among) for request in dict.fromkeys(requests)):
-            judgement = self.judge_together(requests, policy, reserved)
+        if all(self._may_fit(request, limits) for request in dict.fromkeys(requests)):
+            judgement = self.judge_together(requests, policy, limits.reserved)
             possible = judgement.possible
-            if among is not None:
-                possible = possible & self.among_mask(among)
+            if limits.among is not None:
+                possible = possible & self.among_mask(limits.among)
             for slot in judgement.first.order(policy, np.flatnonzero(possible)):
-                placed = place_gang(self, requests, policy, (self._node(slot),), reserved)
+                placed = place_gang(self, requests, policy, (self._node(slot),), limits.reserved)
                 if not isinstance(placed, Unschedulable):
                     return placed
-        return _Rejected(self, requests, policy, (reserved, among))
+        return _Rejected(self, requests, policy, limits)
 
-    def fits(
-        self,
-        request: Request,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
-    ) -> Iterator[tuple[Node, Fit]]:
+    def fits(self, request: Request, limits: Limits = NO_LIMITS) -> Iterator[tuple[Node, Fit]]:
         """Yield the nodes that fit, by name."""
-        fits = Judgement(self._columns, request, self.reserved_mask(reserved)).fits
-        if among is not None:
-            fits = fits & self.among_mask(among)
+        fits = Judgement(self._columns, request, self.reserved_mask(limits.reserved)).fits
+        if limits.among is not None:
+            fits = fits & self.among_mask(limits.among)
         slots = np.flatnonzero(fits)
         for slot in slots[self._columns.ranks()[slots].argsort()].tolist():
             node = self._node(slot)
-            (verdict,) = evaluate(self, request, "binpack", (node,), reserved)
+            (verdict,) = evaluate(self, request, "binpack", (node,), limits.reserved)
             assert isinstance(verdict, Fit)
             yield node, verdict
 
@@ -167,9 +152,7 @@ class ColumnarPlacer:
 
     # ---- requests that certainly do not fit ----
 
-    def _may_fit(
-        self, request: Request, reserved: frozenset[DeviceId], among: frozenset[str] | None
-    ) -> bool:
+    def _may_fit(self, request: Request, limits: Limits) -> bool:
         """Return whether a card has room for the request. True if that is not known.
 
         Most requests of a long queue fit no card at all. Placements only take room, so an older frontier errs
@@ -179,25 +162,23 @@ class ColumnarPlacer:
             return True
         if request.cards > 1 and not self._enough_on_one_node(request):
             return False
-        known = self._frontiers.get((reserved, among))
+        known = self._frontiers.get(limits)
         if known is not None and not self._below(known[1], request):
             return False
         if known is None or known[0] != self.change:
-            known = self.change, self._frontier(reserved, among)
-            self._frontiers[reserved, among] = known
+            known = self.change, self._frontier(limits)
+            self._frontiers[limits] = known
         return self._below(known[1], request)
 
-    def _frontier(
-        self, reserved: frozenset[DeviceId], among: frozenset[str] | None
-    ) -> list[list[int]]:
+    def _frontier(self, limits: Limits) -> list[list[int]]:
         """Return the most free memory of any open card, by its least free compute and its class."""
         columns = self._columns
         usable = columns.open & (columns.usage[WHOLE] == 0)
-        mask = self.reserved_mask(reserved)
+        mask = self.reserved_mask(limits.reserved)
         if mask is not None:
             usable &= ~mask
-        if among is not None:
-            usable &= self.among_mask(among)[columns.cards[SLOT]]
+        if limits.among is not None:
+            usable &= self.among_mask(limits.among)[columns.cards[SLOT]]
         cards = np.flatnonzero(usable)
         most = np.full((len(columns.classes), WHOLE_COMPUTE + 1), -1, np.int64)
         compute = np.minimum(columns.usage[FREE_COMPUTE, cards], WHOLE_COMPUTE)
@@ -236,20 +217,16 @@ class _Rejected(Unschedulable):
     """A rejection by a `ColumnarPlacer`, with reasons that are computed when they are read."""
 
     def __init__(
-        self,
-        placer: ColumnarPlacer,
-        requests: Sequence[Request],
-        policy: Policy,
-        restriction: _Restriction,
+        self, placer: ColumnarPlacer, requests: Sequence[Request], policy: Policy, limits: Limits
     ) -> None:
         super().__init__()
         self._placer, self._requests, self._policy = placer, requests, policy
-        self._restriction, self._change = restriction, placer.change
+        self._limits, self._change = limits, placer.change
 
     @property
     def rejections(self) -> tuple[NodeRejection, ...]:
         """Return one for each node, by name."""
-        reserved, among = self._restriction
+        reserved, among = self._limits
         rejections = []
         with self._placer.as_of(self._change) as columns:
             slots = np.flatnonzero(self._placer.among_mask(among))
@@ -263,7 +240,7 @@ class _Rejected(Unschedulable):
 
     def counts(self) -> Counter[ReasonCode]:
         """Return how many cards have which reason."""
-        reserved, among = self._restriction
+        reserved, among = self._limits
         with self._placer.as_of(self._change) as columns:
             codes = self._placer.judge_together(self._requests, self._policy, reserved).codes()
             return count_all(codes[self._placer.among_mask(among)[columns.cards[SLOT]]])

@@ -153,13 +153,6 @@ class UsageHistory:
         used_s = {user: self.history(user, 0, now).used_s for user in list(self._users)}
         return {user: used for user, used in used_s.items() if used >= FORGOTTEN}
 
-    def merge(self, used: Mapping[str, float], now: float) -> None:
-        """Take over what another process has counted until now, if that is more."""
-        for user, seconds in used.items():
-            record = self._users.setdefault(user, _User())
-            self._advance(record, now)
-            record.used_s = max(record.used_s, seconds)
-
     def _weight(self, seconds: float) -> float:
         """Return the decayed card-seconds of one card from `seconds` ago until now."""
         if not 0 < self._decay < inf:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fenka.core.evaluate import Policy
-from fenka.core.gangs import NO_DEVICES, Placer, place_all
-from fenka.core.inventory import DeviceId
+from fenka.core.gangs import NO_LIMITS, Limits, Placer, place_all
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageOverlay, UsageView
@@ -26,9 +25,9 @@ class GangReservation:
     started: frozenset[str] = field(default_factory=frozenset)
 
     @property
-    def complete(self) -> bool:
-        """Return whether all its members have started."""
-        return len(self.started) == len(self.placements)
+    def outstanding(self) -> tuple[Placement, ...]:
+        """Return the placements of members that have not started."""
+        return tuple(it for name, it in self.placements.items() if name not in self.started)
 
 
 class GangReservations:
@@ -49,24 +48,16 @@ class GangReservations:
 
     def outstanding(self) -> dict[str, tuple[Placement, ...]]:
         """Return the placements of members that have not started, by gang."""
-        return {
-            gang: tuple(
-                placement
-                for member, placement in reservation.placements.items()
-                if member not in reservation.started
-            )
-            for gang, reservation in self._reservations.items()
-        }
+        return {gang: each.outstanding for gang, each in self._reservations.items()}
 
-    def reserve(  # noqa: PLR0913, PLR0917
+    def reserve(
         self,
         gang: str,
         members: Mapping[str, Request],
         policy: Policy,
         placer: Placer,
         expires_at: float,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> GangReservation | Unschedulable:
         """Return the gang's reservation, made now if it has none; or why there can be none.
 
@@ -76,12 +67,11 @@ class GangReservations:
             policy: a name in SCORES.
             placer: the nodes, with `usage`.
             expires_at: when all members must have started, in the caller's time.
-            reserved: cards that are kept for other requests.
-            among: names of the eligible nodes, None for all.
+            limits: what no member may use.
         """
         if gang in self._reservations:
             return self._reservations[gang]
-        placements = place_all(placer, list(members.values()), policy, reserved, among)
+        placements = place_all(placer, list(members.values()), policy, limits)
         if isinstance(placements, Unschedulable):
             return placements
         reservation = GangReservation(dict(zip(members, placements, strict=True)), expires_at)
@@ -103,20 +93,15 @@ class GangReservations:
             return
         self.usage.remove(reservation.placements[member])
         reservation = replace(reservation, started=reservation.started | {member})
-        if reservation.complete:
+        self._reservations[gang] = reservation
+        if not reservation.outstanding:
             del self._reservations[gang]
-        else:
-            self._reservations[gang] = reservation
 
-    def release(self, gang: str) -> frozenset[str]:
-        """End a reservation, if there is one. Return its members that have started, which must end too."""
+    def release(self, gang: str) -> None:
+        """End a reservation, if there is one. Its members that have started must end too."""
         reservation = self._reservations.pop(gang, None)
-        if reservation is None:
-            return frozenset()
-        for member, placement in reservation.placements.items():
-            if member not in reservation.started:
-                self.usage.remove(placement)
-        return reservation.started
+        for placement in reservation.outstanding if reservation else ():
+            self.usage.remove(placement)
 
     def overdue(self, now: float) -> list[str]:
         """Return the gangs whose reservations have expired."""
@@ -125,7 +110,3 @@ class GangReservations:
             for gang, reservation in self._reservations.items()
             if reservation.expires_at <= now
         ]
-
-    def expire(self, now: float) -> dict[str, frozenset[str]]:
-        """End the expired reservations. Return by gang the members that have started, which must end too."""
-        return {gang: self.release(gang) for gang in self.overdue(now)}

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fenka.core.evaluate import Fit, Policy, evaluate, place
 from fenka.core.inventory import Card, DeviceId, Node
@@ -17,37 +17,35 @@ SEARCH_LIMIT = 2000
 NO_DEVICES: frozenset[DeviceId] = frozenset()
 
 
-class Placer(UsageView, Protocol):
-    """Nodes with what is allocated of them, on which placements are tried, and released again.
+class Limits(NamedTuple):
+    """What a placement may not use.
 
-    In all methods `reserved` are cards that are kept for other requests, and `among` has the names of the
-    eligible nodes, None for all.
+    Attributes:
+        reserved: cards that are kept for other requests.
+        among: names of the eligible nodes, None for all.
     """
 
+    reserved: frozenset[DeviceId] = NO_DEVICES
+    among: frozenset[str] | None = None
+
+
+NO_LIMITS = Limits()
+
+
+class Placer(UsageView, Protocol):
+    """Nodes with what is allocated of them, on which placements are tried, and released again."""
+
     def place(
-        self,
-        request: Request,
-        policy: Policy,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
+        self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
     ) -> Placement | Unschedulable:
         """Return the best placement, or why there is none, as `evaluate.place` does."""
 
     def place_on_one_node(
-        self,
-        requests: Sequence[Request],
-        policy: Policy,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
+        self, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
     ) -> tuple[Placement, ...] | Unschedulable:
         """Return placements of all requests on one node: the best one for the first request that fits all."""
 
-    def fits(
-        self,
-        request: Request,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
-    ) -> Iterator[tuple[Node, Fit]]:
+    def fits(self, request: Request, limits: Limits = NO_LIMITS) -> Iterator[tuple[Node, Fit]]:
         """Yield the nodes that fit, by name. In between the caller may change the usage and restore it."""
 
     def add(self, placement: Placement) -> None:
@@ -68,25 +66,17 @@ class PlainPlacer(UsageOverlay):
         self._nodes = tuple(nodes)
 
     def place(
-        self,
-        request: Request,
-        policy: Policy,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
+        self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
     ) -> Placement | Unschedulable:
         """Return what `evaluate.place` does."""
-        return place(self, request, policy, self._among(among), reserved)
+        return place(self, request, policy, self._among(limits), limits.reserved)
 
     def place_on_one_node(
-        self,
-        requests: Sequence[Request],
-        policy: Policy,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
+        self, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
     ) -> tuple[Placement, ...] | Unschedulable:
         """Place all requests on each node in turn, the best one for the first request first."""
-        nodes = self._among(among)
-        verdicts = evaluate(self, requests[0], policy, nodes, reserved)
+        nodes = self._among(limits)
+        verdicts = evaluate(self, requests[0], policy, nodes, limits.reserved)
         fits = [
             (verdict.score, node.name, node)
             for node, verdict in zip(nodes, verdicts, strict=True)
@@ -94,21 +84,16 @@ class PlainPlacer(UsageOverlay):
         ]
         rejections = [verdict for verdict in verdicts if isinstance(verdict, NodeRejection)]
         for _, _, node in sorted(fits, key=lambda fit: fit[:2]):
-            placed = place_gang(self, requests, policy, (node,), reserved)
+            placed = place_gang(self, requests, policy, (node,), limits.reserved)
             if not isinstance(placed, Unschedulable):
                 return placed
             rejections.append(placed.rejections[0])
         return Unschedulable(tuple(rejections))
 
-    def fits(
-        self,
-        request: Request,
-        reserved: frozenset[DeviceId] = NO_DEVICES,
-        among: frozenset[str] | None = None,
-    ) -> Iterator[tuple[Node, Fit]]:
+    def fits(self, request: Request, limits: Limits = NO_LIMITS) -> Iterator[tuple[Node, Fit]]:
         """Yield the nodes that fit, by name."""
-        for node in sorted(self._among(among), key=lambda node: node.name):
-            (verdict,) = evaluate(self, request, "binpack", (node,), reserved)
+        for node in sorted(self._among(limits), key=lambda node: node.name):
+            (verdict,) = evaluate(self, request, "binpack", (node,), limits.reserved)
             if isinstance(verdict, Fit):
                 yield node, verdict
 
@@ -116,7 +101,8 @@ class PlainPlacer(UsageOverlay):
         """Return a placer of the same nodes on which nothing is allocated."""
         return PlainPlacer(self._nodes, EmptyUsage())
 
-    def _among(self, names: frozenset[str] | None) -> Sequence[Node]:
+    def _among(self, limits: Limits) -> Sequence[Node]:
+        names = limits.among
         return [node for node in self._nodes if names is None or node.name in names]
 
 
@@ -128,15 +114,11 @@ def place_gang(
     reserved: Collection[DeviceId] = NO_DEVICES,
 ) -> tuple[Placement, ...] | Unschedulable:
     """Return what `place_all` does on these nodes with this usage."""
-    return place_all(PlainPlacer(nodes, view), requests, policy, frozenset(reserved))
+    return place_all(PlainPlacer(nodes, view), requests, policy, Limits(frozenset(reserved)))
 
 
 def place_all(
-    placer: Placer,
-    requests: Sequence[Request],
-    policy: Policy,
-    reserved: frozenset[DeviceId] = NO_DEVICES,
-    among: frozenset[str] | None = None,
+    placer: Placer, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
 ) -> tuple[Placement, ...] | Unschedulable:
     """Return a placement for each request, in their order, that are possible together; or why there are none.
 
@@ -153,7 +135,7 @@ def place_all(
     )
     refused: Unschedulable | None = None
     for order, by in ((range(len(requests)), policy), (by_size, policy), (by_size, "binpack")):
-        placed, refusal = _one_by_one(placer, requests, order, by, reserved, among)
+        placed, refusal = _one_by_one(placer, requests, order, by, limits)
         if refusal is None:
             return tuple(placed[number] for number in range(len(requests)))
         if refused is None:
@@ -164,7 +146,7 @@ def place_all(
             # The largest does not fit even alone.
             return refused
     assert refused is not None
-    search = _Search(placer, [requests[number] for number in by_size], reserved, among)
+    search = _Search(placer, [requests[number] for number in by_size], limits)
     chosen = search.run()
     if chosen is None:
         return refused
@@ -184,13 +166,12 @@ def _one_by_one(
     requests: Sequence[Request],
     order: Iterable[int],
     policy: Policy,
-    reserved: frozenset[DeviceId],
-    among: frozenset[str] | None,
+    limits: Limits,
 ) -> tuple[dict[int, Placement], Unschedulable | None]:
     placed: dict[int, Placement] = {}
     refusal: Unschedulable | None = None
     for number in order:
-        verdict = placer.place(requests[number], policy, reserved, among)
+        verdict = placer.place(requests[number], policy, limits)
         if isinstance(verdict, Unschedulable):
             refusal = verdict
             break
@@ -204,15 +185,8 @@ def _one_by_one(
 class _Search:
     """Searches depth first, the largest request first."""
 
-    def __init__(
-        self,
-        placer: Placer,
-        requests: Sequence[Request],
-        reserved: frozenset[DeviceId],
-        among: frozenset[str] | None,
-    ) -> None:
-        self._placer, self._requests = placer, requests
-        self._reserved, self._among = reserved, among
+    def __init__(self, placer: Placer, requests: Sequence[Request], limits: Limits) -> None:
+        self._placer, self._requests, self._limits = placer, requests, limits
         self._left = SEARCH_LIMIT
 
     def run(
@@ -237,7 +211,7 @@ class _Search:
         return None
 
     def _options(self, request: Request) -> Iterator[Placement]:
-        for node, fit in self._placer.fits(request, self._reserved, self._among):
+        for node, fit in self._placer.fits(request, self._limits):
             self._left -= 1
             if self._left < 0:
                 return
@@ -253,9 +227,8 @@ class _Search:
             if alike in tried:
                 continue
             tried.add(alike)
-            (verdict,) = evaluate(
-                self._placer, request, "binpack", (replace(node, cards=chosen),), self._reserved
-            )
+            part = replace(node, cards=chosen)
+            (verdict,) = evaluate(self._placer, request, "binpack", (part,), self._limits.reserved)
             if isinstance(verdict, Fit):
                 yield verdict.placement
 

@@ -80,10 +80,6 @@ class Ledger:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
         return self._totals.host_usage(node)
 
-    def totals(self) -> UsageTotals:
-        """Return a copy of the totals."""
-        return self._totals.copy()
-
     def state(self, entry_id: str) -> EntryState:
         """Return the state of an id; ABSENT for an unknown one."""
         entry = self._entries.get(entry_id)

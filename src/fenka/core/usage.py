@@ -77,12 +77,6 @@ class UsageTotals:
         """Remove a placement that was added."""
         self._count(placement, -1)
 
-    def copy(self) -> "UsageTotals":
-        """Return a copy that changes independently."""
-        twin = UsageTotals()
-        twin._cards, twin._hosts = dict(self._cards), dict(self._hosts)
-        return twin
-
     def _count(self, placement: Placement, sign: int) -> None:
         for piece in placement.slices:
             usage = self.card_usage(placement.node, piece.uuid)

@@ -41,8 +41,6 @@ class LeaseSpec(Object):
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
     lease_transitions: int | None = None
 
 

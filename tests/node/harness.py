@@ -31,8 +31,7 @@ from fenka.isolation.files import install_native
 from fenka.node.advertiser import Advertised
 from fenka.node.agent import Agent
 from fenka.node.health import CardHealth
-from fenka.node.kubelet import deviceplugin_pb2 as api
-from fenka.node.kubelet import podresources_pb2 as resources
+from fenka.node.kubelet import messages_pb2 as api
 from fenka.node.kubelet.client import HEALTHY, Kubelet
 from fenka.node.lease import cdi
 from fenka.node.lease.files import LeaseFiles
@@ -112,7 +111,7 @@ class FakeKubelet:
                 ),
                 grpc.method_handlers_generic_handler(
                     "v1.PodResourcesLister",
-                    {"List": unary(self._list, resources.ListPodResourcesRequest)},
+                    {"List": unary(self._list, api.ListPodResourcesRequest)},
                 ),
             )
         )
@@ -170,19 +169,17 @@ class FakeKubelet:
                 continue
             pod = pods.setdefault(
                 (entry.namespace, entry.pod),
-                resources.PodResources(namespace=entry.namespace, name=entry.pod),
+                api.PodResources(namespace=entry.namespace, name=entry.pod),
             )
             pod.containers.append(
-                resources.ContainerResources(
+                api.ContainerResources(
                     name=entry.container,
                     devices=[
-                        resources.ContainerDevices(
-                            resource_name=entry.resource, device_ids=entry.ids
-                        )
+                        api.ContainerDevices(resource_name=entry.resource, device_ids=entry.ids)
                     ],
                 )
             )
-        return resources.ListPodResourcesResponse(pod_resources=list(pods.values()))
+        return api.ListPodResourcesResponse(pod_resources=list(pods.values()))
 
     def _write_checkpoint(self) -> None:
         if not self.checkpoint:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Slice
 from fenka.core.units import card_units
-from fenka.node.kubelet import deviceplugin_pb2 as api
+from fenka.node.kubelet import messages_pb2 as api
 from fenka.node.kubelet.client import (
     MESSAGE_BYTES,
     Claim,

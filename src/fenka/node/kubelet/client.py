@@ -18,8 +18,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from fenka.core.errors import FenkaError
-from fenka.node.kubelet import deviceplugin_pb2 as plugin_api
-from fenka.node.kubelet import podresources_pb2 as resources_api
+from fenka.node.kubelet import messages_pb2 as api
 
 API_VERSION = "v1beta1"
 MESSAGE_BYTES = 4 << 20
@@ -62,24 +61,24 @@ class Kubelet:
         return self.plugins / "kubelet.sock"
 
     async def register(
-        self, endpoint: str, resource: str, options: plugin_api.DevicePluginOptions
+        self, endpoint: str, resource: str, options: api.DevicePluginOptions
     ) -> None:
         """Register a socket as the plugin of a resource. Raises KubeletUnavailable."""
-        request = plugin_api.RegisterRequest(
+        request = api.RegisterRequest(
             version=API_VERSION,
             endpoint=endpoint,
             resource_name=resource,
             options=options,
         )
-        await _call(self.socket, "/v1beta1.Registration/Register", request, plugin_api.Empty)
+        await _call(self.socket, "/v1beta1.Registration/Register", request, api.Empty)
 
     async def claims(self) -> list[Claim]:
         """Return the claims of both sources. Raises KubeletUnavailable."""
         answer = await _call(
             self.pod_resources,
             "/v1.PodResourcesLister/List",
-            resources_api.ListPodResourcesRequest(),
-            resources_api.ListPodResourcesResponse,
+            api.ListPodResourcesRequest(),
+            api.ListPodResourcesResponse,
         )
         listed = [
             Claim(resource, frozenset(ids), container.name, pod.namespace, pod.name)
@@ -157,7 +156,7 @@ def read_checkpoint(path: Path) -> list[Claim]:
 
 def _token(answer: str) -> str:
     try:
-        decoded = plugin_api.ContainerAllocateResponse.FromString(base64.b64decode(answer))
+        decoded = api.ContainerAllocateResponse.FromString(base64.b64decode(answer))
     except (DecodeError, binascii.Error):
         return ""
     for device in decoded.cdi_devices:
@@ -175,11 +174,11 @@ def unit_id(number: int) -> str:
     return f"u{number}"
 
 
-def listing(devices: Sequence[tuple[str, bool]]) -> plugin_api.ListAndWatchResponse:
+def listing(devices: Sequence[tuple[str, bool]]) -> api.ListAndWatchResponse:
     """Return the message for a list of IDs, each with whether it is healthy."""
-    return plugin_api.ListAndWatchResponse(
+    return api.ListAndWatchResponse(
         devices=[
-            plugin_api.Device(ID=device, health=HEALTHY if healthy else UNHEALTHY)
+            api.Device(ID=device, health=HEALTHY if healthy else UNHEALTHY)
             for device, healthy in devices
         ]
     )

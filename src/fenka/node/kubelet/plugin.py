@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from fenka.core.errors import FenkaError
-from fenka.node.kubelet import deviceplugin_pb2 as api
+from fenka.node.kubelet import messages_pb2 as api
 from fenka.node.kubelet.client import (
     LEASE_KIND,
     Kubelet,
@@ -147,7 +147,6 @@ class Plugin:
             "v1beta1.DevicePlugin",
             {
                 "GetDevicePluginOptions": unary(self._options, api.Empty),
-                "GetPreferredAllocation": unary(self._prefer, api.PreferredAllocationRequest),
                 "Allocate": unary(self._allocate, api.AllocateRequest),
                 "PreStartContainer": unary(self._prestart, api.PreStartContainerRequest),
                 "ListAndWatch": grpc.unary_stream_rpc_method_handler(
@@ -162,9 +161,6 @@ class Plugin:
 
     async def _options(self, _: Any, __: Any) -> api.DevicePluginOptions:
         return self._options_now
-
-    async def _prefer(self, _: Any, __: Any) -> api.PreferredAllocationResponse:
-        return api.PreferredAllocationResponse()
 
     async def _list(self, _: Any, __: Any) -> AsyncIterator[api.ListAndWatchResponse]:
         sent = 0

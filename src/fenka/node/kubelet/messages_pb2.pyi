@@ -11,12 +11,10 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class DevicePluginOptions(_message.Message):
-    __slots__ = ("pre_start_required", "get_preferred_allocation_available")
+    __slots__ = ("pre_start_required",)
     PRE_START_REQUIRED_FIELD_NUMBER: _ClassVar[int]
-    GET_PREFERRED_ALLOCATION_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     pre_start_required: bool
-    get_preferred_allocation_available: bool
-    def __init__(self, pre_start_required: _Optional[bool] = ..., get_preferred_allocation_available: _Optional[bool] = ...) -> None: ...
+    def __init__(self, pre_start_required: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("version", "endpoint", "resource_name", "options")
@@ -54,14 +52,6 @@ class PreStartContainerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class PreferredAllocationRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class PreferredAllocationResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class ContainerAllocateRequest(_message.Message):
     __slots__ = ("devices_ids",)
     DEVICES_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -81,7 +71,7 @@ class CDIDevice(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ContainerAllocateResponse(_message.Message):
-    __slots__ = ("envs", "annotations", "cdi_devices")
+    __slots__ = ("envs", "cdi_devices")
     class EnvsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -89,23 +79,50 @@ class ContainerAllocateResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    class AnnotationsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ENVS_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     CDI_DEVICES_FIELD_NUMBER: _ClassVar[int]
     envs: _containers.ScalarMap[str, str]
-    annotations: _containers.ScalarMap[str, str]
     cdi_devices: _containers.RepeatedCompositeFieldContainer[CDIDevice]
-    def __init__(self, envs: _Optional[_Mapping[str, str]] = ..., annotations: _Optional[_Mapping[str, str]] = ..., cdi_devices: _Optional[_Iterable[_Union[CDIDevice, _Mapping]]] = ...) -> None: ...
+    def __init__(self, envs: _Optional[_Mapping[str, str]] = ..., cdi_devices: _Optional[_Iterable[_Union[CDIDevice, _Mapping]]] = ...) -> None: ...
 
 class AllocateResponse(_message.Message):
     __slots__ = ("container_responses",)
     CONTAINER_RESPONSES_FIELD_NUMBER: _ClassVar[int]
     container_responses: _containers.RepeatedCompositeFieldContainer[ContainerAllocateResponse]
     def __init__(self, container_responses: _Optional[_Iterable[_Union[ContainerAllocateResponse, _Mapping]]] = ...) -> None: ...
+
+class ListPodResourcesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPodResourcesResponse(_message.Message):
+    __slots__ = ("pod_resources",)
+    POD_RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    pod_resources: _containers.RepeatedCompositeFieldContainer[PodResources]
+    def __init__(self, pod_resources: _Optional[_Iterable[_Union[PodResources, _Mapping]]] = ...) -> None: ...
+
+class PodResources(_message.Message):
+    __slots__ = ("name", "namespace", "containers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    containers: _containers.RepeatedCompositeFieldContainer[ContainerResources]
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., containers: _Optional[_Iterable[_Union[ContainerResources, _Mapping]]] = ...) -> None: ...
+
+class ContainerResources(_message.Message):
+    __slots__ = ("name", "devices")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    devices: _containers.RepeatedCompositeFieldContainer[ContainerDevices]
+    def __init__(self, name: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[ContainerDevices, _Mapping]]] = ...) -> None: ...
+
+class ContainerDevices(_message.Message):
+    __slots__ = ("resource_name", "device_ids")
+    RESOURCE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+    resource_name: str
+    device_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resource_name: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ...) -> None: ...

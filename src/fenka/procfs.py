@@ -42,6 +42,11 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
     return int(fields[19])
 
 
+def lives(pid: int, started: int) -> bool:
+    """Return whether the process of this PID lives and is the one that started then. Raises OSError."""
+    return start_ticks(pid) == started
+
+
 def living_thread(pid: int) -> str:
     """Return the path below /proc of a process, or of another thread if its first one has ended."""
     threads = PROC / str(pid) / "task"

@@ -10,7 +10,8 @@ import pytest
 
 from fenka.core.inventory import Card, DeviceId
 from fenka.hardware import card_lock
-from fenka.hardware.card_lock import CardLocked, Owner, acquire, locked_by_root
+from fenka.hardware.card_lock import CardLocked, acquire, locked_by_root
+from fenka.hardware.peer_credentials import Peer
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -39,7 +40,7 @@ def squatted(card: Card, stranger: User) -> Iterator[socket.socket]:
 @pytest.mark.usefixtures("squatted")
 def test_root_acquires_a_card_whose_name_an_ordinary_user_holds(card: Card, stranger: User) -> None:
     """The callback gets the process that has the name."""
-    displaced: list[Owner] = []
+    displaced: list[Peer] = []
     with acquire([card], lambda _, owner: displaced.append(owner)), pytest.raises(CardLocked):
         acquire([card])
     assert [owner.uid for owner in displaced] == [stranger.uid]

@@ -217,7 +217,7 @@ def test_simulated_driver_is_reopened_when_the_card_server_was_killed(t4: Workst
     assert on_it.report()["cards"][0]["result"] == 0
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(str(t4.root / "simulated" / "server.sock"))
-        kill(peer(line)[0])
+        kill(peer(line).pid)
     again = t4.run("--gpu-mem", "10", "--", *HOLD, "10000")
     assert again.report()["cards"][0]["result"] == 0
     assert next(iter(t4.jobs())) == "on-it"

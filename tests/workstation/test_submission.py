@@ -6,17 +6,23 @@ import msgspec
 import pytest
 
 from fenka.core.request import InvalidRequest
+from fenka.hardware.peer_credentials import Process
 from fenka.jobs.spec import NAME, GpuResources, JobSpec
-from fenka.workstation.submission import Peer, create_jobs
+from fenka.workstation.submission import create_jobs
 
 OTHER = os.geteuid() + 4321
 SPEC = JobSpec(["/usr/bin/python3", "x.py"], GpuResources("4"))
 
 
+def client(uid: int) -> Process:
+    """Return a process of this user that connected."""
+    return Process(os.getpid(), uid, descriptor=-1, start_ticks=1)
+
+
 def submitted(uid: int = OTHER, **fields: object) -> list[str]:
     """Return the names of the jobs."""
     spec = msgspec.structs.replace(SPEC, **fields)
-    return [job.name for job in create_jobs(spec, Peer(os.getpid(), uid, 1), 1024, [], 0)]
+    return [job.name for job in create_jobs(spec, client(uid), 1024, [], 0)]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,7 @@ def test_priority_is_limited_when_the_user_does_not_own_the_daemon(
 def test_gang_has_one_job_for_each_member() -> None:
     """Each member is a job, named by its rank, in one queue entry."""
     jobs = create_jobs(
-        msgspec.structs.replace(SPEC, name="g", gang=2), Peer(os.getpid(), 7, 1), 1024, [], now=5.0
+        msgspec.structs.replace(SPEC, name="g", gang=2), client(7), 1024, [], now=5.0
     )
     assert [(job.name, job.rank, job.display_name) for job in jobs] == [
         ("g/0", 0, "g"),
@@ -59,10 +65,8 @@ def test_gang_has_one_job_for_each_member() -> None:
         with pytest.raises(
             InvalidRequest, match=f"a job called {name} already exists|invalid job name 'g/1'"
         ):
-            create_jobs(
-                msgspec.structs.replace(SPEC, name=name), Peer(os.getpid(), 7, 1), 1024, jobs, 6.0
-            )
-    (later,) = create_jobs(SPEC, Peer(os.getpid(), 7, 1), 1024, jobs, now=1.0)
+            create_jobs(msgspec.structs.replace(SPEC, name=name), client(7), 1024, jobs, 6.0)
+    (later,) = create_jobs(SPEC, client(7), 1024, jobs, now=1.0)
     assert later.requested_at > 5.0, "although the clock was set back"
 
 

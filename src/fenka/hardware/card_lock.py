@@ -28,7 +28,7 @@ from pathlib import Path
 from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
-from fenka.hardware.peer_credentials import peer, user_name
+from fenka.hardware.peer_credentials import Peer, peer, user_name
 
 LOCKS = Path("/run/fenka/cards")
 """Directory of root's locks."""
@@ -36,18 +36,10 @@ LOCKS = Path("/run/fenka/cards")
 _CLONE_NEWNET = 0x40000000
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The process that holds a card's lock."""
-
-    pid: int
-    uid: int
-
-
 class CardLocked(FenkaError):
     """Another program owns the card. `owner` is None where the kernel does not name it."""
 
-    def __init__(self, card: Card, owner: Owner | None) -> None:
+    def __init__(self, card: Card, owner: Peer | None) -> None:
         holder = (
             f"process {owner.pid} of user {user_name(owner.uid)}"
             if owner
@@ -62,7 +54,7 @@ class CardLocked(FenkaError):
 
 def acquire(
     cards: Iterable[Card],
-    on_displaced: Callable[[Card, Owner], None] = lambda _card, _owner: None,
+    on_displaced: Callable[[Card, Peer], None] = lambda _card, _owner: None,
     network: Path | None = None,
 ) -> contextlib.ExitStack:
     """Lock the cards until the result is closed: all of them, or none.
@@ -96,7 +88,7 @@ def locked_by_root(card: Card) -> bool:
 
 
 def _acquire(
-    card: Card, locks: contextlib.ExitStack, on_displaced: Callable[[Card, Owner], None]
+    card: Card, locks: contextlib.ExitStack, on_displaced: Callable[[Card, Peer], None]
 ) -> None:
     if _is_root() and _make_directory():
         _lock_as_root(card, locks)
@@ -168,7 +160,7 @@ def _lock_as_root(card: Card, locks: contextlib.ExitStack) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(lock, 20).decode()
-            raise CardLocked(card, Owner(int(holder), 0) if holder.isdecimal() else None) from None
+            raise CardLocked(card, Peer(int(holder), 0) if holder.isdecimal() else None) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 break
@@ -195,7 +187,7 @@ def _listen(address: str) -> socket.socket:
 @dataclass(frozen=True, slots=True)
 class _Listener:
     exists: bool
-    owner: Owner | None = None
+    owner: Peer | None = None
 
 
 def _listener(address: str) -> _Listener:
@@ -204,9 +196,9 @@ def _listener(address: str) -> _Listener:
         probe.setblocking(False)
         try:
             probe.connect(address)
-            pid, uid, _ = peer(probe)
+            owner = peer(probe)
         except BlockingIOError:
             return _Listener(exists=True)
         except OSError:
             return _Listener(exists=False)
-    return _Listener(exists=True, owner=Owner(pid, uid))
+    return _Listener(exists=True, owner=owner)

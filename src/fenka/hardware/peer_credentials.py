@@ -15,19 +15,26 @@ _SO_PEERPIDFD = 77
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """The process that connected, even if its PID is reused. descriptor: a pidfd, to be closed."""
+class Peer:
+    """The process that connected or listens. Its PID may be reused once it has ended."""
 
     pid: int
     uid: int
-    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process(Peer):
+    """The process that connected, even if its PID is reused. descriptor: a pidfd, to be closed."""
+
     descriptor: int
+    start_ticks: int
+    """When it started; valid while it lives."""
 
     def lives(self) -> bool:
         """Return whether it has not ended. If so, everything read of its PID before was this process's."""
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
-        return not poll.poll(0)
+        return self.start_ticks != 0 and not poll.poll(0)
 
     def close(self) -> None:
         """Close the pidfd."""
@@ -39,36 +46,39 @@ def process(connection: socket.socket) -> Process:
 
     Raises ProcessLookupError if it has ended, OSError.
     """
-    pid, uid, gid = peer(connection)
+    connected = peer(connection)
+    # If it lives after this, the PID was its own.
+    started = procfs.start_ticks(connected.pid) or 0
     try:
         descriptor = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
         if error.errno == errno.ENOPROTOOPT:
-            return _by_number(pid, uid, gid)
+            return _by_number(connected)
         # Older kernels return several errors for a process that has ended.
         raise ProcessLookupError(error.errno, "the process that connected is gone") from None
-    return Process(pid, uid, gid, descriptor)
+    return Process(connected.pid, connected.uid, descriptor, started)
 
 
-def _by_number(pid: int, uid: int, gid: int) -> Process:
+def _by_number(connected: Peer) -> Process:
     """Return the process by its PID, before Linux 6.5. A PID reused by another user is an error."""
-    candidate = Process(pid, uid, gid, os.pidfd_open(pid))
+    descriptor = os.pidfd_open(connected.pid)
     try:
-        users = procfs.user_ids(pid)
+        users, started = procfs.user_ids(connected.pid), procfs.start_ticks(connected.pid) or 0
     except OSError:
-        users = []
-    if uid in users and candidate.lives():
+        users, started = [], 0
+    candidate = Process(connected.pid, connected.uid, descriptor, started)
+    if connected.uid in users and candidate.lives():
         return candidate
     candidate.close()
     raise ProcessLookupError(errno.ESRCH, "the process that connected is gone")
 
 
-def peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Return PID, user ID and group ID of the other end."""
+def peer(connection: socket.socket) -> Peer:
+    """Return the process at the other end."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, uid, gid = struct.unpack("3i", credentials)
-    return pid, uid, gid
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return Peer(pid, uid)
 
 
 def user_name(uid: int) -> str:

@@ -119,7 +119,7 @@ class SimulatedNode:
         connection, self._connection = self._connection or self._connect(), None
         if connection is not None:
             with contextlib.closing(connection):
-                _end(peer(connection)[0], connection)
+                _end(peer(connection).pid, connection)
         if self._server is not None:
             self._server.wait(_DEADLINE_S)
             self._server = None

@@ -59,7 +59,7 @@ class Connection:
                 self._socket = opened.enter_context(paths.connect(self._directory))
             except OSError as why:
                 raise DaemonUnavailable(_unavailable_reason(runtime, why)) from None
-            server = peer(self._socket)[1]
+            server = peer(self._socket).uid
             if not previous and server not in runtime.owners | {0}:
                 raise UnsafeDirectory(
                     f"{runtime.socket} is served by user {server}, who cannot be trusted: remove it, or "
@@ -120,7 +120,7 @@ class Connection:
     @property
     def daemon_pid(self) -> int:
         """The daemon's process, by what the kernel reports."""
-        return peer(self._socket)[0]
+        return peer(self._socket).pid
 
     def close(self) -> None:
         """Close the connection, which cancels a pending request."""

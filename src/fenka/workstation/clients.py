@@ -5,34 +5,32 @@ import asyncio
 import msgspec
 
 from fenka.hardware.peer_credentials import process
-from fenka.procfs import start_ticks
 from fenka.workstation import protocol
+from fenka.workstation.job import Job
 
 
 class Client:
     """One connection, and the process that made it. Raises OSError if that process is gone."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._process = process(writer.get_extra_info("socket"))
-        self.pid, self.uid = self._process.pid, self._process.uid
-        self.start_ticks = start_ticks(self.pid) or 0
-        """When that process started; valid while :attr:`lives`."""
+        self.process = process(writer.get_extra_info("socket"))
+        """It may have ended, while another process holds the connection."""
         self.writer = writer
         self.job: str | None = None
         """The queue id, or the id of a gang's member, that this connection has requested."""
 
     @property
-    def lives(self) -> bool:
-        """Whether the process that connected still runs; another process may hold the connection."""
-        return self._process.lives() and self.start_ticks != 0
+    def uid(self) -> int:
+        """The user who connected."""
+        return self.process.uid
 
-    def is_process(self, pid: int, start_ticks: int) -> bool:
-        """Return whether this PID and start time are those of the process that connected."""
-        return (self.pid, self.start_ticks) == (pid, start_ticks)
+    def made(self, job: Job) -> bool:
+        """Return whether the process that connected is the one that requested the job."""
+        return (self.process.pid, self.process.start_ticks) == (job.pid, job.start_ticks)
 
     def close(self) -> None:
         """Close the connection."""
-        self._process.close()
+        self.process.close()
         self.writer.close()
 
     def send(self, message: msgspec.Struct) -> None:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 
+from fenka import procfs
 from fenka.core.inventory import Card
 from fenka.core.ledger import Conflict
 from fenka.core.request import Placement
 from fenka.hardware.nvml import NoDriver, Reading
+from fenka.hardware.peer_credentials import Process
 from fenka.hardware.spec import NodeError
-from fenka.procfs import start_ticks
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import (
     GRACE_S,
@@ -80,9 +81,9 @@ class Controller:
         """Repeat the last report about a job to a client that has reconnected. Raises OSError."""
         self._apply(self.broker.replay(queue_id), save=False)
 
-    def assign(self, job: Job, pid: int, start_ticks: int) -> None:
+    def assign(self, job: Job, process: Process) -> None:
         """Make this process the one that starts a gang's member, and grant it the lease. Raises OSError."""
-        job.pid, job.start_ticks = pid, start_ticks
+        job.pid, job.start_ticks = process.pid, process.start_ticks
         self._watches.watch_job(job)
         self.save()
         self.clients.send(job.id, self.leases.grant(job))
@@ -145,7 +146,7 @@ class Controller:
         jobs = [
             job
             for job in recorded
-            if start_ticks(job.pid) == job.start_ticks
+            if procfs.lives(job.pid, job.start_ticks)
             or scan.pids(job.id)
             or not scan.complete
             or job.retained

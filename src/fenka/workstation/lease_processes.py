@@ -70,7 +70,7 @@ class LeaseProcesses:
         job.user_namespace = inode
 
     def _entered(self, job: Job, inode: int) -> bool:
-        if start_ticks(job.pid) != job.start_ticks:
+        if not procfs.lives(job.pid, job.start_ticks):
             return False  # Another process may have its PID.
         own = procfs.namespace_inode("self", "user")
         if inode == own:
@@ -112,7 +112,7 @@ class LeaseProcesses:
 
     def _same_namespace(self, job: Job, pids: Sequence[int]) -> bool:
         """Return whether these processes' namespace is the recorded one."""
-        if job.pid in pids and start_ticks(job.pid) == job.start_ticks:
+        if job.pid in pids and procfs.lives(job.pid, job.start_ticks):
             return True
         # If programs can change their root, mountinfo proves nothing: then the lease is kept.
         can_change_root = job.uid == 0 or job.spec.allow_user_namespaces

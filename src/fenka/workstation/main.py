@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware import card_lock
-from fenka.hardware.card_lock import Owner
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver
-from fenka.hardware.peer_credentials import user_name
+from fenka.hardware.peer_credentials import Peer, user_name
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
 from fenka.isolation import preload
@@ -24,6 +22,7 @@ from fenka.workstation import files
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
+from fenka.workstation.log import log
 from fenka.workstation.paths import Runtime
 from fenka.workstation.shutdown import ShutdownSignals
 
@@ -79,12 +78,10 @@ def _serve(
         return [job.name for job in daemon.broker.jobs.values()]
 
 
-def _report_displaced(card: Card, owner: Owner) -> None:
-    print(
-        f"fenka daemon: card {card.index} is now root's. Process {owner.pid} of {user_name(owner.uid)} had "
-        "locked it: what that user's daemon has leased of it stays in use until those programs end",
-        file=sys.stderr,
-        flush=True,
+def _report_displaced(card: Card, owner: Peer) -> None:
+    log(
+        f"card {card.index} is now root's. Process {owner.pid} of {user_name(owner.uid)} had "
+        "locked it: what that user's daemon has leased of it stays in use until those programs end"
     )
 
 

@@ -10,14 +10,15 @@ from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.dialects.sizes import InvalidSize
 from fenka.hardware.peer_credentials import user_name
-from fenka.procfs import parent_pid, start_ticks
-from fenka.workstation import protocol, submission
+from fenka.procfs import lives, parent_pid
+from fenka.workstation import protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.clients import Client, ClientRegistry
 from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job
 from fenka.workstation.resize import JobResizer
+from fenka.workstation.submission import create_jobs
 from fenka.workstation.termination import Terminator
 
 
@@ -79,14 +80,14 @@ class RequestHandler:
     # --- submission ---------------------------------------------------------------------------------
 
     def _submit(self, client: Client, request: protocol.SubmitJob) -> None:
-        if not client.lives:
+        if not client.process.lives():
             client.send(protocol.JobRejected("the process that connected is gone", final=True))
         elif known := self._resubmitted(client, request.job_id):
             self.clients.add(known.queue_id, client)
             self.controller.replay(known.queue_id)
         elif member := self._gang_member(client, request.job_id):
             self.clients.add(member.id, client)
-            self.controller.assign(member, client.pid, client.start_ticks)
+            self.controller.assign(member, client.process)
         else:
             self._submit_new(client, request)
 
@@ -94,8 +95,7 @@ class RequestHandler:
         self.controller.observe_cards()
         known = self.broker.jobs.values()
         try:
-            peer = submission.Peer(client.pid, client.uid, client.start_ticks)
-            jobs = submission.create_jobs(request.spec, peer, self.unit_mib, known, time.time())
+            jobs = create_jobs(request.spec, client.process, self.unit_mib, known, time.time())
             self.admission.check_jobs(client.uid, len(jobs), known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             final = not isinstance(why, QuotaExceeded)
@@ -110,7 +110,7 @@ class RequestHandler:
         The process may not know the job's id.
         """
         for job in self.broker.jobs.values():
-            same = job.uid == client.uid and client.is_process(job.pid, job.start_ticks)
+            same = job.uid == client.uid and client.made(job)
             if same and job_id in ("", job.queue_id) and job.state in ("waiting", "starting"):
                 return job
         return None
@@ -121,16 +121,16 @@ class RequestHandler:
         if job is None or job.gang is None or job.placement is None or job.uid != client.uid:
             return None
         gang = job.gang
-        entitled = client.is_process(job.pid, job.start_ticks) or (
-            job.pid == gang.pid == parent_pid(client.pid)
-            and start_ticks(gang.pid) == gang.start_ticks
+        entitled = client.made(job) or (
+            job.pid == gang.pid == parent_pid(client.process.pid)
+            and lives(gang.pid, gang.start_ticks)
             and job.state == "starting"
         )
         return job if entitled else None
 
     def _confirm(self, client: Client) -> None:
         job = self.broker.jobs.get(client.job or "")
-        own = job is not None and client.lives and client.is_process(job.pid, job.start_ticks)
+        own = job is not None and client.process.lives() and client.made(job)
         # "running" if an earlier daemon recorded the confirmation and could not answer it.
         if job is None or not own or job.state not in ("starting", "running"):
             raise RequestFailed("the grant expired before the program started: try again")

@@ -3,34 +3,24 @@
 import os
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import msgspec
 
 from fenka.core.request import InvalidRequest, Request
 from fenka.dialects.sizes import parse_memory
-from fenka.hardware.peer_credentials import user_name
+from fenka.hardware.peer_credentials import Process, user_name
 from fenka.jobs.spec import JobSpec, generate_name
 from fenka.workstation.job import Gang, Job
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The process that submits a request, by what the kernel reports of it."""
-
-    pid: int
-    uid: int
-    start_ticks: int
-
-
 def create_jobs(
-    spec: JobSpec, peer: Peer, unit_mib: int, existing: Collection[Job], now: float
+    spec: JobSpec, process: Process, unit_mib: int, existing: Collection[Job], now: float
 ) -> list[Job]:
     """Return the job, or the members of the gang, that a specification describes.
 
     Args:
         spec: The job as submitted.
-        peer: The client's process.
+        process: The client's.
         unit_mib: The unit of sizes that name none.
         existing: All current jobs.
         now: Unix seconds.
@@ -40,7 +30,7 @@ def create_jobs(
     """
     spec.validate()
     spec = spec.truncate()
-    if spec.priority > 0 and peer.uid not in (0, os.geteuid()):
+    if spec.priority > 0 and process.uid not in (0, os.geteuid()):
         raise InvalidRequest(
             f"only {user_name(os.geteuid())}, who runs this daemon, may give a priority above 0: use 0 "
             f"or less, not {spec.priority}"
@@ -49,9 +39,9 @@ def create_jobs(
     first = Job(
         id=secrets.token_hex(4),
         name=spec.name or generate_name(spec.command or [spec.kind]),
-        uid=peer.uid,
-        pid=peer.pid,
-        start_ticks=peer.start_ticks,
+        uid=process.uid,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
         spec=spec,
         request=Request(
             memory=None if gpu.whole else parse_memory(gpu.memory, unit_mib),

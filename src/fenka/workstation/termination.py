@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fenka.procfs import real_uid, start_ticks
+from fenka.procfs import lives, real_uid
 from fenka.workstation.broker import Broker
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
@@ -52,7 +52,7 @@ class Terminator:
 
     def _belongs(self, job: Job, pid: int) -> bool:
         """Return whether the current process of this PID requested the job, or is in its lease."""
-        requested = pid == job.pid and start_ticks(pid) == job.start_ticks
+        requested = pid == job.pid and lives(pid, job.start_ticks)
         return requested or self.processes.lease_of(pid) == job.id
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from fenka.procfs import start_ticks
+from fenka.procfs import lives
 from fenka.workstation.job import Gang, Job
 from fenka.workstation.process_scan import ProcessScan
 
@@ -36,7 +36,7 @@ class JobWatches:
             if not job.gang or job.pid != job.gang.pid:
                 self.watch_job(job)
         gang = jobs[0].gang if jobs else None
-        if gang and start_ticks(gang.pid) == gang.start_ticks:
+        if gang and lives(gang.pid, gang.start_ticks):
             self._follow(gang.id, gang, self.on_gang_end)
         elif gang:
             self.on_gang_end(gang.id)
@@ -83,7 +83,7 @@ class ProcessWatch:
         self._watched: dict[int, int] = {}
         self._rescan_task: asyncio.Task[None] | None = None
         followed = self._follow([holder])
-        if followed and start_ticks(holder) != ticks:
+        if followed and not lives(holder, ticks):
             self.close()
             followed = False
         if not followed:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenka.views.jobs import Instance, Trainer, TrainingJob, cards_of, chief_role, instance_name
+from fenka.views.jobs import Instance, Trainer, TrainingJob, chief_role, instance_name
 
 
 def instance(
@@ -80,11 +80,3 @@ def test_instance_name_is_arenas(trainer: Trainer, role: str, index: int, name: 
 def test_chief_role_follows_the_framework(roles: tuple[str, ...], chief: str) -> None:
     """The launcher; TensorFlow's chief or else its first worker."""
     assert chief_role(roles) == chief
-
-
-@pytest.mark.parametrize(
-    ("units", "size", "cards"), [(4, 14, 0.3), (14, 14, 1), (8, 14, 0.6), (1, 0, 0)]
-)
-def test_cards_of_rounds_to_tenths(units: int, size: int, cards: float) -> None:
-    """4 of 14 = 0.2857."""
-    assert cards_of(units, size) == cards

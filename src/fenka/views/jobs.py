@@ -154,11 +154,6 @@ class TrainingJob:
         return next((each for each in self.instances if name in (each.name, each.pod)), None)
 
 
-def cards_of(units: float, card_units: int) -> float:
-    """Return units of a card's memory as a share of the card, rounded to a tenth."""
-    return round(units / card_units, 1) if card_units else 0
-
-
 def instance_name(job: str, trainer: Trainer, role: str, index: int) -> str:
     """Return JOB-ROLE-INDEX. PyTorch's first member is called its master, as arena has it."""
     if trainer == "pytorchjob" and role == "worker":

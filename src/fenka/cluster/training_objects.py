@@ -1,0 +1,281 @@
+"""Objects that make up training jobs, with the fields that fenka reads, and what one reading of them returns.
+
+Wire facts: batch/v1; jobset.x-k8s.io/v1alpha2; kubeflow.org/v1alpha1 to v2beta1 (MPIJob, TFJob, PyTorchJob);
+trainer.kubeflow.org/v1alpha1 (TrainJob). Labels and annotations of fenka are written by its renderer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from fenka.cluster.objects import Condition, Node, Object, ObjectMeta, Pod, PodSpec, PodStatus
+
+JOB = "fenka.io/job"
+"""Label of all objects of a job: its name."""
+KIND = "fenka.io/kind"
+"""Label: mpi, tensorflow or pytorch."""
+ROLE = "fenka.io/role"
+"""Label of pods and of the Jobs of one role."""
+SPEC = "fenka.io/spec"
+"""Annotation of the root object: the spec as it was submitted."""
+SUBMITTED = "fenka.io/submitted"
+"""Annotation of the root object, written by the patch that resumes it: all its dependents exist."""
+
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
+RESTART_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+"""Kueue's label: a suspended job with it waits in that queue."""
+
+JOBSETS_API = "/apis/jobset.x-k8s.io/v1alpha2"
+JOBS_API = "/apis/batch/v1"
+
+ForeignTrainer = Literal["mpijob", "tfjob", "pytorchjob", "trainjob"]
+
+
+class ContainerTerminated(Object):
+    """How a container ended."""
+
+    exit_code: int = 0
+    signal: int = 0
+    reason: str = ""
+
+
+class ContainerWaiting(Object):
+    """Why a container has not started."""
+
+    reason: str = ""
+
+
+class ContainerRunning(Object):
+    """A container that runs."""
+
+
+class TrainingContainerState(Object):
+    """The state of a container."""
+
+    waiting: ContainerWaiting | None = None
+    running: ContainerRunning | None = None
+    terminated: ContainerTerminated | None = None
+
+
+class TrainingContainerStatus(Object):
+    """A container as the kubelet reports it. started: null until it is known."""
+
+    name: str = ""
+    ready: bool = False
+    started: bool | None = None
+    restart_count: int = 0
+    state: TrainingContainerState = msgspec.field(default_factory=TrainingContainerState)
+
+
+class TrainingPodStatus(PodStatus):
+    """The status of a pod, with how its containers ended and its addresses."""
+
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    host_ip: str = msgspec.field(default="", name="hostIP")
+    container_statuses: tuple[TrainingContainerStatus, ...] = ()  # type: ignore[assignment]
+    init_container_statuses: tuple[TrainingContainerStatus, ...] = ()  # type: ignore[assignment]
+
+
+class TrainingPod(Pod):
+    """A pod of a training job."""
+
+    status: TrainingPodStatus = msgspec.field(default_factory=TrainingPodStatus)
+
+    @property
+    def gone(self) -> bool:
+        """Return whether the pod is being deleted."""
+        return self.metadata.deletion_timestamp is not None
+
+
+class PodTemplate(Object):
+    """The template of a Job's pods."""
+
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+
+
+class BatchJobSpec(Object):
+    """The spec of a Job."""
+
+    suspend: bool = False
+    parallelism: int = 1
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+
+
+class BatchJobStatus(Object):
+    """The status of a Job."""
+
+    conditions: tuple[Condition, ...] = ()
+    completion_time: str | None = None
+
+
+class BatchJob(Object):
+    """A Job."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: BatchJobSpec = msgspec.field(default_factory=BatchJobSpec)
+    status: BatchJobStatus = msgspec.field(default_factory=BatchJobStatus)
+
+    @property
+    def path(self) -> str:
+        """Return its path at the API server."""
+        return f"{JOBS_API}/namespaces/{self.metadata.namespace}/jobs/{self.metadata.name}"
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Return the number of pods that run at a time, by role."""
+        return {self.metadata.labels.get(ROLE, "main"): self.spec.parallelism}
+
+    @property
+    def priority_class(self) -> str:
+        """Return the priority class of its pods."""
+        return self.spec.template.spec.priority_class_name
+
+
+class JobTemplate(Object):
+    """The template of a JobSet's Jobs."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: BatchJobSpec = msgspec.field(default_factory=BatchJobSpec)
+
+
+class ReplicatedJob(Object):
+    """The Jobs of one role."""
+
+    name: str = ""
+    replicas: int = 1
+    template: JobTemplate = msgspec.field(default_factory=JobTemplate)
+
+
+class JobSetSpec(Object):
+    """The spec of a JobSet."""
+
+    suspend: bool = False
+    replicated_jobs: tuple[ReplicatedJob, ...] = ()
+
+
+class JobSetStatus(Object):
+    """The status of a JobSet."""
+
+    conditions: tuple[Condition, ...] = ()
+
+
+class JobSet(Object):
+    """A JobSet."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: JobSetSpec = msgspec.field(default_factory=JobSetSpec)
+    status: JobSetStatus = msgspec.field(default_factory=JobSetStatus)
+
+    @property
+    def path(self) -> str:
+        """Return its path at the API server."""
+        return f"{JOBSETS_API}/namespaces/{self.metadata.namespace}/jobsets/{self.metadata.name}"
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Return the number of pods that run at a time, by role."""
+        return {
+            job.name: job.replicas * job.template.spec.parallelism
+            for job in self.spec.replicated_jobs
+        }
+
+    @property
+    def priority_class(self) -> str:
+        """Return the priority class of its pods."""
+        specs = (job.template.spec.template.spec for job in self.spec.replicated_jobs)
+        return next((spec.priority_class_name for spec in specs if spec.priority_class_name), "")
+
+
+Root = BatchJob | JobSet
+"""The object that owns all others of a job."""
+
+
+class ForeignJobStatus(Object):
+    """The status of a job of another operator. launcher_status: MPIJob v1alpha1's."""
+
+    conditions: tuple[Condition, ...] | None = None
+    launcher_status: str = ""
+    completion_time: str | None = None
+
+
+class ForeignJob(Object):
+    """A job of another operator."""
+
+    kind: str = ""
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    status: ForeignJobStatus = msgspec.field(default_factory=ForeignJobStatus)
+
+
+FOREIGN: Mapping[str, ForeignTrainer] = {
+    "MPIJob": "mpijob",
+    "TFJob": "tfjob",
+    "PyTorchJob": "pytorchjob",
+    "TrainJob": "trainjob",
+}
+"""The trainers of other operators' kinds."""
+
+FOREIGN_NAME_LABELS = (
+    "training.kubeflow.org/job-name",
+    "mpi_job_name",
+    JOBSET_NAME,
+    "release",
+)
+"""Labels of pods with the name of their job. The last is arena's."""
+FOREIGN_ROLE_LABELS = (
+    "training.kubeflow.org/replica-type",
+    "mpi_role_type",
+    REPLICATED_JOB,
+    "tf-replica-type",
+    "pytorch-replica-type",
+)
+FOREIGN_INDEX_LABELS = (
+    "training.kubeflow.org/replica-index",
+    COMPLETION_INDEX,
+    "tf-replica-index",
+    "pytorch-replica-index",
+)
+
+
+class ServicePort(Object):
+    """A port of a Service."""
+
+    port: int = 0
+    node_port: int = 0
+
+
+class ServiceSpec(Object):
+    """The spec of a Service."""
+
+    type: str = ""
+    ports: tuple[ServicePort, ...] = ()
+
+
+class Service(Object):
+    """A Service."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingObjects:
+    """What one reading returns.
+
+    Attributes:
+        roots: of fenka's jobs.
+        foreign: jobs of other operators.
+        pods: of all these jobs.
+        services: of fenka's jobs.
+        nodes: all nodes; None without the right to list them.
+    """
+
+    roots: list[Root] = field(default_factory=list)
+    foreign: list[ForeignJob] = field(default_factory=list)
+    pods: list[TrainingPod] = field(default_factory=list)
+    services: list[Service] = field(default_factory=list)
+    nodes: list[Node] | None = field(default_factory=list)

@@ -1,0 +1,329 @@
+"""Training jobs of a cluster: values of the screens from one reading of its objects.
+
+A pod's owner writes its labels, so pods count only for roles and indexes that the root object declares.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from fenka.cluster.objects import Condition, seconds
+from fenka.cluster.pod_status import status_word
+from fenka.cluster.training_objects import (
+    COMPLETION_INDEX,
+    FOREIGN,
+    FOREIGN_INDEX_LABELS,
+    FOREIGN_NAME_LABELS,
+    FOREIGN_ROLE_LABELS,
+    JOB,
+    KIND,
+    QUEUE_NAME,
+    RESTART_ATTEMPT,
+    ROLE,
+    SUBMITTED,
+    ForeignJob,
+    Root,
+    Service,
+    TrainingObjects,
+    TrainingPod,
+)
+from fenka.views.jobs import (
+    TRAINERS,
+    Instance,
+    JobStatus,
+    Phase,
+    TrainingJob,
+    chief_role,
+    instance_name,
+)
+from fenka.views.pod_cards import PodCards
+
+SUBMISSION_S = 60.0
+"""A submission that has not resumed its root object after this time was interrupted."""
+
+_PHASES: dict[str, Phase] = {
+    "Pending": "Pending",
+    "Running": "Running",
+    "Succeeded": "Succeeded",
+    "Failed": "Failed",
+}
+_ENDED: dict[str, JobStatus] = {
+    "Failed": "FAILED",
+    "Complete": "SUCCEEDED",
+    "Completed": "SUCCEEDED",
+    "Succeeded": "SUCCEEDED",
+}
+"""Statuses by the types of final conditions. A Job may have both; its failure counts."""
+
+_LAUNCHER_STATUS: dict[str, JobStatus] = {
+    "Active": "RUNNING",
+    "Succeeded": "SUCCEEDED",
+    "Failed": "FAILED",
+}
+
+Members = dict[tuple[str, int], TrainingPod]
+"""The current pods of a job, by role and index."""
+
+
+def training_jobs(objects: TrainingObjects, now: float) -> list[TrainingJob]:
+    """Return all jobs, the newest first. now: Unix seconds."""
+    cards = PodCards(objects.nodes, objects.pods)
+    own, others = _group(objects)
+    services = {
+        (service.metadata.namespace, service.metadata.labels.get(JOB, "")): service
+        for service in objects.services
+        if service.spec.type == "NodePort"
+    }
+    address = _cluster_address(objects)
+    jobs = []
+    for root in objects.roots:
+        key = root.metadata.namespace, root.metadata.name
+        url = _tensorboard(services.get(key), address)
+        jobs.append(_own_job(root, own.get(key, []), cards, url, now))
+    jobs += [_foreign_job(job, others.get(job.metadata.uid, []), cards) for job in objects.foreign]
+    return sorted(jobs, key=lambda job: (-job.created, job.namespace, job.name))
+
+
+def _group(
+    objects: TrainingObjects,
+) -> tuple[dict[tuple[str, str], list[TrainingPod]], dict[str, list[TrainingPod]]]:
+    """Return the pods of fenka's jobs by namespace and name, and of other jobs by UID."""
+    own: dict[tuple[str, str], list[TrainingPod]] = {}
+    others: dict[str, list[TrainingPod]] = {}
+    uids = {
+        (job.metadata.namespace, job.metadata.name): job.metadata.uid for job in objects.foreign
+    }
+    for pod in objects.pods:
+        meta = pod.metadata
+        if JOB in meta.labels:
+            own.setdefault((meta.namespace, meta.labels[JOB]), []).append(pod)
+            continue
+        names = (meta.labels[label] for label in FOREIGN_NAME_LABELS if label in meta.labels)
+        uid = next(
+            (uids[meta.namespace, name] for name in names if (meta.namespace, name) in uids), ""
+        )
+        if uid:
+            others.setdefault(uid, []).append(pod)
+    return own, others
+
+
+# ---- fenka's own ----
+
+
+def _own_job(
+    root: Root, pods: Iterable[TrainingPod], cards: PodCards, tensorboard: str, now: float
+) -> TrainingJob:
+    meta = root.metadata
+    trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
+    members = _members(root, pods)
+    status = _own_status(root, members)
+    end = _end(root.status.conditions)
+    order = [*root.roles]
+    chief = chief_role(order)
+    order.sort(key=lambda role: role != chief)
+    shown = members
+    if end is not None:
+        # Pods that still run are about to be removed.
+        shown = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
+    instances = tuple(
+        _instance(
+            pod,
+            cards,
+            name=instance_name(meta.name, trainer, role, index),
+            role=role,
+            index=index,
+            chief=(role, index) == (chief, 0),
+        )
+        for (role, index), pod in sorted(
+            shown.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+        )
+    )
+    created = seconds(meta.creation_timestamp) or 0
+    return TrainingJob(
+        meta.name,
+        meta.namespace,
+        meta.uid,
+        status,
+        trainer,
+        created,
+        ended=None if end is None else _ended_at(root, end),
+        instances=instances,
+        priority=root.priority_class,
+        why=_why(status, end, members.values()),
+        tensorboard=tensorboard,
+        note=_note(root, now - created),
+    )
+
+
+def _members(root: Root, pods: Iterable[TrainingPod]) -> Members:
+    """Return the newest pod of each role and index that the root declares."""
+    declared = root.roles
+    members: Members = {}
+    for pod in sorted(pods, key=_generation):
+        # A pod of a deleted job of the same name may still exist.
+        if pod.metadata.creation_timestamp < root.metadata.creation_timestamp:
+            continue
+        role = pod.metadata.labels.get(ROLE, "main")
+        index = _number(pod.metadata.labels.get(COMPLETION_INDEX, "0"))
+        if index is not None and index < declared.get(role, 0):
+            members[role, index] = pod
+    return members
+
+
+def _generation(pod: TrainingPod) -> tuple[int, bool, str]:
+    attempt = _number(pod.metadata.labels.get(RESTART_ATTEMPT, "0"))
+    return attempt or 0, not pod.gone, pod.metadata.creation_timestamp
+
+
+def _own_status(root: Root, members: Members) -> JobStatus:
+    end = _end(root.status.conditions)
+    if end is not None:
+        return _ENDED[end.type]
+    if root.spec.suspend:
+        return "QUEUING"
+    running = sum(
+        pod.status.phase in ("Running", "Succeeded") and not pod.gone for pod in members.values()
+    )
+    return "RUNNING" if running == sum(root.roles.values()) else "PENDING"
+
+
+def _end(conditions: Iterable[Condition]) -> Condition | None:
+    """Return the condition that ends a job; None while it has not ended."""
+    final = [each for each in conditions if each.status == "True" and each.type in _ENDED]
+    return min(final, key=lambda each: [*_ENDED].index(each.type), default=None)
+
+
+def _ended_at(job: Root | ForeignJob, end: Condition) -> float | None:
+    completed = getattr(job.status, "completion_time", None)
+    return seconds(completed or end.last_transition_time or "")
+
+
+def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) -> str:
+    """Return why the job waits or has failed; empty if nothing says so."""
+    if status == "FAILED":
+        return end.message if end is not None else ""
+    if status != "PENDING":
+        return ""
+    return next((pod.unschedulable for pod in pods if pod.unschedulable), "")
+
+
+def _note(root: Root, age_s: float) -> str:
+    meta = root.metadata
+    if (
+        not root.spec.suspend
+        or SUBMITTED in meta.annotations
+        or QUEUE_NAME in meta.labels
+        or _end(root.status.conditions) is not None
+    ):
+        return ""
+    if age_s < SUBMISSION_S:
+        return "it is being submitted"
+    return (
+        "its submission was interrupted, and it will not start: delete it "
+        f"(fenka delete {meta.name}) and submit it again"
+    )
+
+
+def _tensorboard(service: Service | None, address: str) -> str:
+    ports = service.spec.ports if service is not None else ()
+    port = next((port.node_port for port in ports if port.node_port), 0)
+    return f"http://{address}:{port}" if port and address else ""
+
+
+def _cluster_address(objects: TrainingObjects) -> str:
+    """Return the address of a node that is ready: a NodePort is open on all of them."""
+    if objects.nodes is None:
+        return next((pod.status.host_ip for pod in objects.pods if pod.status.host_ip), "")
+    ready = sorted((node.metadata.name, node.address) for node in objects.nodes if node.ready)
+    return next((address for _, address in ready), "")
+
+
+# ---- other operators' ----
+
+
+def _foreign_job(job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards) -> TrainingJob:
+    meta = job.metadata
+    status, end = _foreign_status(job, pods)
+    places = {pod.metadata.uid: _foreign_place(pod) for pod in pods}
+    chief = chief_role({role for role, _ in places.values()})
+    instances = [
+        _instance(
+            pod,
+            cards,
+            name=pod.metadata.name,
+            role=places[pod.metadata.uid][0],
+            index=places[pod.metadata.uid][1],
+            chief=places[pod.metadata.uid] == (chief, 0),
+        )
+        for pod in pods
+        if end is None or not pod.gone
+    ]
+    instances.sort(key=lambda each: (not each.chief, each.role, each.index, each.name))
+    return TrainingJob(
+        meta.name,
+        meta.namespace,
+        meta.uid,
+        status,
+        FOREIGN[job.kind],
+        seconds(meta.creation_timestamp) or 0,
+        ended=None if end is None else _ended_at(job, end),
+        instances=tuple(instances),
+        priority=next((pod.spec.priority_class_name for pod in pods), ""),
+        why=_why(status, end, pods),
+        foreign=True,
+    )
+
+
+def _foreign_status(
+    job: ForeignJob, pods: Sequence[TrainingPod]
+) -> tuple[JobStatus, Condition | None]:
+    conditions = job.status.conditions or ()
+    end = _end(conditions)
+    if end is None and job.status.launcher_status in ("Succeeded", "Failed"):
+        end = Condition(type=job.status.launcher_status, status="True")
+    if end is not None:
+        return _ENDED[end.type], end
+    current = {each.type for each in conditions if each.status == "True"}
+    if "Suspended" in current:
+        return "QUEUING", None
+    alive = [pod for pod in pods if not pod.gone]
+    started = bool(alive) and all(pod.status.phase in ("Running", "Succeeded") for pod in alive)
+    return "RUNNING" if started else "PENDING", None
+
+
+def _foreign_place(pod: TrainingPod) -> tuple[str, int]:
+    """Return the role and the index of a pod."""
+    labels = pod.metadata.labels
+    role = next((labels[label] for label in FOREIGN_ROLE_LABELS if label in labels), "main")
+    index = next((labels[label] for label in FOREIGN_INDEX_LABELS if label in labels), None)
+    if index is None:
+        # MPIJob v1alpha1's workers are a StatefulSet's; its launcher is a Job's only pod.
+        suffix = pod.metadata.name.rpartition("-")[2]
+        index = suffix if role != "launcher" else "0"
+    return role.lower(), _number(index) or 0
+
+
+# ---- both ----
+
+
+def _instance(
+    pod: TrainingPod, cards: PodCards, *, name: str, role: str, index: int, chief: bool
+) -> Instance:
+    return Instance(
+        name,
+        pod.metadata.name,
+        role,
+        index,
+        chief,
+        status_word(pod),
+        _PHASES.get(pod.status.phase, "Unknown"),
+        seconds(pod.metadata.creation_timestamp) or 0,
+        node=pod.spec.node_name,
+        node_address=cards.node_address(pod),
+        address=pod.status.pod_ip,
+        requested=cards.requested(pod),
+        allocated=cards.allocated(pod),
+        cards=cards.held(pod),
+    )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None

@@ -154,7 +154,7 @@ async def binding(*, at_once: bool) -> float:
             server.put("nodes", node_json(f"n{number}", *[T4_MIB] * CARDS))
         pods = [server.put("pods", pod_json(f"p{number}", 4)) for number in range(BOUND)]
         async with server.api() as api:
-            replica = Replica(api, Settings("bench"))
+            replica = Replica(api, Settings(), "bench")
             running = asyncio.create_task(replica.run())
             requests = [
                 ExtenderBindingArgs(

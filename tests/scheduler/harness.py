@@ -111,8 +111,8 @@ async def extender(
         aiohttp.ClientSession(connector=connector(access)) as session,
         contextlib.AsyncExitStack() as served,
     ):
-        settings = Settings(name, address=url if told else "")
-        replica = Replica(api, settings, clock=clock, sleep=briefly)
+        address = url if told else ""
+        replica = Replica(api, Settings(), name, address, clock=clock, sleep=briefly)
         credentials = access.credentials
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
         app = http_server(replica, access).app()

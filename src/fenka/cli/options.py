@@ -150,11 +150,21 @@ def _fields(kind: object) -> list[inspect.Parameter]:
 
 
 def _struct_option(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
-    """Return the option for a field whose msgspec.Meta has the metavar (as its title) and the help."""
+    """Return the option for a field with a msgspec.Meta.
+
+    Its title is the metavar, its description the help, `ge` the minimum; `extra` may have an `envvar`. A
+    field that is False by default has no option that negates it.
+    """
     kind, meta = get_args(field.type)
-    option = typer.Option(metavar=meta.title, help=meta.description)
     default = (
         field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    )
+    option = typer.Option(
+        *([f"--{field.name.replace('_', '-')}"] if default is False else ()),
+        metavar=meta.title,
+        help=meta.description,
+        min=meta.ge,
+        envvar=(meta.extra or {}).get("envvar"),
     )
     return inspect.Parameter(
         field.name,

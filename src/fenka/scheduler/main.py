@@ -3,32 +3,58 @@
 import asyncio
 import contextlib
 import signal
-from dataclasses import dataclass
+import socket
+import uuid
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.gc_pauses import short_gc_pauses
 from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.replica import Replica, Settings
+from fenka.scheduler.request_bodies import MIB, BodyLimits
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Where to serve, and which cluster.
+class ServerOptions(msgspec.Struct, frozen=True):
+    """Where to serve which cluster, and to whom: options of `fenka scheduler`."""
 
-    Attributes:
-        address: the IP address to listen on.
-        port: the port for kube-scheduler.
-        read_port: another port, for what changes nothing; None for none.
-        kubeconfig: the cluster; None for the pod's service account.
-    """
+    address: Annotated[str, Meta(description="address to listen on")] = "0.0.0.0"
+    port: Annotated[int, Meta(description="port to listen on", extra={"envvar": "PORT"})] = 12345
+    tls: Annotated[
+        Path | None,
+        Meta(
+            title="DIRECTORY",
+            description="serve HTTPS with these certificates, to callers with one of the same authority",
+        ),
+    ] = None
+    read_port: Annotated[
+        int | None,
+        Meta(title="PORT", description="serve read-only requests over HTTP to everybody"),
+    ] = None
+    inspect: Annotated[bool, Meta(description="allocations can be read without a certificate")] = (
+        True
+    )
+    metrics: Annotated[bool, Meta(description="metrics can be read without a certificate")] = True
+    largest_body: Annotated[int, Meta(title="MIB", description="limit of one request")] = 8
+    bodies: Annotated[int, Meta(title="MIB", description="limit of concurrent requests")] = 64
+    kubeconfig: Annotated[
+        Path | None,
+        Meta(
+            description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config"
+        ),
+    ] = None
 
-    address: str = "0.0.0.0"
-    port: int = 12345
-    read_port: int | None = None
-    kubeconfig: Path | None = None
+    def access(self) -> Access:
+        """Return who may do what. Raises InvalidCredentials."""
+        credentials = Credentials(self.tls) if self.tls else None
+        bounds = BodyLimits(self.largest_body * MIB, self.bodies * MIB)
+        return Access(bounds, self.inspect, self.metrics, credentials)
 
 
 def url(address: str, port: int, scheme: str = "http") -> str:
@@ -50,8 +76,13 @@ def http_server(replica: Replica, access: Access) -> Server:
     return Server(replica.cluster, replica.extender, replica.binder, leadership, metrics, access)
 
 
-async def serve(options: ServerOptions, settings: Settings, access: Access) -> None:
+async def serve(options: ServerOptions, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ApiUnreachable, and OSError if a port is in use."""
+    access = options.access()
+    # Never the same twice: a new process must not mistake its predecessor's Lease for its own.
+    identity = f"{settings.name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    scheme = "https" if access.credentials else "http"
+    address = url(settings.advertise, options.port, scheme) if settings.advertise else ""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,7 +90,7 @@ async def serve(options: ServerOptions, settings: Settings, access: Access) -> N
     credentials = access.credentials
     async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         stack.enter_context(short_gc_pauses())
-        replica = Replica(api, settings)
+        replica = Replica(api, settings, identity, address)
         server = http_server(replica, access)
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
         listening = listening_socket(options.address, options.port)

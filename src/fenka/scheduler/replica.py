@@ -3,8 +3,11 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from fenka.cluster import scheduler_options
 from fenka.cluster.disruption import budgets_for
@@ -18,7 +21,6 @@ from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
-from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import EventRecorder
@@ -42,31 +44,67 @@ DRAIN_S = BIND_TIMEOUT_S + SETTLE_S + 1
 """By then the outcome of every binding that was sent is known, or it can do no harm."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of a replica.
+class Settings(msgspec.Struct, frozen=True):
+    """How replicas decide, and how they agree on a leader: options of `fenka scheduler`."""
 
-    Attributes:
-        identity: names this process, and no other, in the lease.
-        policy: the placement policy.
-        namespace: the namespace of the lease.
-        lease: the name of the Lease by which replicas elect a leader.
-        address: the URL at which other replicas reach this one; empty if they cannot.
-        hami: whether HAMi's names are understood.
-        fairness: how pods of one priority are ordered; None for the core's defaults.
-        schedulers: values of `schedulerName` whose pods are bound; empty for all.
-        max_nodes: how many nodes filter returns at most; 0 for all that fit.
-    """
+    namespace: Annotated[
+        str,
+        Meta(description="namespace of the replicas' Lease", extra={"envvar": "POD_NAMESPACE"}),
+    ] = "kube-system"
+    lease: Annotated[str, Meta(description="Lease by which the replicas elect a leader")] = (
+        "fenka-scheduler"
+    )
+    name: Annotated[
+        str,
+        Meta(description="this replica's name; default: the host's", extra={"envvar": "POD_NAME"}),
+    ] = ""
+    advertise: Annotated[
+        str,
+        Meta(
+            description="IP address at which other replicas reach this one",
+            extra={"envvar": "POD_IP"},
+        ),
+    ] = ""
+    queue_penalty: Annotated[
+        float,
+        Meta(
+            title="SECONDS",
+            description="delay for each card that the pod's namespace already uses or has requested before "
+            "it; 0: order by time alone",
+        ),
+    ] = 60
+    queue_max_penalty: Annotated[
+        float,
+        Meta(
+            title="SECONDS",
+            description="longest delay of a namespace's first pod, whatever its usage",
+        ),
+    ] = 3600
+    half_life: Annotated[
+        float, Meta(title="SECONDS", description="past usage counts half after this time")
+    ] = 3600
+    policy: Annotated[
+        Policy, Meta(description="order of the nodes and cards: binpack or spread")
+    ] = "binpack"
+    max_nodes: Annotated[
+        int,
+        Meta(
+            title="N",
+            ge=0,
+            description="filter returns the N best nodes; 0: all that fit. Needs prioritize with weight 100",
+        ),
+    ] = 0
+    hami_names: Annotated[
+        bool, Meta(description="also accept nvidia.com/gpumem and nvidia.com/gpucores")
+    ] = False
+    scheduler_name: Annotated[
+        list[str],
+        Meta(title="NAME", description="bind only pods of this schedulerName; repeatable"),
+    ] = []
 
-    identity: str
-    policy: Policy = "binpack"
-    namespace: str = "kube-system"
-    lease: str = "fenka-scheduler"
-    address: str = ""
-    hami: bool = False
-    fairness: Fairness | None = None
-    schedulers: tuple[str, ...] = ()
-    max_nodes: int = 0
+    def fairness(self) -> Fairness:
+        """Return how pods of one priority are ordered. Raises ValueError."""
+        return Fairness(self.queue_penalty, self.queue_max_penalty, self.half_life)
 
 
 class Replica:
@@ -76,12 +114,24 @@ class Replica:
         self,
         api: Api,
         settings: Settings,
+        identity: str,
+        address: str = "",
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         now: Callable[[], float] = time.time,
     ) -> None:
-        cluster = self.cluster = ClusterState(dialects=WITH_HAMI if settings.hami else DIALECTS)
+        """Args:
+        api: the API server.
+        settings: how it decides.
+        identity: names this process, and no other, in the lease.
+        address: the URL at which other replicas reach this one; empty if they cannot.
+        clock: seconds, monotonic.
+        sleep: waits for a number of seconds.
+        now: seconds since 1970.
+        """
+        options = SchedulerOptions(settings.policy, settings.hami_names, settings.fairness())
+        cluster = self.cluster = ClusterState(dialects=options.dialects)
         members = GangMembers(
             cluster,
             lambda: self.informers.pod_listener.gang_pods,
@@ -89,9 +139,9 @@ class Replica:
         )
         gangs = self.gangs = GangScheduler(members, cluster, settings.policy, clock)
         evaluator = ColumnarPodEvaluator(cluster, settings.policy, gangs.live)
-        state = queue_state(cluster, settings.policy, settings.fairness, members.all_exist)
+        state = queue_state(cluster, settings.policy, options.fairness, members.all_exist)
         queue = self.queue = QueueController(state, gangs.reserved, now=now, sleep=sleep)
-        recorder = EventRecorder(api, "fenka-scheduler", settings.identity)
+        recorder = EventRecorder(api, "fenka-scheduler", identity)
         reporter = EventReporter(
             cluster, evaluator, recorder, lambda: election.leading, position=queue.position
         )
@@ -100,13 +150,9 @@ class Replica:
             api,
             settings.namespace,
             settings.lease,
-            settings.identity,
-            address=settings.address,
-            annotations={
-                scheduler_options.ANNOTATION: SchedulerOptions(
-                    settings.policy, settings.hami, settings.fairness or Fairness()
-                ).encode()
-            },
+            identity,
+            address=address,
+            annotations={scheduler_options.ANNOTATION: options.encode()},
             labels=dict([scheduler_options.LABEL.split("=")]),
             clock=clock,
         )
@@ -150,7 +196,7 @@ class Replica:
             self._pods,
             clock=clock,
             sleep=sleep,
-            schedulers=settings.schedulers,
+            schedulers=settings.scheduler_name,
         )
         self._tasks = (
             self.informers.run,

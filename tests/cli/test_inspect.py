@@ -16,8 +16,10 @@ WIRE = Path(__file__).parent / "golden" / "wire"
 
 def run(server: FakeApiServer, folder: Path, *arguments: str) -> None:
     """The plugin, asking this server."""
-    with in_thread(server, folder) as kubeconfig:
+    with in_thread(server, folder) as kubeconfig, pytest.raises(SystemExit) as ended:
         gpushare.main([*arguments, "--kubeconfig", str(kubeconfig)])
+    if ended.value.code:
+        raise ended.value
 
 
 @pytest.mark.parametrize("scene", ["s1", "s2"])
@@ -155,7 +157,8 @@ def test_inspect_uses_the_kubeconfig_of_the_environment(
     """$KUBECONFIG, as for kubectl."""
     with in_thread(FakeApiServer.of(nodes=[sharing("a")]), tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        gpushare.main(["-o", "json"])
+        with pytest.raises(SystemExit):
+            gpushare.main(["-o", "json"])
     assert json.loads(capsys.readouterr().out)[0]["name"] == "a"
 
 

@@ -16,21 +16,23 @@ class ComparedEvaluator(ColumnarPodEvaluator):
 
     min_nodes = 0
 
-    def __init__(self, cluster: ClusterState, policy: str, live: LiveColumns | None = None) -> None:
-        super().__init__(cluster, policy, live)
-        self._definition = PodEvaluator(cluster, policy, self._live.usage)
+    def __init__(
+        self,
+        cluster: ClusterState,
+        policy: str,
+        live: LiveColumns | None = None,
+        max_nodes: int = 0,
+    ) -> None:
+        super().__init__(cluster, policy, live, max_nodes)
+        self._definition = PodEvaluator(cluster, policy, self._live.usage, max_nodes)
 
     def filter(
-        self,
-        pod: Pod,
-        names: Iterable[str],
-        constraints: QueueConstraints = NO_CONSTRAINTS,
-        max_nodes: int = 0,
+        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> FilterResult:
         """Compare which nodes fit, in their order, and what is said of the others."""
         names = list(names)
-        result = super().filter(pod, names, constraints, max_nodes)
-        assert result == self._definition.filter(pod, names, constraints, max_nodes)
+        result = super().filter(pod, names, constraints)
+        assert result == self._definition.filter(pod, names, constraints)
         return result
 
     def evaluate(

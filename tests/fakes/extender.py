@@ -52,10 +52,10 @@ class ExtenderHarness:
             now=lambda: START + self.now,
             stopwatch=lambda: 0.0,
         )
-        self.evaluator = ComparedEvaluator(self.state, "binpack", self.gangs.live)
         self.preemption = PodPreemption(
             self.state, "binpack", self.gangs.live.usage, gang_key=self.gangs.key
         )
+        self.evaluator = ComparedEvaluator(self.state, "binpack", self.gangs.live)
         self.extender = self.extender_with(self.queue)
 
     def extender_with(self, queue: QueueController, max_nodes: int = 0) -> Extender:
@@ -63,11 +63,10 @@ class ExtenderHarness:
         return Extender(
             lambda: self.pods,
             queue,
-            self.evaluator,
+            ComparedEvaluator(self.state, "binpack", self.gangs.live, max_nodes),
             self.gangs,
             self.preemption,
             requeue=lambda pods: self.woken.extend(it.metadata.name for it in pods),
-            max_nodes=max_nodes,
         )
 
     # ---- what the informer brings ----

@@ -18,7 +18,7 @@ from fenka.cluster.pod_groups import Gang, group_name
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.evaluate import Policy
-from fenka.core.gang_reservations import GangReservations
+from fenka.core.gang_reservations import GangReservation, GangReservations
 from fenka.core.gangs import Limits, place_all
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import Unschedulable
@@ -273,10 +273,16 @@ class GangScheduler:
 
     def planned_placement(self, pod: Pod, node: str) -> Placement | None:
         """Return what is reserved for the pod on this node."""
-        key = self.key(pod)
-        reservation = self._reservations.get(key) if key else None
-        placement = reservation.placements.get(pod.metadata.uid) if reservation else None
+        _, reservation = self._reservation_of(pod)
+        placement = reservation.placements[pod.metadata.uid] if reservation else None
         return placement if placement is not None and placement.node == node else None
+
+    def _reservation_of(self, pod: Pod) -> tuple[str, GangReservation | None]:
+        """Return the key of the pod's gang, and the reservation that has the pod, if there is one."""
+        key = self.key(pod) or ""
+        reservation = self._reservations.get(key)
+        has_pod = reservation is not None and pod.metadata.uid in reservation.placements
+        return key, reservation if has_pod else None
 
     def arrive(self, pod: Pod, node: str) -> bool | MembersAwaited:
         """Record that kube-scheduler binds the pod to this node.
@@ -309,32 +315,25 @@ class GangScheduler:
         """
         if self.planned_placement(pod, node) is None:
             return False
-        key = self.key(pod) or ""
-        reservation, arrived = self._reservations.get(key), self._arrivals[key].arrived
-        return (
-            reservation is not None
-            and arrived | reservation.started >= reservation.placements.keys()
-        )
+        key, reservation = self._reservation_of(pod)
+        assert reservation is not None
+        present = self._arrivals[key].arrived | reservation.started
+        return present >= reservation.placements.keys()
 
     def waiting_status(self, pod: Pod) -> str | None:
         """Return how many members a pod waits for; None if it does not wait for any."""
-        key = self.key(pod) or ""
-        reservation, arrivals = self._reservations.get(key), self._arrivals.get(key)
-        if (
-            reservation is None
-            or arrivals is None
-            or pod.metadata.uid not in reservation.placements
-        ):
+        key, reservation = self._reservation_of(pod)
+        if reservation is None:
             return None
-        present, total = len(arrivals.arrived | reservation.started), len(reservation.placements)
+        arrived, total = self._arrivals[key].arrived, len(reservation.placements)
+        present = len(arrived | reservation.started)
         sentence = f"waiting for the rest of its gang: {present} of {total} pods can be bound"
         return sentence if present < total else None
 
     def start(self, pod: Pod) -> None:
         """Record that the pod is bound as reserved: the cluster's state counts it from now on."""
-        key = self.key(pod) or ""
-        reservation = self._reservations.get(key)
-        if reservation is None or pod.metadata.uid not in reservation.placements:
+        key, reservation = self._reservation_of(pod)
+        if reservation is None:
             return
         self._reservations.mark_started(key, pod.metadata.uid)
         if self._reservations.get(key) is None:

@@ -77,14 +77,14 @@ def _gives_both(node: Node) -> bool:
     return mode.whole and mode.memory
 
 
-class _Nodes:
-    """The rules that concern nodes as such."""
+class _Evaluation:
+    """A pod against the nodes of a cluster, by the rules that concern nodes as such."""
 
     def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
         self._pod, self._snapshot = pod, snapshot
         self._pods_by_node = Counter(placed.spec.node_name for placed in snapshot.pods)
 
-    def reasons(self, node: Node) -> list[str]:
+    def _node_reasons(self, node: Node) -> list[str]:
         reasons = ineligibility_reasons(self._pod, node)
         limit, pods = _units(node, "pods"), self._pods_by_node[node.metadata.name]
         if 0 < limit <= pods:
@@ -92,12 +92,12 @@ class _Nodes:
         return reasons
 
 
-class _WholeCards:
+class _WholeCards(_Evaluation):
     """Whole cards of nodes that do not share: the kubelet chooses them."""
 
     def __init__(self, pod: Pod, count: int, snapshot: ClusterSnapshot) -> None:
+        super().__init__(pod, snapshot)
         self._count, self._nodes = count, snapshot.nodes
-        self._node_rules = _Nodes(pod, snapshot)
         self._holders: dict[str, list[tuple[str, int]]] = {}
         """Pods that hold whole cards and how many, by node."""
         for holder in snapshot.pods:
@@ -109,7 +109,7 @@ class _WholeCards:
         return NodeVerdicts([self._verdict(node) for node in self._nodes], hints=self._hints())
 
     def _verdict(self, node: Node) -> NodeVerdict:
-        reasons, total = self._node_rules.reasons(node), _units(node, base.NVIDIA_GPU)
+        reasons, total = self._node_reasons(node), _units(node, base.NVIDIA_GPU)
         free = max(self._free(node), 0)
         if total < 1:
             reasons.append(f"offers no {base.NVIDIA_GPU}")
@@ -138,15 +138,15 @@ class _WholeCards:
         return [hint for _, hint in sorted(hints)[:MAX_HINTS]]
 
 
-class _SharedCards:
+class _SharedCards(_Evaluation):
     """Cards of nodes that share, as the scheduler evaluates them."""
 
     def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
-        self._pod, self._snapshot, self._state = pod, snapshot, snapshot.state
+        super().__init__(pod, snapshot)
+        self._state = snapshot.state
         self._evaluator = PodEvaluator(self._state, POLICY)
         self._rejections: dict[str, NodeRejection] = {}
         """By node, of the nodes whose cards do not fit."""
-        self._node_rules = _Nodes(pod, snapshot)
 
     def verdicts(self) -> NodeVerdicts:
         verdicts = NodeVerdicts([self._verdict(node) for node in self._snapshot.nodes])
@@ -158,7 +158,7 @@ class _SharedCards:
         return verdicts
 
     def _verdict(self, node: Node) -> NodeVerdict:
-        reasons, name = self._node_rules.reasons(node), node.metadata.name
+        reasons, name = self._node_reasons(node), node.metadata.name
         shared = self._state.shared_node(name)
         if shared is None:
             reasons.append(self._nothing_shared(node))
@@ -244,13 +244,12 @@ class _SharedCards:
             parts = self._pod.demand().parts
         except InvalidRecord as why:
             return str(why)
-        never = next(
-            (unschedulable for part in parts if (unschedulable := never_fits(part.request, nodes))),
-            None,
-        )
-        if never is None:
-            return None
-        return f"it can never start as it is: {never.hint or 'no card here is what it asks for'}"
+        for part in parts:
+            never = never_fits(part.request, nodes)
+            if never is not None:
+                hint = never.hint or "no card here is what it asks for"
+                return f"it can never start as it is: {hint}"
+        return None
 
     def _ends_that_make_room(self, names: set[str]) -> list[str]:
         """Name pods each of which would make room by ending alone, those that hold least first."""
@@ -314,10 +313,7 @@ def _only_full(verdict: NodeVerdict) -> bool:
 
 
 def _units(node: Node, resource: str) -> int:
-    try:
-        return base.parse_quantity(node.status.allocatable.get(resource, 0))
-    except InvalidRecord:
-        return 0
+    return base.readable_quantity(node.status.allocatable, resource)
 
 
 def _card_reasons(node: SharedNode, reasons: Iterable[Reason]) -> list[str]:

@@ -64,24 +64,25 @@ class ColumnarPodEvaluator(PodEvaluator):
     """For fewer nodes the definition is faster, and says where on them the pod would be."""
 
     def __init__(
-        self, cluster: ClusterState, policy: Policy, live: LiveColumns | None = None
+        self,
+        cluster: ClusterState,
+        policy: Policy,
+        live: LiveColumns | None = None,
+        max_nodes: int = 0,
     ) -> None:
         """live: the nodes, and what is used of the cards, if that is more than the cluster's pods use."""
         self._live = live or LiveColumns(cluster)
-        super().__init__(cluster, policy, self._live.usage)
+        super().__init__(cluster, policy, self._live.usage, max_nodes)
 
     def filter(
-        self,
-        pod: Pod,
-        names: Iterable[str],
-        constraints: QueueConstraints = NO_CONSTRAINTS,
-        max_nodes: int = 0,
+        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> FilterResult:
-        """Return which of the nodes fit the pod, at most `max_nodes` of them. Nothing is reserved."""
+        """Return which of the nodes fit the pod. Nothing is reserved."""
         names, parts = list(names), self._columnar_parts(pod)
         slots = self._live.read().slots(names)
         if parts is None or len(names) < self.min_nodes or not (slots >= 0).all():
-            return super().filter(pod, names, constraints, max_nodes)
+            return super().filter(pod, names, constraints)
+        max_nodes = self._max_nodes
         order = list[int]() if max_nodes else None
         verdicts = self._judge(parts, slots, constraints, order)
         if order and max_nodes < len(order):

@@ -61,22 +61,28 @@ class PodEvaluator:
     """Evaluates nodes for pods, one after the other: the definition."""
 
     def __init__(
-        self, cluster: ClusterState, policy: Policy, usage: UsageView | None = None
+        self,
+        cluster: ClusterState,
+        policy: Policy,
+        usage: UsageView | None = None,
+        max_nodes: int = 0,
     ) -> None:
-        """usage: what is used of the cards, if that is more than the cluster's pods use."""
+        """Args:
+        cluster: the nodes.
+        policy: the placement policy.
+        usage: what is used of the cards, if that is more than the cluster's pods use.
+        max_nodes: how many nodes `filter` returns at most, the best ones and nothing about the others; 0 for
+            all that fit. kube-scheduler scores each of them, and sends all of them to prioritize.
+        """
         self._cluster, self._policy, self._usage = cluster, policy, usage or cluster
+        self._max_nodes = max_nodes
 
     def filter(
-        self,
-        pod: Pod,
-        names: Iterable[str],
-        constraints: QueueConstraints = NO_CONSTRAINTS,
-        max_nodes: int = 0,
+        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> FilterResult:
         """Return which of the nodes fit the pod. Nothing is reserved.
 
-        max_nodes: how many nodes are returned at most, the best ones and nothing about the others; 0 for all.
-        A pod without slices prefers none, and has all.
+        A pod without slices prefers no node, and has all that fit.
         """
         result = FilterResult()
         for name, verdict in self.evaluate(pod, names, constraints):
@@ -86,8 +92,8 @@ class PodEvaluator:
                 result.unresolvable[name] = verdict.sentence
             else:
                 result.failed[name] = verdict.sentence
-        if 0 < max_nodes < len(result.fitting):
-            best = self.ranked(pod, result.fitting, constraints)[:max_nodes]
+        if 0 < self._max_nodes < len(result.fitting):
+            best = self.ranked(pod, result.fitting, constraints)[: self._max_nodes]
             return FilterResult(best) if best else result
         return with_position(result, constraints)
 

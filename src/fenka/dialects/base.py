@@ -107,6 +107,14 @@ def parse_quantity(text: str | int) -> int:
     return -(-value.numerator // value.denominator)
 
 
+def readable_quantity(resources: Mapping[str, str], resource: str) -> int:
+    """Return the amount of a resource; 0 if there is none, or it cannot be read."""
+    try:
+        return parse_quantity(resources.get(resource, 0))
+    except InvalidRecord:
+        return 0
+
+
 _QUANTITY = re.compile(
     r"([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?"
 )

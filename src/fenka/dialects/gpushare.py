@@ -50,6 +50,12 @@ UNHEALTHY_CONFIG_MAP = "unhealthy-gpu-"
 """Prefix of the ConfigMap, in kube-system, in which gpushare's health daemon names unhealthy cards."""
 
 
+def node_of_config_map(name: str) -> str:
+    """Return the node whose unhealthy cards a ConfigMap of this name has; empty for another ConfigMap."""
+    prefix, node = name[: len(UNHEALTHY_CONFIG_MAP)], name[len(UNHEALTHY_CONFIG_MAP) :]
+    return node if prefix == UNHEALTHY_CONFIG_MAP else ""
+
+
 def peak_units(asks: Iterable[ContainerUnits]) -> int:
     """Return the units that a pod needs at its peak, as the scheduler counts them.
 

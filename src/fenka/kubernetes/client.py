@@ -204,27 +204,19 @@ class Api:
             total=None, sock_connect=TIMEOUT_S, sock_read=min(float(seconds), SILENCE_S) + TIMEOUT_S
         )
         try:
-            async with await self._send("GET", path, query, timeout=timeout) as answer:
+            async with await self._send("GET", path, query, timeout) as answer:
                 await _refuse(answer)
                 async for line in _lines(answer.content):
                     yield decode_event(line, kind)
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
             raise ApiUnreachable(f"the watch of {self.server}{path} broke off: {why}") from None
 
-    async def patch(
-        self,
-        path: str,
-        kind: type[T],
-        body: Mapping[str, Any],
-        content_type: str = MERGE,
-        within_s: float | None = None,
-    ) -> T:
+    async def patch(self, path: str, kind: type[T], body: Mapping[str, Any]) -> T:
         """Change parts of an object; with metadata.resourceVersion, only of that version.
 
         Raises ApiError, ApiUnreachable.
         """
-        data = await self._call("PATCH", path, {}, body, content_type, within_s=within_s)
-        return _decoded(data, kind)
+        return _decoded(await self._call("PATCH", path, {}, body), kind)
 
     async def create(
         self, path: str, kind: type[T], body: Mapping[str, Any], within_s: float | None = None
@@ -248,14 +240,13 @@ class Api:
         path: str,
         query: Mapping[str, str | int],
         body: Mapping[str, Any] | None = None,
-        content_type: str = JSON,
         within_s: float | None = None,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         if within_s is not None:
             timeout = aiohttp.ClientTimeout(total=within_s, connect=within_s / 4)
         try:
-            async with await self._send(method, path, query, body, content_type, timeout) as answer:
+            async with await self._send(method, path, query, timeout, body) as answer:
                 await _refuse(answer)
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
@@ -269,22 +260,21 @@ class Api:
         method: str,
         path: str,
         query: Mapping[str, str | int],
+        timeout: aiohttp.ClientTimeout,
         body: Mapping[str, Any] | None = None,
-        content_type: str = JSON,
-        timeout: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
         headers = {"Accept": JSON}
         for setting in (await self._configuration.auth_settings()).values():
             if setting["in"] == "header" and setting["value"]:
                 headers[setting["key"]] = setting["value"]
         if body is not None:
-            headers["Content-Type"] = content_type
+            headers["Content-Type"] = MERGE if method == "PATCH" else JSON
         return await self._session.request(
             method,
             f"{self.server}{path}" + (f"?{urlencode(query)}" if query else ""),
             headers=headers,
             data=None if body is None else msgspec.json.encode(body),
-            timeout=timeout or aiohttp.ClientTimeout(total=TIMEOUT_S),
+            timeout=timeout,
             server_hostname=self._server_hostname,
         )
 

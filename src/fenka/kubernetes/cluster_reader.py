@@ -84,11 +84,8 @@ async def _list_unhealthy_cards(api: Api) -> dict[str, frozenset[int]]:
         maps, _ = await api.list("/api/v1/namespaces/kube-system/configmaps", ConfigMap)
     except ApiError:
         return {}
-    prefix = gpushare.UNHEALTHY_CONFIG_MAP
     return {
-        config_map.metadata.name.removeprefix(prefix): node_inventory.parse_indexes(
-            config_map.data.get("gpus", "")
-        )
+        node: node_inventory.parse_indexes(config_map.data.get("gpus", ""))
         for config_map in maps
-        if config_map.metadata.name.startswith(prefix)
+        if (node := gpushare.node_of_config_map(config_map.metadata.name))
     }

@@ -37,7 +37,6 @@ class Extender:
         *,
         on_filter: Callable[[Pod], None] = lambda _: None,
         requeue: Callable[[Sequence[Pod]], None] = lambda _: None,
-        max_nodes: int = 0,
     ) -> None:
         """Args:
         pods: returns the pods of the API server, by UID. What a caller sends of a pod changes nothing here:
@@ -48,12 +47,9 @@ class Extender:
         preemption: chooses victims.
         on_filter: hears of pods that kube-scheduler asks about.
         requeue: has kube-scheduler try these pods, which may be in backoff.
-        max_nodes: how many nodes filter returns at most, the best ones; 0 for all that fit. kube-scheduler
-            scores each of them, and sends all of them to prioritize.
         """
         self._pods, self._queue, self._evaluator, self._gangs = pods, queue, evaluator, gangs
         self._preemption, self._on_filter, self._requeue = preemption, on_filter, requeue
-        self._max_nodes = max_nodes
         self._filter_constraints: RecentDict[str, QueueConstraints] = RecentDict()
 
     def filter(self, sent: Pod, nodes: Sequence[str]) -> FilterResult:
@@ -67,13 +63,13 @@ class Extender:
             if result is not None:
                 return result
         constraints = self._queue.constraints(pod)
-        result = self._evaluator.filter(pod, nodes, constraints, self._max_nodes)
+        result = self._evaluator.filter(pod, nodes, constraints)
         if not result.fitting and constraints.nodes:
             # The snapshot may be older than the last change.
             fresh = self._queue.constraints(pod, final=True)
             if fresh != constraints:
                 constraints = fresh
-                result = self._evaluator.filter(pod, nodes, fresh, self._max_nodes)
+                result = self._evaluator.filter(pod, nodes, fresh)
         if result.fitting:
             self._filter_constraints[pod.metadata.uid] = constraints
         elif result.failed:
@@ -131,7 +127,7 @@ class Extender:
     def _filter_unknown(self, pod: Pod, nodes: Sequence[str]) -> FilterResult:
         """Evaluate a pod that the informer has not brought, as the caller describes it. Changes nothing."""
         if group_name(pod) is None:
-            return self._evaluator.filter(pod, nodes, self._queue.constraints(pod), self._max_nodes)
+            return self._evaluator.filter(pod, nodes, self._queue.constraints(pod))
         reason = "the API server has not shown fenka this pod of a gang yet"
         return FilterResult(failed=dict.fromkeys(nodes, reason))
 

@@ -9,7 +9,7 @@ from fenka.cluster.disruption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
 from fenka.cluster.state import ClusterState
-from fenka.dialects.gpushare import UNHEALTHY_CONFIG_MAP
+from fenka.dialects.gpushare import node_of_config_map
 from fenka.dialects.node_inventory import parse_indexes
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.informer import Informer
@@ -127,30 +127,23 @@ class UnhealthyCards:
 
     def on_replace(self, objects: Sequence[ConfigMap]) -> None:
         """Replace all ConfigMaps."""
-        for name in self._nodes - {_node_name(config_map) for config_map in objects}:
+        for name in self._nodes - {node_of_config_map(it.metadata.name) for it in objects}:
             self._set(name, frozenset())
         for config_map in objects:
             self.on_upsert(config_map)
 
     def on_upsert(self, obj: ConfigMap) -> None:
         """Set the unhealthy cards of a node."""
-        self._set(_node_name(obj), parse_indexes(obj.data.get("gpus", "")))
+        self._set(node_of_config_map(obj.metadata.name), parse_indexes(obj.data.get("gpus", "")))
 
     def on_delete(self, obj: ConfigMap) -> None:
         """Take all cards of a node for healthy."""
-        self._set(_node_name(obj), frozenset())
+        self._set(node_of_config_map(obj.metadata.name), frozenset())
 
     def _set(self, node: str, unhealthy: frozenset[int]) -> None:
         if node:
             self._nodes = self._nodes | {node} if unhealthy else self._nodes - {node}
             self._cluster.set_unhealthy(node, unhealthy)
-
-
-def _node_name(config_map: ConfigMap) -> str:
-    """Return the node that a ConfigMap is about; empty for an unrelated ConfigMap."""
-    name = config_map.metadata.name
-    prefix = UNHEALTHY_CONFIG_MAP
-    return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
 
 class ClusterInformers:

@@ -24,8 +24,9 @@ class Leadership:
         informers: ClusterInformers,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._election, self._informers, self._sleep = election, informers, sleep
-        self._ending = False
+        self.election, self._informers, self._sleep = election, informers, sleep
+        self.ending = False
+        """Whether the replica ends soon."""
         self._fresh_term: Term | None = None
         """The term in which the cluster was read."""
         self._refreshing: asyncio.Task[None] | None = None
@@ -38,57 +39,42 @@ class Leadership:
     @property
     def time_left_s(self) -> float:
         """Return within how many seconds a write must have ended; 0 if none may begin."""
-        return self._election.time_left_s if self._fresh and not self._ending else 0.0
+        return self.election.time_left_s if self._fresh and not self.ending else 0.0
 
     @property
     def _fresh(self) -> bool:
-        return self._fresh_term is not None and self._fresh_term == self._election.term
+        return self._fresh_term is not None and self._fresh_term == self.election.term
 
     @property
     def ready(self) -> bool:
         """Return whether kube-scheduler may call this replica: it could lead, and knows which one does."""
-        return self._informers.synced and self._election.has_leader and not self._ending
-
-    @property
-    def ending(self) -> bool:
-        """Return whether the replica ends soon."""
-        return self._ending
-
-    @property
-    def identity(self) -> str:
-        """Return the name of this process in the lease."""
-        return self._election.identity
+        return self._informers.synced and self.election.has_leader and not self.ending
 
     @property
     def leader(self) -> str:
         """Return the identity of the leader; empty if there is none."""
-        return self._election.leader
+        return self.election.leader
 
     @property
     def other_leader(self) -> str:
         """Return the identity of the leader if that is another replica, else an empty string."""
-        return "" if self.leader == self.identity else self.leader
-
-    @property
-    def leader_address(self) -> str:
-        """Return the URL of the leader, if it has published one."""
-        return self._election.leader_address
+        return "" if self.leader == self.election.identity else self.leader
 
     @property
     def unready_reason(self) -> str:
         """Return why the replica is not ready."""
-        if self._ending:
+        if self.ending:
             return "it is ending"
-        reason = "; ".join(self._informers.errors) or self._election.last_error
+        reason = "; ".join(self._informers.errors) or self.election.last_error
         if not self._informers.synced:
             return reason or "the cluster is being read"
         return reason or "the leader is not known"
 
     async def run(self) -> None:
         """Run until cancelled. The lease is renewed however long reading the cluster takes."""
-        election = self._election
+        election = self.election
         async with asyncio.TaskGroup() as group:
-            while not self._ending:
+            while not self.ending:
                 led, error = election.leading, election.last_error
                 await election.acquire_or_renew()
                 if election.leading != led:
@@ -101,7 +87,7 @@ class Leadership:
 
     def end(self) -> None:
         """Begin no write from now on."""
-        self._ending = True
+        self.ending = True
 
     async def resign(self, *, release: bool) -> None:
         """Let another replica lead, and follow which one does for LINGER_S.
@@ -110,14 +96,14 @@ class Leadership:
             release: give the lease up. Without it another replica leads once the lease has expired.
         """
         if release:
-            await self._election.release()
+            await self.election.release()
         for _ in range(round(LINGER_S / OBSERVE_INTERVAL_S)):
             await self._sleep(OBSERVE_INTERVAL_S)
-            await self._election.observe()
+            await self.election.observe()
 
     async def _refresh(self) -> None:
         """Read the cluster: the informers may not have brought yet what the former leader bound last."""
-        term = self._election.term
+        term = self.election.term
         try:
             await self._informers.relist()
             self._fresh_term = term

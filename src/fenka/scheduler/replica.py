@@ -110,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True):
 class Replica:
     """Everything but HTTP."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         api: Api,
         settings: Settings,
@@ -138,7 +138,7 @@ class Replica:
             lambda: self.informers.pod_groups.by_name,
         )
         gangs = self.gangs = GangScheduler(members, cluster, settings.policy, clock)
-        evaluator = ColumnarPodEvaluator(cluster, settings.policy, gangs.live)
+        evaluator = ColumnarPodEvaluator(cluster, settings.policy, gangs.live, settings.max_nodes)
         state = queue_state(cluster, settings.policy, options.fairness, members.all_exist)
         queue = self.queue = QueueController(state, gangs.reserved, now=now, sleep=sleep)
         recorder = EventRecorder(api, "fenka-scheduler", identity)
@@ -184,7 +184,6 @@ class Replica:
             preemption,
             on_filter=reporter.filtered,
             requeue=requeuer.patch_soon,
-            max_nodes=settings.max_nodes,
         )
         self.binder = Binder(
             api,

@@ -92,7 +92,7 @@ class Server:
         """
         self._cluster, self._extender, self._binder = cluster, extender, binder
         self._leadership, self._metrics, self._access = leadership, metrics, access
-        self._proxy = LeaderProxy(leadership.identity, access.credentials)
+        self._proxy = LeaderProxy(leadership.election.identity, access.credentials)
         self._bodies = BodyReader(access.bounds)
         self._inspect_text = ThrottledText(lambda: inspect_text(cluster))
         self._metrics_text = ThrottledText(metrics.text)
@@ -197,7 +197,7 @@ class Server:
         leader = self._leadership.other_leader
         if not leader:
             return fail("fenka: no replica leads now; one will within seconds", UNAVAILABLE)
-        address = self._leadership.leader_address
+        address = self._leadership.election.leader_address
         if not address:
             sentence = f"fenka: the leader {leader} has not published its address"
             return fail(sentence, UNAVAILABLE)

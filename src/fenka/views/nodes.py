@@ -8,7 +8,7 @@ from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.dialects import ack, base, gpushare, node_modes
-from fenka.dialects.base import InvalidRecord, SharedNode
+from fenka.dialects.base import SharedNode
 
 TOPOLOGY = "aliyun.com/gpu"
 """Extended resource: whole cards, chosen by how they are linked."""
@@ -145,7 +145,7 @@ def _sharing_node(snapshot: ClusterSnapshot, node: Node, shared: SharedNode) -> 
             card_row(card.index, shared.card_units(card.index), programs, healthy=card.healthy)
             for card in shared.node.cards
         ],
-        core=_quantity(node.status.allocatable, ack.CORE) > 0,
+        core=base.readable_quantity(node.status.allocatable, ack.CORE) > 0,
         programs=programs,
         unhealthy=sum(not card.healthy for card in shared.node.cards),
         unit_mib=shared.unit_mib,
@@ -156,8 +156,8 @@ def _exclusive_node(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> N
     topology = node.metadata.labels.get(node_modes.MODE_LABEL) == "topology"
     mode: Mode = "topology" if topology else "exclusive"
     resource = RESOURCES[mode]
-    allocatable = _quantity(node.status.allocatable, resource)
-    capacity = _quantity(node.status.capacity, resource)
+    allocatable = base.readable_quantity(node.status.allocatable, resource)
+    capacity = base.readable_quantity(node.status.capacity, resource)
     holders = [
         ProgramRow(
             pod.metadata.name, pod.metadata.namespace, {}, whole=count, status=pod.status.phase
@@ -212,10 +212,3 @@ def role(node: Node) -> str:
     roles = {label.removeprefix(prefix) for label in labels if label.startswith(prefix)}
     roles.add(labels.get("kubernetes.io/role", ""))
     return ",".join(sorted(roles - {""})) or "<none>"
-
-
-def _quantity(resources: dict[str, str], resource: str) -> int:
-    try:
-        return base.parse_quantity(resources.get(resource, 0))
-    except InvalidRecord:
-        return 0

@@ -5,11 +5,9 @@ the original, a node's total is its allocatable, and a pod's units are those of 
 whose annotations name no card is pending.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +15,7 @@ import typer
 from fenka.cli import tables
 from fenka.cli.cluster import ask
 from fenka.cli.errors import report_errors
-from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption
+from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption, register, single
 from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.units import format_units, percent
@@ -25,8 +23,6 @@ from fenka.dialects import base, gpushare
 from fenka.dialects.base import SharedNode
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.cluster_reader import read_cluster
-
-USAGE = "the node to show; default: all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +180,8 @@ def _sum(nodes: Sequence[NodeUnits]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The kubectl plugin `kubectl-inspect-gpushare`."""
-    parser = argparse.ArgumentParser(
-        prog="kubectl inspect gpushare", description="Show how GPU memory is shared."
-    )
-    parser.add_argument("node", nargs="?", help=USAGE)
-    parser.add_argument("-d", "--details", action="store_true", help="one line a pod")
-    parser.add_argument("--kubeconfig", type=Path, help="else $KUBECONFIG, else ~/.kube/config")
-    parser.add_argument("--context", help="of the kubeconfig")
-    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
-    given = parser.parse_args(arguments)
+    app = single()
+    register(app, inspect, "Show how GPU memory is shared.")
     # On stdout and with the same beginning as gpushare's plugin.
     with report_errors(lambda why: tables.print_lines([f"Failed due to {why}"])):
-        target = ClusterTarget(given.kubeconfig, given.context)
-        inspect(target, given.node or "", given.details, given.output)
+        app(arguments, prog_name="kubectl inspect gpushare")

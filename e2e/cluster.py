@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
-from e2e import configuration, network
+from e2e import configuration, dns, network
 from e2e.administrator import Administrator
 from e2e.images import copy_store
 from e2e.machine import (
@@ -248,6 +248,7 @@ class Cluster(Administrator):
             self.start_apiserver()
             self.report_progress("apiserver ready")
             self.start_controllers(scheduler_configuration)
+            dns.start(self)
             for future in loaded:
                 future.result()
             self.report_progress("containerd ready")
@@ -256,6 +257,7 @@ class Cluster(Administrator):
             for node in self.nodes:
                 node.wait_until_ready()
             self.report_progress("nodes Ready")
+            dns.wait_until_ready(self)
             self.wait_for_service_account("default")
         self.report_progress("up")
 
@@ -306,7 +308,7 @@ class Cluster(Administrator):
         authority = Authority(self.state / "pki")
         authority.token_keys()
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
-        names.append("kubernetes.default.svc.cluster.local")
+        names.append(f"kubernetes.default.svc.{configuration.DOMAIN}")
         authority.server("apiserver", names, ["127.0.0.1", configuration.API_SERVICE, address])
         masters = "system:masters"
         authority.client("admin", "admin", masters, server)
@@ -314,6 +316,9 @@ class Cluster(Administrator):
         authority.client("controller-manager", "system:kube-controller-manager", None, server)
         authority.client("scheduler", "system:kube-scheduler", None, server)
         authority.client("kube-proxy", "system:kube-proxy", None, server)
+        authority.client("coredns", dns.USER, None, server)
+        front_proxy = Authority(self.state / "pki" / configuration.FRONT_PROXY)
+        front_proxy.client(configuration.FRONT_PROXY, configuration.FRONT_PROXY, None, server)
         for node in self.layout.nodes:
             serving = f"kubelet-serving-{node.name}"
             authority.server(serving, [node.name], [node.address, "127.0.0.1"])

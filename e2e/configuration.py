@@ -9,12 +9,15 @@ import yaml
 SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
+DOMAIN = "cluster.local"
 PODS = "10.77.0.0/16"
 POD_GROUP_FEATURE = "GenericWorkload"
 """The feature gate of Kubernetes 1.37 for groups of pods that are scheduled together."""
-ISSUER = "https://kubernetes.default.svc.cluster.local"
+ISSUER = f"https://kubernetes.default.svc.{DOMAIN}"
 CONTAINERD = "/run/containerd/containerd.sock"
 PAUSE = "localhost/pause:e2e"
+FRONT_PROXY = "front-proxy-client"
+"""The name of the API server as a client of extension API servers, and the folder of that authority."""
 
 
 def containerd(cni: Path, runc: str) -> str:
@@ -96,9 +99,8 @@ def kubelet(pki: Path, node: str) -> str:
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": f"{pki}/kubelet-serving-{node}.crt",
             "tlsPrivateKeyFile": f"{pki}/kubelet-serving-{node}.key",
-            # No DNS server runs at this address; without one every pod gets a warning event.
             "clusterDNS": [DNS_SERVICE],
-            "clusterDomain": "cluster.local",
+            "clusterDomain": DOMAIN,
             "resolvConf": "",
             # All nodes share the disk of this machine, so a nearly full disk must not cause evictions.
             "imageGCHighThresholdPercent": 100,
@@ -195,6 +197,14 @@ def apiserver(pki: Path, address: str) -> list[str]:
         f"--service-account-signing-key-file={pki}/tokens.key",
         f"--service-account-issuer={ISSUER}",
         f"--service-cluster-ip-range={SERVICES}",
+        # The aggregation layer: API servers of extensions recognise this one by its client certificate.
+        f"--requestheader-client-ca-file={pki}/{FRONT_PROXY}/ca.crt",
+        f"--requestheader-allowed-names={FRONT_PROXY}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={pki}/{FRONT_PROXY}/{FRONT_PROXY}.crt",
+        f"--proxy-client-key-file={pki}/{FRONT_PROXY}/{FRONT_PROXY}.key",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         f"--feature-gates={POD_GROUP_FEATURE}=true",
@@ -218,4 +228,6 @@ def controller_manager(pki: Path) -> list[str]:
         "--kube-api-qps=300",
         "--kube-api-burst=600",
         "--node-monitor-period=2s",
+        # The default is 15 s.
+        "--horizontal-pod-autoscaler-sync-period=2s",
     ]

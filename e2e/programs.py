@@ -106,6 +106,12 @@ MODULES = (
         ("tool",),
         (("helm.sh/helm/v4/internal/version.version", "helm.sh/helm/v4"),),
     ),
+    Module("coredns", ("fenka.io/e2e/coredns",), ()),
+    Module(
+        "jobset",
+        ("tool",),
+        (("sigs.k8s.io/jobset/pkg/version.GitVersion", "sigs.k8s.io/jobset"),),
+    ),
 )
 
 KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())

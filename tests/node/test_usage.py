@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +154,22 @@ def test_shim_is_recognised_by_its_inode(library: Path, tmp_path: Path) -> None:
             assert violations.has_shim(child.pid, shim) is expected
             child.stdin.close()
     assert violations.has_shim(child.pid, shim) is None
+
+
+def test_readers_do_not_pile_up_when_a_process_blocks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program can block readers of its mappings until it ends, and is looked at every few seconds."""
+    monkeypatch.setattr(violations, "MAPS_TIMEOUT_S", 0)
+    maps = tmp_path / "7" / "maps"
+    maps.parent.mkdir()
+    os.mkfifo(maps)
+    before = threading.active_count()
+    assert [violations.has_shim(7, 1, tmp_path) for _ in range(4)] == [None] * 4
+    assert threading.active_count() == before + 1
+    reader = threading.enumerate()[-1]
+    maps.write_text("")
+    reader.join()
 
 
 def test_kill_spares_processes_of_other_pods() -> None:

@@ -1,6 +1,7 @@
 """Which processes the daemon signals when PIDs are reused and connections are passed on."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -13,9 +14,10 @@ import pytest
 
 from fenka.hardware.peer_credentials import process
 from fenka.procfs import start_ticks
+from fenka.workstation import watches
 from fenka.workstation.process_scan import ProcessScan
 from fenka.workstation.termination import send_signal
-from fenka.workstation.watches import ProcessWatch
+from fenka.workstation.watches import MAX_WATCHED, ProcessWatch
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -175,3 +177,48 @@ async def test_lease_is_not_held_when_its_process_s_pid_was_reused(
         return bool(ended)
 
     assert [await ends(start) for start in (ticks, ticks - 1)] == [False, True]
+
+
+async def test_few_descriptors_are_used_when_a_lease_has_many_processes(
+    ours: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's processes must not use up the daemon's descriptors, which all users need."""
+    opened: list[int] = []
+
+    def open_any(pid: int) -> int:
+        opened.append(pid)
+        return pidfd_open(ours.pid)
+
+    async def many() -> ProcessScan:
+        return ProcessScan({"lease": list(range(10**6, 10**6 + 500))})
+
+    pidfd_open = os.pidfd_open
+    monkeypatch.setattr(os, "pidfd_open", open_any)
+    watch = ProcessWatch("lease", ours.pid, 1, lambda: None, many)
+    while len(opened) < 2:
+        await asyncio.sleep(0)
+    watch.close()
+    assert len(opened) == 1 + MAX_WATCHED
+
+
+async def test_end_is_reported_when_no_descriptor_was_left(
+    ours: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease's processes are looked for again until they can be watched, or have ended."""
+    monkeypatch.setattr(watches, "RESCAN_DELAY_S", 0)
+    ended = asyncio.Event()
+    scans = iter([ProcessScan({"lease": [10**6]}), ProcessScan()])
+
+    async def scan() -> ProcessScan:
+        return next(scans)
+
+    def open_none(pid: int) -> int:
+        if pid == ours.pid:
+            return pidfd_open(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    pidfd_open = os.pidfd_open
+    monkeypatch.setattr(os, "pidfd_open", open_none)
+    watch = ProcessWatch("lease", ours.pid, 1, ended.set, scan)
+    await ended.wait()
+    watch.close()

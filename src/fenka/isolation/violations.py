@@ -131,8 +131,11 @@ def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:
     The shim is recognised by its inode, because any file can have its name. A process that blocks the reader
     is treated like one that has ended; its memory is compared with its limit all the same.
     """
+    maps = proc / str(pid) / "maps"
+    if any(reader.name == str(maps) for reader in threading.enumerate()):
+        return None  # it blocks the last reader
     text: list[bytes] = []
-    reader = threading.Thread(target=_read_maps, args=(proc / str(pid) / "maps", text), daemon=True)
+    reader = threading.Thread(target=_read_maps, args=(maps, text), name=str(maps), daemon=True)
     reader.start()
     reader.join(MAPS_TIMEOUT_S)
     if not text or not text[0]:

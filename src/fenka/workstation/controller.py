@@ -104,9 +104,9 @@ class Controller:
         self._apply(self.broker.on_exit(job.id, time.time()))
 
     def observe_cards(self) -> dict[str, Reading]:
-        """Update the cards' health, and return their readings. Raises NoDriver, NodeError, OSError."""
+        """Update the cards' health, and return their readings. Raises NoDriver, NodeError."""
         node, readings = self.cards.observe(self.broker.node)
-        self._apply(self.broker.update_node(node, time.time()), save=False)
+        self._apply_later(self.broker.update_node(node, time.time()), save=False)
         return readings
 
     def on_exit(self, job_id: str) -> None:
@@ -218,13 +218,13 @@ class Controller:
             jobs = self.broker.jobs.values()
             self._watches.keep({name for job in jobs for name in (job.id, job.queue_id)})
 
-    def _apply_later(self, effects: Sequence[Effect] = ()) -> None:
+    def _apply_later(self, effects: Sequence[Effect] = (), *, save: bool = True) -> None:
         """Apply effects of an event that no client can be told an error of."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
         with contextlib.suppress(OSError):
-            self._apply(effects)
+            self._apply(effects, save=save)
 
     def _apply_one(self, effect: Effect) -> None:
         match effect:

@@ -10,6 +10,9 @@ from fenka.procfs import lives
 from fenka.workstation.job import Gang, Job
 from fenka.workstation.process_scan import ProcessScan
 
+MAX_WATCHED = 16
+"""Processes of one lease that are watched at a time: users may start any number, and descriptors are few."""
+
 RESCAN_DELAY_S = 1.0
 """After an incomplete scan, during which the lease is kept."""
 
@@ -82,11 +85,10 @@ class ProcessWatch:
         self._loop = asyncio.get_running_loop()
         self._watched: dict[int, int] = {}
         self._rescan_task: asyncio.Task[None] | None = None
-        followed = self._follow([holder])
-        if followed and not lives(holder, ticks):
+        self._follow([holder])
+        if not lives(holder, ticks):
             self.close()
-            followed = False
-        if not followed:
+        if not self._watched:
             self._start_rescan()
 
     def close(self) -> None:
@@ -96,7 +98,8 @@ class ProcessWatch:
         for pid in list(self._watched):
             self._unfollow(pid)
 
-    def _follow(self, pids: Iterable[int]) -> bool:
+    def _follow(self, pids: Iterable[int]) -> None:
+        """Watch processes that have not ended. Raises OSError."""
         for pid in pids:
             if pid in self._watched:
                 continue
@@ -106,7 +109,6 @@ class ProcessWatch:
                 continue
             self._watched[pid] = descriptor
             self._loop.add_reader(descriptor, self._on_process_end, pid)
-        return bool(self._watched)
 
     def _unfollow(self, pid: int) -> None:
         descriptor = self._watched.pop(pid)
@@ -124,7 +126,11 @@ class ProcessWatch:
     async def _rescan(self) -> None:
         while True:
             scan = await self._scan()
-            if self._follow(scan.pids(self._lease)):
+            try:
+                self._follow(scan.pids(self._lease)[:MAX_WATCHED])
+            except OSError:  # for instance, no descriptor is left
+                scan = ProcessScan(scan.holders, scan.unreadable, complete=False)
+            if self._watched:
                 return
             # The processes found have ended since, and may have left children.
             if scan.complete and not scan.pids(self._lease):

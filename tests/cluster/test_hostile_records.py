@@ -27,8 +27,9 @@ from fenka.dialects import (
     nvidia,
     resize,
 )
-from fenka.dialects.base import InvalidRecord, nominal_mib
+from fenka.dialects.base import InvalidRecord
 from fenka.dialects.leases import LeaseReport, Lingering
+from fenka.dialects.placements import nominal_mib
 from fenka.dialects.registry import WITH_HAMI, detect
 from tests.builders import T4_MIB, a_node, pod_json
 from tests.core.builders import device

@@ -13,11 +13,9 @@ from fenka.dialects.base import (
     PodRequest,
     SharedNode,
     SliceRequest,
-    memory_request,
-    per_container,
-    visible_devices,
-    whole_slices,
 )
+from fenka.dialects.parsing import memory_request, per_container
+from fenka.dialects.placements import visible_devices, whole_slices
 
 NAME = "made-up"
 GB = "example.com/gpu-gb"

@@ -5,15 +5,9 @@ from dataclasses import dataclass, replace
 
 from fenka.cluster.objects import ObjectMeta, Pod
 from fenka.core.request import Placement, Slice
-from fenka.dialects.base import (
-    Dialect,
-    InvalidRecord,
-    SharedNode,
-    SliceRequest,
-    driver_uuid,
-    fallback_placement,
-)
+from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, driver_uuid
 from fenka.dialects.leases import Lingering
+from fenka.dialects.placements import fallback_placement
 from fenka.dialects.registry import DIALECTS
 
 _FOREIGN = "no record says on which card the pod is: it was not placed by fenka's scheduler"

@@ -240,11 +240,10 @@ class _SharedCards(_Evaluation):
     def _never(self) -> str | None:
         """Return the core's hint if the pod cannot be placed even on empty cards."""
         nodes = [node.node for node in self._state.shared_nodes()]
-        try:
-            parts = self._pod.demand().parts
-        except InvalidRecord as why:
-            return str(why)
-        for part in parts:
+        demand = self._pod.demand()
+        if demand.invalid is not None:
+            return demand.invalid
+        for part in demand.parts:
             never = never_fits(part.request, nodes)
             if never is not None:
                 hint = never.hint or "no card here is what it asks for"

@@ -46,7 +46,7 @@ from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.steps import Steps
 from fenka.dialects import node_modes, nvidia
-from fenka.dialects.base import InvalidRecord, SliceRequest
+from fenka.dialects.base import SliceRequest
 
 GRACE_S = 30
 """Kubernetes' default for a pod that does not give its termination grace period."""
@@ -354,9 +354,10 @@ class PendingQueue:
         requests: list[Request] = []
         nodes: frozenset[str] = frozenset()
         for pod in entry.pods:
-            parts = self._parts(pod)
-            if not parts:
+            demand = pod.demand(self._cluster.dialects)
+            if demand.invalid is not None or not demand.parts:
                 return None
+            parts = demand.parts
             requests += [part.request for part in parts]
             eligible = self._eligible_nodes(pod, parts)
             if not eligible:
@@ -370,12 +371,6 @@ class PendingQueue:
         return replace(
             entry.request(now), requests=tuple(requests), nodes=nodes, same_node=same_node
         )
-
-    def _parts(self, pod: Pod) -> tuple[SliceRequest, ...]:
-        try:
-            return pod.demand(self._cluster.dialects).parts
-        except InvalidRecord:
-            return ()
 
     # ---- eligible nodes ----
 

@@ -155,9 +155,9 @@ class ColumnarPodEvaluator(PodEvaluator):
     def _columnar_parts(self, pod: Pod) -> tuple[SliceRequest, ...] | None:
         """Return what the pod requests of cards; None if the definition has to decide."""
         demand = pod.demand(self._cluster.dialects)
-        parts, invalid = self._parts(demand)
-        known = invalid is None and demand.dialect is not None
-        return parts if known and has_expressions(self._live.read(), self._policy) else None
+        known = demand.invalid is None and demand.dialect is not None
+        columnar = known and has_expressions(self._live.read(), self._policy)
+        return demand.parts if columnar else None
 
     def _judge(
         self,

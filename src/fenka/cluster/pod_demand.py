@@ -7,14 +7,8 @@ import msgspec
 from fenka.cluster.recent import SharedValues
 from fenka.core.units import mib_to_units
 from fenka.dialects import gpushare
-from fenka.dialects.base import (
-    Dialect,
-    InvalidRecord,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-    nominal_mib,
-)
+from fenka.dialects.base import Dialect, InvalidRecord, PodRequest, SharedNode, SliceRequest
+from fenka.dialects.placements import nominal_mib
 from fenka.dialects.registry import detect, names_any, option_names
 
 
@@ -43,18 +37,23 @@ class PodDemand:
     @property
     def parts(self) -> tuple[SliceRequest, ...]:
         """Return what the pod requests; empty for nothing. Raises InvalidRecord."""
-        if isinstance(self._parts, str):
-            raise InvalidRecord(self._parts)
-        return self._parts
+        if self.invalid is not None:
+            raise InvalidRecord(self.invalid)
+        return self._parsed[0]
+
+    @property
+    def invalid(self) -> str | None:
+        """Return why `parts` cannot be read; None if they can."""
+        return self._parsed[1]
 
     @cached_property
-    def _parts(self) -> tuple[SliceRequest, ...] | str:
+    def _parsed(self) -> tuple[tuple[SliceRequest, ...], str | None]:
         if self.dialect is None:
-            return self.error or ()
+            return (), self.error
         try:
-            return self.dialect.parse(self._request)
+            return self.dialect.parse(self._request), None
         except InvalidRecord as why:
-            return str(why)
+            return (), str(why)
 
     @cached_property
     def amounts(self) -> dict[str, int]:

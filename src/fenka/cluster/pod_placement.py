@@ -27,7 +27,7 @@ from fenka.core.reasons import (
 from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageOverlay, UsageView
 from fenka.dialects import nvidia
-from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
+from fenka.dialects.base import SharedNode, SliceRequest
 
 BEST, REST = 10, 8
 """kube-scheduler accepts scores from 0 to 10. Only the best node has 10. Its two points of advantage outweigh
@@ -135,15 +135,15 @@ class PodEvaluator:
     ) -> list[tuple[str, Verdict | None]]:
         """Return the verdict on each node; None if the pod requests nothing there that fenka places."""
         demand = pod.demand(self._cluster.dialects)
-        parts, invalid = self._parts(demand)
+        parts = demand.parts if demand.invalid is None else ()
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
             shared = self._cluster.shared_node(name)
             if shared is None or demand.dialect is None:
                 verdicts.append((name, self._without_cards(demand, name)))
                 continue
-            if invalid is not None:
-                verdicts.append((name, invalid))
+            if demand.invalid is not None:
+                verdicts.append((name, Infeasible(demand.invalid, unresolvable=True)))
                 continue
             verdict = self._evaluate_node(parts, shared, self._usage)
             if name in constraints.nodes and isinstance(verdict, Feasible):
@@ -175,12 +175,6 @@ class PodEvaluator:
         }
         never = never_fits(parts[0].request, nodes.values()) if len(parts) == 1 else None
         return never.hint if never else ""
-
-    def _parts(self, demand: PodDemand) -> tuple[tuple[SliceRequest, ...], Infeasible | None]:
-        try:
-            return demand.parts, None
-        except InvalidRecord as why:
-            return (), Infeasible(str(why), unresolvable=True)
 
     def _without_cards(self, demand: PodDemand, name: str) -> Infeasible | None:
         """Return the verdict on a node that shares no cards, or for a pod that requests none."""

@@ -17,9 +17,9 @@ from fenka.dialects.base import (
     PodRequest,
     SharedNode,
     SliceRequest,
-    visible_devices,
 )
 from fenka.dialects.gpushare import COUNT, MEMORY
+from fenka.dialects.placements import visible_devices
 
 NAME = "gpushare"
 

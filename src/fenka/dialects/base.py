@@ -1,4 +1,4 @@
-"""What a dialect is, and what all dialects share: pods, shared nodes, and helpers for parsing."""
+"""What a dialect is, and what all dialects share: pods, shared nodes, and quantities."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
+from fenka.core.request import Placement, Request, Slice
 from fenka.core.units import card_units
 
 CARDS = "fenka.io/cards"
@@ -125,9 +125,6 @@ _SCALES: dict[str, Fraction] = {
     **{letter: Fraction(1000) ** power for power, letter in enumerate("kMGTPE", 1)},
     **{f"{letter}i": Fraction(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
 }
-
-
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,166 +278,6 @@ class Dialect(Protocol):
         """Return the environment variables of a container that has these slices, at least one."""
 
 
-# ---- what dialects have in common ----
-
-
 def is_index(text: str) -> bool:
     """Return whether the text is the index of a card, of at most nine digits."""
     return text.isdecimal() and len(text) <= 9
-
-
-def valid_request(make: Callable[[], Request]) -> Request:
-    """Return the request. Raises InvalidRecord with the core's sentence if it is impossible."""
-    try:
-        return make()
-    except InvalidRequest as why:
-        raise InvalidRecord(str(why)) from None
-
-
-def memory_request(amount: int, unit_mib: int | None, compute: int, cards: int = 1) -> Request:
-    """Return a request for units and percent on each of the cards. Raises InvalidRecord."""
-    return valid_request(lambda: Request(Memory(amount, unit_mib), compute=compute, cards=cards))
-
-
-def whole_card_request(cards: int) -> Request:
-    """Return a request for whole cards. Raises InvalidRecord."""
-    return valid_request(lambda: Request(whole=True, cards=cards))
-
-
-def per_container(
-    pod: PodRequest,
-    parse_container: Callable[[ContainerRequest], Request | None],
-    burst_percent: int | None = None,
-) -> tuple[SliceRequest, ...]:
-    """Return a slice request for each container that requests something.
-
-    An init container has ended when the others start, so it uses the cards of one of them.
-
-    Raises:
-        InvalidRecord: if no other container's cards are enough for an init container.
-    """
-    slices: dict[str, tuple[list[str], Request]] = {}
-    for container in pod.containers:
-        request = parse_container(container) if container.kind is not ContainerKind.INIT else None
-        if request is not None:
-            slices[container.name] = [container.name], request
-    for container in pod.containers:
-        request = parse_container(container) if container.kind is ContainerKind.INIT else None
-        if request is None:
-            continue
-        hosts = (names for names, larger in slices.values() if _covers(larger, request))
-        names = next(hosts, None)
-        if names is None:
-            raise InvalidRecord(
-                f"its init container {container.name} asks for more than any container beside it: "
-                "let it ask for no more than one of those"
-            )
-        names.append(container.name)
-    return tuple(
-        SliceRequest(tuple(names), request, None if request.whole else burst_percent)
-        for names, request in slices.values()
-    )
-
-
-def require_plain_containers(pod: PodRequest, resources: Sequence[str]) -> None:
-    """Raise InvalidRecord if an init container requests anything: some records cannot express that."""
-    for container in pod.containers:
-        if container.kind is not ContainerKind.APP and (
-            names := [name for name in resources if container.amount(name)]
-        ):
-            raise InvalidRecord(
-                f"its init container {container.name} asks for {names[0]}: only its containers can"
-            )
-
-
-def _covers(larger: Request, request: Request) -> bool:
-    if larger.whole:
-        return larger.cards >= request.cards
-    return larger == request
-
-
-def card_at(node: Node, index: int) -> Card:
-    """Return the card of a pod's record. Raises InvalidRecord if its node does not have it."""
-    for card in node.cards:
-        if card.index == index:
-            return card
-    raise InvalidRecord(f"the pod's card {index} is not one of the {len(node.cards)} of its node")
-
-
-def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placement:
-    """Return the request placed on these cards. Raises InvalidRecord if the node does not have them."""
-    slices = []
-    for index in sorted(set(indexes)):
-        card = card_at(node, index)
-        compute = card.compute if request.whole else request.compute
-        # A foreign record counts as it is, even on a card that is too small.
-        slices.append(Slice(index, card.uuid, nominal_mib(request, node, card), compute))
-    if len(slices) != request.cards or len(slices) != len(indexes):
-        raise InvalidRecord(
-            f"the pod's record names the cards {','.join(map(str, indexes)) or 'none'}, "
-            f"it asks for {request.cards} different ones"
-        )
-    return Placement(node.name, tuple(slices), whole=request.whole)
-
-
-def fallback_placement(shared: SharedNode, parts: Iterable[SliceRequest]) -> tuple[Placement, ...]:
-    """Return what counts for a pod whose cards are unknown: its request, once, on the first cards.
-
-    The pod's owner can write its record. Counted on every card, one such pod would block the whole node.
-    """
-    placements, first = list[Placement](), 0
-    for part in parts:
-        request = part.request
-        cards = shared.node.cards[first : first + request.cards]
-        if request.whole:
-            first += len(cards)
-        slices = (
-            Slice(
-                card.index,
-                card.uuid,
-                min(nominal_mib(request, shared.node, card), card.memory_mib),
-                card.compute if request.whole else request.compute,
-            )
-            for card in cards
-        )
-        placements.append(Placement(shared.node.name, tuple(slices), whole=request.whole))
-    return tuple(placements)
-
-
-def nominal_mib(request: Request, node: Node, card: Card) -> int:
-    """Return the MiB of the card that a request takes, also if the card has fewer."""
-    if request.whole:
-        return card.memory_mib
-    if request.memory is None:
-        return 0
-    mib = request.memory.mib_on(card.memory_mib, node.unit_mib)
-    return request.memory.nominal_mib(node.unit_mib) if mib is None else mib
-
-
-def find_container(
-    parts: Sequence[SliceRequest], placements: Sequence[Placement], container: str
-) -> tuple[SliceRequest, Placement] | None:
-    """Return the slice request and placement of a container; None if it has none."""
-    pairs = zip(parts, placements, strict=True)
-    return next((pair for pair in pairs if container in pair[0].containers), None)
-
-
-def whole_slices(
-    parse: Callable[[PodRequest], tuple[SliceRequest, ...]],
-) -> Callable[[PodRequest, SharedNode, Sequence[Placement], str], tuple[Slice, ...]]:
-    """Return `container_slices` of a dialect whose containers each use all of their slice request."""
-
-    def container_slices(
-        pod: PodRequest, _: SharedNode, placements: Sequence[Placement], container: str
-    ) -> tuple[Slice, ...]:
-        pair = find_container(parse(pod), placements, container)
-        return pair[1].slices if pair else ()
-
-    return container_slices
-
-
-def visible_devices(
-    _pod: PodRequest, _shared: SharedNode, slices: Sequence[Slice], _container: str
-) -> dict[str, str]:
-    """Return `environment` of a dialect whose containers only need to know their cards."""
-    return {VISIBLE: ",".join(driver_uuid(piece.uuid) for piece in slices)}

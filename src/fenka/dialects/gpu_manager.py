@@ -17,13 +17,14 @@ from fenka.dialects.base import (
     PodRequest,
     SharedNode,
     SliceRequest,
+)
+from fenka.dialects.parsing import (
     memory_request,
     per_container,
     require_plain_containers,
-    visible_devices,
     whole_card_request,
-    whole_slices,
 )
+from fenka.dialects.placements import visible_devices, whole_slices
 
 NAME = "gpu-manager"
 

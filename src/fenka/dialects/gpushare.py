@@ -23,10 +23,10 @@ from fenka.dialects.base import (
     ContainerUnits,
     InvalidRecord,
     SharedNode,
-    card_at,
     is_index,
-    memory_request,
 )
+from fenka.dialects.parsing import memory_request
+from fenka.dialects.placements import card_at
 from fenka.dialects.records import CardIndex, Count
 
 MEMORY = "aliyun.com/gpu-mem"

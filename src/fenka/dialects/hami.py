@@ -5,7 +5,7 @@ node or mode) are not served: pods that need them are rejected with a sentence t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
@@ -19,15 +19,15 @@ from fenka.dialects.base import (
     PodRequest,
     SharedNode,
     SliceRequest,
+)
+from fenka.dialects.parsing import (
     memory_request,
-    nominal_mib,
     per_container,
     require_plain_containers,
     valid_request,
-    visible_devices,
     whole_card_request,
-    whole_slices,
 )
+from fenka.dialects.placements import nominal_slice, visible_devices, whole_slices
 
 NAME = "hami"
 
@@ -161,10 +161,9 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
             uuid, memory, compute = _piece(text)
             if uuid not in by_uuid:
                 raise InvalidRecord(f"the pod's card {uuid} is not one of its node's")
-            card, request = by_uuid[uuid], part.request
-            most = card.compute if request.whole else request.compute
-            memory = min(memory, nominal_mib(request, shared.node, card))
-            slices.append(Slice(card.index, uuid, memory, min(compute, most)))
+            most = nominal_slice(part.request, shared.node, by_uuid[uuid])
+            memory, compute = min(memory, most.memory_mib), min(compute, most.compute)
+            slices.append(replace(most, memory_mib=memory, compute=compute))
         if not len({piece.card for piece in slices}) == len(slices) == part.request.cards:
             raise InvalidRecord(
                 f"annotation {ALLOCATED} has {len(slices)} slices for container "

@@ -15,11 +15,9 @@ from fenka.dialects.base import (
     PodRequest,
     SharedNode,
     SliceRequest,
-    per_container,
-    visible_devices,
-    whole_card_request,
-    whole_slices,
 )
+from fenka.dialects.parsing import per_container, whole_card_request
+from fenka.dialects.placements import visible_devices, whole_slices
 from fenka.dialects.records import CardIndex
 
 NAME = "whole-cards"

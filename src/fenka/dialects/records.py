@@ -14,8 +14,8 @@ from fenka.dialects.base import (
     SharedNode,
     SliceRequest,
     driver_uuid,
-    placement_on,
 )
+from fenka.dialects.placements import placement_on
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A number that no record exceeds."""

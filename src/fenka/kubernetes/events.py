@@ -65,16 +65,16 @@ class EventRecorder:
         self.dropped = 0
         """Events that were not written, because of the limits or the server's answer."""
 
-    def record_on_pod(self, pod: Pod, reason: str, note: str, *, warning: bool = True) -> None:
+    def record_on_pod(self, pod: Pod, reason: str, note: str) -> None:
         """Record an event on a pod. reason: one word in CamelCase; note: a sentence."""
         meta = pod.metadata
         regarding = {"kind": "Pod", "namespace": meta.namespace, "apiVersion": "v1"}
-        self._record(meta, regarding, reason, note, warning)
+        self._record(meta, regarding, reason, note)
 
-    def record_on_node(self, node: Node, reason: str, note: str, *, warning: bool = True) -> None:
+    def record_on_node(self, node: Node, reason: str, note: str) -> None:
         """Record an event on a node."""
         regarding = {"kind": "Node", "apiVersion": "v1"}
-        self._record(node.metadata, regarding, reason, note, warning)
+        self._record(node.metadata, regarding, reason, note)
 
     async def run(self) -> None:
         """Write recorded events until cancelled."""
@@ -89,9 +89,7 @@ class EventRecorder:
         """Return whether everything recorded so far was written or dropped."""
         return self._queue.empty() and not self._writing
 
-    def _record(
-        self, meta: ObjectMeta, regarding: dict[str, str], reason: str, note: str, warning: bool
-    ) -> None:
+    def _record(self, meta: ObjectMeta, regarding: dict[str, str], reason: str, note: str) -> None:
         note = note if len(note) <= MAX_NOTE else note[: MAX_NOTE - 1] + "…"
         key = meta.uid or meta.name, reason, note
         namespace = meta.namespace or "default"
@@ -117,7 +115,7 @@ class EventRecorder:
             "action": "Scheduling",
             "reason": reason,
             "note": note,
-            "type": "Warning" if warning else "Normal",
+            "type": "Warning",
             "regarding": {**regarding, "name": meta.name, "uid": meta.uid},
         }
         if self._put(key, namespace, body):

@@ -10,7 +10,6 @@ from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.recent import RecentDict
 from fenka.cluster.state import ClusterState
-from fenka.dialects.base import InvalidRecord
 
 UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"
 NODE_UNAVAILABLE = "FenkaNodeUnavailable"
@@ -73,7 +72,8 @@ class EventReporter:
                 )
                 self._recorder.record_on_pod(pod, INVALID_RECORD, note)
         elif waiting and uid not in self._filtered:
-            explanation = self._explain(pod)
+            invalid = pod.demand(self._cluster.dialects).invalid
+            explanation = self._evaluator.explain(pod) if invalid is None else invalid
             if explanation is not None:
                 note = f"fenka: {explanation}{self._position(pod)}"
                 self._recorder.record_on_pod(pod, UNSCHEDULABLE, note)
@@ -92,13 +92,6 @@ class EventReporter:
         if self._is_new(node.metadata.uid, error):
             note = f"fenka: admits no new pods: {error}{keep}"
             self._recorder.record_on_node(node, NODE_UNAVAILABLE, note)
-
-    def _explain(self, pod: Pod) -> str | None:
-        try:
-            pod.demand(self._cluster.dialects).parts  # noqa: B018
-        except InvalidRecord as why:
-            return str(why)
-        return self._evaluator.explain(pod)
 
     def _is_new(self, uid: str, sentence: str) -> bool:
         new = (uid, sentence) not in self._posted

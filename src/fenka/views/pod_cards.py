@@ -7,7 +7,8 @@ from fenka.cluster.state import ClusterState
 from fenka.cluster.training_objects import TrainingPod
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import card_units, mib_to_units
-from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest, nominal_mib
+from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
+from fenka.dialects.placements import nominal_mib
 from fenka.views.jobs import CardUse
 from fenka.views.nodes import TOPOLOGY
 

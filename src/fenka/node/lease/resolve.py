@@ -12,7 +12,8 @@ import msgspec
 from fenka.cluster.objects import Pod
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
-from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, find_container
+from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
+from fenka.dialects.placements import find_container
 from fenka.dialects.registry import DIALECTS
 from fenka.node.inventory import whole_slice
 from fenka.node.kubelet.client import Claim

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.spec import NAME, GpuResources, JobSpec, generate_name
+from fenka.jobs.spec import NAME, GpuResources, JobSpec, generate_name, summarise
 
 SPEC = JobSpec(["/usr/bin/python3", "x.py"], GpuResources("4"))
 
@@ -69,7 +69,13 @@ def test_spec_is_truncated_when_its_command_is_long() -> None:
 )
 def test_summary_names_what_is_requested(gpu: GpuResources, gang: int | None, summary: str) -> None:
     """As `fenka ps` shows a job that waits."""
-    assert JobSpec(["x"], gpu, gang=gang).summary() == summary
+    assert summarise(JobSpec(["x"], gpu, gang=gang).requests, gang) == summary
+
+
+def test_summary_counts_members_when_they_differ() -> None:
+    """Each amount is named once, in the order of ranks."""
+    members = [GpuResources("4"), GpuResources("2", core=30), GpuResources("4")]
+    assert summarise(members, 3) == "gang of 3: 2 of 4; 1 of 2, 30% hard"
 
 
 def test_spec_survives_json() -> None:

@@ -351,6 +351,21 @@ def test_gang_is_rejected_when_it_can_never_fit(broker: Broker) -> None:
     assert broker.jobs == {}
 
 
+def test_members_differ_when_each_has_its_own_request(broker: Broker) -> None:
+    """10 + 2 + 2 of 14 units start together; a member that no card could hold is named."""
+    members = gang("g", 3, request("g", 2))
+    members[1].request = Request(memory=Memory(10, 1024))
+    assert kinds(broker.submit(members, 0)) == [
+        ("GrantLease", name) for name in ("g/0", "g/1", "g/2")
+    ]
+    assert [job.slices[0].memory_mib for job in members] == [2154, 10770, 2154]
+    others = gang("h", 2, request("h", 2))
+    others[1].request = Request(memory=Memory(15, 1024))
+    (rejected,) = broker.submit(others, 1)
+    assert isinstance(rejected, RejectJob)
+    assert rejected.final
+
+
 def test_gang_is_removed_when_it_must_not_wait(broker: Broker) -> None:
     """The next entry is served."""
     broker.submit([request("a", 6)], 0)

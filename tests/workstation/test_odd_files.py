@@ -1,14 +1,19 @@
 """Special files in the daemon's directory, and disks that cannot be written: one sentence, and no loss."""
 
+import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fenka.hardware.peer_credentials import Process
+from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.workstation import files
 from fenka.workstation.paths import Runtime
+from fenka.workstation.submission import create_jobs
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 from tests.workstation.users import as_root
 
@@ -58,6 +63,19 @@ def test_state_is_refused_when_another_version_wrote_it(tmp_path: Path) -> None:
     runtime.state.write_text('{"boot":"","jobs":[],"version":2}')
     with pytest.raises(files.InvalidState, match=r"state\.json .* written by another version"):
         files.load_jobs(runtime)
+
+
+def test_jobs_are_read_when_version_3_wrote_them(tmp_path: Path) -> None:
+    """Its gangs had equal members."""
+    runtime = Runtime(tmp_path)
+    spec = JobSpec(["x"], GpuResources("4"), name="g", gang=2)
+    process = Process(os.getpid(), os.geteuid(), descriptor=-1, start_ticks=1)
+    jobs = create_jobs(spec, process, 1024, [], 5.0)
+    state = json.loads(msgspec.json.encode(files.StateFile(files.boot_id(), jobs)))
+    for job in state["jobs"]:
+        assert job["spec"].pop("members") == []
+    runtime.state.write_text(json.dumps(state | {"version": 3}))
+    assert files.load_jobs(runtime) == jobs
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from fenka.core.request import InvalidRequest
+from fenka.core.request import InvalidRequest, Memory, Request
 from fenka.hardware.peer_credentials import Process
 from fenka.jobs.spec import NAME, GpuResources, JobSpec
 from fenka.workstation.submission import create_jobs
@@ -60,7 +60,6 @@ def test_gang_has_one_job_for_each_member() -> None:
     ]
     assert len({job.id for job in jobs}) == 2
     assert len({job.queue_id for job in jobs}) == 1
-    assert {job.spec.summary() for job in jobs} == {"gang of 2: 4"}
     for name in ("g", "g/1", jobs[0].id):
         with pytest.raises(
             InvalidRequest, match=f"a job called {name} already exists|invalid job name 'g/1'"
@@ -70,8 +69,24 @@ def test_gang_has_one_job_for_each_member() -> None:
     assert later.requested_at > 5.0, "although the clock was set back"
 
 
+def test_members_have_their_own_requests_when_they_differ() -> None:
+    """A record has only the member's own amount, or records would grow with the square of the gang."""
+    spec = msgspec.structs.replace(
+        SPEC, gang=2, members=[GpuResources("4"), GpuResources(whole=True, cards=2)]
+    )
+    jobs = create_jobs(spec, client(7), 1024, [], now=5.0)
+    assert [job.request for job in jobs] == [
+        Request(Memory(4, 1024)),
+        Request(cards=2, whole=True),
+    ]
+    assert [job.spec.gpu for job in jobs] == spec.members
+    assert [job.spec.members for job in jobs] == [[], []]
+
+
 def test_submission_is_rejected_when_it_is_invalid() -> None:
     """The daemon checks the values again."""
+    with pytest.raises(InvalidRequest, match="1 members are described, but the gang has 2"):
+        submitted(gang=2, members=[GpuResources("4")])
     with pytest.raises(InvalidRequest, match="a gang has 1 to 256 members, not 0"):
         submitted(gang=0)
 

@@ -6,6 +6,8 @@ The command line parses its options into it, and the workstation's protocol carr
 import math
 import re
 import secrets
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -88,6 +90,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: What the command is.
         directory: The working directory.
         gang: Number of processes that start together; None for a single process.
+        members: The resources of each process of the gang, if they differ; empty if each gets `gpu`.
         priority: Larger numbers are served first.
         time_limit_s: Seconds after which the job is ended; None for no limit.
         isolation: How the limits are enforced.
@@ -100,6 +103,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: JobKind = "run"
     directory: str = ""
     gang: int | None = None
+    members: list[GpuResources] = []
     priority: int = 0
     time_limit_s: float | None = None
     isolation: Isolation = "namespace"
@@ -114,6 +118,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.gang is not None and not 1 <= self.gang <= MAX_MEMBERS:
             raise InvalidRequest(f"a gang has 1 to {MAX_MEMBERS} members, not {self.gang}")
+        if self.members and len(self.members) != self.gang:
+            raise InvalidRequest(
+                f"{len(self.members)} members are described, but the gang has {self.gang or 'none'}"
+            )
         if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
             raise InvalidRequest(
                 f"--time-limit must be a positive number of seconds, got {self.time_limit_s:g}"
@@ -122,7 +130,13 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(
                 f"--priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {self.priority}"
             )
-        self.gpu.validate()
+        for gpu in self.requests:
+            gpu.validate()
+
+    @property
+    def requests(self) -> list[GpuResources]:
+        """What each process gets, in the order of their ranks."""
+        return self.members or [self.gpu] * (self.gang or 1)
 
     def truncate(self) -> Self:
         """Return the spec with the part of its command and directory that is recorded, as valid text."""
@@ -137,10 +151,18 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self, command=words, directory=_as_text(self.directory)[:MAX_PATH_CHARACTERS]
         )
 
-    def summary(self) -> str:
-        """Return what the job requests, as screens show it."""
-        each = self.gpu.describe()
-        return each if self.gang is None else f"gang of {self.gang}: {each}"
+
+def summarise(requests: Sequence[GpuResources], gang: int | None) -> str:
+    """Return what a job requests, as screens show it.
+
+    Args:
+        requests: What each of its processes gets.
+        gang: The number of processes that start together; None for a single process.
+    """
+    counts = Counter(gpu.describe() for gpu in requests)
+    each = [f"{count} of {amount}" for amount, count in counts.items()]
+    text = "; ".join(each) if len(counts) > 1 else next(iter(counts))
+    return text if gang is None else f"gang of {gang}: {text}"
 
 
 def generate_name(command: list[str]) -> str:

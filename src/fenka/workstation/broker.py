@@ -261,9 +261,10 @@ class Broker:
 
     def _never_fits_reason(self, requests: list[Request]) -> str:
         """Return why these requests can never be granted; empty if they can."""
-        rejection = never_fits(requests[0], (self.node,))
-        if rejection is not None:
-            return rejection.sentence()
+        for request in dict.fromkeys(requests):
+            rejection = never_fits(request, (self.node,))
+            if rejection is not None:
+                return rejection.sentence()
         if len(requests) == 1:
             return ""
         cards = tuple(replace(card, healthy=True) for card in self.node.cards)

@@ -48,11 +48,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):
-    """All jobs on disk. boot: distinguishes a restart of the daemon from one of the machine."""
+    """All jobs on disk.
+
+    boot: distinguishes a restart of the daemon from one of the machine.
+    version: files of version 3 are read, too; their gangs have equal members.
+    """
 
     boot: str
     jobs: list[Job]
-    version: Literal[3] = 3
+    version: Literal[3, 4] = 4
 
 
 class InvalidState(FenkaError):

@@ -15,7 +15,7 @@ from fenka.core.errors import FenkaError
 from fenka.isolation.control import ComputeMode
 from fenka.jobs.spec import Isolation, JobSpec
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Incremented whenever a message changes."""
 
 JobState = Literal["waiting", "starting", "running", "completing"]

@@ -12,6 +12,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
 from fenka.isolation.files import account_file
+from fenka.jobs.spec import summarise
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.gpu_processes import GpuProcesses, UsageSample
@@ -116,7 +117,9 @@ def _job(
         requested_at=job.requested_at,
         started_at=job.started_at,
         isolation=job.spec.isolation,
-        summary=job.spec.summary(),
+        summary=summarise(
+            [member.spec.gpu for member in broker.jobs_of(job.queue_id)], job.spec.gang
+        ),
         whole=job.request.whole,
         slices=_slices(runtime, job, sample.processes),
         pids=scan.holders.get(job.id, []),

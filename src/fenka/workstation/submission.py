@@ -9,7 +9,7 @@ import msgspec
 from fenka.core.request import InvalidRequest, Request
 from fenka.dialects.sizes import parse_memory
 from fenka.hardware.peer_credentials import Process, user_name
-from fenka.jobs.spec import JobSpec, generate_name
+from fenka.jobs.spec import GpuResources, JobSpec, generate_name
 from fenka.workstation.job import Gang, Job
 
 
@@ -35,7 +35,6 @@ def create_jobs(
             f"only {user_name(os.geteuid())}, who runs this daemon, may give a priority above 0: use 0 "
             f"or less, not {spec.priority}"
         )
-    gpu = spec.gpu
     first = Job(
         id=secrets.token_hex(4),
         name=spec.name or generate_name(spec.command or [spec.kind]),
@@ -43,14 +42,7 @@ def create_jobs(
         pid=process.pid,
         start_ticks=process.start_ticks,
         spec=spec,
-        request=Request(
-            memory=None if gpu.whole else parse_memory(gpu.memory, unit_mib),
-            # A weight guarantees no compute, so none is reserved.
-            compute=0 if gpu.core_mode == "weight" else gpu.core,
-            cards=gpu.cards,
-            whole=gpu.whole,
-            models=frozenset(gpu.models),
-        ),
+        request=_request(spec.requests[0], unit_mib),
         # Later than all other requests, also if the clock was set back.
         requested_at=max([now, *(job.requested_at + 1e-3 for job in existing)]),
     )
@@ -61,7 +53,24 @@ def create_jobs(
     gang = Gang(first.id, first.name, spec.gang, first.pid, first.start_ticks)
     return [
         msgspec.structs.replace(
-            first, id=secrets.token_hex(4), name=f"{first.name}/{rank}", gang=gang, rank=rank
+            first,
+            id=secrets.token_hex(4),
+            name=f"{first.name}/{rank}",
+            spec=msgspec.structs.replace(spec, gpu=gpu, members=[]),
+            request=_request(gpu, unit_mib),
+            gang=gang,
+            rank=rank,
         )
-        for rank in range(spec.gang)
+        for rank, gpu in enumerate(spec.requests)
     ]
+
+
+def _request(gpu: GpuResources, unit_mib: int) -> Request:
+    return Request(
+        memory=None if gpu.whole else parse_memory(gpu.memory, unit_mib),
+        # A weight guarantees no compute, so none is reserved.
+        compute=0 if gpu.core_mode == "weight" else gpu.core,
+        cards=gpu.cards,
+        whole=gpu.whole,
+        models=frozenset(gpu.models),
+    )

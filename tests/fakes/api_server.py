@@ -85,6 +85,10 @@ class FakeApiServer:
         before: may answer instead of the server.
         after: may answer after the server has done what was requested: the answer is lost.
         forbidden: kinds that nobody may read.
+        absent: kinds that the server does not know.
+        logs: lines with their timestamps, by pod and container.
+        program: what `exec` runs; None if it is forbidden.
+        groups: versions of the API groups that `/apis` lists, by name.
         max_page: objects of a page, however many are requested; 0: no limit.
         mute: running watches receive nothing any more.
     """
@@ -99,6 +103,10 @@ class FakeApiServer:
     before: Fault | None = None
     after: Fault | None = None
     forbidden: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    logs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    program: Callable[[web.WebSocketResponse], Awaitable[None]] | None = None
     max_page: int = 0
     mute: bool = False
     port: int = 0
@@ -201,11 +209,43 @@ class FakeApiServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET" and request.query.get("watch"):
             return await self._watch(request)
+        if request.path == "/apis":
+            return web.json_response(self._discovery())
+        if request.path.endswith("/log"):
+            return await self._log(request)
+        if request.path.endswith("/exec"):
+            return await self._exec(request)
         body: Json = msgspec.json.decode(await request.read() or b"{}")
         answer = self.handle(request.method, request.path, request.query, body)
         status = 201 if request.method == "POST" else 200
         data = msgspec.json.encode(answer)
         return web.Response(body=data, status=status, content_type="application/json")
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        """Send a container's log as it is now; a connection that follows breaks off then."""
+        target, query = Target.of(request.path), request.query
+        self.requests.append(f"GET {request.path_qs}")
+        log = self.logs.get((target.name, query["container"]))
+        if log is None:
+            message = f'container "{query["container"]}" in pod "{target.name}" is waiting to start'
+            raise Refusal(400, "BadRequest", message)
+        lines = [line for line in log if line[:19] >= query.get("sinceTime", "")[:19]]
+        if "tailLines" in query:
+            lines = lines[len(lines) - int(query["tailLines"]) :]
+        if query.get("timestamps") != "true":
+            lines = [line.partition(" ")[2] for line in lines]
+        return web.Response(body="".join(f"{line}\n" for line in lines).encode())
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        """Run the test's program on a websocket."""
+        self.requests.append(f"GET {request.path_qs}")
+        if self.program is None:
+            raise Refusal(403, "Forbidden", "pods/exec is forbidden")
+        socket = web.WebSocketResponse(protocols=["v5.channel.k8s.io"])
+        await socket.prepare(request)
+        await self.program(socket)
+        await socket.close()
+        return socket
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -222,9 +262,14 @@ class FakeApiServer:
         """Answer any request but a watch. Raises Refusal."""
         self.requests.append(f"{method} {path}")
         target = Target.of(path)
+        if target.kind in self.absent:
+            raise Refusal(404, "NotFound", "the server could not find the requested resource")
         if target.kind in self.forbidden:
             raise Refusal(
-                403, "Forbidden", f"{target.kind} is forbidden: User cannot list resource"
+                403,
+                "Forbidden",
+                f'{target.kind} is forbidden: User "alice" cannot list resource "{target.kind}" in API '
+                f'group "" in the namespace "{target.namespace}"',
             )
         if not target.name:
             if method == "GET":
@@ -263,6 +308,13 @@ class FakeApiServer:
                     yield happened_
         finally:
             self.watches.discard(queue)
+
+    def _discovery(self) -> Json:
+        groups = [
+            {"name": name, "versions": [{"version": version} for version in versions]}
+            for name, versions in self.groups.items()
+        ]
+        return {"groups": groups}
 
     def _list(self, target: Target, query: Mapping[str, Any]) -> Json:
         items = [
@@ -347,7 +399,7 @@ def merged(known: Any, patch: Any) -> Any:
 
 
 def _selected(obj: Json, query: Mapping[str, Any]) -> bool:
-    """Evaluate field selectors with `=` and `!=`, and label selectors with `=`."""
+    """Evaluate field selectors with `=` and `!=`, and label selectors with `=`, `KEY` and `!KEY`."""
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         path, sign, expected = re.split(r"(!=|=)", term, maxsplit=1)
         value: Any = obj
@@ -357,7 +409,14 @@ def _selected(obj: Json, query: Mapping[str, Any]) -> bool:
             return False
     labels = obj["metadata"].get("labels", {}) if "metadata" in obj else {}
     terms = filter(None, query.get("labelSelector", "").split(","))
-    return all(labels.get(key) == value for key, _, value in (it.partition("=") for it in terms))
+    return all(_has_label(labels, term) for term in terms)
+
+
+def _has_label(labels: Mapping[str, str], term: str) -> bool:
+    if term.startswith("!"):
+        return term[1:] not in labels
+    key, equals, value = term.partition("=")
+    return labels.get(key) == value if equals else key in labels
 
 
 @contextlib.asynccontextmanager

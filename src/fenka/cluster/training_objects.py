@@ -91,6 +91,22 @@ class TrainingPod(Pod):
         """Return whether the pod is being deleted."""
         return self.metadata.deletion_timestamp is not None
 
+    def container(self, name: str) -> TrainingContainerStatus | None:
+        """Return what the kubelet reports of a container or init container."""
+        statuses = (*self.status.container_statuses, *self.status.init_container_statuses)
+        return next((status for status in statuses if status.name == name), None)
+
+    @property
+    def main_container(self) -> str:
+        """Return the name of the container that runs the program: the first one."""
+        return self.spec.containers[0].name if self.spec.containers else ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code of the program; None before its end."""
+        main = self.container(self.main_container)
+        return main.state.terminated.exit_code if main and main.state.terminated else None
+
 
 class PodTemplate(Object):
     """The template of a Job's pods."""

@@ -7,7 +7,7 @@ written back whole, so that fields unknown here survive.
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -22,6 +22,7 @@ from fenka.core.errors import FenkaError
 from fenka.kubernetes.kube_config import load
 
 T = TypeVar("T")
+Query = Mapping[str, str | int] | Sequence[tuple[str, str]]
 
 TIMEOUT_S = 10.0
 """For one request, from connecting to its last byte. Watches have no such limit."""
@@ -31,6 +32,9 @@ JSON = "application/json"
 
 SILENCE_S = 90.0
 """A watch without data for this long is taken as broken: servers send a bookmark about every minute."""
+
+HEARTBEAT_S = 30.0
+"""Between pings on a websocket. A connection that does not answer them is closed."""
 
 _PAGE = 500
 _READ_BUFFER = 2**21
@@ -211,6 +215,46 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
             raise ApiUnreachable(f"the watch of {self.server}{path} broke off: {why}") from None
 
+    async def stream(self, path: str, **query: str | int) -> AsyncIterator[bytes]:
+        """Yield a text in blocks as they arrive, such as a log that grows, until the server ends it.
+
+        Raises ApiError, ApiUnreachable.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S)
+        headers = await self._headers("*/*")
+        try:
+            async with self._session.get(
+                self._url(path, query),
+                headers=headers,
+                timeout=timeout,
+                server_hostname=self._server_hostname,
+            ) as answer:
+                await _refuse(answer)
+                async for block in answer.content.iter_any():
+                    yield block
+        except (aiohttp.ClientError, TimeoutError, OSError) as why:
+            raise ApiUnreachable(f"{self.server}{path} broke off: {why}") from None
+
+    async def websocket(
+        self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
+    ) -> aiohttp.ClientWebSocketResponse:
+        """Open a websocket with one of these subprotocols. Raises ApiError, ApiUnreachable."""
+        headers = await self._headers()
+        try:
+            return await self._session.ws_connect(
+                self._url(path, query),
+                protocols=protocols,
+                headers=headers,
+                heartbeat=HEARTBEAT_S,
+                max_msg_size=0,
+                server_hostname=self._server_hostname,
+            )
+        except aiohttp.WSServerHandshakeError as why:
+            # The server's sentence is not read by the library.
+            raise ApiError(why.status, "", f"the API server refuses {path}: {why.status}") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as why:
+            raise ApiUnreachable(f"the API server {self.server} does not answer: {why}") from None
+
     async def patch(self, path: str, kind: type[T], body: Mapping[str, Any]) -> T:
         """Change parts of an object; with metadata.resourceVersion, only of that version.
 
@@ -263,20 +307,27 @@ class Api:
         timeout: aiohttp.ClientTimeout,
         body: Mapping[str, Any] | None = None,
     ) -> aiohttp.ClientResponse:
-        headers = {"Accept": JSON}
-        for setting in (await self._configuration.auth_settings()).values():
-            if setting["in"] == "header" and setting["value"]:
-                headers[setting["key"]] = setting["value"]
+        headers = await self._headers()
         if body is not None:
             headers["Content-Type"] = MERGE if method == "PATCH" else JSON
         return await self._session.request(
             method,
-            f"{self.server}{path}" + (f"?{urlencode(query)}" if query else ""),
+            self._url(path, query),
             headers=headers,
             data=None if body is None else msgspec.json.encode(body),
             timeout=timeout,
             server_hostname=self._server_hostname,
         )
+
+    async def _headers(self, accept: str = JSON) -> dict[str, str]:
+        headers = {"Accept": accept}
+        for setting in (await self._configuration.auth_settings()).values():
+            if setting["in"] == "header" and setting["value"]:
+                headers[setting["key"]] = setting["value"]
+        return headers
+
+    def _url(self, path: str, query: Query) -> str:
+        return f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
 
 
 def _environment_proxy(server: str) -> str | None:

@@ -322,6 +322,7 @@ def _instance(
         requested=cards.requested(pod),
         allocated=cards.allocated(pod),
         cards=cards.held(pod),
+        exit_code=pod.exit_code,
     )
 
 

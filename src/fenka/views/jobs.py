@@ -58,6 +58,7 @@ class Instance:
         requested: cards, slices as shares of one, rounded to 0.1; None if no card's size is known.
         allocated: cards that it holds now.
         cards: those of its cards that are known.
+        exit_code: of its program, if that has ended.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Instance:
     requested: float | None = 0
     allocated: float = 0
     cards: tuple[CardUse, ...] = ()
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,181 @@
+"""Reads logs of containers from the API server, and follows an instance of a job over its restarts.
+
+A connection that breaks off is made again. Lines are asked for with their timestamps, because the API server
+resumes at whole seconds: what was already returned is left out by its timestamp.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from fenka.cluster.training_objects import TrainingContainerStatus, TrainingPod
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+
+POLL_S = 1.0
+"""Between two looks at a pod that has not started, or has ended and may be replaced."""
+
+_FRACTION = re.compile(r"\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Which part of a log to read.
+
+    Attributes:
+        container: empty for the program's; while init containers run, the one that does.
+        tail: the last lines only; None for all.
+        since_s: lines of the last seconds only; None for all.
+        timestamps: put its time before each line.
+    """
+
+    container: str = ""
+    tail: int | None = None
+    since_s: int | None = None
+    timestamps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """A container that has a log. pod: None if there is none to read now.
+
+    last: nothing comes after this log, so that following ends with it.
+    """
+
+    pod: TrainingPod | None
+    last: bool
+
+
+class LogCursor:
+    """The place up to which a container's log was returned."""
+
+    def __init__(self) -> None:
+        self.since = ""
+        """The time from which the log is to be read again; empty for its beginning."""
+        self._returned: Counter[str] = Counter()
+        """Timestamps of the lines returned since then."""
+        self._overlap: Counter[str] = Counter()
+
+    def rewind(self) -> None:
+        """Begin to read again from `since`."""
+        self._overlap = self._returned.copy()
+
+    def is_new(self, stamp: str) -> bool:
+        """Return whether a line with this timestamp was not returned yet.
+
+        Lines of both outputs of a program are not exactly in the order of their timestamps.
+        """
+        if self._overlap[stamp] > 0:
+            self._overlap[stamp] -= 1
+            return False
+        second = _FRACTION.sub("", stamp)
+        if second > self.since:
+            self.since = second
+            self._returned.clear()
+        if second == self.since:
+            self._returned[stamp] += 1
+        return True
+
+
+def log_container(pod: TrainingPod, name: str = "") -> str:
+    """Return the container whose log is shown; empty if none has started."""
+    if name:
+        return name if _started(pod.container(name)) else ""
+    main = pod.main_container
+    if _started(pod.container(main)):
+        return main
+    inits = [container.name for container in pod.spec.init_containers]
+    running = [each for each in inits if _started(pod.container(each))]
+    return running[-1] if running else ""
+
+
+def _started(status: TrainingContainerStatus | None) -> bool:
+    if status is None:
+        return False
+    return status.state.running is not None or status.state.terminated is not None
+
+
+async def read_log(api: Api, pod: TrainingPod, options: LogOptions) -> AsyncIterator[bytes]:
+    """Yield a container's log in blocks. Raises ApiError, ApiUnreachable."""
+    async for block in api.stream(f"{pod.path}/log", **_query(options)):
+        yield block
+
+
+async def follow_log(
+    api: Api,
+    find: Callable[[], Awaitable[LogSource]],
+    options: LogOptions,
+    poll_s: float = POLL_S,
+) -> AsyncIterator[str]:
+    """Yield the lines of an instance's log, over restarts of its container and its pod, until its last one.
+
+    Args:
+        find: returns the pod that the instance has now.
+
+    Raises:
+        ApiError, ApiUnreachable: if the pod cannot be read.
+    """
+    cursors: dict[tuple[str, str, int], LogCursor] = {}
+    first = True
+    while True:
+        source = await find()
+        container = log_container(source.pod, options.container) if source.pod else ""
+        if source.pod is not None and container:
+            status = source.pod.container(container)
+            key = source.pod.metadata.uid, container, status.restart_count if status else 0
+            known = key in cursors
+            cursor = cursors.setdefault(key, LogCursor())
+            query = _query(options if first else LogOptions()) | {
+                "container": container,
+                "follow": "true",
+                "timestamps": "true",
+            }
+            if cursor.since:
+                query["sinceTime"] = cursor.since
+            try:
+                async for stamp, line in _stamped_lines(api, source.pod, query, cursor):
+                    yield f"{stamp} {line}" if options.timestamps else line
+                first = False
+            except ApiUnreachable:
+                # Whether the API server is there is seen by the next call of `find`.
+                pass
+            except ApiError as why:
+                # The container has not started, or the pod is gone, since it was found.
+                if why.status not in (400, 404):
+                    raise
+            if not known and not source.last:
+                continue
+        if source.last:
+            return
+        await asyncio.sleep(poll_s)
+
+
+async def _stamped_lines(
+    api: Api, pod: TrainingPod, query: dict[str, str | int], cursor: LogCursor
+) -> AsyncIterator[tuple[str, str]]:
+    cursor.rewind()
+    rest = b""
+    async for block in api.stream(f"{pod.path}/log", **query):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            stamp, _, text = line.decode(errors="replace").partition(" ")
+            if cursor.is_new(stamp):
+                yield stamp, text
+    if rest:
+        stamp, _, text = rest.decode(errors="replace").partition(" ")
+        if cursor.is_new(stamp):
+            yield stamp, text
+
+
+def _query(options: LogOptions) -> dict[str, str | int]:
+    query: dict[str, str | int] = {}
+    if options.container:
+        query["container"] = options.container
+    if options.tail is not None:
+        query["tailLines"] = options.tail
+    if options.since_s is not None:
+        query["sinceSeconds"] = options.since_s
+    if options.timestamps:
+        query["timestamps"] = "true"
+    return query

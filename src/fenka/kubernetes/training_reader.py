@@ -1,0 +1,173 @@
+"""Reads the objects of training jobs once: one LIST for each kind, all at the same time."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import msgspec
+
+from fenka.cluster.objects import Event, Node, Object
+from fenka.cluster.training_objects import (
+    FOREIGN,
+    JOB,
+    JOBS_API,
+    JOBSET_NAME,
+    JOBSETS_API,
+    BatchJob,
+    ForeignJob,
+    JobSet,
+    Root,
+    Service,
+    TrainingObjects,
+    TrainingPod,
+)
+from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.cluster_reader import PAGE
+
+T = TypeVar("T")
+
+OPERATORS = {
+    "kubeflow.org": ("mpijobs", "tfjobs", "pytorchjobs"),
+    "trainer.kubeflow.org": ("trainjobs",),
+}
+"""API groups of other operators, and their kinds of jobs."""
+
+
+class InvolvedObject(Object):
+    """The object that an event is about."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class TrainingEvent(Event):
+    """An event, with the object that it is about."""
+
+    involved_object: InvolvedObject = msgspec.field(default_factory=InvolvedObject)
+
+
+class _Group(msgspec.Struct):
+    name: str
+    versions: list[dict[str, str]] = []
+
+
+class _Groups(msgspec.Struct):
+    groups: list[_Group] = []
+
+
+async def read_training_objects(
+    api: Api, namespace: str | None, name: str | None = None, *, pods_only: bool = False
+) -> TrainingObjects:
+    """Return the objects of all training jobs, or of those with this name.
+
+    Args:
+        namespace: None for all namespaces.
+        pods_only: read neither Services nor nodes.
+
+    Raises:
+        ApiError: without the right to list Jobs, JobSets or pods.
+        ApiUnreachable: if the API server does not answer.
+    """
+    own = f"{JOB}={name}" if name else JOB
+    roots, pods, foreign, (services, nodes) = await asyncio.gather(
+        read_roots(api, namespace, name),
+        api.list(_path("/api/v1", namespace, "pods"), TrainingPod, limit=PAGE, labelSelector=own),
+        _read_foreign(api, namespace, name),
+        _nothing() if pods_only else _read_addresses(api, namespace, own),
+    )
+    others: list[TrainingPod] = []
+    if foreign:
+        others, _ = await api.list(
+            _path("/api/v1", namespace, "pods"), TrainingPod, limit=PAGE, labelSelector=f"!{JOB}"
+        )
+    return TrainingObjects(roots, foreign, [*pods[0], *others], services, nodes)
+
+
+async def _read_addresses(
+    api: Api, namespace: str | None, own: str
+) -> tuple[list[Service], list[Node] | None]:
+    """Return Services and nodes; no Services, and None for nodes, without the right to list them."""
+    services, nodes = await asyncio.gather(
+        _if_present(
+            api.list(_path("/api/v1", namespace, "services"), Service, labelSelector=own), (403,)
+        ),
+        _if_present(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
+    )
+    return services[0] if services else [], nodes[0] if nodes else None
+
+
+async def _nothing() -> tuple[list[Service], list[Node] | None]:
+    return [], None
+
+
+async def read_roots(api: Api, namespace: str | None, name: str | None = None) -> list[Root]:
+    """Return the root objects of fenka's jobs. Raises ApiError, ApiUnreachable."""
+    own = f"{JOB}={name}" if name else JOB
+    (jobs, _), job_sets = await asyncio.gather(
+        # JobSet's child Jobs have the label too.
+        api.list(
+            _path(JOBS_API, namespace, "jobs"),
+            BatchJob,
+            limit=PAGE,
+            labelSelector=f"{own},!{JOBSET_NAME}",
+        ),
+        _if_present(
+            api.list(
+                _path(JOBSETS_API, namespace, "jobsets"), JobSet, limit=PAGE, labelSelector=own
+            )
+        ),
+    )
+    roots: list[Root] = [*jobs, *(job_sets[0] if job_sets else ())]
+    # The label alone does not make a root: its dependents have the label as well.
+    return [root for root in roots if root.metadata.labels[JOB] == root.metadata.name]
+
+
+async def read_events(api: Api, namespace: str, uids: set[str]) -> list[TrainingEvent]:
+    """Return the events on objects with these UIDs, the oldest first. Raises ApiError, ApiUnreachable."""
+    events, _ = await api.list(_path("/api/v1", namespace, "events"), TrainingEvent, limit=PAGE)
+    ours = [event for event in events if event.involved_object.uid in uids]
+    return sorted(ours, key=lambda event: event.at)
+
+
+async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> list[ForeignJob]:
+    """Return the jobs of other operators whose kinds the cluster has, and which may be listed."""
+    groups = await _if_present(api.get("/apis", _Groups), (403, 404))
+    paths = [
+        _path(f"/apis/{group.name}/{version['version']}", namespace, kind)
+        for group in (groups.groups if groups else ())
+        for kind in OPERATORS.get(group.name, ())
+        for version in group.versions
+    ]
+    selected = {"fieldSelector": f"metadata.name={name}"} if name else {}
+    answers = await asyncio.gather(
+        *(
+            _if_present(api.list(path, msgspec.Raw, limit=PAGE, **selected), (403, 404))
+            for path in paths
+        )
+    )
+    jobs: dict[str, ForeignJob] = {}
+    for answer in answers:
+        for raw in answer[0] if answer else ():
+            try:
+                job = msgspec.json.decode(raw, type=ForeignJob)
+            except msgspec.MsgspecError:
+                # Some versions of these kinds accept any status.
+                continue
+            if job.kind in FOREIGN:
+                jobs.setdefault(job.metadata.uid, job)
+    return [*jobs.values()]
+
+
+async def _if_present(answer: Awaitable[T], refusals: tuple[int, ...] = (404,)) -> T | None:
+    """Return the answer; None if the API server refuses with one of these codes."""
+    try:
+        return await answer
+    except ApiError as why:
+        if why.status in refusals:
+            return None
+        raise
+
+
+def _path(api: str, namespace: str | None, kind: str) -> str:
+    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"

@@ -1,0 +1,168 @@
+"""Logs of containers: which container, which lines, and what happens when the connection breaks off."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenka.cluster.training_objects import TrainingPod
+from fenka.kubernetes.client import ApiUnreachable
+from fenka.kubernetes.pod_logs import (
+    LogCursor,
+    LogOptions,
+    LogSource,
+    follow_log,
+    log_container,
+    read_log,
+)
+from tests.builders import Json, pod
+from tests.coroutines import synchronous
+from tests.fakes.api_server import FakeApiServer, api_server
+
+RUNS: Json = {"running": {}}
+ENDED: Json = {"terminated": {"exitCode": 0}}
+WAITS: Json = {"waiting": {"reason": "PodInitializing"}}
+
+
+def a_pod(
+    main: Json, init: Json | None = None, *, name: str = "p", restarts: int = 0
+) -> TrainingPod:
+    """Return a pod whose containers are in these states."""
+    status: Json = {
+        "containerStatuses": [{"name": "main", "state": main, "restartCount": restarts}]
+    }
+    spec: Json = {}
+    if init is not None:
+        spec["initContainers"] = [{"name": "init-code"}]
+        status["initContainerStatuses"] = [{"name": "init-code", "state": init}]
+    return msgspec.convert(pod(name, node="a", status=status, spec=spec), TrainingPod)
+
+
+@pytest.mark.parametrize(
+    ("main", "init", "name", "container"),
+    [
+        (RUNS, None, "", "main"),
+        (ENDED, None, "", "main"),
+        (WAITS, RUNS, "", "init-code"),
+        (WAITS, ENDED, "", "init-code"),
+        (WAITS, WAITS, "", ""),
+        (RUNS, ENDED, "", "main"),
+        (RUNS, ENDED, "init-code", "init-code"),
+        (WAITS, None, "main", ""),
+        (RUNS, None, "nobody", ""),
+    ],
+)
+def test_log_is_the_programs_or_that_of_the_code_while_it_is_cloned(
+    main: Json, init: Json | None, name: str, container: str
+) -> None:
+    """Nothing is shown of a container that has not started."""
+    assert log_container(a_pod(main, init), name) == container
+
+
+def line(second: int, text: str, fraction: str = "123456789") -> str:
+    """Return a line with its timestamp."""
+    return f"2024-01-01T00:00:{second:02}.{fraction}Z {text}"
+
+
+@synchronous
+async def test_read_passes_the_options_on() -> None:
+    """Tail, since and timestamps are the API server's."""
+    async with api_server() as server, server.api() as api:
+        server.logs["p", "main"] = [line(1, "one"), line(2, "two"), line(3, "three")]
+        options = LogOptions("main", tail=2, since_s=60, timestamps=True)
+        text = b"".join([block async for block in read_log(api, a_pod(RUNS), options)])
+    assert text.decode() == line(2, "two") + "\n" + line(3, "three") + "\n"
+    assert "sinceSeconds=60" in server.requests[-1]
+
+
+async def followed(
+    server: FakeApiServer, sources: list[LogSource], *logs: list[str], **options: int
+) -> list[str]:
+    """Return the lines that following yields while the pod and its log go through these states."""
+    steps = iter(zip(sources, logs, strict=True))
+
+    async def find() -> LogSource:
+        source, log = next(steps)
+        if source.pod is not None:
+            server.logs[source.pod.metadata.name, "main"] = log
+        return source
+
+    async with server.api() as api:
+        lines = follow_log(api, find, LogOptions(**options), poll_s=0)  # type: ignore[arg-type]
+        return [each async for each in lines]
+
+
+@synchronous
+async def test_following_resumes_without_repeating_a_line_when_the_connection_breaks_off() -> None:
+    """The API server resumes at a whole second, and two lines may have the same timestamp."""
+    running, ended = LogSource(a_pod(RUNS), last=False), LogSource(a_pod(ENDED), last=True)
+    first = [line(1, "one"), line(2, "two"), line(2, "two")]
+    second = [*first, line(2, "two"), line(2, "again", "2"), line(2, "", "3"), line(3, "three")]
+    async with api_server() as server:
+        lines = await followed(server, [running, running, ended], first, first, second)
+    assert lines == ["one", "two", "two", "two", "again", "", "three"]
+
+
+@synchronous
+async def test_following_goes_on_with_the_next_pod_when_the_job_restarts() -> None:
+    """And with the next container when the pod's own restarts."""
+    sources = [
+        LogSource(a_pod(ENDED), last=False),
+        LogSource(a_pod(RUNS, restarts=1), last=False),
+        LogSource(None, last=False),
+        LogSource(a_pod(WAITS, name="q"), last=False),
+        LogSource(a_pod(ENDED, name="q"), last=True),
+    ]
+    logs = [[line(1, "first")], [line(2, "second")], [], [], [line(1, "third")]]
+    async with api_server() as server:
+        assert await followed(server, sources, *logs) == ["first", "second", "third"]
+
+
+@synchronous
+async def test_following_shows_the_whole_log_after_the_first_lines_of_tail() -> None:
+    """`--tail` is about what was there at the start."""
+    running, ended = LogSource(a_pod(RUNS), last=False), LogSource(a_pod(ENDED), last=True)
+    logs = [
+        [line(1, "one"), line(2, "two")],
+        [line(1, "one"), line(2, "two"), line(2, "three", "5")],
+    ]
+    async with api_server() as server:
+        assert await followed(server, [running, ended], *logs, tail=1) == ["two", "three"]
+
+
+@synchronous
+async def test_following_ends_when_the_api_server_is_gone() -> None:
+    """The next look at the pod says so."""
+    async with api_server() as server, server.api() as api:
+
+        async def find() -> LogSource:
+            await server.stop()
+            await api.get("/api/v1/pods", TrainingPod)
+            raise AssertionError
+
+        with pytest.raises(ApiUnreachable):
+            assert [each async for each in follow_log(api, find, LogOptions(), poll_s=0)] == []
+        await server.start()
+
+
+STAMPS = st.lists(
+    st.builds(
+        lambda second, part: f"2024-01-01T00:00:{second:02}.{part}Z",
+        st.integers(0, 3),
+        st.integers(0, 2),
+    )
+)
+
+
+@given(STAMPS, st.lists(st.integers(0, 20), max_size=4))
+def test_cursor_returns_each_line_once_wherever_the_connection_breaks(
+    stamps: list[str], breaks: list[int]
+) -> None:
+    """The log grows while it is read; each reading begins at a whole second."""
+    log = sorted(stamps)
+    cursor, returned = LogCursor(), []
+    for end in [*sorted(min(at, len(log)) for at in breaks), len(log)]:
+        cursor.rewind()
+        since = cursor.since[:19]
+        returned += [stamp for stamp in log[:end] if stamp[:19] >= since and cursor.is_new(stamp)]
+    assert returned == log

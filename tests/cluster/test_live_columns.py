@@ -1,9 +1,11 @@
 """Columns that follow the cluster's state: what they remember of nodes stays bounded."""
 
-from fenka.cluster.live_columns import MAX_SPARE_RULES, LiveColumns
+from fenka.cluster.live_columns import MAX_SPARE_VALUES, LiveColumns
+from fenka.cluster.pod_placement import BEST
+from fenka.cluster.queue_constraints import QueueConstraints
 from fenka.cluster.state import ClusterState
 from fenka.dialects import node_modes
-from tests.builders import T4_MIB, a_node, a_pod
+from tests.builders import T4_MIB, a_node, a_pod, on_card
 from tests.fakes.evaluators import ComparedEvaluator
 
 
@@ -12,11 +14,58 @@ def test_rules_stay_few_when_a_nodes_error_changes_again_and_again() -> None:
     cluster = ClusterState([a_node("n", T4_MIB), a_node("m", T4_MIB)])
     live = LiveColumns(cluster)
     evaluator = ComparedEvaluator(cluster, "binpack", live)
-    for number in range(10 * MAX_SPARE_RULES):
+    for number in range(10 * MAX_SPARE_VALUES):
         labels = {node_modes.MODE_LABEL: f"unknown-{number}"}
         cluster.set_node(a_node("n", T4_MIB, labels=labels))
         live.read()
-        assert len(live.rules()[0]) <= MAX_SPARE_RULES + 2 * 2
+        assert len(live.rules.numbers) <= MAX_SPARE_VALUES + 2 * 2
     result = evaluator.filter(a_pod("p", 4), ["n", "m"])
     assert result.fitting == ["m"]
     assert f"unknown-{number} is none of" in result.unresolvable["n"]
+
+
+def test_kinds_stay_few_when_a_nodes_cards_change_again_and_again() -> None:
+    """Cards of each size are a kind of their own."""
+    cluster = ClusterState([a_node("n", T4_MIB), a_node("m", T4_MIB)])
+    live = LiveColumns(cluster)
+    for number in range(3 * MAX_SPARE_VALUES):
+        cluster.set_node(a_node("n", T4_MIB + number))
+        live.read()
+        assert len(live.kinds.numbers) <= MAX_SPARE_VALUES + 2
+
+
+def test_kind_is_the_same_for_nodes_that_hold_the_same_when_empty() -> None:
+    """Neither the names of cards nor those that take nothing make a kind."""
+    nodes = [a_node("n", T4_MIB, T4_MIB), a_node("m", T4_MIB, T4_MIB), a_node("k", T4_MIB)]
+    cluster = ClusterState(nodes)
+    cluster.set_unhealthy("m", frozenset({0}))
+    live = LiveColumns(cluster)
+    columns = live.read()
+    numbers = live.kinds.of_slot[columns.slots(["n", "m", "k"])].tolist()
+    assert numbers[0] != numbers[1] == numbers[2]
+
+
+def test_prioritize_counts_what_was_placed_since_filter() -> None:
+    """One evaluation serves both only if nothing has changed in between."""
+    cluster = ClusterState([a_node("n", T4_MIB), a_node("m", T4_MIB)])
+    evaluator = ComparedEvaluator(cluster, "binpack")
+    pod, names = a_pod("p", 4), ["n", "m"]
+    assert evaluator.filter(pod, names).fitting == names
+    assert dict(evaluator.prioritize(pod, names))["m"] == BEST
+    cluster.set_pod(a_pod("q", 8, node="n", annotations=on_card(0, 8)))
+    assert dict(evaluator.prioritize(pod, names))["n"] == BEST
+
+
+def test_each_pod_is_evaluated_for_itself_when_nothing_changes() -> None:
+    """A pod of the same size may be under other constraints, or about other nodes."""
+    cluster = ClusterState([a_node("n", T4_MIB), a_node("m", T4_MIB)])
+    evaluator = ComparedEvaluator(cluster, "binpack")
+    first, second = a_pod("p", 4, uid="1"), a_pod("p", 4, uid="2")
+    reserved = QueueConstraints(
+        frozenset(card.uuid for card in cluster.shared_nodes()[0].node.cards),
+        nodes=frozenset({"m"}),
+    )
+    assert evaluator.filter(first, ["n"]).fitting == ["n"]
+    assert evaluator.filter(first, ["n", "m"]).fitting == ["n", "m"]
+    assert evaluator.filter(first, ["n", "m"], reserved).fitting == ["n"]
+    assert evaluator.filter(second, ["n", "m"]).fitting == ["n", "m"]

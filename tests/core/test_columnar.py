@@ -143,13 +143,13 @@ def test_judgement_equals_evaluate_on_every_history(
         assert [n for n, fit in zip(names, judgement.fits[slots], strict=True) if fit] == sorted(
             fits
         )
-        assert [columns.nodes[slot].name for slot in judgement.order(policy, slots)] == in_order  # type: ignore[union-attr]
+        assert [columns.nodes[slot].name for slot in judgement.order(policy, slots)] == in_order
         best = judgement.best(policy)
         assert (best is None) == (not in_order)
         assert best is None or columns.nodes[best].name == in_order[0]  # type: ignore[union-attr]
         rejected = {n: v for n, v in verdicts.items() if isinstance(v, NodeRejection)}
         counts = count_reasons(columns, judgement.codes(), columns.slots(rejected))
-        for number, verdict in zip(counts.of_slot, rejected.values(), strict=True):
+        for number, verdict in zip(counts.of_slot.tolist(), rejected.values(), strict=True):
             assert counts.distinct[number] == Counter(reason.code for reason in verdict.reasons)
 
 
@@ -222,7 +222,7 @@ def test_joint_judgement_never_contradicts_place_gang(
         assert judgement.possible[slot] or isinstance(placed, Unschedulable)
         if isinstance(placed, Unschedulable):
             counts = count_reasons(world.columns, judgement.codes(), np.array([slot]))
-            (reasons,) = counts.distinct
+            (reasons,) = counts.distinct.values()
             assert reasons == Counter(it.code for it in placed.rejections[0].reasons)
 
 

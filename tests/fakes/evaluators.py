@@ -53,6 +53,14 @@ class ComparedEvaluator(ColumnarPodEvaluator):
         assert ranked == self._definition.ranked(pod, names, constraints)
         return ranked
 
+    def prioritize(
+        self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
+    ) -> list[tuple[str, int]]:
+        """Compare the scores."""
+        scores = super().prioritize(pod, names, constraints)
+        assert scores == self._definition.prioritize(pod, names, constraints)
+        return scores
+
     def explain(self, pod: Pod) -> str | None:
         """Compare the sentence."""
         explanation = super().explain(pod)

@@ -1,42 +1,77 @@
 """The shared nodes of a cluster as columns, which follow the cluster's state."""
 
-from collections.abc import Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from fenka.cluster.node_admission import AdmissionRule, admission_rule
 from fenka.cluster.state import ClusterState
 from fenka.core.columns import Columns, Ints
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.usage import UsageOverlay, UsageView
 
-MAX_SPARE_RULES = 64
-"""Rules that no node has any more, of nodes whose errors change; beyond that all are numbered again."""
+V = TypeVar("V")
+
+MAX_SPARE_VALUES = 64
+"""Values that no node has any more, of nodes whose errors or cards change; beyond that all are read again."""
+
+
+class SlotValues(Generic[V]):
+    """A value for each slot. Of many slots few values are different; each of these has a number.
+
+    Attributes:
+        numbers: the number of each value.
+        of_slot: the number of each slot's value.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[V, int] = {}
+        self.of_slot: Ints = np.zeros(0, np.int64)
+
+    def set(self, slot: int, value: V) -> None:
+        """Set the value of a slot."""
+        if slot >= self.of_slot.size:
+            more = np.zeros(slot + 1, np.int64)
+            self.of_slot = np.concatenate((self.of_slot, more))
+        self.of_slot[slot] = self.numbers.setdefault(value, len(self.numbers))
 
 
 class LiveColumns:
-    """Columns that are brought up to date when they are read: an event only names its node until then."""
+    """Columns that are brought up to date when they are read: an event only names its node until then.
+
+    Attributes:
+        usage: what is used of the cards.
+        version: changes whenever the columns do.
+        rules: the admission rule of each slot's node.
+        kinds: each slot's node as far as that decides what it could hold if nothing were allocated.
+    """
 
     def __init__(self, cluster: ClusterState, usage: UsageOverlay | None = None) -> None:
         """usage: what is used of the cards, if that is more than the cluster's pods use."""
         self._cluster = cluster
         self.usage: UsageView = usage or cluster
-        self._columns = Columns()
-        self._changed = {shared.node.name for shared in cluster.shared_nodes()}
+        self._changed = set[str]()
         cluster.watch(self._changed)
         if usage is not None:
             usage.watch(self._changed)
-        self._numbers: dict[AdmissionRule, int] = {}
-        self._rule_of_slot: Ints = np.zeros(0, np.int64)
+        self.version = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._columns = Columns()
+        self.rules, self.kinds = SlotValues[AdmissionRule](), SlotValues[Node]()
+        self._changed.update(shared.node.name for shared in self._cluster.shared_nodes())
 
     def read(self) -> Columns:
-        """Return the columns as of now. What a caller changes it has to undo before it returns."""
+        """Return the columns as of now."""
         while self._changed:
+            self.version += 1
             self._follow(self._changed.pop())
+            most = self._columns.count + MAX_SPARE_VALUES
+            if max(len(self.rules.numbers), len(self.kinds.numbers)) > most:
+                self._begin()
         return self._columns
-
-    def rules(self) -> tuple[Mapping[AdmissionRule, int], Ints]:
-        """Return the number of each rule, and that of each slot. Call `read` first."""
-        return self._numbers, self._rule_of_slot
 
     def _follow(self, name: str) -> None:
         columns, shared = self._columns, self._cluster.shared_node(name)
@@ -48,13 +83,21 @@ class LiveColumns:
         if slot < 0 or columns.nodes[slot] is not shared.node:
             columns.set_node(shared.node, self.usage)
             slot = columns.slot(name)
+            self.kinds.set(slot, _kind(shared.node))
         else:
             columns.set_usage(name, self.usage)
-        if slot >= self._rule_of_slot.size:
-            more = np.zeros(slot + 1, np.int64)
-            self._rule_of_slot = np.concatenate((self._rule_of_slot, more))
-        rule = admission_rule(self._cluster, name)
-        if rule not in self._numbers and len(self._numbers) >= columns.count + MAX_SPARE_RULES:
-            self._numbers.clear()
-            self._changed.update(node.name for node in columns.nodes if node is not None)
-        self._rule_of_slot[slot] = self._numbers.setdefault(rule, len(self._numbers))
+        self.rules.set(slot, admission_rule(self._cluster, name))
+
+
+def _kind(node: Node) -> Node:
+    """Return a node that holds the same when empty, and is equal for all such nodes."""
+    usable = (
+        (card.memory_mib, card.compute, card.model)
+        for card in node.cards
+        if card.healthy and not card.cordoned
+    )
+    cards = tuple(
+        Card(index, DeviceId(str(index)), model, memory_mib, compute)
+        for index, (memory_mib, compute, model) in enumerate(sorted(usable))
+    )
+    return replace(node, name="", cards=cards)

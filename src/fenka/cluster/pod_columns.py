@@ -1,5 +1,6 @@
 """The columnar twin of `pod_placement.PodEvaluator`: a pod against all nodes at once. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -7,9 +8,11 @@ from itertools import compress
 import numpy as np
 
 from fenka.cluster.live_columns import LiveColumns
-from fenka.cluster.node_admission import Infeasible
+from fenka.cluster.node_admission import Infeasible, fits_when_empty
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_placement import (
+    BEST,
+    REST,
     Feasible,
     FilterResult,
     PodEvaluator,
@@ -27,7 +30,7 @@ from fenka.core.columnar import (
     count_reasons,
     has_expressions,
 )
-from fenka.core.columns import SLOT, Bools, Ints
+from fenka.core.columns import SLOT, Bools, Columns, Ints
 from fenka.core.evaluate import Policy
 from fenka.core.gangs import NO_DEVICES, place_gang
 from fenka.core.inventory import DeviceId
@@ -40,21 +43,41 @@ _FITS = Feasible((), ())
 
 @dataclass(frozen=True, slots=True)
 class _Verdicts:
-    """The verdicts on the nodes of all slots.
+    """The verdicts on nodes. Valid until the columns change.
 
     Attributes:
-        fits: bool, by slot.
-        codes: by card, why it does not fit.
+        judgement: of all nodes, without the queue's constraints.
+        constrained: of all nodes under the constraints, None if there are none.
+        asked: bool, by slot: for which nodes the verdict was asked.
+        fits: bool, by slot; False for nodes that were not asked for.
         waits: bool, by slot: whether only entries before the pod keep it from the node.
-        excluded: why each admission rule excludes the pod, None if it does not.
-        rules: the number of each slot's rule.
+        excluded: why each admission rule excludes the pod, None if it does not or no node asked for has it.
     """
 
+    judgement: JointJudgement
+    constrained: JointJudgement | None
+    asked: Bools
     fits: Bools
-    codes: Codes
     waits: Bools
     excluded: list[Infeasible | None]
-    rules: Ints
+
+    def order(self, policy: Policy, slots: Ints) -> Ints:
+        """Return those of the slots that fit, the best first."""
+        among = np.zeros_like(self.fits)
+        among[slots] = True
+        judgement = self.constrained or self.judgement
+        return judgement.first.order(policy, np.flatnonzero(self.fits & among))
+
+    def codes(self) -> Codes:
+        """Return why each card does not fit."""
+        codes, columns = self.judgement.codes(), self.judgement.columns
+        if self.constrained is None:
+            return codes
+        # A card that would fit without the constraints is kept for others.
+        of_others = np.where(
+            self.judgement.first.card_fits, CODES[ReasonCode.RESERVED], self.constrained.codes()
+        )
+        return np.where(self.waits[columns.cards[SLOT]] & columns.exists, of_others, codes)
 
 
 class ColumnarPodEvaluator(PodEvaluator):
@@ -72,6 +95,8 @@ class ColumnarPodEvaluator(PodEvaluator):
     ) -> None:
         """live: the nodes, and what is used of the cards, if that is more than the cluster's pods use."""
         self._live = live or LiveColumns(cluster)
+        self._last: tuple[object, QueueConstraints | None, _Verdicts | None] = None, None, None
+        """The verdicts of the last call, and what they are of."""
         super().__init__(cluster, policy, self._live.usage, max_nodes)
 
     def filter(
@@ -79,21 +104,42 @@ class ColumnarPodEvaluator(PodEvaluator):
     ) -> FilterResult:
         """Return which of the nodes fit the pod. Nothing is reserved."""
         names, parts = list(names), self._columnar_parts(pod)
-        slots = self._live.read().slots(names)
-        if parts is None or len(names) < self.min_nodes or not (slots >= 0).all():
+        columns, max_nodes = self._live.read(), self._max_nodes
+        slots = columns.slots(names)
+        if parts is None or len(names) < self.min_nodes or (slots < 0).any():
             return super().filter(pod, names, constraints)
-        max_nodes = self._max_nodes
-        order = list[int]() if max_nodes else None
-        verdicts = self._judge(parts, slots, constraints, order)
-        if order and max_nodes < len(order):
-            nodes = (self._live.read().nodes[slot] for slot in order[:max_nodes])
-            return FilterResult([node.name for node in nodes if node is not None])
+        verdicts = self._verdicts(pod, parts, slots, constraints)
         fits = verdicts.fits[slots]
+        if max_nodes:
+            order = verdicts.order(self._policy, slots)
+            if max_nodes < order.size:
+                return FilterResult(self._names(order[:max_nodes]))
         result = FilterResult(list(compress(names, fits.tolist())))
-        reasons = self._infeasible_on(verdicts, parts, slots[~fits])
-        for name, why in zip(compress(names, (~fits).tolist()), reasons, strict=True):
-            (result.unresolvable if why.unresolvable else result.failed)[name] = why.sentence
+        if not fits.all():
+            rejected = list(compress(names, (~fits).tolist()))
+            numbers, reasons = self._reasons(verdicts, parts, slots[~fits])
+            sentences = {number: why.sentence for number, why in reasons.items()}
+            result.failed.update(zip(rejected, map(sentences.__getitem__, numbers), strict=True))
+            never = {number for number, why in reasons.items() if why.unresolvable}
+            for name in compress(rejected, map(never.__contains__, numbers)) if never else ():
+                result.unresolvable[name] = result.failed.pop(name)
         return with_position(result, constraints)
+
+    def prioritize(
+        self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
+    ) -> list[tuple[str, int]]:
+        """Return a score for each node, in the order given."""
+        parts = self._columnar_parts(pod)
+        if parts is None or len(names) < self.min_nodes:
+            return super().prioritize(pod, names, constraints)
+        columns = self._live.read()
+        slots = columns.slots(names)
+        order = self._order(pod, parts, slots, constraints)
+        # The last one is that of unknown nodes, whose slot is -1.
+        scores = np.zeros(len(columns.nodes) + 1, np.int64)
+        scores[order] = REST * np.arange(order.size)[::-1] // max(order.size - 2, 1)
+        scores[order[:1]] = BEST
+        return list(zip(names, scores[slots].tolist(), strict=True))
 
     def evaluate(
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
@@ -105,14 +151,15 @@ class ColumnarPodEvaluator(PodEvaluator):
             return super().evaluate(pod, names, constraints)
         slots = self._live.read().slots(names)
         shared = slots[slots >= 0]
-        verdicts = self._judge(parts, shared, constraints)
+        verdicts = self._verdicts(pod, parts, shared, constraints)
         fits = verdicts.fits[shared]
-        reasons = iter(self._infeasible_on(verdicts, parts, shared[~fits]))
+        numbers, reasons = self._reasons(verdicts, parts, shared[~fits])
+        rejections = map(reasons.__getitem__, numbers)
         of_shared = iter(fits.tolist())
         return [
             (name, self._without_cards(demand, name))
             if slot < 0
-            else (name, _FITS if next(of_shared) else next(reasons))
+            else (name, _FITS if next(of_shared) else next(rejections))
             for name, slot in zip(names, slots.tolist(), strict=True)
         ]
 
@@ -123,12 +170,8 @@ class ColumnarPodEvaluator(PodEvaluator):
         parts = self._columnar_parts(pod)
         if parts is None or len(names) < self.min_nodes:
             return super().ranked(pod, names, constraints)
-        columns = self._live.read()
-        slots = columns.slots(names)
-        order = list[int]()
-        self._judge(parts, slots[slots >= 0], constraints, order)
-        nodes = (columns.nodes[slot] for slot in order)
-        return [node.name for node in nodes if node is not None]
+        slots = self._live.read().slots(names)
+        return self._names(self._order(pod, parts, slots, constraints))
 
     def explain(self, pod: Pod) -> str | None:
         """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
@@ -136,17 +179,16 @@ class ColumnarPodEvaluator(PodEvaluator):
         if parts is None:
             return super().explain(pod)
         slots = columns.slots(shared.node.name for shared in self._cluster.shared_nodes())
-        verdicts = self._judge(parts, slots, NO_CONSTRAINTS)
+        verdicts = self._verdicts(pod, parts, slots, NO_CONSTRAINTS)
         if verdicts.fits[slots].any():
             return None
-        excludes = np.array([why is not None for why in verdicts.excluded], np.bool_)
-        excluded = excludes[verdicts.rules[slots]]
+        excluded = self._excluded(verdicts, slots)
         if excluded.all() and slots.size:
-            why = verdicts.excluded[verdicts.rules[slots[0]]]
+            why = verdicts.excluded[self._live.rules.of_slot[slots[0]]]
             return why.sentence if why else None
-        of_cards = verdicts.codes[np.isin(columns.cards[SLOT], slots[~excluded])]
-        infeasible = self._infeasible_on(verdicts, parts, slots)
-        hint = self._hint(pod) if all(why.unresolvable for why in infeasible) else ""
+        of_cards = verdicts.codes()[np.isin(columns.cards[SLOT], slots[~excluded])]
+        _, reasons = self._reasons(verdicts, parts, slots)
+        hint = self._hint(pod) if all(why.unresolvable for why in reasons.values()) else ""
         text = counts_sentence(count_all(of_cards))
         return f"{text}; {hint}" if hint else text
 
@@ -159,57 +201,73 @@ class ColumnarPodEvaluator(PodEvaluator):
         columnar = known and has_expressions(self._live.read(), self._policy)
         return demand.parts if columnar else None
 
-    def _judge(
+    def _names(self, slots: Ints) -> list[str]:
+        nodes = self._live.read().nodes
+        return [node.name for slot in slots.tolist() if (node := nodes[slot]) is not None]
+
+    def _order(
         self,
+        pod: Pod,
         parts: tuple[SliceRequest, ...],
         slots: Ints,
         constraints: QueueConstraints,
-        order: list[int] | None = None,
-    ) -> _Verdicts:
-        """Judge all nodes. Where that is not certain, the definition decides, for these slots only.
+    ) -> Ints:
+        """Return those of the slots that fit, the best first; without those of unknown nodes, -1."""
+        slots = slots[slots >= 0]
+        return self._verdicts(pod, parts, slots, constraints).order(self._policy, slots)
 
-        order: is filled with the slots that fit, the best first.
+    def _verdicts(
+        self,
+        pod: Pod,
+        parts: tuple[SliceRequest, ...],
+        slots: Ints,
+        constraints: QueueConstraints,
+    ) -> _Verdicts:
+        """Return the verdicts on these nodes, as long as they hold those of the last call.
+
+        So one evaluation serves `filter` and `prioritize` of a pod, between which seldom anything changes.
         """
-        columns, requests = self._live.read(), tuple(part.request for part in parts)
-        numbers, rules = self._live.rules()
+        columns, key = self._live.read(), (pod.metadata.uid, parts, self._live.version)
+        known_key, known_constraints, known = self._last
+        same = known_key == key and known_constraints is constraints
+        if known is None or not same or not known.asked[slots].all():
+            known = self._judge(columns, parts, slots, constraints)
+            self._last = key, constraints, known
+        return known
+
+    def _judge(
+        self,
+        columns: Columns,
+        parts: tuple[SliceRequest, ...],
+        slots: Ints,
+        constraints: QueueConstraints,
+    ) -> _Verdicts:
+        """Judge all nodes. Where that is not certain, the definition decides, for these slots only."""
+        requests, rules = tuple(part.request for part in parts), self._live.rules
+        rule_of_slot = rules.of_slot[slots]
         # Nodes that admit nothing may each have a rule of their own: only those that are asked count.
-        used = set(rules[slots].tolist())
+        used = np.bincount(rule_of_slot, minlength=len(rules.numbers)).tolist()
         excluded = [
-            rule.rejection(parts) if number in used else None for rule, number in numbers.items()
+            rule.rejection(parts) if used[number] else None
+            for rule, number in rules.numbers.items()
         ]
-        admitted = np.array([why is None for why in excluded], np.bool_)[
-            rules[: len(columns.nodes)]
-        ]
-        asked = np.zeros(len(columns.nodes), np.bool_)
-        asked[slots] = admitted[slots]
+        admits = np.array([why is None for why in excluded], np.bool_)
+        asked, admitted = np.zeros((2, len(columns.nodes)), np.bool_)
+        asked[slots], admitted[slots] = True, admits[rule_of_slot]
         judgement = JointJudgement(columns, requests, self._policy)
-        fits = self._decide(judgement, requests, asked, NO_DEVICES)
+        fits = self._decide(judgement, requests, admitted, NO_DEVICES)
         waits = np.zeros_like(fits)
-        rejects = (asked & ~fits).any() or bool(constraints.nodes)
-        codes = judgement.codes() if rejects else np.zeros(columns.exists.shape, np.uint8)
         if not constraints.nodes:
-            if order is not None:
-                order += judgement.first.order(self._policy, np.flatnonzero(fits))
-            return _Verdicts(fits, codes, waits, excluded, rules)
+            return _Verdicts(judgement, None, asked, fits, waits, excluded)
         limits = columns.slots(constraints.nodes)
-        limited = np.zeros_like(fits)
-        limited[limits[limits >= 0]] = True
-        held = [it.placement for on_node in constraints.held.values() for it in on_node]
-        with columns.added(held):
-            under = JointJudgement(
-                columns, requests, self._policy, columns.mask_of(constraints.reserved)
-            )
-            waits = fits & limited
-            waits &= ~self._decide(under, requests, waits, constraints.reserved)
-            fits &= ~waits
-            if order is not None:
-                order += under.first.order(self._policy, np.flatnonzero(fits))
-            # A card that would fit without the constraints is kept for others.
-            of_others = np.where(
-                judgement.first.card_fits, CODES[ReasonCode.RESERVED], under.codes()
-            )
-        codes = np.where(waits[columns.cards[SLOT]] & columns.exists, of_others, codes)
-        return _Verdicts(fits, codes, waits, excluded, rules)
+        waits[limits[limits >= 0]] = True
+        waits &= fits
+        left = columns.trial()
+        left.add(*(it.placement for on_node in constraints.held.values() for it in on_node))
+        reserved = columns.mask_of(constraints.reserved)
+        constrained = JointJudgement(left, requests, self._policy, reserved)
+        waits &= ~self._decide(constrained, requests, waits, constraints.reserved)
+        return _Verdicts(judgement, constrained, asked, fits & ~waits, waits, excluded)
 
     def _decide(
         self,
@@ -227,30 +285,36 @@ class ColumnarPodEvaluator(PodEvaluator):
             fits[slot] = not isinstance(placed, Unschedulable)
         return fits
 
-    def _infeasible_on(
+    def _excluded(self, verdicts: _Verdicts, slots: Ints) -> Bools:
+        """Return whether the admission rule of each of these slots excludes the pod."""
+        excludes = np.array([why is not None for why in verdicts.excluded], np.bool_)
+        return excludes[self._live.rules.of_slot[slots]]
+
+    def _reasons(
         self, verdicts: _Verdicts, parts: tuple[SliceRequest, ...], slots: Ints
-    ) -> list[Infeasible]:
-        """Return why the pod does not fit each of these slots."""
-        rules = verdicts.rules[slots]
-        by_mode = np.array([why is not None for why in verdicts.excluded], np.bool_)[rules]
-        reasons: list[Infeasible | None] = []
-        reason_of = np.empty(slots.size, np.int64)
-        by_cards = slots[~by_mode]
+    ) -> tuple[list[int], dict[int, Infeasible]]:
+        """Return why the pod does not fit these slots: a number for each, and the reason of each number."""
+        columns, live = self._live.read(), self._live
+        numbers = -1 - live.rules.of_slot[slots]
+        by_rule = self._excluded(verdicts, slots)
+        by_cards = slots[~by_rule]
+        distinct: dict[int, Counter[ReasonCode]] = {}
         if by_cards.size:
-            columns, requests = self._live.read(), tuple(part.request for part in parts)
-            asked = np.zeros(len(columns.nodes), np.bool_)
-            asked[by_cards] = True
-            empty = JointJudgement(columns.emptied(), requests, "binpack")
-            could = self._decide(empty, requests, asked, NO_DEVICES) | verdicts.waits
-            counts = count_reasons(columns, verdicts.codes, by_cards)
-            for each in counts.distinct:
-                sentence = sentence_of_counts(each)
-                reasons += (
-                    Infeasible(sentence, unresolvable=True),
-                    Infeasible(sentence, unresolvable=False),
-                )
-            reason_of[~by_mode] = 2 * counts.of_slot + could[by_cards]
-        reason_of[by_mode] = len(reasons) + rules[by_mode]
-        reasons += verdicts.excluded
-        chosen = (reasons[number] for number in reason_of.tolist())
-        return [why for why in chosen if why is not None]
+            requests, kinds = tuple(part.request for part in parts), live.kinds.of_slot[by_cards]
+            # Where it fits a node, it fits all nodes of that kind if nothing is allocated.
+            could = np.zeros(len(live.kinds.numbers), np.bool_)
+            could[live.kinds.of_slot[np.flatnonzero(verdicts.fits)]] = True
+            unknown = set(kinds[~could[kinds]].tolist())
+            for node, number in live.kinds.numbers.items() if unknown else ():
+                could[number] |= number in unknown and fits_when_empty(requests, node)
+            counts = count_reasons(columns, verdicts.codes(), by_cards)
+            distinct = counts.distinct
+            numbers[~by_rule] = 2 * counts.of_slot + (could[kinds] | verdicts.waits[by_cards])
+        of_slot: list[int] = numbers.tolist()
+        reasons = {}
+        for number in set(of_slot):
+            why = verdicts.excluded[-1 - number] if number < 0 else None
+            reasons[number] = why or Infeasible(
+                sentence_of_counts(distinct[number // 2]), unresolvable=number % 2 == 0
+            )
+        return of_slot, reasons

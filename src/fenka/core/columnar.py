@@ -151,8 +151,7 @@ class Judgement:
         self.columns, self._reserved = columns, reserved
         self._cards = CardJudgement(columns, request, reserved)
         self.request, self.needs, self.card_fits = request, self._cards.needs, self._cards.fits
-        self._fitting: Ints = _sum_by_slot(columns, self.card_fits)
-        self.fits: Bools = self._fitting >= request.cards
+        self.fits: Bools = _at_least(columns, self.card_fits, request.cards)
         self._lacks_cpu = self._lacks(CPU, CPU_USED, request.cpu_milli)
         self._lacks_memory = self._lacks(HOST_MEMORY, HOST_MEMORY_USED, request.host_memory_mib)
         for lacking in (self._lacks_cpu, self._lacks_memory):
@@ -161,20 +160,22 @@ class Judgement:
 
     def _lacks(self, total: int, used: int, needed: int) -> Bools | None:
         # A request for none is not rejected by an overcommitted host.
+        if not needed:
+            return None
         hosts = self.columns.hosts
         lacking: Bools = np.maximum(hosts[total] - hosts[used], 0) < needed
-        return lacking if needed else None
+        return lacking
 
     # ---- scores ----
 
-    def order(self, policy: Policy, slots: Ints) -> list[int]:
+    def order(self, policy: Policy, slots: Ints) -> Ints:
         """Return those of the slots that fit, the best first; of equal nodes the first by name."""
         slots = slots[self.fits[slots]]
         if policy not in _PREFERS_MOST:
             return self._order_by_definition(policy, slots)
         share, best = self._share(policy)[slots], self._best_cards(policy)[slots]
         ranks = self.columns.ranks()[slots]
-        in_order: list[int] = slots[np.lexsort((ranks, best, share))].tolist()
+        in_order: Ints = slots[np.lexsort((ranks, best, share))]
         return in_order
 
     def best(self, policy: Policy, among: Bools | None = None) -> int | None:
@@ -183,7 +184,7 @@ class Judgement:
         if not slots.size:
             return None
         if policy not in _PREFERS_MOST:
-            return self._order_by_definition(policy, slots)[0]
+            return int(self._order_by_definition(policy, slots)[0])
         share = self._share(policy)[slots]
         slots = slots[share == share.min()]
         if slots.size > 1:
@@ -191,7 +192,7 @@ class Judgement:
             slots = slots[best == best.min()]
         return int(slots[self.columns.ranks()[slots].argmin()])
 
-    def _order_by_definition(self, policy: Policy, slots: Ints) -> list[int]:
+    def _order_by_definition(self, policy: Policy, slots: Ints) -> Ints:
         scores = []
         for slot in slots.tolist():
             node = self.columns.nodes[slot]
@@ -200,7 +201,7 @@ class Judgement:
             )
             assert isinstance(verdict, Fit)
             scores.append((verdict.score, node.name, slot))
-        return [slot for *_, slot in sorted(scores)]
+        return np.array([slot for *_, slot in sorted(scores)], np.int64)
 
     def _reserved_of(self, slot: int) -> list[DeviceId]:
         if self._reserved is None:
@@ -266,17 +267,19 @@ class Judgement:
         columns = self.columns
         codes = np.zeros(columns.exists.shape, np.uint8)
         if self._reserved is not None:
-            codes[self._reserved] = CODES[ReasonCode.RESERVED]
+            np.copyto(codes, CODES[ReasonCode.RESERVED], where=self._reserved)
         for reason, mask in reversed(self._cards.rejected.items()):
             if mask is not None:
-                codes[mask] = CODES[reason]
-        shortage = np.where(self.fits, np.uint8(FITS), CODES[ReasonCode.TOO_FEW])
-        if self._lacks_memory is not None:
-            shortage[self._lacks_memory] = CODES[ReasonCode.HOST_MEMORY]
-        if self._lacks_cpu is not None:
-            shortage[self._lacks_cpu] = CODES[ReasonCode.CPU]
-        # A node that lacks something is the reason of those of its cards that fit by themselves.
-        codes = np.where(codes == FITS, shortage[columns.cards[SLOT]], codes)
+                np.copyto(codes, CODES[reason], where=mask)
+        lacking = {ReasonCode.HOST_MEMORY: self._lacks_memory, ReasonCode.CPU: self._lacks_cpu}
+        shortages = {reason: mask for reason, mask in lacking.items() if mask is not None}
+        # One card that fits is enough for a request for one card, unless its node lacks something.
+        if shortages or self.request.cards > 1:
+            shortage = np.where(self.fits, np.uint8(FITS), CODES[ReasonCode.TOO_FEW])
+            for reason, mask in shortages.items():
+                shortage[mask] = CODES[reason]
+            # That is the reason of those of its cards that fit by themselves.
+            codes = np.where(codes == FITS, shortage[columns.cards[SLOT]], codes)
         codes[~columns.exists] = NO_CARD
         return codes
 
@@ -286,42 +289,51 @@ class ReasonCounts:
     """How many cards of each node have which reason.
 
     Attributes:
-        distinct: the different counts.
-        of_slot: for each slot as given, the index in `distinct`.
+        distinct: the different counts, each by a number.
+        of_slot: for each slot as given, the number of its counts.
     """
 
-    distinct: list[Counter[ReasonCode]]
+    distinct: dict[int, Counter[ReasonCode]]
     of_slot: Ints
 
 
 def count_reasons(columns: Columns, codes: Codes, slots: Ints) -> ReasonCounts:
     """Count the reasons on each of these slots."""
-    seen = np.bincount(codes, minlength=NO_CARD)
-    present = [
-        (reason, _sum_by_slot(columns, codes == code)[slots])
-        for reason, code in CODES.items()
-        if seen[code]
-    ]
-    bits = max((int(counts.max(initial=0)).bit_length() for _, counts in present), default=0)
-    if bits * len(present) < 63:
-        packed = np.zeros(len(slots), np.int64)
-        for position, (_, counts) in enumerate(present):
-            packed |= counts << (bits * position)
-        _, first, of_slot = np.unique(packed, return_index=True, return_inverse=True)
+    bits = columns.most_cards.bit_length()
+    if bits * NO_CARD < 63:
+        # The counts of a node are the digits of one number.
+        digits = np.zeros(NO_CARD + 1, np.int64)
+        digits[1:NO_CARD] = 1 << bits * np.arange(len(REASONS))
+        of_slot = np.add.reduceat(digits[codes], columns.starts)[slots]
+        counts = {
+            number: [(number >> bits * place) & ((1 << bits) - 1) for place in range(len(REASONS))]
+            for number in set(of_slot.tolist())
+        }
     else:
-        rows = np.stack([counts for _, counts in present])
-        _, first, of_slot = np.unique(rows, axis=1, return_index=True, return_inverse=True)
-    distinct = [
-        Counter({reason: int(counts[at]) for reason, counts in present if counts[at]})
-        for at in first.tolist()
-    ]
-    return ReasonCounts(distinct, of_slot)
+        rows = np.stack([_sum_by_slot(columns, codes == code)[slots] for code in CODES.values()])
+        distinct, of_slot = np.unique(rows, axis=1, return_inverse=True)
+        counts = dict(enumerate(distinct.T.tolist()))
+    return ReasonCounts({number: _counter(each) for number, each in counts.items()}, of_slot)
 
 
 def count_all(codes: Codes) -> Counter[ReasonCode]:
     """Return how many of these cards have which reason."""
-    counts = np.bincount(codes, minlength=NO_CARD)[1:NO_CARD].tolist()
+    return _counter(np.bincount(codes, minlength=NO_CARD)[1:NO_CARD].tolist())
+
+
+def _counter(counts: Sequence[int]) -> Counter[ReasonCode]:
+    """counts: of each of REASONS."""
     return Counter({reason: count for reason, count in zip(REASONS, counts, strict=True) if count})
+
+
+def _at_least(columns: Columns, flags: Bools, count: int) -> Bools:
+    """Return which slots have at least so many True cards."""
+    enough: Bools = (
+        np.logical_or.reduceat(flags, columns.starts)
+        if count == 1
+        else _sum_by_slot(columns, flags) >= count
+    )
+    return enough
 
 
 def _sum_by_slot(columns: Columns, flags: Bools) -> Ints:
@@ -363,8 +375,8 @@ class JointJudgement:
         if not has_expressions(columns, policy):
             self.fits = np.zeros_like(self.fits)
             return
-        self.possible = self._possible()
         self.fits, self._codes = self._one_by_one(requests, policy)
+        self.possible = self._possible()
         by_size = tuple(sorted(requests, key=request_size, reverse=True))
         for order, by in dict.fromkeys(((by_size, policy), (by_size, "binpack"))):
             if (order, by) != (tuple(requests), policy) and (self.possible & ~self.fits).any():
@@ -372,24 +384,34 @@ class JointJudgement:
 
     def _possible(self) -> Bools:
         """Return the nodes on which each request fits alone, with room for the sum of all slices."""
-        columns = self.columns
-        judgements = {it: Judgement(columns, it, self._reserved) for it in set(self._requests)}
-        possible = self.first.fits.copy()
-        for judgement in judgements.values():
-            possible &= judgement.fits
+        columns, (first, *others) = self.columns, dict.fromkeys(self._requests)
+        judgements = {it: Judgement(columns, it, self._reserved) for it in others}
+        judgements[first] = self.first
+        possible: Bools = np.logical_and.reduce(
+            [judgement.fits for judgement in judgements.values()]
+        )
         if any(request.whole or request.cards > 1 for request in judgements):
             return possible
-        usable = np.logical_or.reduce([judgement.card_fits for judgement in judgements.values()])
-        count = len(self._requests)
+        # Where the requests fit one by one, that is known already.
+        uncertain = possible & ~self.fits
+        cards = np.flatnonzero(uncertain[columns.cards[SLOT]])
+        if not cards.size:
+            return possible
+        starts = np.flatnonzero(np.diff(columns.cards[SLOT, cards], prepend=-1))
+        enough = np.ones(starts.size, np.bool_)
+        usable = np.logical_or.reduce(
+            [judgement.card_fits[cards] for judgement in judgements.values()]
+        )
+        by_class, count = columns.cards[CLASS, cards], len(self._requests)
         for row, amounts in ((FREE_MEMORY, "memory"), (FREE_COMPUTE, "compute")):
             needs = {it: getattr(judgement.needs, amounts) for it, judgement in judgements.items()}
-            free = np.where(usable, columns.usage[row], 0)
-            by_class = columns.cards[CLASS]
+            free = np.where(usable, columns.usage[row, cards], 0)
             smallest = np.minimum.reduce(list(needs.values()))[by_class]
             slices = np.where(smallest > 0, free // np.maximum(smallest, 1), count * usable)
-            possible &= np.add.reduceat(np.minimum(slices, count), columns.starts) >= count
+            enough &= np.add.reduceat(np.minimum(slices, count), starts) >= count
             least = sum(int(needs[request].min()) for request in self._requests)
-            possible &= np.add.reduceat(free, columns.starts) >= least
+            enough &= np.add.reduceat(free, starts) >= least
+        possible[columns.cards[SLOT, cards[starts]]] = enough
         return possible
 
     def codes(self) -> Codes:
@@ -397,15 +419,19 @@ class JointJudgement:
         return self.first.codes() if self._codes is None else self._codes
 
     def _one_by_one(self, requests: Sequence[Request], policy: Policy) -> tuple[Bools, Codes]:
-        columns = self.columns.trial()
         fits = np.ones(self.fits.shape, np.bool_)
-        codes = np.zeros(columns.exists.shape, np.uint8)
-        for request in requests:
-            judgement = Judgement(columns, request, self._reserved)
+        codes = np.zeros(self.columns.exists.shape, np.uint8)
+        columns = None
+        for number, request in enumerate(requests):
+            judgement = self.first
+            if columns is not None or request != self._requests[0]:
+                judgement = Judgement(columns or self.columns, request, self._reserved)
             failed = fits & ~judgement.fits
             if failed.any():
-                codes = np.where(failed[columns.cards[SLOT]], judgement.codes(), codes)
+                codes = np.where(failed[judgement.columns.cards[SLOT]], judgement.codes(), codes)
             fits &= judgement.fits
-            chosen = judgement.chosen_cards(policy) & fits[columns.cards[SLOT]]
-            columns.take(np.flatnonzero(chosen), request, judgement.needs)
+            if number + 1 < len(requests):
+                columns = columns or self.columns.trial()
+                chosen = judgement.chosen_cards(policy) & fits[columns.cards[SLOT]]
+                columns.take(np.flatnonzero(chosen), request, judgement.needs)
         return fits, codes

@@ -69,7 +69,7 @@ class ColumnarPlacer:
             possible = judgement.possible
             if limits.among is not None:
                 possible = possible & self.among_mask(limits.among)
-            for slot in judgement.first.order(policy, np.flatnonzero(possible)):
+            for slot in judgement.first.order(policy, np.flatnonzero(possible)).tolist():
                 placed = place_gang(self, requests, policy, (self._node(slot),), limits.reserved)
                 if not isinstance(placed, Unschedulable):
                     return placed

@@ -26,10 +26,10 @@ CLASS, INDEX, SLOT, CARD_MEMORY, CARD_COMPUTE = range(5)
 (
     FREE_MEMORY_SUM,
     FREE_COMPUTE_SUM,
-    MEMORY_SUM,
-    COMPUTE_SUM,
     CPU_USED,
     HOST_MEMORY_USED,
+    MEMORY_SUM,
+    COMPUTE_SUM,
     CPU,
     HOST_MEMORY,
     CARD_POLICY,
@@ -119,6 +119,7 @@ class Columns(CardColumns):
         open: bool, True for cards that are neither unhealthy nor cordoned.
         nodes: the node of each slot, None for a slot that no node has now.
         card_policies: the number of each policy that nodes have of their own, in the row CARD_POLICY.
+        most_cards: the most cards that a node has had.
     """
 
     open: Bools
@@ -134,7 +135,7 @@ class Columns(CardColumns):
         """Slots without a node, by their number of columns."""
         self._columns: dict[DeviceId, tuple[int, ...]] = {}
         self._ranks: Ints | None = None
-        self._width = 0
+        self._width = self.most_cards = 0
         """The number of card columns that slots own."""
         self._arrays: dict[str, Ints | Bools] = {
             "usage": np.zeros((6, 0), np.int64),
@@ -171,8 +172,8 @@ class Columns(CardColumns):
         twin = self.trial()
         twin.usage[:FREE_MEMORY] = 0
         twin.usage[FREE_MEMORY:] = twin.cards[CARD_MEMORY:]
-        twin.hosts[:MEMORY_SUM] = twin.hosts[MEMORY_SUM:CPU_USED]
-        twin.hosts[CPU_USED:CPU] = 0
+        twin.hosts[:CPU_USED] = twin.hosts[MEMORY_SUM:CPU]
+        twin.hosts[CPU_USED:MEMORY_SUM] = 0
         return twin
 
     # ---- reading ----
@@ -188,7 +189,7 @@ class Columns(CardColumns):
 
     def slots(self, names: Iterable[str]) -> Ints:
         """Return the slot of each node; -1 for unknown ones."""
-        return np.fromiter(map(self._slots.get, names, repeat(-1)), np.int64)
+        return np.array(list(map(self._slots.get, names, repeat(-1))), np.int64)
 
     def mask_of(self, devices: Iterable[DeviceId]) -> Bools:
         """Return an array that is True for these devices' columns."""
@@ -214,7 +215,7 @@ class Columns(CardColumns):
 
     def host_usage(self, node: str) -> tuple[int, int]:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
-        cpu, memory = self.hosts[CPU_USED:CPU, self._slots[node]].tolist()
+        cpu, memory = self.hosts[CPU_USED:MEMORY_SUM, self._slots[node]].tolist()
         return cpu, memory
 
     # ---- changes ----
@@ -243,7 +244,7 @@ class Columns(CardColumns):
             self.unhealthy[columns] | self.cordoned[columns]
         )
         totals = self.cards[CARD_MEMORY:, columns] * self.open[columns]
-        self.hosts[MEMORY_SUM:CPU_USED, slot] = totals.sum(axis=1)
+        self.hosts[MEMORY_SUM:CPU, slot] = totals.sum(axis=1)
         self.hosts[CPU, slot] = NEVER if node.cpu_milli is None else node.cpu_milli
         self.hosts[HOST_MEMORY, slot] = NEVER if node.memory_mib is None else node.memory_mib
         number = len(self.card_policies) + 1
@@ -265,11 +266,21 @@ class Columns(CardColumns):
         slot = self._slots[name]
         node = self.nodes[slot]
         assert node is not None
-        if node.cards:
-            amounts = [amounts_of(view.card_usage(name, card.uuid)) for card in node.cards]
-            self.usage[:FREE_MEMORY, self._spans[slot]] = np.array(amounts, np.int64).T
-        self.hosts[CPU_USED:CPU, slot] = [min(used, NEVER) for used in view.host_usage(name)]
-        self._renew(slot)
+        # For one node this is faster than expressions over arrays.
+        rows: list[tuple[int, ...]] = []
+        free_memory = free_compute = 0
+        for card in node.cards:
+            memory, compute, *others = amounts_of(view.card_usage(name, card.uuid))
+            free = max(card.memory_mib - memory, 0), max(card.compute - compute, 0)
+            rows.append((memory, compute, *others, *free))
+            if card.healthy and not card.cordoned:
+                free_memory += free[0]
+                free_compute += free[1]
+        if rows:
+            self.usage[:, self._spans[slot]] = np.array(rows, np.int64).T
+        cpu, host_memory = view.host_usage(name)
+        used = min(cpu, NEVER), min(host_memory, NEVER)
+        self.hosts[:MEMORY_SUM, slot] = free_memory, free_compute, *used
 
     def add(self, *placements: Placement) -> None:
         """Add placements. Those on unknown nodes, or of unknown devices, do not count."""
@@ -293,15 +304,17 @@ class Columns(CardColumns):
 
         The sums of free memory and compute are not renewed.
         """
-        classes = self.cards[CLASS, columns]
-        self.usage[MEMORY, columns] += needs.memory[classes]
-        self.usage[COMPUTE, columns] += needs.compute[classes]
-        self.usage[HOLDERS, columns] += 1
-        self.usage[WHOLE, columns] += request.whole
-        self.usage[FREE_MEMORY:, columns] = _free(self.cards[:, columns], self.usage[:, columns])
-        slots = np.flatnonzero(np.bincount(self.cards[SLOT, columns]))
-        self.hosts[CPU_USED, slots] += request.cpu_milli
-        self.hosts[HOST_MEMORY_USED, slots] += request.host_memory_mib
+        cards, usage = self.cards[:, columns], self.usage[:, columns]
+        usage[MEMORY] += needs.memory[cards[CLASS]]
+        usage[COMPUTE] += needs.compute[cards[CLASS]]
+        usage[HOLDERS] += 1
+        usage[WHOLE] += request.whole
+        usage[FREE_MEMORY:] = _free(cards, usage)
+        self.usage[:, columns] = usage
+        if request.cpu_milli or request.host_memory_mib:
+            slots = np.flatnonzero(np.bincount(cards[SLOT]))
+            self.hosts[CPU_USED, slots] += request.cpu_milli
+            self.hosts[HOST_MEMORY_USED, slots] += request.host_memory_mib
 
     # ---- inside ----
 
@@ -331,13 +344,6 @@ class Columns(CardColumns):
         for row in (FREE_MEMORY_SUM, FREE_COMPUTE_SUM):
             np.add.at(self.hosts[row], self.cards[SLOT, columns], more[row])
 
-    def _renew(self, slot: int) -> None:
-        """Compute what is free of the node's cards."""
-        columns = self._spans[slot]
-        free = _free(self.cards[:, columns], self.usage[:, columns])
-        self.usage[FREE_MEMORY:, columns] = free
-        self.hosts[:MEMORY_SUM, slot] = (free * self.open[columns]).sum(axis=1)
-
     def _new_slot(self, size: int) -> int:
         if self._vacant.get(size):
             return self._vacant[size].pop()
@@ -345,6 +351,7 @@ class Columns(CardColumns):
         self.nodes.append(None)
         self._spans.append(slice(first, first + size))
         self._width += size
+        self.most_cards = max(self.most_cards, size)
         for name, array in self._arrays.items():
             if self._length(name) > array.shape[-1]:
                 more = np.zeros((*array.shape[:-1], self._length(name)), array.dtype)

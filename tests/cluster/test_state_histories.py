@@ -1,7 +1,5 @@
 """The state of the cluster under any events in any order: consistent, and as from a full list."""
 
-from dataclasses import replace
-
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -297,7 +295,9 @@ class StateMachine(RuleBasedStateMachine):
                 assert found == expected
             else:
                 assert found is not None
-                assert replace(found, placements=()) == replace(expected, placements=())
+                assert msgspec.structs.replace(found, placements=()) == msgspec.structs.replace(
+                    expected, placements=()
+                )
 
     @invariant()
     def report_precedes_the_scheduler_and_that_the_record(self) -> None:

@@ -25,7 +25,7 @@ FOUR = T4_MIB * 4 // 15
 @pytest.fixture(autouse=True)
 def row_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Screens read pods by all dialects of the registry."""
-    monkeypatch.setattr(Pod.demand, "__defaults__", (REGISTERED,))
+    monkeypatch.setattr(Pod.demand, "__defaults__", (REGISTERED, None))
 
 
 def snapshot(*pods: Pod) -> ClusterSnapshot:

@@ -1,7 +1,9 @@
 """What a pod holds of a sharing node, from its own record or from its node's report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from fenka.cluster.objects import ObjectMeta, Pod
 from fenka.core.request import Placement, Slice
@@ -13,8 +15,7 @@ from fenka.dialects.registry import DIALECTS
 _FOREIGN = "no record says on which card the pod is: it was not placed by fenka's scheduler"
 
 
-@dataclass(frozen=True, slots=True)
-class PodAllocation:
+class PodAllocation(msgspec.Struct, frozen=True, gc=False):
     """What a pod holds of its node, in at least one placement.
 
     Attributes:
@@ -42,7 +43,8 @@ def read_allocation(
     shared: SharedNode, pod: Pod, dialects: tuple[Dialect, ...] = DIALECTS
 ) -> PodAllocation | None:
     """Return what a pod holds by its own record, at most what it requests; None if it requests nothing."""
-    demand = pod.demand(dialects)
+    request = pod.request
+    demand = pod.demand(dialects, request)
     if not demand.requests_gpu:
         return None
     parts: Sequence[SliceRequest] = ()
@@ -52,7 +54,7 @@ def read_allocation(
         # A pod whose request cannot be read gets nothing from any node.
         parts = demand.parts
         assert demand.dialect is not None
-        placements = demand.dialect.decode(pod.request, shared)
+        placements = demand.dialect.decode(request, shared)
         if placements is not None:
             reason = None
     except InvalidRecord as error:

@@ -3,7 +3,7 @@
 A tenant's annotations cost nothing, whatever their size, unless a dialect reads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from sys import intern
 from typing import Any, TypeVar
 
@@ -14,10 +14,11 @@ from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.cluster.recent import SharedValues
 from fenka.cluster.small_mapping import small_mapping
 from fenka.dialects import leases, node_inventory
-from fenka.dialects.base import CARDS, Dialect
+from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.registry import WITH_HAMI, annotation_names, names_any
 
 T = TypeVar("T")
+V = TypeVar("V", str, str | int)
 
 _NONE: Mapping[str, str] = {}
 _NO_AMOUNTS: Mapping[str, str | int] = {}
@@ -28,26 +29,30 @@ _NODE_ANNOTATIONS = (CARDS, node_inventory.CORDONED, leases.REPORT)
 class CompactPod(Pod):
     """A pod without the fields that only people and the node program read."""
 
-    def demand(self, dialects: tuple[Dialect, ...] = WITH_HAMI) -> PodDemand:
+    def demand(
+        self, dialects: tuple[Dialect, ...] = WITH_HAMI, request: PodRequest | None = None
+    ) -> PodDemand:
         """Return what the pod requests. It is not kept with a bound pod, of which it is seldom read again."""
         if self.spec.node_name:
-            return shared_demand(self.request, dialects)
-        return super().demand(dialects)
+            return shared_demand(request or self.request, dialects)
+        return super().demand(dialects, request)
 
     def __post_init__(self) -> None:
         meta, spec, status = self.metadata, self.spec, self.status
-        for container in (*spec.containers, *spec.init_containers):
+        containers = (*spec.containers, *spec.init_containers)
+        requests_cards = names_any(container.resources.limits for container in containers)
+        for container in containers:
             container.name, container.image = intern(container.name), ""
             container.resources.requests = _NO_AMOUNTS
-            container.resources.limits = small_mapping(container.resources.limits)
+            container.resources.limits = _small(container.resources.limits)
         spec.containers = _shared(b"containers", spec.containers)
         spec.init_containers = _shared(b"containers", spec.init_containers)
         spec.tolerations = _shared(b"tolerations", spec.tolerations)
         spec.node_selector = _shared(b"selector", spec.node_selector)
         spec.affinity = _shared(b"affinity", spec.affinity)
         spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
-        meta.labels = _shared(b"labels", _interned(meta.labels)) or _NONE
-        meta.annotations = _records(meta.annotations) if names_any(self.request) else _NONE
+        meta.labels = _shared(b"labels", meta.labels, _small)
+        meta.annotations = _records(meta.annotations) if requests_cards else _NONE
         meta.owner_references = _shared(
             b"owners",
             tuple(
@@ -82,27 +87,35 @@ class CompactNode(Node):
         status.conditions = tuple(each for each in status.conditions if each.type == "Ready")
 
 
-def _interned(labels: Mapping[str, str]) -> Mapping[str, str]:
-    return {intern(name): intern(text) for name, text in labels.items()}
+def _interned(texts: Mapping[str, V]) -> dict[str, V]:
+    return {
+        intern(name): intern(value) if type(value) is str else value
+        for name, value in texts.items()
+    }
+
+
+def _small(texts: Mapping[str, V]) -> Mapping[str, V]:
+    return small_mapping(_interned(texts)) if texts else {}
 
 
 def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that a dialect reads."""
     names, prefixes = annotation_names()
-    records = {
-        name: intern(value)
-        for name, value in annotations.items()
-        if name in names or name.startswith(prefixes)
-    }
-    return small_mapping(records) if records else _NONE
+    return _small(
+        {
+            name: value
+            for name, value in annotations.items()
+            if name in names or name.startswith(prefixes)
+        }
+    )
 
 
-def _shared(kind: bytes, part: T) -> T:
-    """Return an equal part of an earlier object of this kind, if there was one."""
+def _shared(kind: bytes, part: T, make: Callable[[T], T] = lambda part: part) -> T:
+    """Return what was made of an equal part of an earlier object of this kind, if there was one."""
     if not part:
         return part
     key = kind + msgspec.json.encode(part)
     known: T | None = _PARTS.get(key)
     if known is None:
-        _PARTS[key] = known = part
+        _PARTS[key] = known = make(part)
     return known

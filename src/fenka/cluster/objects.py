@@ -230,27 +230,33 @@ class Pod(_Demanding, Object):
     @property
     def request(self) -> PodRequest:
         """Return the fields by which dialects recognise a request."""
-        inits = (
+        inits = [
             ContainerRequest(
                 container.name,
-                dict(container.resources.limits),
+                dict(container.resources.limits.items()),
                 ContainerKind.SIDECAR
                 if container.restart_policy == "Always"
                 else ContainerKind.INIT,
             )
             for container in self.spec.init_containers
-        )
-        apps = (
-            ContainerRequest(container.name, dict(container.resources.limits))
+        ]
+        apps = [
+            ContainerRequest(container.name, dict(container.resources.limits.items()))
             for container in self.spec.containers
-        )
-        return PodRequest((*inits, *apps), self.metadata.labels, dict(self.metadata.annotations))
+        ]
+        annotations = dict(self.metadata.annotations.items())
+        return PodRequest((*inits, *apps), self.metadata.labels, annotations)
 
-    def demand(self, dialects: tuple[Dialect, ...] = WITH_HAMI) -> PodDemand:
-        """Return what the pod requests by these dialects' names. It is parsed once."""
+    def demand(
+        self, dialects: tuple[Dialect, ...] = WITH_HAMI, request: PodRequest | None = None
+    ) -> PodDemand:
+        """Return what the pod requests by these dialects' names. It is parsed once.
+
+        request: the property of that name, if the caller has read it already.
+        """
         known: PodDemand | None = getattr(self, "_demand", None)
         if known is None or known.dialects is not dialects:
-            known = self._demand = shared_demand(self.request, dialects)
+            known = self._demand = shared_demand(request or self.request, dialects)
         return known
 
     def amount(self, resource: str) -> int:

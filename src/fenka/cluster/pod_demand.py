@@ -90,7 +90,7 @@ def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDema
 
     New versions of a pod, and pods of one workload, share what was parsed for the first of them.
     """
-    if not names_any(request, dialects):
+    if not names_any((each.resources for each in request.containers), dialects):
         return _nothing(dialects)
     names = option_names(dialects)
     labels, annotations = (

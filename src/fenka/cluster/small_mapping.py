@@ -20,8 +20,8 @@ class _SmallMapping(tuple[Any, ...]):
         return list(zip(self.keys(), self.values(), strict=True))
 
     def get(self, key: object, default: Any = None) -> Any:
-        keys = self.keys()
-        return self.values()[keys.index(key)] if key in keys else default
+        # Mostly it is absent: then one look at keys and values is enough.
+        return self[key] if key in self else default  # noqa: SIM401
 
     def __getitem__(self, key: Any) -> Any:
         keys = self.keys()
@@ -30,7 +30,7 @@ class _SmallMapping(tuple[Any, ...]):
         return self.values()[keys.index(key)]
 
     def __contains__(self, key: object) -> bool:
-        return key in self.keys()
+        return tuple.__contains__(self, key) and key in self.keys()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())

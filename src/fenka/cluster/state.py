@@ -11,6 +11,8 @@ the first a pod counts for no more than it requests.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from fenka.cluster.allocation import (
     PodAllocation,
     lingering_allocation,
@@ -232,7 +234,7 @@ class ClusterState:
         uid = pod.metadata.uid
         self._bound[uid] = pod
         if uid in self._allocations:
-            self._allocations[uid] = replace(self._allocations[uid], pod=pod)
+            self._allocations[uid] = msgspec.structs.replace(self._allocations[uid], pod=pod)
 
     def _unbind(self, uid: str) -> None:
         if uid in self._bound:
@@ -285,7 +287,7 @@ class ClusterState:
         if not known:
             return allocation
         present = tuple(on_present_cards(shared, placement) for placement in known)
-        return replace(allocation, placements=present)
+        return msgspec.structs.replace(allocation, placements=present)
 
     # ---- nodes ----
 

@@ -1,14 +1,12 @@
 """What is allocated of cards and hosts: the view that `evaluate` reads, totals, changes on top of a view."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class CardUsage:
+class CardUsage(NamedTuple):
     """What is allocated of a card.
 
     Attributes:

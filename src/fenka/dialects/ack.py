@@ -12,6 +12,7 @@ from fenka.dialects import gpushare, records
 from fenka.dialects.base import (
     CARDS,
     ContainerKind,
+    ContainerUnits,
     InvalidRecord,
     NodeResource,
     PodRequest,
@@ -56,7 +57,7 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     Raises InvalidRecord.
     """
     asks = pod.container_units(MEMORY)
-    compute = _compute(pod)
+    compute = _compute(pod, asks)
     request = gpushare.parse_request(asks, pod.labels, compute)
     if request is None:
         return ()
@@ -69,12 +70,12 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     return (SliceRequest(containers, request),)
 
 
-def _compute(pod: PodRequest) -> int:
-    """Return the pod's percent of compute at its peak, 0 if it requests none."""
+def _compute(pod: PodRequest, asks: Sequence[ContainerUnits]) -> int:
+    """Return the pod's percent of compute at its peak, 0 if it requests none. asks: its memory."""
     if not pod.requested_resources([CORE]):
         return 0
     cores = pod.container_units(CORE)
-    for core, memory in zip(cores, pod.container_units(MEMORY), strict=True):
+    for core, memory in zip(cores, asks, strict=True):
         if bool(core.units) != bool(memory.units):
             have, lack = (CORE, MEMORY) if core.units else (MEMORY, CORE)
             raise InvalidRecord(
@@ -111,8 +112,8 @@ def encode(
 
 def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
     """Return the placement by gpushare's annotations, with the requested compute. Raises InvalidRecord."""
-    percent = _compute(pod)
     asks = pod.container_units(MEMORY)
+    percent = _compute(pod, asks)
     placement = gpushare.decode_placement(shared, pod.annotations, asks, percent)
     if placement is None:
         return None

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId, Node
@@ -127,8 +129,7 @@ _SCALES: dict[str, Fraction] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRequest:
+class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
     """A container and its limits, extended resources among them."""
 
     name: str
@@ -145,13 +146,12 @@ class ContainerRequest:
         return amount
 
 
-@dataclass(frozen=True, slots=True)
-class PodRequest:
+class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The parts of a pod that say what it requests. Init containers come first, in their order."""
 
     containers: tuple[ContainerRequest, ...]
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
 
     @property
     def apps(self) -> list[ContainerRequest]:
@@ -164,11 +164,14 @@ class PodRequest:
 
     def requested_resources(self, resources: Iterable[str]) -> list[str]:
         """Return those of the resources that some container requests. Raises InvalidRecord."""
-        return [
-            name
-            for name in resources
-            if any(name in each.resources and each.amount(name) for each in self.containers)
-        ]
+        return [name for name in resources if self._requests(name)]
+
+    def _requests(self, resource: str) -> bool:
+        # The loop takes half of the time of any(), and runs several times for each pod of a cluster.
+        for each in self.containers:  # noqa: SIM110
+            if resource in each.resources and each.amount(resource):
+                return True
+        return False
 
     def container_units(self, resource: str) -> list[ContainerUnits]:
         """Return the amounts of all containers. Raises InvalidRecord."""
@@ -177,8 +180,7 @@ class PodRequest:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class SliceRequest:
+class SliceRequest(msgspec.Struct, frozen=True, gc=False):
     """What some containers of a pod request together: one request of the core.
 
     Attributes:

@@ -94,7 +94,7 @@ def parse_request(
     if units == 0:
         return None
     cards = card_count(labels)
-    if any(ask.units % cards for ask in asks):
+    if cards > 1 and any(ask.units % cards for ask in asks):
         raise InvalidRecord(f"its units cannot be shared out evenly over {cards} cards")
     return memory_request(units // cards, None, compute, cards)
 
@@ -140,7 +140,7 @@ def _check_asked(allocation: UnitsByContainer, apps: Sequence[int]) -> None:
 def units_by_card(
     allocation: UnitsByContainer, asks: Sequence[ContainerUnits], cards: Iterable[int] = ()
 ) -> dict[int, int]:
-    """Return the units that the pod has of each card at its peak.
+    """Return the units that the pod has of each card at its peak, by index in ascending order.
 
     Init containers and sidecars are in no record: what they need in addition is distributed over the pod's
     cards. The sum is the pod's peak, never more.
@@ -164,12 +164,14 @@ def units_by_card(
             raise InvalidRecord(f"the record names no card, the pod needs {peak} units")
     if not total:
         return {}
-    each, rest = divmod(max(peak - sum(total.values()), 0), len(total))
-    held = {
-        index: units + each + (number < rest)
-        for number, (index, units) in enumerate(sorted(total.items()))
-    }
-    return {index: units for index, units in held.items() if units}
+    unrecorded = peak - sum(total.values())
+    if unrecorded > 0:
+        each, rest = divmod(unrecorded, len(total))
+        total = {
+            index: units + each + (number < rest)
+            for number, (index, units) in enumerate(sorted(total.items()))
+        }
+    return {index: units for index, units in sorted(total.items()) if units}
 
 
 def decode_placement(
@@ -190,7 +192,7 @@ def decode_placement(
     slices = []
     # Where only init containers request units, the record of units names no card.
     named = () if any(allocation.values()) else uuids or _first_card(annotations)
-    for index, units in sorted(units_by_card(allocation, asks, named).items()):
+    for index, units in units_by_card(allocation, asks, named).items():
         card = card_at(shared.node, index)
         slices.append(Slice(index, card.uuid, _mib(units, card, shared.unit_mib), compute))
     records.check_cards(uuids, slices)

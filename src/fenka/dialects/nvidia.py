@@ -1,9 +1,9 @@
 """`nvidia.com/gpu`: whole cards, also of nodes whose other cards are shared."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from msgspec.json import Decoder
+from msgspec.structs import replace
 
 from fenka.core.request import Placement, Request, Slice
 from fenka.dialects import records

@@ -15,9 +15,12 @@ WITH_HAMI: tuple[Dialect, ...] = (*DIALECTS, hami)
 """With HAMi's, for clusters where HAMi itself does not run."""
 
 
-def names_any(pod: PodRequest, dialects: tuple[Dialect, ...] = WITH_HAMI) -> bool:
-    """Return whether a container names a resource of any dialect, even with amount 0."""
-    return not _requested(pod).isdisjoint(_resource_names(dialects))
+def names_any(
+    resources: Iterable[Iterable[str]], dialects: tuple[Dialect, ...] = WITH_HAMI
+) -> bool:
+    """Return whether a container names a resource of any dialect. resources: those of each container."""
+    names = _resource_names(dialects)
+    return any(not names.isdisjoint(of_container) for of_container in resources)
 
 
 def _requested(pod: PodRequest) -> set[str]:

@@ -322,7 +322,7 @@ class FakeHardware:
     def readings(self) -> Any:
         """Stand in for `Hardware.readings`."""
         return {
-            card.uuid: Reading(card.uuid, 0, card.memory_mib, 0, 40, 10.0, 70.0)
+            card.uuid: Reading(card.uuid, 0, 0, 40, 10.0)
             for card in self.cards
             if card.uuid not in self.lost
         }

@@ -241,7 +241,7 @@ def test_metrics_have_their_names_and_labels(tmp_path: Path, lease: Lease) -> No
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
     looks.sample({"t": lease}, {}, (card(0),), {})
     exporter = Exporter("n1")
-    readings = {str(card(0).uuid): Reading(card(0).uuid, 60, 15079, 30, 41, 33.5, 70.0)}
+    readings = {str(card(0).uuid): Reading(card(0).uuid, 60, 30, 41, 33.5)}
     exporter.sample = looks.sample({"t": lease}, {CONTAINER: "main"}, (card(0),), readings)
     registry = CollectorRegistry()
     registry.register(exporter)

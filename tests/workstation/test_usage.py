@@ -13,6 +13,7 @@ import pytest
 from fenka.core.inventory import Card, DeviceId
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.jobs.spec import GpuResources
+from fenka.procfs import start_ticks
 from fenka.workstation import protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.gpu_processes import (
@@ -60,12 +61,12 @@ def outside(
     pid: int, mib: int | None = 1000, *, uid: int = 1000, start: int = 200, graphics: bool = False
 ) -> UnleasedProcess:
     """A process in no lease."""
-    return UnleasedProcess(CARD, pid, uid, start, mib, graphics)
+    return UnleasedProcess(GpuProcess(CARD, pid, mib, graphics), uid, start)
 
 
 def reading(mib: int) -> dict[str, Reading]:
     """Return a reading of the card's used memory."""
-    return {CARD: Reading(CARD, mib, 15000, None, None, None, None)}
+    return {CARD: Reading(CARD, mib, None, None, None)}
 
 
 def leased(**mib: int) -> dict[str, list[GpuProcess]]:
@@ -150,14 +151,12 @@ def test_slice_is_free_when_the_driver_does_not_report_memory() -> None:
 
 def test_processes_are_grouped_by_lease_when_some_have_ended() -> None:
     """PIDs of ended processes that the driver still reports are left out."""
-    own, gone = os.getpid(), 7
-    seen = group_by_lease(
-        [GpuProcess(CARD, pid, 10) for pid in (own, gone, 8)],
-        lambda pid: "a" if pid == 8 else None,
-        lambda pid: 5 if pid == own else None,
-    )
-    assert seen.by_lease == {"a": [GpuProcess(CARD, 8, 10)]}
-    assert seen.unleased == [UnleasedProcess(CARD, own, os.getuid(), 5, 10, False)]
+    own, gone, in_lease = (GpuProcess(CARD, pid, 10) for pid in (os.getpid(), 2**22 + 1, 8))
+    seen = group_by_lease((own, gone, in_lease), lambda pid: "a" if pid == 8 else None)
+    assert seen.by_lease == {"a": [in_lease]}
+    start = start_ticks(os.getpid())
+    assert start is not None
+    assert seen.unleased == [UnleasedProcess(own, os.getuid(), start)]
 
 
 # ---- who is accused ----

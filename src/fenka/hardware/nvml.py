@@ -36,12 +36,10 @@ class Reading:
 
     uuid: str
     used_mib: int
-    total_mib: int
     utilisation: int | None
     """Percent of time in which a kernel ran, over about the last second, depending on the model."""
     temperature_c: int | None
     power_w: float | None
-    power_limit_w: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,15 +336,12 @@ def _reading(handle: Any) -> Reading:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     rates = _or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
     power = _or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
-    limit = _or_none(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return Reading(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         used_mib=memory.used // _MIB,
-        total_mib=memory.total // _MIB,
         utilisation=None if rates is None else rates.gpu,
         temperature_c=_or_none(
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         power_w=None if power is None else power / 1000,
-        power_limit_w=None if limit is None else limit / 1000,
     )

@@ -50,17 +50,6 @@ class IsolationError(FenkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class DriverFiles:
-    """A driver's libraries by the names in proxy.LIBRARIES. The first of each is used.
-
-    node: the directory of a simulated driver's node, or None.
-    """
-
-    libraries: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    node: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LeaseMounts:
     """What the sandbox mounts.
 
@@ -68,7 +57,9 @@ class LeaseMounts:
     shim: the libfenka.so to mount.
     hidden: directories that the program must not reach by their own paths (other leases' files).
     linker_cache: replaces /etc/ld.so.cache, or None.
-    proxies: the directory of the proxies (docs/proxy.md). driver: the files that they replace.
+    proxies: the directory of the proxies (docs/proxy.md).
+    driver: the libraries that these replace, by the names in proxy.LIBRARIES. The first of each is used.
+    node: the directory of a simulated driver's node, or None.
     user_namespaces: whether programs may create user namespaces.
     """
 
@@ -77,7 +68,8 @@ class LeaseMounts:
     hidden: tuple[Path, ...] = ()
     linker_cache: Path | None = None
     proxies: Path | None = None
-    driver: DriverFiles = field(default_factory=DriverFiles)
+    driver: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    node: Path | None = None
     user_namespaces: bool = False
 
 
@@ -100,7 +92,7 @@ def _mount_all(mounts: LeaseMounts) -> None:
     _mount(mounts.directory / "lease", LEASE_ROOT / "lease", syscalls.BIND)
     _mount(mounts.shim, SHIM, syscalls.BIND)
     if mounts.proxies is not None:
-        _mount_proxies(mounts.directory / "driver", mounts.proxies, mounts.driver)
+        _mount_proxies(mounts, mounts.proxies)
     _read_only(LEASE_ROOT / "lease")
     _mount(mounts.directory / "account", LEASE_ROOT / "account", syscalls.BIND)
     _provide_etc(mounts.directory / "etc", mounts.linker_cache)
@@ -110,21 +102,21 @@ def _mount_all(mounts: LeaseMounts) -> None:
         raise IsolationError(f"{PRELOAD} could not be mounted; see `fenka doctor`")
 
 
-def _mount_proxies(layer: Path, proxies: Path, driver: DriverFiles) -> None:
+def _mount_proxies(mounts: LeaseMounts, proxies: Path) -> None:
     """Mount the proxies over the driver's libraries.
 
     Libraries in a program's LD_PRELOAD come before those in /etc/ld.so.preload, and would reach the driver
     directly.
     """
-    _mount(layer, DRIVER, syscalls.BIND)
+    _mount(mounts.directory / "driver", DRIVER, syscalls.BIND)
     for name in proxy.NEXT_LIBRARIES:
         _mount(proxies / name, SHIM.parent / name, syscalls.BIND)
-    if driver.node is not None:
-        _mount(driver.node, DRIVER / NODE, syscalls.BIND)
-    for name, (first, *_) in driver.libraries.items():
+    if mounts.node is not None:
+        _mount(mounts.node, DRIVER / NODE, syscalls.BIND)
+    for name, (first, *_) in mounts.driver.items():
         _mount(first, DRIVER / name, syscalls.BIND)
     _read_only(DRIVER)
-    for name, files in driver.libraries.items():
+    for name, files in mounts.driver.items():
         for file in files:
             _mount(proxies / name, file, syscalls.BIND)
 

@@ -11,7 +11,6 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.spec import NodeError
 from fenka.isolation import pid_namespaces
-from fenka.procfs import start_ticks
 from fenka.workstation.gpu_processes import (
     GpuProcesses,
     UsageSample,
@@ -63,8 +62,7 @@ class CardMonitor:
 
     def gpu_processes(self) -> GpuProcesses:
         """Return the processes on the cards, by lease. Raises NoDriver."""
-        processes = self._hardware.driver.processes()
-        return group_by_lease(processes, self._lease_of, start_ticks)
+        return group_by_lease(self._hardware.driver.processes(), self._lease_of)
 
     def sample(self, readings: Mapping[str, Reading]) -> UsageSample:
         """Return what the driver and the last check for violations report. Raises NoDriver."""

@@ -4,19 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fenka.hardware.nvml import GpuProcess, Reading
-from fenka.procfs import real_uid
+from fenka.procfs import real_uid, start_ticks
 
 
 @dataclass(frozen=True, slots=True)
 class UnleasedProcess:
     """A process that uses a card and is in no lease. start: as `start_ticks` returns it."""
 
-    uuid: str
-    pid: int
+    process: GpuProcess
     uid: int
     start: int
-    used_mib: int | None
-    graphics: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +39,7 @@ class UsageSample:
 
 
 def group_by_lease(
-    processes: Iterable[GpuProcess],
-    lease_of: Callable[[int], str | None],
-    start_ticks: Callable[[int], int | None],
+    processes: Iterable[GpuProcess], lease_of: Callable[[int], str | None]
 ) -> GpuProcesses:
     """Sort the driver's processes by lease. Those that have ended meanwhile are left out."""
     by_lease: dict[str, list[GpuProcess]] = {}
@@ -54,11 +49,7 @@ def group_by_lease(
         if lease is not None:
             by_lease.setdefault(lease, []).append(process)
         elif start is not None and (uid := real_uid(process.pid)) is not None:
-            unleased.append(
-                UnleasedProcess(
-                    process.uuid, process.pid, uid, start, process.used_mib, process.graphics
-                )
-            )
+            unleased.append(UnleasedProcess(process, uid, start))
     return GpuProcesses(by_lease, unleased)
 
 
@@ -66,7 +57,7 @@ def unattributed_mib(
     uuid: str, readings: Mapping[str, Reading], processes: GpuProcesses
 ) -> int | None:
     """Return the used memory of a card that belongs to no process; None if the driver does not report it."""
-    everything: list[GpuProcess | UnleasedProcess] = [*processes.unleased]
+    everything = [unleased.process for unleased in processes.unleased]
     for leased in processes.by_lease.values():
         everything += leased
     attributed_mib = _total_mib([process for process in everything if process.uuid == uuid])
@@ -75,6 +66,6 @@ def unattributed_mib(
     return readings[uuid].used_mib - attributed_mib
 
 
-def _total_mib(processes: Sequence[GpuProcess | UnleasedProcess]) -> int | None:
+def _total_mib(processes: Sequence[GpuProcess]) -> int | None:
     sizes = [process.used_mib for process in processes]
     return None if None in sizes else sum(size or 0 for size in sizes)

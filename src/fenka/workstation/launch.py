@@ -174,12 +174,12 @@ class Launcher:
         # By UUID, because CUDA's order of cards may differ from NVML's. The shim allows only the lease's
         # cards, whatever this variable says.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
-        shim = granted.shim
+        shim = granted.mounts.shim
         if self.spec.isolation == "namespace":
-            sandbox.enter(_mounts(granted, user_namespaces=self.spec.allow_user_namespaces))
-            shim = str(sandbox.SHIM)
+            sandbox.enter(granted.mounts)
+            shim = sandbox.SHIM
         else:
-            environment["FENKA_LEASE"] = granted.directory
+            environment["FENKA_LEASE"] = str(granted.mounts.directory)
         # In a namespace this is a fallback: if /etc/ld.so.preload or the linker's cache is replaced on the
         # host, the kernel drops the mounts over them in every namespace.
         _prepend(environment, "LD_PRELOAD", shim)
@@ -286,24 +286,9 @@ def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
         raise LeaseNotGranted(protocol.failure_reason(answer), final=False)
 
 
-def _mounts(granted: protocol.LeaseGranted, *, user_namespaces: bool) -> sandbox.LeaseMounts:
-    return sandbox.LeaseMounts(
-        directory=Path(granted.directory),
-        shim=Path(granted.shim),
-        hidden=tuple(map(Path, granted.hidden)),
-        linker_cache=Path(granted.linker_cache) if granted.linker_cache else None,
-        proxies=Path(granted.proxies),
-        driver=sandbox.DriverFiles(
-            {name: tuple(map(Path, files)) for name, files in granted.driver.items()},
-            Path(granted.simulated) if granted.simulated else None,
-        ),
-        user_namespaces=user_namespaces,
-    )
-
-
-def _prepend(environment: dict[str, str], name: str, value: str) -> None:
+def _prepend(environment: dict[str, str], name: str, value: Path) -> None:
     old = environment.get(name)
-    environment[name] = f"{value}:{old}" if old else value
+    environment[name] = f"{value}:{old}" if old else str(value)
 
 
 def _member_environment(rank: int, size: int, port: int) -> dict[str, str]:

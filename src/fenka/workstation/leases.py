@@ -97,16 +97,18 @@ class Leases:
         """Return the message by which a client can enter the job's lease."""
         return protocol.LeaseGranted(
             job_id=job.id,
-            name=job.name,
-            directory=str(self._runtime.lease(job.id)),
-            shim=str(self._native / "libfenka.so"),
-            linker_cache=str(self._linker_cache or ""),
-            library_dir=str(self._library_dir or ""),
-            hidden=[str(self._runtime.leases)],
             uuids=[piece.uuid for piece in job.slices],
-            proxies=str(self._native / "proxy"),
-            driver={name: [*map(str, paths)] for name, paths in self._driver_files.items()},
-            simulated=str(self._runtime.simulated if self._library_dir else ""),
+            mounts=sandbox.LeaseMounts(
+                directory=self._runtime.lease(job.id),
+                shim=self._native / "libfenka.so",
+                hidden=(self._runtime.leases,),
+                linker_cache=self._linker_cache,
+                proxies=self._native / "proxy",
+                driver=self._driver_files,
+                node=self._runtime.simulated if self._library_dir else None,
+                user_namespaces=job.spec.allow_user_namespaces,
+            ),
+            library_dir=self._library_dir,
         )
 
 

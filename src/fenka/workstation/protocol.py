@@ -5,6 +5,7 @@ Hello, so that a client and a daemon of different versions report the mismatch. 
 identity from the socket's peer credentials, never from a message.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,6 +14,7 @@ import msgspec
 from fenka import __version__
 from fenka.core.errors import FenkaError
 from fenka.isolation.control import ComputeMode
+from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.spec import Isolation, JobSpec
 
 PROTOCOL = 7
@@ -93,21 +95,13 @@ class JobQueued(Message, tag="job-queued"):
 class LeaseGranted(Message, tag="lease-granted"):
     """A lease, and what the client must mount and set to enter it.
 
-    proxies: the directory of the proxy libraries. driver: the driver's files that they replace, by library.
-    simulated: the directory of the simulated node, or empty.
+    library_dir: the directory of a simulated driver's libraries, or None.
     """
 
     job_id: str
-    name: str
-    directory: str
-    shim: str
-    linker_cache: str
-    library_dir: str
-    hidden: list[str]
     uuids: list[str]
-    proxies: str
-    driver: dict[str, list[str]]
-    simulated: str
+    mounts: LeaseMounts
+    library_dir: Path | None
 
 
 class GangGranted(Message, tag="gang-granted"):
@@ -205,7 +199,7 @@ class ProcessView(msgspec.Struct, frozen=True):
 
 
 class CardView(msgspec.Struct, frozen=True):
-    """A card and its current readings, which are None if the driver does not report them."""
+    """A card and what is held of it. None: the driver does not report it."""
 
     index: int
     uuid: str
@@ -215,9 +209,6 @@ class CardView(msgspec.Struct, frozen=True):
     context_mib: int | None
     leased_mib: int
     used_mib: int | None
-    utilisation: int | None
-    temperature_c: int | None
-    power_w: float | None
 
 
 class Snapshot(Message, tag="snapshot"):
@@ -241,9 +232,9 @@ class Snapshot(Message, tag="snapshot"):
 ToDaemon = SubmitJob | ConfirmLease | GetSnapshot | StopJob | ResizeJob | Shutdown
 FromDaemon = JobQueued | LeaseGranted | GangGranted | JobRejected | Done | Failure | Snapshot
 
-encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder(enc_hook=os.fspath).encode
 _requests = msgspec.json.Decoder(ToDaemon)
-_answers = msgspec.json.Decoder(FromDaemon)
+_answers = msgspec.json.Decoder(FromDaemon, dec_hook=lambda _, path: Path(path))
 _hellos = msgspec.json.Decoder(Hello)
 
 

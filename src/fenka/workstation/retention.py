@@ -35,9 +35,9 @@ def retention_reason(
     others = [other for other in jobs if other.id != job.id]
     for piece in job.slices:
         suspects = [
-            process
-            for process in processes.unleased
-            if process.uuid == piece.uuid and _may_come_from(process, job)
+            unleased.process
+            for unleased in processes.unleased
+            if unleased.process.uuid == piece.uuid and _may_come_from(unleased, job)
         ]
         used_mib = sum(
             piece.memory_mib if process.used_mib is None else process.used_mib
@@ -56,10 +56,11 @@ def retention_reason(
     return ""
 
 
-def _may_come_from(process: UnleasedProcess, job: Job) -> bool:
+def _may_come_from(unleased: UnleasedProcess, job: Job) -> bool:
     """Return whether the job may have started the process: not if it is older, another user's, or a
     desktop."""
-    return process.uid == job.uid and process.start >= job.start_ticks and not process.graphics
+    younger = unleased.uid == job.uid and unleased.start >= job.start_ticks
+    return younger and not unleased.process.graphics
 
 
 def _held_mib(job: Job, uuid: str) -> int:

@@ -48,9 +48,6 @@ def snapshot(
                 context_mib=hardware.context_mib.get(card.uuid),
                 leased_mib=leased,
                 used_mib=reading.used_mib if reading else None,
-                utilisation=reading.utilisation if reading else None,
-                temperature_c=reading.temperature_c if reading else None,
-                power_w=reading.power_w if reading else None,
             )
         )
     return protocol.Snapshot(
@@ -73,14 +70,14 @@ def snapshot(
         unleased=[
             protocol.ProcessView(
                 card=card.index,
-                pid=process.pid,
-                user=user_name(process.uid),
-                program=_program(process.pid),
-                used_mib=process.used_mib,
+                pid=unleased.process.pid,
+                user=user_name(unleased.uid),
+                program=_program(unleased.process.pid),
+                used_mib=unleased.process.used_mib,
             )
             for card in broker.node.cards
-            for process in sample.processes.unleased
-            if process.uuid == card.uuid
+            for unleased in sample.processes.unleased
+            if unleased.process.uuid == card.uuid
         ],
     )
 

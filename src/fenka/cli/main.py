@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     "Use": (
         Command("run", "run:run", "Run a program with a slice of a GPU.", passes_arguments=True),
         Command("notebook", "run:notebook", "Start a Jupyter server with a slice of a GPU."),
+        Command("submit", "submit:app", "Submit a distributed training."),
         Command("logs", "jobs:logs", "Show the output of a program that runs in the background."),
         Command("stop", "jobs:stop", "End running or waiting programs and release their slices."),
         Command("resize", "resize:resize", "Change the slice of a running job or pod."),

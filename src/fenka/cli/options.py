@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import typer
+from typer.core import TyperCommand
 
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
@@ -124,8 +125,10 @@ def register(
     function: Callable[..., None],
     summary: str,
     *,
+    name: str | None = None,
     passes_arguments: bool = False,
     hidden: bool = False,
+    cls: type[TyperCommand] | None = None,
 ) -> None:
     """Add a function as a command.
 
@@ -133,11 +136,15 @@ def register(
         app: The application.
         function: Its parameters are the options.
         summary: The command's help.
+        name: The command's name, if it is not the function's.
         passes_arguments: Words after the command's own options belong to another program.
         hidden: Leave the command out of the help.
+        cls: Parses the words, if they need more than typer's own class does.
     """
     settings = _CONTEXT | (_PASS_ARGUMENTS if passes_arguments else {})
-    app.command(help=summary, hidden=hidden, context_settings=settings)(_expanded(function))
+    app.command(name, cls=cls, help=summary, hidden=hidden, context_settings=settings)(
+        _expanded(function)
+    )
 
 
 def _fields(kind: object) -> list[inspect.Parameter]:

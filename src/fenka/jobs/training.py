@@ -27,11 +27,19 @@ MAX_NAME_CHARACTERS = 43
 
 NAME = re.compile(rf"[a-z](?:[a-z0-9-]{{0,{MAX_NAME_CHARACTERS - 2}}}[a-z0-9])?")
 
+QUANTITY = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?([mkMGTPE]|[KMGTPE]i)?")
+"""An amount in Kubernetes' notation."""
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,252}")
+"""The name of an environment variable, as Kubernetes accepts it."""
+
 MAX_MEMBERS = 4096
 """Of one role: more than any cluster's scheduler places at once, and few enough to be listed."""
 
 
-class RoleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+class RoleSpec(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
+):
     """What each process of one role gets.
 
     Empty fields of a role of TensorFlow mean that the training's own value holds, except for cards:
@@ -73,6 +81,13 @@ class RoleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
                 raise InvalidRequest(f"--{prefix}{option} must not be negative, got {value}")
         if self.gpu_core and not self.gpu_mem:
             raise InvalidRequest(f"--{prefix}gpu-core requires --{prefix}gpu-mem")
+        if self.gpu_core_mode != "hard" and not self.gpu_core:
+            raise InvalidRequest(f"--{prefix}gpu-core-mode requires --{prefix}gpu-core")
+        for option, amount, example in (("cpu", self.cpu, "500m"), ("memory", self.memory, "4Gi")):
+            if amount and not QUANTITY.fullmatch(amount):
+                raise InvalidRequest(
+                    f"invalid --{prefix}{option} {amount[:40]!r}: expected an amount such as 2 or {example}"
+                )
         if self.cards < 1:
             raise InvalidRequest(f"--{prefix}cards must be at least 1, got {self.cards}")
         if self.gpu:
@@ -130,17 +145,29 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
         bool, Meta(description="use what others leave idle; restarted after each eviction")
     ] = False
     queue: Annotated[str, Meta(title="NAME", description="Kueue's local queue")] = ""
-    gang: bool = True
-    time_limit_s: float | None = None
-    running_timeout_s: float | None = None
-    ttl_after_finished_s: float | None = None
-    grace_s: float = 30
+    gang: Annotated[bool, Meta(description="start all processes together or none")] = True
+    time_limit_s: Annotated[
+        float | None, Meta(title="TIME", description="end each process after 10m, 2h, 90s")
+    ] = msgspec.field(default=None, name="time-limit")
+    running_timeout_s: Annotated[
+        float | None, Meta(title="TIME", description="end the job this long after its start")
+    ] = msgspec.field(default=None, name="running-timeout")
+    ttl_after_finished_s: Annotated[
+        float | None, Meta(title="TIME", description="delete the job this long after its end")
+    ] = msgspec.field(default=None, name="ttl-after-finished")
+    grace_s: Annotated[
+        float, Meta(title="TIME", description="between SIGTERM and SIGKILL, for a checkpoint")
+    ] = msgspec.field(default=30, name="grace")
     retry: Annotated[int, Meta(title="N", description="restarts after failures")] = 0
     checkpoint: Annotated[
         str, Meta(title="CLAIM", description="claim for checkpoints, mounted at /checkpoints")
     ] = ""
-    clean_task_policy: CleanTaskPolicy = "Running"
-    success_policy: SuccessPolicy = "ChiefWorker"
+    clean_task_policy: Annotated[
+        CleanTaskPolicy, Meta(description="which processes end with the job: those that run")
+    ] = "Running"
+    success_policy: Annotated[
+        SuccessPolicy, Meta(description="TensorFlow: whose success is that of the job")
+    ] = "ChiefWorker"
     nproc_per_node: Annotated[
         str, Meta(title="auto|cpu|gpu|N", description="torchrun's processes on each worker")
     ] = ""
@@ -156,7 +183,9 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
     device: Annotated[dict[str, str], Meta(title="NAME=N", description="other resource")] = {}
     scheduler: Annotated[str, Meta(title="NAME", description="scheduler of the pods")] = ""
     image_pull_secret: Annotated[list[str], Meta(title="NAME", description="of the registry")] = []
-    image_pull_policy: PullPolicy = "IfNotPresent"
+    image_pull_policy: Annotated[PullPolicy, Meta(description="when to pull the images")] = (
+        "IfNotPresent"
+    )
 
     worker: RoleSpec = RoleSpec()
     worker_port: Annotated[int, Meta(title="PORT", description="port of workers' servers")] = 2222
@@ -174,6 +203,16 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
         """Claims and their paths, that of `--checkpoint` included. Raises InvalidRequest."""
         mounts = [_mount(text) for text in self.data]
         return [*mounts, (self.checkpoint, CHECKPOINTS)] if self.checkpoint else mounts
+
+    @property
+    def host_mounts(self) -> list[tuple[str, str]]:
+        """Directories of the machine that runs a process, and their paths in it. Raises InvalidRequest."""
+        return [_host_mount(text) for text in self.data_dir]
+
+    @property
+    def config_files(self) -> list[tuple[str, str]]:
+        """Files of the machine that submits, and their paths in the processes. Raises InvalidRequest."""
+        return [_config_file(text) for text in self.config_file]
 
     @property
     def project(self) -> str:
@@ -195,7 +234,8 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
         self._validate_roles()
         self._validate_code()
         self._validate_numbers()
-        mounts = self.mounts
+        self._validate_texts()
+        mounts, _, _ = self.mounts, self.host_mounts, self.config_files
         if self.tensorboard and not any(
             PurePosixPath(self.logdir).is_relative_to(path) for _, path in mounts
         ):
@@ -247,10 +287,37 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
             raise InvalidRequest("--sync-source requires --sync-mode git")
         if self.sync_source and self.code:
             raise InvalidRequest("--code and --sync-source both bring the code: use one of them")
-        if self.sync_source and self.project in ("", ".", ".."):
+        if self.sync_source and (
+            self.project in ("", ".", "..") or self.sync_source.startswith("-")
+        ):
             raise InvalidRequest(
                 f"invalid --sync-source {self.sync_source!r}: expected the URL of a repository"
             )
+
+    def _validate_texts(self) -> None:
+        for name in self.env:
+            if not VARIABLE.fullmatch(name) or name.startswith("FENKA_"):
+                raise InvalidRequest(
+                    f"invalid --env {name[:80]!r}: a variable's name has letters, digits and '_', and "
+                    "those that begin with FENKA_ are fenka's own"
+                )
+        processes = self.nproc_per_node
+        if processes not in ("", "auto", "cpu", "gpu") and not (
+            processes.isdecimal() and 0 < int(processes[:9]) <= MAX_MEMBERS
+        ):
+            raise InvalidRequest(
+                f"invalid --nproc-per-node {processes[:40]!r}: expected auto, cpu, gpu or a number"
+            )
+        if self.share_memory and not QUANTITY.fullmatch(self.share_memory):
+            raise InvalidRequest(
+                f"invalid --share-memory {self.share_memory[:40]!r}: expected an amount such as 2Gi"
+            )
+        if not self.working_dir.startswith("/"):
+            raise InvalidRequest(
+                f"--working-dir must be an absolute path, got {self.working_dir!r}"
+            )
+        if self.backfill and self.priority:
+            raise InvalidRequest("--backfill sets the priority: leave out --priority")
 
     def _validate_numbers(self) -> None:
         for option, seconds in (
@@ -270,6 +337,25 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
 
 CHECKPOINTS = "/checkpoints"
 """Where `--checkpoint` mounts its claim."""
+
+
+def _host_mount(text: str) -> tuple[str, str]:
+    host, _, path = text.partition(":")
+    path = path or host
+    if not (host.startswith("/") and path.startswith("/")):
+        raise InvalidRequest(
+            f"invalid --data-dir {text!r}: expected HOST[:PATH], for example /mnt/data:/data"
+        )
+    return host, path
+
+
+def _config_file(text: str) -> tuple[str, str]:
+    file, _, path = text.rpartition(":")
+    if not file or not path.startswith("/"):
+        raise InvalidRequest(
+            f"invalid --config-file {text!r}: expected FILE:PATH, for example train.ini:/etc/train.ini"
+        )
+    return file, path
 
 
 def _mount(text: str) -> tuple[str, str]:

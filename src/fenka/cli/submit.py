@@ -1,0 +1,160 @@
+"""`fenka submit`: start a distributed training on a cluster or on this machine."""
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from fenka.cli.errors import UserError
+from fenka.cli.options import NamespaceOption, Target, group, register
+from fenka.cli.training_options import SubmitCommand, given_fields, parameters
+from fenka.core.errors import INVALID_INPUT
+from fenka.jobs.training import TrainingKind, TrainingSpec
+
+DryRunOutput = Literal["yaml", "json"]
+
+_KINDS: dict[TrainingKind, tuple[tuple[str, ...], str]] = {
+    "mpi": (("mpijob", "mpi", "mj"), "Submit a training that mpirun starts."),
+    "tensorflow": (
+        ("tfjob", "tf", "tensorflow"),
+        "Submit a training of TensorFlow, with parameter servers or without.",
+    ),
+    "pytorch": (("pytorchjob", "pytorch", "py"), "Submit a training of PyTorch."),
+}
+
+_REFUSED = {
+    ("horovodjob", "horovod"): "use fenka submit mpijob, with mpirun",
+    ("deepspeedjob", "deepspeed"): "use fenka submit pytorchjob, with torchrun",
+    ("etjob", "et"): "use fenka submit pytorchjob, with torchrun",
+    ("volcanojob", "vj", "volcano"): "use fenka submit pytorchjob; its processes start together",
+    ("sparkjob", "spark"): "use Spark's own spark-submit",
+    ("rayjob", "ray"): "use Ray's own ray job submit",
+}
+
+app = group("Submit a distributed training.")
+
+
+def _add(kind: TrainingKind, names: tuple[str, ...], summary: str) -> None:
+    """Add the commands of one kind of training."""
+
+    def submit(
+        *,
+        command: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="CMD...", help="one word is a shell's script; several are a program"
+            ),
+        ] = None,
+        file: Annotated[
+            Path | None,
+            typer.Option(
+                "-f", "--file", metavar="FILE", help="YAML with the same fields; options prevail"
+            ),
+        ] = None,
+        follow: Annotated[
+            bool, typer.Option("--follow", help="show the log; exit with the job's code")
+        ] = False,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="print the objects instead of creating them")
+        ] = False,
+        output: Annotated[
+            DryRunOutput, typer.Option("-o", "--output", help="format of --dry-run")
+        ] = "yaml",
+        target: Target,
+        namespace: NamespaceOption = "",
+        **values: Any,
+    ) -> None:
+        spec = _training(kind, file, values, command or [])
+        if dry_run:
+            _print_objects(spec, target, namespace, output)
+        else:
+            _submit(spec, target, namespace, follow=follow)
+
+    own = [
+        parameter
+        for parameter in inspect.signature(submit).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    submit.__signature__ = inspect.Signature([*parameters(kind), *own])  # type: ignore[attr-defined]
+    for name in names:
+        register(app, submit, summary, name=name, hidden=name != names[0], cls=SubmitCommand)
+
+
+def _add_refused(names: tuple[str, ...], instead: str) -> None:
+    """Add commands of arena that are not supported."""
+
+    def refuse(
+        context: typer.Context, words: Annotated[list[str] | None, typer.Argument()] = None
+    ) -> None:
+        del words
+        raise UserError(f"submit {context.info_name} is not supported: {instead}", INVALID_INPUT)
+
+    for name in names:
+        register(app, refuse, "", name=name, hidden=True, passes_arguments=True)
+
+
+for _kind, (_names, _summary) in _KINDS.items():
+    _add(_kind, _names, _summary)
+for _names, _instead in _REFUSED.items():
+    _add_refused(_names, _instead)
+
+
+def _training(
+    kind: TrainingKind, file: Path | None, values: dict[str, Any], command: list[str]
+) -> TrainingSpec:
+    """Return the training of the options and the file. Raises UserError, InvalidRequest."""
+    from fenka.jobs.training_fields import merge, parse_fields, read_file
+
+    fields = merge(read_file(file), given_fields(values)) if file else given_fields(values)
+    if fields.get("kind", kind) != kind:
+        raise UserError(
+            f"{file} describes a training of kind {fields['kind']}, not {kind}", INVALID_INPUT
+        )
+    spec = parse_fields({**fields, "kind": kind, **({"command": command} if command else {})})
+    spec.validate()
+    return spec
+
+
+def _print_objects(
+    spec: TrainingSpec, target: Target, namespace: str, output: DryRunOutput
+) -> None:
+    from fenka.cli import cluster
+    from fenka.jobs.collection import collect
+    from fenka.jobs.manifests.render import render
+
+    if target.local:
+        raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)
+    rendered = render(*collect(spec))
+    objects = [rendered.root, *rendered.dependents]
+    for item in objects:
+        item["metadata"]["namespace"] = namespace or cluster.namespace(target)
+    if output == "json":
+        everything = {"apiVersion": "v1", "kind": "List", "items": objects}
+        print(msgspec.json.format(msgspec.json.encode(everything), indent=4).decode())
+    else:
+        print(_yaml(objects), end="")
+
+
+def _yaml(objects: list[Any]) -> str:
+    """Return documents of YAML in which texts of several lines stay readable."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Repeats values that occur twice instead of referring to them."""
+
+        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+            return True
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent)
+    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, explicit_start=True, width=1000)
+
+
+def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:
+    del spec, target, namespace, follow
+    raise UserError("fenka submit only prints objects so far: use --dry-run")

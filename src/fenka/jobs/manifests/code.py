@@ -1,0 +1,108 @@
+"""The init container that brings the code: by git, or from the archive of `--code`."""
+
+from pathlib import PurePosixPath
+
+from fenka.jobs.manifests import names
+from fenka.jobs.manifests.contents import GIT_CREDENTIALS, Contents
+from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.volumes import Volume
+from fenka.jobs.training import TrainingSpec
+
+INIT_CONTAINER = "init-code"
+SYNC_IMAGE = "alpine/git"
+"""Used without `--sync-image`."""
+
+_CLONE = """\
+set -eu
+git() { command git -c safe.directory='*' -c credential.helper="$HELPER" "$@"; }
+git init -q "$DIRECTORY"
+cd "$DIRECTORY"
+git remote add origin "$SOURCE"
+if git fetch -q --depth 1 origin "$REVISION"; then
+    git checkout -q --detach FETCH_HEAD
+else
+    git fetch -q --tags origin '+refs/heads/*:refs/remotes/origin/*'
+    git checkout -q --detach "$REVISION"
+fi
+if [ -f .gitmodules ]; then git submodule -q update --init --recursive; fi
+git rev-parse HEAD
+"""
+"""Not every server gives a commit by its name, so everything is fetched if the first attempt fails."""
+
+_HELPER = """\
+!f() {
+    test "$1" = get && echo "username=$GIT_SYNC_USERNAME" && echo "password=$GIT_SYNC_PASSWORD"
+}; f"""
+
+_UNPACK = 'set -eu; tar -xzf "$ARCHIVE" -C "$DIRECTORY"'
+
+
+def code_directory(spec: TrainingSpec) -> PurePosixPath:
+    """Return the directory that receives the code."""
+    return PurePosixPath(spec.working_dir) / "code"
+
+
+def init_containers(spec: TrainingSpec, contents: Contents, image: str) -> list[Manifest]:
+    """Return the container that brings the code, if any. `image`: that of the role's processes."""
+    if spec.sync_source:
+        return [
+            _container(spec, spec.sync_image or SYNC_IMAGE, _CLONE, _git_variables(spec, contents))
+        ]
+    if spec.code:
+        variables = {"ARCHIVE": str(names.CODE_ARCHIVE), "DIRECTORY": str(code_directory(spec))}
+        unpack = _container(spec, image, _UNPACK, _values(variables))
+        unpack["volumeMounts"].append(_archive(spec).mount)
+        return [unpack]
+    return []
+
+
+def volumes(spec: TrainingSpec) -> list[Volume]:
+    """Return the volumes of the code."""
+    if not (spec.sync_source or spec.code):
+        return []
+    directory = Volume("code", {"emptyDir": {}}, code_directory(spec))
+    archive = _archive(spec)
+    own = [Volume(archive.name, archive.source, None)] if spec.code else []
+    return [directory, *own]
+
+
+def _archive(spec: TrainingSpec) -> Volume:
+    source = {"configMap": {"name": names.object_name(spec, "code")}}
+    return Volume("code-archive", source, names.CODE_ARCHIVE.parent)
+
+
+def _container(spec: TrainingSpec, image: str, script: str, variables: list[Manifest]) -> Manifest:
+    return {
+        "name": INIT_CONTAINER,
+        "image": image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": ["sh", "-c", script],
+        "env": variables,
+        "volumeMounts": [{"name": "code", "mountPath": str(code_directory(spec))}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _git_variables(spec: TrainingSpec, contents: Contents) -> list[Manifest]:
+    wanted = spec.env.get("GIT_SYNC_REV") or spec.env.get("GIT_SYNC_BRANCH") or "HEAD"
+    secret = names.object_name(spec, "git")
+    credentials = [
+        {
+            "name": name,
+            "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}},
+        }
+        for name in GIT_CREDENTIALS
+        if contents.credentials
+    ]
+    variables = {
+        "SOURCE": spec.sync_source,
+        "REVISION": contents.revision or wanted,
+        "DIRECTORY": str(code_directory(spec) / spec.project),
+        "HELPER": _HELPER if contents.credentials else "",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+    return [*credentials, *_values(variables)]
+
+
+def _values(variables: dict[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in variables.items()]

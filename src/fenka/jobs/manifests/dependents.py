@@ -1,0 +1,94 @@
+"""Objects that the root owns: files, secrets, Services, TensorBoard."""
+
+import base64
+
+from fenka.cluster import training_objects
+from fenka.jobs.manifests import mpi, names
+from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.pods import Rendering, toleration
+from fenka.jobs.manifests.volumes import as_manifests, claim_volumes
+from fenka.jobs.training import TrainingSpec
+
+TENSORBOARD_IMAGE = "tensorflow/tensorflow:2.16.1"
+"""Used without `--tensorboard-image`."""
+TENSORBOARD_PORT = 6006
+
+
+def dependents(rendering: Rendering) -> list[Manifest]:
+    """Return all objects that the root owns. Raises InvalidRequest."""
+    spec, contents = rendering.spec, rendering.contents
+    objects = list[Manifest]()
+    if spec.kind == "mpi":
+        objects += mpi.dependents(rendering)
+    if contents.code:
+        objects.append(_files(spec, "code", {"code.tar.gz": contents.code}))
+    if contents.config_files:
+        files = enumerate(contents.config_files.values())
+        objects.append(_files(spec, "config", {f"file-{index}": data for index, data in files}))
+    if contents.credentials:
+        data = mpi.encoded(dict(contents.credentials))
+        name = names.object_name(spec, "git")
+        objects.append(
+            names.manifest("Secret", "v1", name, names.labels(spec), type="Opaque", data=data)
+        )
+    if rendering.engine == "indexed-job":
+        objects.append(_headless_service(spec))
+    if spec.tensorboard:
+        objects += _tensorboard(spec)
+    return objects
+
+
+def _files(spec: TrainingSpec, purpose: str, files: dict[str, bytes]) -> Manifest:
+    data = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    name = names.object_name(spec, purpose)
+    return names.manifest("ConfigMap", "v1", name, names.labels(spec), binaryData=data)
+
+
+def _headless_service(spec: TrainingSpec) -> Manifest:
+    """Return the Service that gives the pods names; a JobSet makes its own."""
+    fields = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {training_objects.JOB: spec.name, training_objects.ROLE: "worker"},
+    }
+    return names.manifest("Service", "v1", spec.name, names.labels(spec), spec=fields)
+
+
+def _tensorboard(spec: TrainingSpec) -> list[Manifest]:
+    """Return TensorBoard and its Service."""
+    name, labels = names.object_name(spec, "tensorboard"), names.labels(spec, "tensorboard")
+    volumes = claim_volumes(spec)
+    container = {
+        "name": "tensorboard",
+        "image": spec.tensorboard_image or TENSORBOARD_IMAGE,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": [
+            "tensorboard",
+            f"--logdir={spec.logdir}",
+            f"--port={TENSORBOARD_PORT}",
+            "--bind_all",
+        ],
+        "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
+        "readinessProbe": {"tcpSocket": {"port": TENSORBOARD_PORT}},
+        "volumeMounts": [volume.mount for volume in volumes],
+    }
+    pod: Manifest = {
+        "enableServiceLinks": False,
+        "containers": [container],
+        "volumes": as_manifests(volumes),
+    }
+    if spec.toleration:
+        pod["tolerations"] = [toleration(text) for text in spec.toleration]
+    if spec.image_pull_secret:
+        pod["imagePullSecrets"] = [{"name": secret} for secret in spec.image_pull_secret]
+    deployment = {
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    ports = [{"name": "http", "port": TENSORBOARD_PORT, "targetPort": "http"}]
+    service = {"type": "NodePort", "selector": labels, "ports": ports}
+    return [
+        names.manifest("Deployment", "apps/v1", name, labels, spec=deployment),
+        names.manifest("Service", "v1", name, labels, spec=service),
+    ]

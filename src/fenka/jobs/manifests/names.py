@@ -1,0 +1,45 @@
+"""Names of a training's objects, their labels, and the paths of fenka's files in its pods."""
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from fenka.cluster import training_objects
+from fenka.jobs.training import TrainingSpec
+
+Manifest = dict[str, Any]
+"""An object of Kubernetes as JSON has it."""
+
+TRAINERS = {"mpi": "mpijob", "tensorflow": "tfjob", "pytorch": "pytorchjob"}
+"""arena's names for the kinds, as its screens print them."""
+
+RELEASE = "release"
+"""Label by which arena's users select the pods of a job."""
+
+FILES = PurePosixPath("/etc/fenka")
+AGENT = FILES / "mpi" / "agent"
+HOSTS = FILES / "mpi" / "hosts"
+HYDRA_HOSTS = FILES / "mpi" / "hydra-hosts"
+KEY = FILES / "mpi" / "key"
+CODE_ARCHIVE = FILES / "code" / "code.tar.gz"
+
+BACKFILL_CLASS = "fenka-backfill"
+"""The chart's PriorityClass for jobs that use what others leave idle."""
+
+
+def labels(spec: TrainingSpec, role: str = "") -> dict[str, str]:
+    """Return the labels of an object of a training; `role` for those of one role."""
+    own = {training_objects.JOB: spec.name, training_objects.KIND: spec.kind}
+    return own | {training_objects.ROLE: role} if role else own
+
+
+def object_name(spec: TrainingSpec, purpose: str) -> str:
+    """Return the name of a dependent object."""
+    return f"{spec.name}-{purpose}"
+
+
+def manifest(
+    kind: str, api_version: str, name: str, labels: dict[str, str], **fields: Any
+) -> Manifest:
+    """Return an object with its metadata."""
+    metadata = {"name": name, "labels": labels}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}

@@ -5,10 +5,12 @@ except its own name and paths. So everything is read as bytes. Files behind `/pr
 memory, which its owner may delay, are not opened here.
 """
 
+import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +47,27 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
 def lives(pid: int, started: int) -> bool:
     """Return whether the process of this PID lives and is the one that started then. Raises OSError."""
     return start_ticks(pid) == started
+
+
+def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> bool:
+    """Send a signal to a process, and return whether it was sent.
+
+    Args:
+        pid: The process. Another one may have taken the PID by now.
+        number: The signal.
+        is_meant: Returns whether the current process of the PID is the one that should get it.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            # The descriptor is older than this answer. If another process has taken the PID in between, the
+            # descriptor's process has ended, and the kernel sends nothing.
+            if is_meant():
+                signal.pidfd_send_signal(descriptor, number)
+                return True
+        finally:
+            os.close(descriptor)
+    return False
 
 
 def living_thread(pid: int) -> str:

@@ -22,7 +22,6 @@ MAKING = [
     (LeaseStore, "put"),
     (LeaseFiles, "make"),
     (LeaseFiles, "remove"),
-    (files, "mount_points"),
     (files, "create_lease"),
     (files, "specification"),
     (files, "write_atomically"),

@@ -45,7 +45,7 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     runtime = Runtime(place / "run")
     runtime.create()
     broker = Broker(Node("here", (CARD,)), "binpack")
-    daemon = Daemon(runtime, cast("Hardware", hardware), broker, 1024, place)
+    daemon = Daemon(runtime, cast("Hardware", hardware), broker, place)
     connections = Connections(runtime, bounds, daemon.handler)
     server = await asyncio.start_unix_server(
         connections.serve, runtime.socket, limit=admission.MAX_LINE_BYTES

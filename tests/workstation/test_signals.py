@@ -9,15 +9,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from fenka.core.inventory import Node
 from fenka.hardware.peer_credentials import process
-from fenka.procfs import start_ticks
+from fenka.procfs import send_signal, start_ticks
 from fenka.workstation import watches
+from fenka.workstation.broker import Broker
+from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.process_scan import ProcessScan
-from fenka.workstation.termination import send_signal
+from fenka.workstation.termination import Terminator
 from fenka.workstation.watches import MAX_WATCHED, ProcessWatch
+from tests.builders import job
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -108,31 +114,24 @@ def test_peer_is_the_same_process_when_it_executed_another_program(place: Path) 
                 peer.close()
 
 
-def test_signal_is_sent_when_the_process_is_the_job_s(
-    theirs: subprocess.Popen[bytes], victim: User
+def test_only_processes_of_the_job_s_user_are_signalled_unless_it_is_root(
+    theirs: subprocess.Popen[bytes], ours: subprocess.Popen[bytes], victim: User, stranger: User
 ) -> None:
-    """The process is of the job's user."""
-    send_signal(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
-    assert theirs.wait() == -signal.SIGKILL
+    """Programs of root's jobs may run as any user; those of other jobs in a lease are not its own."""
+    in_lease = cast("LeaseProcesses", SimpleNamespace(lease_of=lambda _: "a"))
+    terminator = Terminator(Broker(Node("here", ()), "binpack"), in_lease)
+    allowed = {
+        uid: [terminator.may_signal(job("a", uid=uid), each.pid) for each in (theirs, ours)]
+        for uid in (victim.uid, 0, stranger.uid)
+    }
+    assert allowed == {victim.uid: [True, False], 0: [True, True], stranger.uid: [False, False]}
+    assert not terminator.may_signal(job("b", uid=victim.uid), theirs.pid)
 
 
-def test_signal_is_sent_to_any_user_s_process_when_the_job_is_root_s(
-    theirs: subprocess.Popen[bytes],
-) -> None:
-    """Programs of root's jobs may run as any user."""
-    send_signal(theirs.pid, signal.SIGKILL, 0, lambda _: True)
-    assert theirs.wait() == -signal.SIGKILL
-
-
-def test_signal_is_not_sent_when_the_process_is_another_user_s(
-    theirs: subprocess.Popen[bytes], ours: subprocess.Popen[bytes], stranger: User
-) -> None:
-    """Neither root's processes nor another user's are signalled."""
-    for sleeper in (theirs, ours):
-        send_signal(sleeper.pid, signal.SIGKILL, stranger.uid, lambda _: True)
-    for sleeper in (theirs, ours):
-        sleeper.terminate()
-        assert sleeper.wait() == -signal.SIGTERM
+def test_signal_is_sent_when_the_process_is_meant(ours: subprocess.Popen[bytes]) -> None:
+    """The result says so."""
+    assert send_signal(ours.pid, signal.SIGKILL, lambda: True)
+    assert ours.wait() == -signal.SIGKILL
 
 
 def test_signal_is_not_sent_when_the_process_has_ended(
@@ -140,20 +139,20 @@ def test_signal_is_not_sent_when_the_process_has_ended(
 ) -> None:
     """The descriptor is that of the old process, even if another process has its PID."""
 
-    def ends_and_looks_right(_: int) -> bool:
+    def ends_and_looks_right() -> bool:
         ours.kill()
         ours.wait()
         return True
 
-    send_signal(ours.pid, signal.SIGKILL, os.geteuid(), ends_and_looks_right)
-    send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: True)
+    assert not send_signal(ours.pid, signal.SIGKILL, ends_and_looks_right)
+    assert not send_signal(ours.pid, signal.SIGKILL, lambda: True)
 
 
 def test_signal_is_not_sent_when_the_process_is_not_the_job_s(
     ours: subprocess.Popen[bytes],
 ) -> None:
     """The PID alone does not identify the job's process."""
-    send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
+    assert not send_signal(ours.pid, signal.SIGKILL, lambda: False)
     ours.terminate()
     assert ours.wait() == -signal.SIGTERM
 

@@ -6,7 +6,6 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,15 +23,9 @@ _FIXED: Final = (
 """Fields that identify a card. The others change while the node runs."""
 
 
-@cache
 def layout() -> tuple[Any, dict[str, int]]:
     """Return the header's structs as a cffi ``FFI``, and its integer constants."""
-    try:
-        return built.read_header(NATIVE / "layout.h")
-    except FileNotFoundError:
-        raise NodeError(
-            "the simulated driver is not built: run `make -C native` in fenka's source tree"
-        ) from None
+    return built.header(NATIVE / "layout.h")
 
 
 def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:

@@ -14,6 +14,8 @@ from fenka import native
 from fenka.core.request import Slice
 from fenka.isolation import account, control
 from fenka.isolation.control import ComputeMode, Control, Limit
+from fenka.isolation.proxy import NEXT_LIBRARIES
+from fenka.isolation.sandbox import SHIM
 
 MIB = 1 << 20
 
@@ -139,7 +141,7 @@ def account_file(directory: Path) -> Path:
 def create_lease(
     directory: Path, lease: str, limits: tuple[Limit, ...], owner: int | None = None
 ) -> None:
-    """Create the control page and an empty account of a lease. Raises InvalidControl, OSError.
+    """Create a lease's control page, empty account and mount points. Raises InvalidControl, OSError.
 
     Args:
         directory: The lease's directory, with the directories `lease` and `account` in it.
@@ -147,6 +149,8 @@ def create_lease(
         limits: What it may use of its cards.
         owner: As for :func:`account.create`.
     """
+    for name in (SHIM.name, *NEXT_LIBRARIES):
+        (directory / "lease" / name).touch(mode=0o644)
     control.write(control_page(directory), Control(lease=lease, limits=limits))
     account.create(account_file(directory), owner)
 

@@ -122,10 +122,7 @@ def _mount_proxies(mounts: LeaseMounts, proxies: Path) -> None:
 
 
 def prepare(directory: Path, linker_cache: Path | None) -> None:
-    """Create the files that `enter` mounts besides control page and account. Called when a lease is
-    created."""
-    for name in (SHIM.name, *proxy.NEXT_LIBRARIES):
-        (directory / "lease" / name).touch(mode=0o644)
+    """Create the files that `enter` mounts besides those of `files.create_lease`."""
     (directory / "driver" / NODE).mkdir(parents=True)
     for name in proxy.LIBRARIES:
         (directory / "driver" / name).touch(mode=0o644)

@@ -45,9 +45,7 @@ ABANDON_ROUNDS = 3
 class Daemon:
     """Serves one node's cards on one socket."""
 
-    def __init__(
-        self, runtime: Runtime, hardware: Hardware, broker: Broker, unit_mib: int, native: Path
-    ) -> None:
+    def __init__(self, runtime: Runtime, hardware: Hardware, broker: Broker, native: Path) -> None:
         self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self._stopped = asyncio.Event()
         self._processes = LeaseProcesses(broker.placed, runtime.leases)
@@ -75,12 +73,10 @@ class Daemon:
             quotas,
             clients,
             self._terminator,
-            JobResizer(self._controller, broker, self._leases, unit_mib),
+            JobResizer(self._controller, broker, self._leases),
             self._snapshot,
-            unit_mib,
             self._stopped,
         )
-        self._unit_mib = unit_mib
         self._connections = Connections(runtime, quotas, self.handler)
 
     async def serve(self, ready: Callable[[], None], signals: ShutdownSignals) -> None:
@@ -162,7 +158,7 @@ class Daemon:
         scan = await self._processes.scan()
         readings = self._controller.observe_cards()
         sample = self._cards.sample(readings)
-        return snapshot(self.hardware, sample, self.broker, scan, self.runtime, self._unit_mib)
+        return snapshot(self.hardware, sample, self.broker, scan, self.runtime)
 
     def _on_abandoned(self) -> None:
         """The program that this daemon was started for has ended: end all jobs, then the daemon."""

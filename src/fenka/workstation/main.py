@@ -45,7 +45,7 @@ def run(
     """
     # Programs of other users must be able to read some files, whatever umask the daemon was started with.
     os.umask(0o022)
-    unit_mib = parse_unit(config.unit)
+    parse_unit(config.unit)  # Raises InvalidSize before anything is made.
     if config.policy not in SCORES:
         raise InvalidOption(
             f"no policy is called {config.policy}: choose one of {', '.join(SCORES)}"
@@ -53,7 +53,7 @@ def run(
     with files.lock_runtime(runtime):
         # An earlier daemon may have been killed before it did this.
         preload.remove()
-        left = _serve(runtime, config, unit_mib, ready, ending)
+        left = _serve(runtime, config, ready, ending)
         if not left:
             remove_files(runtime)
         return left
@@ -62,18 +62,18 @@ def run(
 def _serve(
     runtime: Runtime,
     config: Config,
-    unit_mib: int,
     ready: Callable[[Daemon], None],
     ending: ShutdownSignals,
 ) -> list[str]:
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
-        node = Node("localhost", _select_cards(hardware.driver.cards(), config.only))
+        cards = _select_cards(hardware.driver.cards(), config.only)
+        node = Node("localhost", cards, unit_mib=parse_unit(config.unit))
         with card_lock.acquire(node.cards, _report_displaced):
             library_dir = runtime.simulated / "lib" if config.simulate else None
             hardware.measure(node.cards, library_dir)
             files.save_config(runtime, config)
-            daemon = Daemon(runtime, hardware, Broker(node, config.policy), unit_mib, native)
+            daemon = Daemon(runtime, hardware, Broker(node, config.policy), native)
             asyncio.run(daemon.serve(lambda: ready(daemon), ending))
         return [job.name for job in daemon.broker.jobs.values()]
 

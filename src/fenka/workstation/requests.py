@@ -32,7 +32,6 @@ class RequestHandler:
 
     Attributes:
         broker: The jobs; only read here.
-        unit_mib: The unit of sizes that name none.
         stopped: Set to end the daemon. Clients that disconnect afterwards keep their jobs.
     """
 
@@ -43,7 +42,6 @@ class RequestHandler:
     terminator: Terminator
     resizer: JobResizer
     snapshot: Callable[[], Awaitable[protocol.Snapshot]]
-    unit_mib: int
     stopped: asyncio.Event
 
     def has_pending_request(self, client: Client) -> bool:
@@ -95,7 +93,8 @@ class RequestHandler:
         self.controller.observe_cards()
         known = self.broker.jobs.values()
         try:
-            jobs = create_jobs(request.spec, client.process, self.unit_mib, known, time.time())
+            unit_mib = self.broker.node.unit_mib
+            jobs = create_jobs(request.spec, client.process, unit_mib, known, time.time())
             self.admission.check_jobs(client.uid, len(jobs), known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             final = not isinstance(why, QuotaExceeded)

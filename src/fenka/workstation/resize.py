@@ -34,7 +34,6 @@ class JobResizer:
     controller: Controller
     broker: Broker
     leases: Leases
-    unit_mib: int
 
     def resize(self, job: Job, wanted: protocol.ResizeJob) -> None:
         """Resize a running job. Its programs have the new size within a second. Raises CannotResize,
@@ -72,7 +71,8 @@ class JobResizer:
     def _placement(
         self, job: Job, before: Placement, wanted: protocol.ResizeJob, compute: int
     ) -> Placement:
-        memory = parse_memory(wanted.gpu_mem, self.unit_mib) if wanted.gpu_mem else None
+        node = self.broker.node
+        memory = parse_memory(wanted.gpu_mem, node.unit_mib) if wanted.gpu_mem else None
         Request(memory=job.request.memory, compute=compute)  # Raises InvalidRequest.
-        slices = resized(before.slices, memory, compute, self.broker.node)
+        slices = resized(before.slices, memory, compute, node)
         return replace(before, slices=tuple(slices))

@@ -29,7 +29,6 @@ def snapshot(
     broker: Broker,
     scan: ProcessScan,
     runtime: Runtime,
-    unit_mib: int,
 ) -> protocol.Snapshot:
     """Return cards with the driver's readings, and jobs with their processes and slices."""
     driver = hardware.driver
@@ -60,7 +59,7 @@ def snapshot(
         simulated=driver.simulated,
         library_dir=str(runtime.simulated / "lib") if driver.simulated else "",
         policy=broker.policy,
-        unit_mib=unit_mib,
+        unit_mib=broker.node.unit_mib,
         cards=cards,
         jobs=[
             _job(broker, runtime, job, sample, scan)

@@ -1,14 +1,13 @@
 """Ends the processes of jobs, and no others, although the daemon may have the right to signal any process."""
 
 import asyncio
-import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fenka.procfs import lives, real_uid
+from fenka import procfs
 from fenka.workstation.broker import Broker
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
@@ -32,7 +31,7 @@ class Terminator:
         for number, timeout_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TIMEOUT_S)):
             deadline = time.monotonic() + timeout_s
             for pid, job in await self._running(jobs):
-                send_signal(pid, number, job.uid, partial(self._belongs, job))
+                procfs.send_signal(pid, number, partial(self.may_signal, job, pid))
             while self.broker.present(jobs) and time.monotonic() < deadline:
                 await asyncio.sleep(POLL_S)
         return not self.broker.present(jobs)
@@ -50,31 +49,11 @@ class Terminator:
             if self._belongs(job, pid)
         ]
 
+    def may_signal(self, job: Job, pid: int) -> bool:
+        """Return whether the process is the job's and its user's. Root's jobs may run as any user."""
+        return self._belongs(job, pid) and job.uid in (0, procfs.real_uid(pid))
+
     def _belongs(self, job: Job, pid: int) -> bool:
         """Return whether the current process of this PID requested the job, or is in its lease."""
-        requested = pid == job.pid and lives(pid, job.start_ticks)
+        requested = pid == job.pid and procfs.lives(pid, job.start_ticks)
         return requested or self.processes.lease_of(pid) == job.id
-
-
-def send_signal(pid: int, number: int, uid: int, belongs: Callable[[int], bool]) -> None:
-    """Send a signal to a process, unless it has ended or is not the job's.
-
-    Args:
-        pid: The process.
-        number: The signal.
-        uid: The job's user. Processes of root's jobs may run as any user.
-        belongs: Returns whether the current process of a PID is the job's.
-    """
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        # The descriptor is older than these answers. If another process has taken the PID in between, the
-        # descriptor's process has ended, and the kernel sends nothing.
-        if belongs(pid) and uid in (0, real_uid(pid)):
-            signal.pidfd_send_signal(descriptor, number)
-    except (ProcessLookupError, PermissionError):
-        return
-    finally:
-        os.close(descriptor)

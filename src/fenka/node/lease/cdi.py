@@ -100,11 +100,6 @@ def prepare_library(library: Path) -> None:
     (library / "ld.so.preload").write_text(f"{SHIM}\n")
 
 
-def mount_points() -> tuple[str, ...]:
-    """Return the files that a lease's read-only directory must contain as mount points."""
-    return (SHIM.name, *NEXT_LIBRARIES)
-
-
 # ---- simulated cards ----
 
 

@@ -24,7 +24,7 @@ from fenka.isolation.files import (
     create_lease,
     write_atomically,
 )
-from fenka.node.lease.cdi import ContainerEdits, mount_points, specification
+from fenka.node.lease.cdi import ContainerEdits, specification
 from fenka.node.lease.sizes import with_limit
 from fenka.node.lease.store import Lease
 
@@ -84,8 +84,6 @@ class LeaseFiles:
         directory = self.root / token
         for part in (directory, directory / "lease", directory / "account"):
             part.mkdir(mode=0o755)
-        for name in mount_points():
-            (directory / "lease" / name).touch(mode=0o644)
         self.mount(directory / "account", account.size())
         create_lease(directory, token, self._limits(lease, lease.slices))
         content = specification(token, directory, Path(lease.library), driver, lease.environment)

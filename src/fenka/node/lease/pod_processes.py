@@ -1,6 +1,5 @@
 """Attributes processes to pods and containers by their cgroup, which a container cannot change."""
 
-import contextlib
 import os
 import re
 import signal
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.node.lease.store import Lease
-from fenka.procfs import start_ticks
+from fenka.procfs import send_signal, start_ticks
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
@@ -63,15 +62,6 @@ def living_pods(proc: Path = Path("/proc")) -> set[str]:
     return uids
 
 
-def kill(pid: int, pod: str, proc: Path = Path("/proc")) -> bool:
+def kill(pid: int, pod: str) -> bool:
     """Kill a process if it still belongs to this pod. Return whether the signal was sent."""
-    with contextlib.suppress(OSError):
-        # The PID may be another process's by now: pin it, then check again.
-        descriptor = os.pidfd_open(pid)
-        try:
-            if pod_and_container(pid, proc)[0] == pod:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                return True
-        finally:
-            os.close(descriptor)
-    return False
+    return send_signal(pid, signal.SIGKILL, lambda: pod_and_container(pid)[0] == pod)

@@ -19,7 +19,8 @@ def dependents(rendering: Rendering) -> list[Manifest]:
     spec, contents = rendering.spec, rendering.contents
     objects = list[Manifest]()
     if spec.kind == "mpi":
-        objects += mpi.dependents(rendering)
+        hosts = [rendering.host("worker", index) for index in range(spec.workers)]
+        objects += mpi.dependents(spec, contents, hosts)
     if contents.code:
         objects.append(_files(spec, "code", {"code.tar.gz": contents.code}))
     if contents.config_files:

@@ -2,16 +2,13 @@
 
 import base64
 from importlib import resources
-from typing import TYPE_CHECKING
 
 from fenka.jobs import roles
 from fenka.jobs.manifests import names
+from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.volumes import Volume
 from fenka.jobs.training import TrainingSpec
-
-if TYPE_CHECKING:
-    from fenka.jobs.manifests.pods import Rendering
 
 AGENT_PORT = 23457
 """The launch agents listen on it."""
@@ -58,10 +55,8 @@ def volume(spec: TrainingSpec) -> Volume:
     return Volume("mpi", {"projected": {"sources": sources}}, names.AGENT.parent)
 
 
-def dependents(rendering: "Rendering") -> list[Manifest]:
-    """Return the ConfigMap and the Secret of the agents."""
-    spec, contents = rendering.spec, rendering.contents
-    hosts = [rendering.host("worker", index) for index in range(spec.workers)]
+def dependents(spec: TrainingSpec, contents: Contents, hosts: list[str]) -> list[Manifest]:
+    """Return the ConfigMap and the Secret of the agents. hosts: the workers' addresses."""
     slots = roles.slots(spec)
     name, labels = names.object_name(spec, "mpi"), names.labels(spec)
     files = {

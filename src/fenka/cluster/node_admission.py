@@ -1,9 +1,10 @@
 """Which requests a node's mode admits, and which its cards could ever hold."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fenka.cluster.state import ClusterState
+from fenka.core.evaluate import restored
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import Node
 from fenka.core.reasons import NodeRejection, Unschedulable
@@ -125,8 +126,6 @@ def fits_when_empty(requests: Sequence[Request], node: Node, *, repaired: bool =
 
     repaired: take unhealthy cards for healthy and cordoned ones for open.
     """
-    if repaired:
-        cards = (replace(card, healthy=True, cordoned=False) for card in node.cards)
-        node = replace(node, cards=tuple(cards))
-    placed = place_gang(EmptyUsage(), requests, "binpack", (node,))
+    candidate = restored(node) if repaired else node
+    placed = place_gang(EmptyUsage(), requests, "binpack", (candidate,))
     return not isinstance(placed, Unschedulable)

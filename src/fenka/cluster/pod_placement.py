@@ -222,7 +222,7 @@ class PodEvaluator:
         reserved: Collection[DeviceId] = (),
     ) -> Verdict:
         node = shared.node
-        rejected = self._rejected(parts, node.name)
+        rejected = admission_rule(self._cluster, node.name).rejection(parts)
         if rejected is not None:
             return rejected
         requests = tuple(part.request for part in parts)
@@ -235,10 +235,6 @@ class PodEvaluator:
         if isinstance(placements, Unschedulable):
             return self._infeasible(requests, node, placements.rejections[0])
         return Feasible(verdict.score, placements)
-
-    def _rejected(self, parts: tuple[SliceRequest, ...], name: str) -> Infeasible | None:
-        """Return why the node admits no such requests; None if it does."""
-        return admission_rule(self._cluster, name).rejection(parts)
 
     def _infeasible(
         self, requests: tuple[Request, ...], node: Node, rejection: NodeRejection

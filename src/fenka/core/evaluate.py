@@ -212,14 +212,15 @@ def never_fits(request: Request, nodes: Collection[Node]) -> Unschedulable | Non
     """
     rejections: list[NodeRejection] = []
     for node in nodes:
-        (verdict,) = evaluate(EmptyUsage(), request, "binpack", (_restored(node),))
+        (verdict,) = evaluate(EmptyUsage(), request, "binpack", (restored(node),))
         if isinstance(verdict, Fit):
             return None
         rejections.append(verdict)
     return Unschedulable(tuple(rejections), hint(request, rejections, nodes))
 
 
-def _restored(node: Node) -> Node:
+def restored(node: Node) -> Node:
+    """Return the node with all its cards healthy and open."""
     if all(card.healthy and not card.cordoned for card in node.cards):
         return node
     cards = (replace(card, healthy=True, cordoned=False) for card in node.cards)

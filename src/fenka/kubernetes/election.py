@@ -175,7 +175,7 @@ class Election:
                     raise
         lease = await self._read()
         if lease is None:
-            return await self._create()
+            return await self._hold(None, acquire=True)
         holder = lease.spec.holder_identity or ""
         if holder == self.identity:
             return await self._hold(lease, acquire=False)
@@ -211,60 +211,39 @@ class Election:
                 raise
             return None
 
-    async def _create(self) -> bool:
-        stamp = micro_time(self._now())
-        body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {
-                "name": self._name,
-                "namespace": self._namespace,
-                "labels": self._labels,
-                "annotations": {**self._annotations, ADDRESS: self.address},
-            },
-            "spec": {
-                "holderIdentity": self.identity,
-                "leaseDurationSeconds": LEASE_DURATION_S,
-                "acquireTime": stamp,
-                "renewTime": stamp,
-                "leaseTransitions": 0,
-            },
-        }
-        return self._holding(await self._api.create(self._collection, Lease, body))
-
-    async def _hold(self, lease: Lease, *, acquire: bool) -> bool:
+    async def _hold(self, lease: Lease | None, *, acquire: bool) -> bool:
         written = await self._write(
             lease, holder=self.identity, duration_s=LEASE_DURATION_S, acquire=acquire
         )
-        return self._holding(written)
-
-    def _holding(self, written: Lease) -> bool:
         self._held = written
         self.term = written.metadata.uid, written.spec.lease_transitions or 0
         self._set_leader(self.identity, self.address)
         return True
 
     async def _write(
-        self, lease: Lease, *, holder: str, duration_s: int, acquire: bool = False
+        self, lease: Lease | None, *, holder: str, duration_s: int, acquire: bool = False
     ) -> Lease:
+        """Change the lease, or create it if it does not exist."""
         stamp = micro_time(self._now())
+        metadata: dict[str, Any] = {
+            "labels": self._labels,
+            "annotations": {**self._annotations, ADDRESS: self.address if holder else None},
+        }
         spec: dict[str, Any] = {
             "holderIdentity": holder,
             "leaseDurationSeconds": duration_s,
             "renewTime": stamp,
         }
         if acquire:
-            spec["acquireTime"] = stamp
-            spec["leaseTransitions"] = (lease.spec.lease_transitions or 0) + 1
+            earlier = -1 if lease is None else lease.spec.lease_transitions or 0
+            spec |= {"acquireTime": stamp, "leaseTransitions": earlier + 1}
+        body = {"metadata": metadata, "spec": spec}
+        if lease is None:
+            metadata |= {"name": self._name, "namespace": self._namespace}
+            kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+            return await self._api.create(self._collection, Lease, kind | body)
         # With the version that was read: of two writers the second receives 409.
-        body = {
-            "metadata": {
-                "resourceVersion": lease.metadata.resource_version,
-                "labels": self._labels,
-                "annotations": {**self._annotations, ADDRESS: self.address if holder else None},
-            },
-            "spec": spec,
-        }
+        metadata["resourceVersion"] = lease.metadata.resource_version
         return await self._api.patch(f"{self._collection}/{self._name}", Lease, body)
 
 

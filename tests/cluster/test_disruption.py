@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fenka.cluster.disruption import PodDisruptionBudget, budgets_for
 from fenka.core.preemption import DisruptionBudget
@@ -67,3 +69,39 @@ def test_pod_has_all_budgets_that_select_it_when_they_overlap() -> None:
         DisruptionBudget("default/none", 0),
         DisruptionBudget("default/two", 2),
     }
+
+
+def test_budget_allows_nothing_when_it_has_no_status_yet() -> None:
+    """The disruption controller has not counted its pods."""
+    metadata = {"name": "x", "namespace": "default"}
+    new = msgspec.convert(
+        {"metadata": metadata, "spec": {"selector": {}}, "status": {}}, PodDisruptionBudget
+    )
+    assert budgets_for(a_pod("p", 1), [new]) == {DisruptionBudget("default/x", 0)}
+
+
+VALUES = st.sampled_from(["a", "b", ""])
+LABELS = st.dictionaries(st.sampled_from(["app", "tier"]), VALUES)
+OPERATORS = st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist"])
+
+
+@given(
+    labels=LABELS,
+    wanted=LABELS,
+    requirements=st.lists(st.tuples(OPERATORS, st.lists(VALUES, max_size=2)), max_size=3),
+)
+def test_selector_selects_exactly_when_each_of_its_requirements_does(
+    labels: dict[str, str], wanted: dict[str, str], requirements: list[tuple[str, list[str]]]
+) -> None:
+    """A selector is the conjunction of its parts, each by itself."""
+    pod = a_pod("p", 1, labels=labels)
+    expressions = [
+        {"key": "app", "operator": operator, "values": values} for operator, values in requirements
+    ]
+    parts: list[Json] = [
+        *({"matchLabels": {key: value}} for key, value in wanted.items()),
+        *({"matchExpressions": [each]} for each in expressions),
+    ]
+    whole = {"matchLabels": wanted, "matchExpressions": expressions}
+    selects = [bool(budgets_for(pod, [budget("x", part)])) for part in parts]
+    assert bool(budgets_for(pod, [budget("x", whole)])) == all(selects)

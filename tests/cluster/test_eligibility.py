@@ -4,9 +4,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fenka.cluster.eligibility import ineligibility_reasons, matches, tolerates
-from fenka.cluster.objects import Node, Pod, SelectorRequirement, Taint, Toleration
+from fenka.cluster.objects import (
+    Node,
+    NodeSpec,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    SelectorRequirement,
+    Taint,
+    Toleration,
+)
 
 EXCLUDED = ["the pod's node affinity excludes it"]
 
@@ -190,3 +202,128 @@ def test_requirement_matches_as_in_kubernetes_when_labels_vary(
     """The plain cases, on a node that has the label, are in test_explain.py."""
     requirement = SelectorRequirement(key="gen", operator=operator, values=tuple(values))
     assert matches(requirement, labels) is expected
+
+
+OWN = "node.kubernetes.io"
+
+
+@pytest.mark.parametrize(
+    ("spec", "ready", "taints", "expected"),
+    [
+        # the node controller repeats a condition as a taint: one reason for both
+        ({"unschedulable": True}, "True", [(f"{OWN}/unschedulable", "")], ["cordoned"]),
+        ({}, "False", [(f"{OWN}/not-ready", "")], ["not ready"]),
+        # without a condition its taint is the only reason
+        (
+            {},
+            "True",
+            [(f"{OWN}/disk-pressure", "")],
+            [f"taint {OWN}/disk-pressure:NoSchedule is not tolerated"],
+        ),
+        # people's own taints are further reasons
+        (
+            {"unschedulable": True},
+            "True",
+            [("team", "a"), ("spare", "")],
+            [
+                "cordoned",
+                "taint team=a:NoSchedule is not tolerated",
+                "taint spare:NoSchedule is not tolerated",
+            ],
+        ),
+        ({"unschedulable": True}, "Unknown", [], ["cordoned", "not ready"]),
+    ],
+)
+def test_reasons_are_each_given_once_when_taints_repeat_conditions(
+    spec: dict[str, Any], ready: str, taints: list[tuple[str, str]], expected: list[str]
+) -> None:
+    """By what people see with kubectl."""
+    listed = [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in taints]
+    assert (
+        ineligibility_reasons(Pod(), a_tainted_node({**spec, "taints": listed}, ready)) == expected
+    )
+
+
+def a_tainted_node(spec: dict[str, Any], ready: str) -> Node:
+    """Return a node with this condition."""
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    return msgspec.convert({"metadata": {"name": "a"}, "spec": spec, "status": status}, Node)
+
+
+@pytest.mark.parametrize(
+    ("ready", "tolerated", "expected"),
+    [
+        ("False", "not-ready", []),
+        ("False", "unreachable", ["not ready"]),
+        ("Unknown", "unreachable", []),
+        ("Unknown", "not-ready", ["not ready"]),
+        ("True", "unschedulable", []),
+    ],
+)
+def test_unready_node_is_tolerated_when_the_key_is_that_of_its_condition(
+    ready: str, tolerated: str, expected: list[str]
+) -> None:
+    """Kubernetes taints a node that reports a failure and one that is silent by different keys."""
+    tolerations = [{"key": f"{OWN}/{tolerated}", "operator": "Exists"}]
+    pod = msgspec.convert({"spec": {"tolerations": tolerations}}, Pod)
+    assert ineligibility_reasons(pod, a_tainted_node({}, ready)) == expected
+
+
+EFFECTS = st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"])
+KEYS = st.sampled_from(["x", "y", f"{OWN}/unschedulable"])
+TAINTS = st.builds(Taint, key=KEYS, value=st.sampled_from(["", "1"]), effect=EFFECTS)
+TOLERATIONS = st.builds(
+    Toleration,
+    key=st.one_of(st.just(""), KEYS),
+    operator=st.sampled_from(["Exists", "Equal"]),
+    value=st.sampled_from(["", "1"]),
+    effect=st.one_of(st.just(""), EFFECTS),
+)
+
+
+@given(
+    taints=st.lists(TAINTS, max_size=4),
+    tolerations=st.lists(TOLERATIONS, max_size=4),
+    cordoned=st.booleans(),
+)
+def test_node_is_eligible_exactly_when_every_strict_taint_is_tolerated(
+    taints: list[Taint], tolerations: list[Toleration], cordoned: bool
+) -> None:
+    """A cordon counts as its taint, whether or not the node controller has added that yet."""
+    node = Node(
+        metadata=ObjectMeta(name="a"),
+        spec=msgspec.convert({"unschedulable": cordoned, "taints": taints}, NodeSpec),
+        status=msgspec.convert({"conditions": [{"type": "Ready", "status": "True"}]}, NodeStatus),
+    )
+    pod = Pod(spec=msgspec.convert({"tolerations": tolerations}, PodSpec))
+    cordon = [Taint(key=f"{OWN}/unschedulable", effect="NoSchedule")] if cordoned else []
+    strict = [taint for taint in (*taints, *cordon) if taint.effect != "PreferNoSchedule"]
+    tolerated = all(any(tolerates(each, taint) for each in tolerations) for taint in strict)
+    assert (not ineligibility_reasons(pod, node)) == tolerated
+
+
+WORDS = st.one_of(
+    st.sampled_from(["", "-", "+", "0", "-0", "9" * 19, "1" * 20, "٣", "1e3", " 1", "1\n"]),
+    st.text(max_size=4),
+    st.integers(-(10**20), 10**20).map(str),
+)
+
+
+@given(
+    operator=st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Other"]),
+    values=st.lists(WORDS, max_size=2),
+    present=st.none() | WORDS,
+)
+def test_requirements_contradict_each_other_when_operators_are_opposites(
+    operator: str, values: list[str], present: str | None
+) -> None:
+    """Any text is answered, and never by an operator together with its opposite."""
+    labels = {} if present is None else {"gen": present}
+
+    def matching(name: str) -> bool:
+        return matches(SelectorRequirement(key="gen", operator=name, values=tuple(values)), labels)
+
+    assert matching("In") != matching("NotIn")
+    assert matching("Exists") != matching("DoesNotExist")
+    assert not (matching("Gt") and matching("Lt"))
+    assert matching(operator) in (True, False)

@@ -1,12 +1,12 @@
 """What users have had: added up, decayed, and compared."""
 
-from math import exp, log
+from math import exp, inf, log, nan
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.fairness import Fairness, UsageHistory, cards_of
+from fenka.core.fairness import REMEMBERED, Fairness, UsageHistory, UserHistory, cards_of
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.queue import PendingRequest, history_lookup, queue_order
 from fenka.core.request import Placement, Slice
@@ -161,3 +161,133 @@ def test_a_slice_counts_for_the_larger_of_its_shares() -> None:
     )
     assert cards_of([one], cards) == pytest.approx(1.5)
     assert cards_of([Placement("n", (Slice(0, DeviceId("GPU-0"), 1, 0),), whole=True)], cards) == 1
+
+
+@pytest.mark.parametrize("field", ["penalty_per_request_s", "max_penalty_s", "half_life_s"])
+@pytest.mark.parametrize("seconds", [-1, -1e-9, inf, -inf, nan])
+def test_settings_are_invalid_when_one_is_no_amount_of_time(field: str, seconds: float) -> None:
+    """Each is finite, and 0 or more."""
+    with pytest.raises(ValueError, match="0 or more seconds"):
+        Fairness(**{field: seconds})
+    assert Fairness(**{field: 0}) is not None
+
+
+def test_allocation_counts_once_when_it_is_reported_again() -> None:
+    """Informers bring the same pod several times."""
+    uses = UsageHistory(Fairness())
+    for now in (0, 10, 50):
+        uses.start("p", "a", 1, 0, 0, now)
+    assert used(uses, "a", 100) == pytest.approx(weighed(0, 100, 100))
+    assert (uses.holds("p"), uses.holders) == (True, frozenset({"p"}))
+    uses.stop("p", 100, 100)
+    uses.stop("p", 50, 100)
+    uses.stop("unknown", 0, 100)
+    assert used(uses, "a", 100) == pytest.approx(weighed(0, 100, 100))
+    assert (uses.holds("p"), uses.holders) == (False, frozenset())
+
+
+def test_allocation_is_the_new_users_when_its_user_changes() -> None:
+    """An id that is used again after its first owner is gone: 100 s of one, then 50 s of the other."""
+    uses = UsageHistory(Fairness())
+    uses.start("p", "a", 1, 0, 0, 0)
+    uses.start("p", "b", 1, 0, 0, 100)
+    assert used(uses, "b", 150) == pytest.approx(weighed(100, 150, 150))
+    assert used(uses, "a", 150) == pytest.approx(weighed(0, 100, 150))
+
+
+def test_charge_counts_what_was_held_and_not_used() -> None:
+    """30 card-seconds for a reservation, beside those of a card; the request counts as served."""
+    uses = UsageHistory(Fairness())
+    uses.charge("a", 30, 5, 100)
+    assert used(uses, "a", 100) == 30
+    assert uses.history("a", 0, 100).served_at(5) == 100
+    assert uses.history("a", 0, 100).served_at(4.9) == -inf
+    assert used(uses, "a", 100 + HOUR) == pytest.approx(15)
+
+
+def test_starts_are_forgotten_when_they_can_no_longer_delay_anybody() -> None:
+    """After max_penalty_s; what a user holds is the caller's count and stays."""
+    uses = UsageHistory(Fairness(max_penalty_s=60, half_life_s=1))
+    uses.start("p", "a", 1, 7, 10, 10)
+    uses.stop("p", 10, 10)
+    assert uses.history("a", 2, 69.9) == UserHistory(2, 0.0, ((7, 10),))
+    assert uses.history("a", 2, 70) == UserHistory(2)
+    assert uses.history("a", 3, 80) == UserHistory(3)
+
+
+def test_newest_starts_are_kept_when_there_are_too_many() -> None:
+    """The memory of each user is bounded."""
+    uses, many = UsageHistory(Fairness()), REMEMBERED + 10
+    for number in range(many):
+        uses.start(str(number), "a", 0.1, number, number, number)
+    starts = uses.history("a", 0, many).starts
+    assert starts == tuple((number, number) for number in range(10, many))
+
+
+def test_users_are_shown_only_when_they_have_used_something() -> None:
+    """A millisecond of a card is nothing; what still runs counts from its first second."""
+    uses = UsageHistory(Fairness())
+    uses.charge("little", 0.0009, 0, 0)
+    uses.charge("some", 0.5, 0, 0)
+    uses.start("p", "running", 1, 0, 0, 0)
+    assert uses.used(0) == {"some": 0.5}
+    assert uses.used(1).keys() == {"some", "running"}
+
+
+@given(
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(["start", "stop", "charge"]),
+            st.sampled_from("pqr"),
+            st.sampled_from("ab"),
+            st.floats(0, 4),
+            st.floats(-50, 200),
+        ),
+        max_size=20,
+    )
+)
+def test_usage_is_never_negative_and_never_more_than_all_cards_were_held(
+    events: list[tuple[str, str, str, float, float]],
+) -> None:
+    """Whatever is reported in whatever order, with clocks that jump."""
+    uses, now, most = UsageHistory(Fairness()), 0.0, 0.0
+    for kind, holder, user, amount, step in events:
+        now += step
+        if kind == "start":
+            uses.start(holder, user, amount, now, now, now)
+        elif kind == "stop":
+            uses.stop(holder, now, now)
+        else:
+            uses.charge(user, amount, now, now)
+            most += amount
+        # Three holders of at most four cards, over all the time that has passed.
+        most += 12 * max(step, 0)
+        each = uses.used(now)
+        assert all(seconds >= 0 for seconds in each.values())
+        assert sum(each.values()) <= most + 1e-6
+        history = uses.history(user, 1, now)
+        assert list(history.starts) == sorted(history.starts)
+        assert [at for _, at in history.starts] == sorted(at for _, at in history.starts)
+
+
+@pytest.mark.parametrize(
+    ("mib", "compute", "cards"),
+    [
+        # 15079 / 15079 = 1, 0 / 100 = 0
+        (T4_MIB, 0, 1.0),
+        # 0 of memory, 25 of 100 percent
+        (0, 25, 0.25),
+        # 3770 / 15079 = 0.25002, 10 / 100 = 0.1
+        (3770, 10, 3770 / T4_MIB),
+        (0, 0, 0.0),
+    ],
+)
+def test_slice_is_the_larger_of_its_shares_of_its_card(
+    mib: int, compute: int, cards: float
+) -> None:
+    """Of a card that the node does not have any more it is a whole card."""
+    known = Card(0, DeviceId("GPU-0"), "Tesla T4", T4_MIB)
+    placement = Placement("n", (Slice(0, known.uuid, mib, compute),))
+    assert cards_of([placement], {known.uuid: known}) == pytest.approx(cards)
+    assert cards_of([placement, placement], {known.uuid: known}) == pytest.approx(2 * cards)
+    assert cards_of([placement], {}) == 1

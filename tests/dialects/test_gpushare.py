@@ -194,6 +194,8 @@ def test_request_is_in_the_nodes_units() -> None:
         ({"aliyun.com/gpu-count": "0"}, [ContainerUnits("a", 4)]),
         ({"aliyun.com/gpu-count": "-2"}, [ContainerUnits("a", 4)]),
         ({"aliyun.com/gpu-count": "9999"}, [ContainerUnits("a", 9999)]),
+        # Python refuses to convert so many digits
+        ({"aliyun.com/gpu-count": "1" * 5000}, [ContainerUnits("a", 4)]),
         ({}, [ContainerUnits("a", 10**9)]),
         ({}, [ContainerUnits("a", -4)]),
     ):

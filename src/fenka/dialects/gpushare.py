@@ -78,8 +78,8 @@ def card_count(labels: Mapping[str, str]) -> int:
     Raises InvalidRecord.
     """
     text = labels.get(COUNT, "1")
-    if not text.isdecimal() or int(text) < 1:
-        raise InvalidRecord(f"label {COUNT} is {text!r}, not a number of cards")
+    if not is_index(text) or int(text) < 1:
+        raise InvalidRecord(f"label {COUNT} is {text[:40]!r}, not a number of cards")
     return int(text)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fenka.dialects.sizes import InvalidSize
 from fenka.node import main
 from fenka.node.config import Config
 from fenka.node.preflight import (
@@ -124,6 +125,6 @@ def test_check_unit_rejects_units_when_their_list_is_too_long() -> None:
 
 
 def test_run_rejects_options_before_anything_is_changed() -> None:
-    """The sentence names the choices."""
-    with pytest.raises(PreflightError, match="--over-limit is report or evict, not kill"):
-        main.run(Config("n", over_limit="kill"))
+    """The sentence names what is valid."""
+    with pytest.raises(InvalidSize, match="'3' is no unit: use GiB"):
+        main.run(Config("n", unit="3"))

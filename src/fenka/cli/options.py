@@ -56,9 +56,6 @@ ContextOption = Annotated[
     str | None, typer.Option("--context", metavar="NAME", help="context of the kubeconfig")
 ]
 DetailsOption = Annotated[bool, typer.Option("-d", "--details", help="one line per pod or program")]
-HamiOption = Annotated[
-    bool, typer.Option("--hami-names", help="also accept nvidia.com/gpumem and nvidia.com/gpucores")
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +163,8 @@ def _struct_option(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
     default = (
         field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     )
+    if field.required:
+        default = inspect.Parameter.empty
     option = typer.Option(
         *([f"--{field.name.replace('_', '-')}"] if default is False else ()),
         metavar=meta.title,

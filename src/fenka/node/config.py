@@ -1,27 +1,47 @@
-"""The options of the node program. Imports nothing, so that they can be read before the program is."""
+"""The options of the node program. Imports little, so that they can be read before the program is."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The program's options. Directories are the node's own, at the same paths in this process."""
+class Config(msgspec.Struct, frozen=True):
+    """The options of `fenka node`."""
 
-    node: str
-    unit_mib: int = 1024
-    simulated: Path | None = None
-    host: Path = Path("/")
-    kubeconfig: Path | None = None
-    plugins: Path = Path("/var/lib/kubelet/device-plugins")
-    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    cdi: Path = Path("/var/run/cdi")
-    leases: Path = Path("/run/fenka/leases")
-    state: Path = Path("/var/lib/fenka")
-    exclusive: bool = True
-    labelled_only: bool = False
-    hami: bool = False
-    assume_cdi: bool = False
-    over_limit: str = "report"
-    unmanaged_process: str = "kill"
-    metrics_port: int | None = None
+    name: Annotated[
+        str, Meta(description="this node's name in the cluster", extra={"envvar": "NODE_NAME"})
+    ]
+    unit: Annotated[str, Meta(description="unit of aliyun.com/gpu-mem: GiB, MiB, 256MiB …")] = "GiB"
+    simulated: Annotated[
+        Path | None,
+        Meta(title="DIRECTORY", description="use the simulated cards of `fenka sim node`"),
+    ] = None
+    host_root: Annotated[
+        Path, Meta(description="where this process sees the node's root directory")
+    ] = Path("/")
+    kubeconfig: Annotated[Path | None, Meta(description="default: the pod's service account")] = (
+        None
+    )
+    exclusive: Annotated[
+        bool, Meta(description="offer nvidia.com/gpu while the node is not shared")
+    ] = True
+    labelled_only: Annotated[
+        bool, Meta(description="offer nothing on nodes with neither label")
+    ] = False
+    hami_names: Annotated[
+        bool, Meta(description="also accept nvidia.com/gpumem and nvidia.com/gpucores")
+    ] = False
+    assume_cdi: Annotated[bool, Meta(description="containerd 1.7 has enable_cdi set")] = False
+    over_limit: Annotated[
+        Literal["report", "evict"],
+        Meta(description="reaction to a pod that exceeds its limit"),
+    ] = "report"
+    unmanaged_process: Annotated[
+        Literal["kill", "report"],
+        Meta(description="reaction to a pod's process without fenka's library"),
+    ] = "kill"
+    metrics_port: Annotated[
+        int | None, Meta(title="PORT", description="serve /metrics, /healthz and /readyz")
+    ] = None

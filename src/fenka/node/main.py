@@ -5,9 +5,11 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
+from fenka.dialects.sizes import parse_unit
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import XidListener
 from fenka.isolation.files import install_native
@@ -27,12 +29,18 @@ from fenka.node.monitor.metrics import Exporter, serve
 from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
-from fenka.node.preflight import PreflightError
 from fenka.node.program import Edges, assemble
 
 _LOG = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 3600.0
+
+# The node's own directories, at the same paths in this process.
+_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+_POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+_CDI = Path("/var/run/cdi")
+_LEASES = Path("/run/fenka/leases")
+_STATE = Path("/var/lib/fenka")
 
 _Value = TypeVar("_Value")
 
@@ -42,26 +50,19 @@ def run(config: Config) -> None:
 
     Raises FenkaError, FileNotFoundError.
     """
-    for option, value, choices in (
-        ("--over-limit", config.over_limit, ("report", "evict")),
-        ("--unmanaged-process", config.unmanaged_process, ("report", "kill")),
-    ):
-        if value not in choices:
-            raise PreflightError(f"{option} is {' or '.join(choices)}, not {value}")
-    preflight.check_mounts(config.leases)
-    library = install_native(config.state / "lib", cdi.prepare_library)
-    driver = NodeDriver(library, config.host, config.simulated)
+    parse_unit(config.unit)  # Raises InvalidSize before anything is changed.
+    preflight.check_mounts(_LEASES)
+    library = install_native(_STATE / "lib", cdi.prepare_library)
+    driver = NodeDriver(library, config.host_root, config.simulated)
     with driver.open() as hardware, contextlib.ExitStack() as locks:
         health = CardHealth(
             hardware,
-            config.leases.parent / "health.json",
+            _LEASES.parent / "health.json",
             lambda cards: hardware.measure(cards, driver.libraries),
         )
         locks.enter_context(lock_cards(health.known))
         hardware.measure(health.known, driver.libraries)
-        files = LeaseFiles(
-            config.leases, config.cdi, library, hardware.context_mib, driver.edits(hardware)
-        )
+        files = LeaseFiles(_LEASES, _CDI, library, hardware.context_mib, driver.edits(hardware))
         asyncio.run(_serve(config, driver, hardware, health, files, locks))
 
 
@@ -73,26 +74,27 @@ async def _serve(
     files: LeaseFiles,
     locks: contextlib.ExitStack,
 ) -> None:
+    unit_mib = parse_unit(config.unit)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with await Api.connect(config.kubeconfig) as connection:
-        api = NodeApi(connection, config.node)
+        api = NodeApi(connection, config.name)
         runtime, published = await _retry(api.read_node)
         preflight.check_runtime(runtime, assume_cdi=config.assume_cdi)
         locked = {card.uuid for card in health.known}
         health.restore(published)
         locks.enter_context(lock_cards([card for card in health.known if card.uuid not in locked]))
-        preflight.check_unit(health.known, config.unit_mib)
-        store = LeaseStore(config.state / "node")
+        preflight.check_unit(health.known, unit_mib)
+        store = LeaseStore(_STATE / "node")
         for complaint in store.load():
             _LOG.error("%s", complaint)
         files.prepare()
-        kubelet = Kubelet(config.plugins, config.pod_resources)
-        dialects = WITH_HAMI if config.hami else DIALECTS
+        kubelet = Kubelet(_PLUGINS, _POD_RESOURCES)
+        dialects = WITH_HAMI if config.hami_names else DIALECTS
         advertised = Advertised(config.exclusive, config.labelled_only, dialects)
-        program = assemble(Edges(api, kubelet, health, store, files, config.unit_mib, advertised))
-        exporter = Exporter(config.node)
+        program = assemble(Edges(api, kubelet, health, store, files, unit_mib, advertised))
+        exporter = Exporter(config.name)
         cards = CardMonitor(api, health, program.inventory, program.trigger)
         usage = Usage(
             # Not bound once: the driver may have been opened again.
@@ -132,7 +134,7 @@ async def _warn_of_runtime(config: Config, api: NodeApi) -> None:
     while True:
         while not api.synced:
             await asyncio.sleep(RETRY_S)
-        if config.simulated is None and (warning := preflight.nvidia_by_default(config.host)):
+        if config.simulated is None and (warning := preflight.nvidia_by_default(config.host_root)):
             api.node_event("FenkaRuntime", warning)
         await asyncio.sleep(_WARN_EVERY_S)
 

@@ -120,7 +120,8 @@ def test_inspect_prints_totals_when_no_node_is_shared(
         (
             "a",
             {"pods"},
-            "Failed due to pods is forbidden: User cannot list resource",
+            'Failed due to pods is forbidden: User "alice" cannot list resource "pods" in API group "" '
+            "at the cluster scope",
         ),
     ],
 )

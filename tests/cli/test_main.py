@@ -89,3 +89,25 @@ def test_help_imports_no_command() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [(alias, row.name) for row in SHOWN for alias in row.aliases]
+)
+def test_alias_is_the_command(alias: str, name: str) -> None:
+    """arena's users type `ls`, `log` and `del`."""
+    assert fenka(alias, "--help").stdout == fenka(name, "--help").stdout
+
+
+def test_option_in_camel_case_is_todays_option() -> None:
+    """With arena's notice. Options that do not exist stay as they were typed."""
+    known = fenka("list", "--allNamespaces", "--local")
+    notice = "Flag --allNamespaces has been deprecated, please use --all-namespaces instead\n"
+    assert known.stderr.startswith(notice)
+    assert "No such option: --noSuchThing" in fenka("list", "--noSuchThing").stderr
+
+
+def test_words_after_two_dashes_stay_as_they_are() -> None:
+    """They are another program's."""
+    result = fenka("attach", "j", "--local", "--", "x", "--kubeConfig")
+    assert "deprecated" not in result.stderr

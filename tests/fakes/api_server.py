@@ -265,11 +265,16 @@ class FakeApiServer:
         if target.kind in self.absent:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         if target.kind in self.forbidden:
+            place = (
+                f'in the namespace "{target.namespace}"'
+                if target.namespace
+                else "at the cluster scope"
+            )
             raise Refusal(
                 403,
                 "Forbidden",
                 f'{target.kind} is forbidden: User "alice" cannot list resource "{target.kind}" in API '
-                f'group "" in the namespace "{target.namespace}"',
+                f'group "" {place}',
             )
         if not target.name:
             if method == "GET":

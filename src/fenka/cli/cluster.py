@@ -6,6 +6,7 @@ Options select one of them. A cluster is listed, not watched, because a screen i
 import asyncio
 import gc
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from fenka.workstation.protocol import Snapshot
 
 T = TypeVar("T")
+
+_DENIED = re.compile(
+    r'User "([^"]*)" cannot (\w+) resource "([^"]*)"(?:.* in the namespace "([^"]*)")?'
+)
+"""The API server's sentence about a missing right."""
 
 
 def local(target: Target) -> "Snapshot | None":
@@ -38,29 +44,56 @@ def local(target: Target) -> "Snapshot | None":
         return None
 
 
-def ask(target: Target, question: Callable[[Api], Awaitable[T]]) -> T:
-    """Run a query with a client of the API server. Raises UserError if that fails."""
+def ask(
+    target: Target,
+    question: Callable[[Api], Awaitable[T]],
+    explain: Callable[[ApiError], str] = str,
+) -> T:
+    """Run a query with a client of the API server. Raises UserError if that fails.
 
+    explain: returns the sentence for an error that the API server answers.
+    """
+
+    # What is read is not garbage. Looking for garbage among it would take a quarter of the time.
+    gc.disable()
+    try:
+        return converse(target, question, explain)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def converse(
+    target: Target,
+    conversation: Callable[[Api], Awaitable[T]],
+    explain: Callable[[ApiError], str] = str,
+) -> T:
+    """Use a client of the API server for as long as it takes. Otherwise like `ask`."""
     answers: list[T] = []
 
     async def connected() -> None:
         # Not returned: at its end asyncio.run formats the result, if only for an error that it discards.
         # For a cluster of a thousand nodes that takes half a second.
         async with await Api.connect(_kubeconfig(target), target.context) as api:
-            answers.append(await question(api))
+            answers.append(await conversation(api))
 
-    # What is read is not garbage. Looking for garbage among it would take a quarter of the time.
-    gc.disable()
     try:
         asyncio.run(connected())
-        return answers[0]
     except ApiUnreachable as why:
         raise UserError(str(why) if target.of_cluster else _neither(why)) from None
     except ApiError as why:
-        raise UserError(str(why)) from None
-    finally:
-        gc.freeze()
-        gc.enable()
+        raise UserError(explain(why)) from None
+    return answers[0]
+
+
+def explain_denial(why: ApiError) -> str:
+    """Return what a user of training jobs without a right can do; else the API server's own sentence."""
+    denied = _DENIED.search(str(why)) if why.status == 403 else None
+    if denied is None:
+        return str(why)
+    user, verb, resource, namespace = denied.groups()
+    place = f"in namespace {namespace}" if namespace else "in the cluster"
+    return f"user {user} may not {verb} {resource} {place}: ask for the ClusterRole fenka-user"
 
 
 def namespace(target: Target) -> str:

@@ -1,12 +1,14 @@
-"""`fenka ps`, `fenka logs` and `fenka stop`: the jobs of this machine."""
+"""`fenka ps`, `fenka stop`, and the logs of jobs in the background: the jobs of this machine."""
 
 import shlex
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fenka.cli import tables
+from fenka.cli.durations import short_duration
 from fenka.cli.errors import UserError
 from fenka.cli.options import OutputOption
 from fenka.isolation.control import ComputeMode
@@ -48,7 +50,7 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
         "+".join(f"{slice_.memory_mib}MiB" for slice_ in job.slices) or job.summary,
         _core(job),
         (f"{sum(used)}MiB" if used else "-") + ("!" if job.violations else ""),
-        age(time.time() - (job.started_at or job.requested_at)),
+        short_duration(time.time() - (job.started_at or job.requested_at)),
         job.reason if job.state in ("waiting", "completing") else _command(job),
     )
 
@@ -66,23 +68,14 @@ def _command(job: protocol.JobView) -> str:
     return url or shlex.join(job.command)
 
 
-def age(seconds: float) -> str:
-    """Return a duration as kubectl shows it: 6s, 5m, 3h, 2d."""
-    whole = max(int(seconds), 0)
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if whole >= size:
-            return f"{whole // size}{unit}"
-    return f"{whole}s"
+def has_log(name: str) -> bool:
+    """Return whether a job that runs, or ran, in the background has left a log."""
+    return _log_file(name).exists()
 
 
-def logs(
-    name: Annotated[str, typer.Argument(help="a job that was started with --detach")],
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="print until the job ends")
-    ] = False,
-) -> None:
-    """Print the log of a job that runs, or ran, in the background."""
-    log = paths.jobs_directory() / name / "log"
+def print_log(name: str, *, follow: bool) -> None:
+    """Print the log of a job that runs, or ran, in the background. follow: until the job ends."""
+    log = _log_file(name)
     if not log.exists():
         raise UserError(_no_log(name))
     with log.open(errors="replace") as file:
@@ -93,6 +86,10 @@ def logs(
             if ended:
                 return
             time.sleep(FOLLOW_INTERVAL_S)
+
+
+def _log_file(name: str) -> Path:
+    return paths.jobs_directory() / name / "log"
 
 
 def _no_log(name: str) -> str:

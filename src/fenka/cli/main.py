@@ -23,12 +23,14 @@ class Command:
         function: `MODULE:NAME` of the function or of the group's `typer.Typer`.
         summary: One sentence for `fenka --help` and for the command's own help.
         passes_arguments: All words after the command's own options belong to another program.
+        aliases: Other words for it, as arena's users type them.
     """
 
     name: str
     function: str
     summary: str
     passes_arguments: bool = False
+    aliases: tuple[str, ...] = ()
 
 
 COMMANDS: dict[str, tuple[Command, ...]] = {
@@ -36,14 +38,26 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("run", "run:run", "Run a program with a slice of a GPU.", passes_arguments=True),
         Command("notebook", "run:notebook", "Start a Jupyter server with a slice of a GPU."),
         Command("submit", "submit:app", "Submit a distributed training."),
-        Command("logs", "jobs:logs", "Show the output of a program that runs in the background."),
+        Command(
+            "logs",
+            "training.connect:logs",
+            "Show the output of a job, or of a program in the background.",
+            aliases=("log",),
+        ),
+        Command(
+            "attach", "training.connect:attach", "Run a command in an instance of a training job."
+        ),
         Command("stop", "jobs:stop", "End running or waiting programs and release their slices."),
         Command("resize", "resize:resize", "Change the slice of a running job or pod."),
+        Command("delete", "training.remove:delete", "Delete training jobs.", aliases=("del",)),
+        Command("prune", "training.remove:prune", "Delete training jobs that ended some time ago."),
     ),
     "Look": (
+        Command("list", "training.look:list_jobs", "List training jobs.", aliases=("ls",)),
+        Command("get", "training.look:get", "Show a training job and its instances."),
         Command("ps", "jobs:ps", "List this machine's jobs, running and waiting."),
         Command("queue", "queue:queue", "List pending requests in the order of their service."),
-        Command("top", "top:app", "Show how much of the cards is allocated."),
+        Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
         Command(
             "inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."
         ),
@@ -79,8 +93,8 @@ def run(arguments: Sequence[str]) -> None:
 
         print(f"fenka {__version__}")
         return
-    commands = {row.name: row for group in COMMANDS.values() for row in group}
-    commands |= {row.name: row for row in PROGRAMS}
+    rows = [row for group in (*COMMANDS.values(), PROGRAMS) for row in group]
+    commands = {word: row for row in rows for word in (row.name, *row.aliases)}
     if name not in commands:
         similar = get_close_matches(name, commands)
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
@@ -89,7 +103,8 @@ def run(arguments: Sequence[str]) -> None:
             f"Usage: {USAGE}\nTry 'fenka --help' for help.\n\nError: No such {kind} {name!r}.{hint}\n"
         )
         sys.exit(2)
-    _load(commands[name])(arguments[1:], prog_name=f"fenka {name}")
+    command = commands[name]
+    _load(command)(arguments[1:], prog_name=f"fenka {command.name}")
 
 
 def help_text() -> str:

@@ -7,7 +7,8 @@ or a msgspec.Struct stands for all options among the fields of that type.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -23,6 +24,10 @@ from fenka.isolation.control import ComputeMode
 Output = Literal["table", "json", "yaml"]
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="format of the output")]
+WideOutputOption = Annotated[
+    Literal["table", "wide", "json", "yaml"],
+    typer.Option("-o", "--output", help="format of the output; wide is table, as in arena"),
+]
 MemoryOption = Annotated[
     str,
     typer.Option(
@@ -46,7 +51,7 @@ CoreModeOption = Annotated[
     ),
 ]
 NamespaceOption = Annotated[
-    str, typer.Option("-n", "--namespace", help="the pod's namespace; default: the context's")
+    str, typer.Option("-n", "--namespace", help="namespace; default: the context's")
 ]
 KubeconfigOption = Annotated[
     Path | None,
@@ -95,6 +100,7 @@ class ClusterTarget:
         return Target(cluster=True, kubeconfig=self.kubeconfig, context=self.context)
 
 
+_CAMEL_CASE = re.compile(r"--[a-z]+(?:[A-Z][a-z]*)+")
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -139,9 +145,32 @@ def register(
         cls: Parses the words, if they need more than typer's own class does.
     """
     settings = _CONTEXT | (_PASS_ARGUMENTS if passes_arguments else {})
+    cls = cls or (None if passes_arguments else _Command)
     app.command(name, cls=cls, help=summary, hidden=hidden, context_settings=settings)(
         _expanded(function)
     )
+
+
+class _Command(TyperCommand):
+    """Parses options in arena's old spelling too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for option in self.params for name in option.opts}
+        words = args[: args.index("--")] if "--" in args else args
+        for number, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            args[number] = modern_option(name, known) + equals + value
+        return super().parse_args(ctx, args)
+
+
+def modern_option(name: str, known: Collection[str]) -> str:
+    """Return today's spelling of an option: for `--syncMode`, `--sync-mode` and arena's notice."""
+    if name in known or not _CAMEL_CASE.fullmatch(name):
+        return name
+    modern = re.sub(r"[A-Z]", lambda letter: f"-{letter[0].lower()}", name)
+    if modern in known:
+        typer.echo(f"Flag {name} has been deprecated, please use {modern} instead", err=True)
+    return modern
 
 
 def _fields(kind: object) -> list[inspect.Parameter]:

@@ -3,8 +3,8 @@
 import time
 
 from fenka.cli import cluster, tables
+from fenka.cli.durations import short_duration
 from fenka.cli.errors import print_error
-from fenka.cli.jobs import age
 from fenka.cli.options import OutputOption, Target
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.dialects.base import InvalidRecord
@@ -57,8 +57,8 @@ def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
                 row.namespace,
                 str(row.priority),
                 row.asks,
-                age(now - row.since),
-                age(row.used_s),
+                short_duration(now - row.since),
+                short_duration(row.used_s),
                 _reserved(row, now),
                 row.why,
             )
@@ -70,4 +70,4 @@ def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
 def _reserved(row: QueueRow, now: float) -> str:
     """Return the reserved cards, and the longest wait if it is known: `0,1 in 5m`."""
     cards = ",".join(row.reserved) or "-"
-    return cards if row.starts_by is None else f"{cards} in {age(row.starts_by - now)}"
+    return cards if row.starts_by is None else f"{cards} in {short_duration(row.starts_by - now)}"

@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import msgspec
 
@@ -28,6 +28,18 @@ def escape(text: str) -> str:
 def print_lines(lines: Iterable[str]) -> None:
     """Print a screen, with unprintable characters escaped."""
     print("\n".join(map(escape, lines)))
+
+
+def write_bytes(data: bytes, stream: TextIO | None = None) -> None:
+    """Write a program's output to a stream as it is; default: stdout."""
+    stream = sys.stdout if stream is None else stream
+    stream.flush()
+    binary = getattr(stream, "buffer", None)
+    if binary is None:
+        stream.write(data.decode(errors="replace"))
+    else:
+        binary.write(data)
+        binary.flush()
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,7 +12,9 @@ import typer
 
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
+from fenka.cli.layouts import LayoutOption, uses_arena
 from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
+from fenka.cli.training.look import top_job
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
 from fenka.kubernetes.client import Api
@@ -35,9 +37,7 @@ class ViewOptions:
 
     share: Annotated[bool, typer.Option("-s", "--share", help="memory of shared cards")] = False
     details: DetailsOption = False
-    layout: Annotated[
-        Literal["fenka", "arena"], typer.Option("--layout", help="arena: as arena 0.7 and later")
-    ] = "fenka"
+    layout: LayoutOption = None
     mode: Annotated[
         NodeMode | None,
         typer.Option("-m", "--mode", help="with --layout arena: nodes of this kind"),
@@ -73,7 +73,7 @@ def node(
         if missing:
             raise UserError(f"there is no node {', '.join(sorted(missing))}")
         rows = [row for row in rows if row.name in names]
-    if view.layout == "arena":
+    if uses_arena(view.layout):
         from fenka.cli.compat import arena
 
         arena.show(rows, view.mode or "", details=view.details, foot=not names, output=output)
@@ -87,6 +87,7 @@ def node(
 
 
 register(app, node, "Show the cards of this machine or cluster, and their allocation.")
+register(app, top_job, "Show the cards of training jobs.", name="job")
 
 
 def _screen(rows: list[NodeRow], view: ViewOptions) -> list[str]:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from fenka.cli.errors import UserError
+from fenka.cli.options import modern_option
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import RoleSpec, TrainingKind, TrainingSpec
 
@@ -185,7 +186,7 @@ class SubmitCommand(TyperCommand):
                 yield word
                 break
             name, sign, value = word.partition("=")
-            name = _modern(name, flags)
+            name = modern_option(_ALIASES.get(name, name), flags)
             _refuse(name, value)
             if flags.get(name) and sign:
                 if value not in ("true", "false"):
@@ -204,17 +205,6 @@ def _next(words: Iterable[str]) -> Iterable[str]:
     for word in words:
         yield word
         return
-
-
-def _modern(name: str, known: Mapping[str, bool]) -> str:
-    """Return today's spelling of an option; say so for CamelCase, as arena does."""
-    name = _ALIASES.get(name, name)
-    if name in known or not re.fullmatch(r"--[a-z]+(?:[A-Z][a-z]*)+", name):
-        return name
-    modern = re.sub(r"[A-Z]", lambda letter: f"-{letter[0].lower()}", name)
-    if modern in known:
-        typer.echo(f"Flag {name} has been deprecated, please use {modern} instead", err=True)
-    return modern
 
 
 def _refuse(name: str, value: str) -> None:

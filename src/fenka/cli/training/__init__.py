@@ -1,0 +1,1 @@
+"""Commands about training jobs, of a cluster or of this machine."""

@@ -1,0 +1,96 @@
+"""What commands about training jobs need of a cluster or of this machine, and the options they share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import typer
+
+from fenka.cli.options import NamespaceOption, Target
+from fenka.views.jobs import JobEvent, Trainer, TrainingJob
+
+AllNamespacesOption = Annotated[
+    bool, typer.Option("-A", "--all-namespaces", help="jobs of all namespaces")
+]
+JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="the job")]
+InstanceOption = Annotated[
+    str, typer.Option("-i", "--instance", metavar="NAME", help="an instance or its pod")
+]
+ContainerOption = Annotated[
+    str, typer.Option("-c", "--container", metavar="NAME", help="a container of the pod")
+]
+TypeName = Literal[
+    "mpijob",
+    "mpi",
+    "mj",
+    "tfjob",
+    "tf",
+    "tensorflow",
+    "pytorchjob",
+    "pytorch",
+    "py",
+    "trainjob",
+    "train",
+]
+TypeOption = Annotated[
+    TypeName | None,
+    typer.Option("-T", "--type", metavar="mpi|tf|pytorch|train", help="only this framework's jobs"),
+]
+
+TYPES: dict[str, Trainer] = {
+    **dict.fromkeys(("mpijob", "mpi", "mj"), "mpijob"),
+    **dict.fromkeys(("tfjob", "tf", "tensorflow"), "tfjob"),
+    **dict.fromkeys(("pytorchjob", "pytorch", "py"), "pytorchjob"),
+    **dict.fromkeys(("trainjob", "train"), "trainjob"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobTarget(Target):
+    """The machine or cluster, and the namespace, that a command is about."""
+
+    namespace: NamespaceOption = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRequest:
+    """Which log to print.
+
+    Attributes:
+        follow: go on until the job ends, over restarts.
+        instance: empty for the chief.
+        container: empty for the program's; while the code is cloned, that of the clone.
+        tail: the last lines only; None for all.
+        since_s: lines of the last seconds only; None for all.
+        timestamps: put its time before each line.
+    """
+
+    follow: bool = False
+    instance: str = ""
+    container: str = ""
+    tail: int | None = None
+    since_s: int | None = None
+    timestamps: bool = False
+
+
+class JobBackend(Protocol):
+    """Training jobs of a cluster or of this machine. All methods raise FenkaError."""
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace of the jobs, for messages; on this machine the user."""
+
+    def jobs(self, name: str | None = None) -> list[TrainingJob]:
+        """Return all jobs, or those with this name, the newest first."""
+
+    def events(self, job: TrainingJob) -> list[JobEvent]:
+        """Return the events of a job and its instances, the oldest first."""
+
+    def logs(self, name: str, request: LogRequest) -> TrainingJob:
+        """Print a log. Return the job as it is at the end of it."""
+
+    def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> int:
+        """Run a command in an instance, connected to this terminal. Return its exit code."""
+
+    def delete(self, jobs: Sequence[TrainingJob]) -> None:
+        """Delete jobs with all that belongs to them."""

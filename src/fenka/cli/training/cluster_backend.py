@@ -1,0 +1,191 @@
+"""Training jobs of a cluster, for the commands about them."""
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+from fenka.cli import cluster, tables
+from fenka.cli.errors import UserError
+from fenka.cli.training.backend import JobTarget, LogRequest
+from fenka.cluster.objects import seconds
+from fenka.cluster.training_objects import TrainingObjects, TrainingPod
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.pod_logs import (
+    LogOptions,
+    LogSource,
+    follow_log,
+    log_container,
+    read_log,
+)
+from fenka.kubernetes.training_reader import read_events, read_roots, read_training_objects
+from fenka.views.cluster_jobs import training_jobs
+from fenka.views.jobs import Instance, JobEvent, TrainingJob
+
+_NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
+
+
+class ClusterJobs:
+    """Training jobs of one namespace, or of all; see JobBackend."""
+
+    def __init__(self, target: JobTarget, namespace: str, *, all_namespaces: bool = False) -> None:
+        if not _NAME.fullmatch(namespace):
+            raise UserError(f"invalid namespace {namespace!r}: no cluster can have it")
+        self._target, self.namespace = target, namespace
+        self._scope = None if all_namespaces else namespace
+
+    def jobs(self, name: str | None = None) -> list[TrainingJob]:
+        """Return all jobs, or those with this name, the newest first."""
+        if name is not None and not _NAME.fullmatch(name):
+            return []
+
+        async def read(api: Api) -> list[TrainingJob]:
+            return training_jobs(await read_training_objects(api, self._scope, name), time.time())
+
+        return cluster.ask(self._target, read, cluster.explain_denial)
+
+    def events(self, job: TrainingJob) -> list[JobEvent]:
+        """Return the events of a job and its instances, the oldest first."""
+
+        async def read(api: Api) -> list[JobEvent]:
+            objects = await read_training_objects(api, job.namespace, job.name, pods_only=True)
+            uids = {job.uid, *(pod.metadata.uid for pod in objects.pods)}
+            return [
+                JobEvent(
+                    f"{event.involved_object.kind.lower()}/{event.involved_object.name}",
+                    event.type,
+                    seconds(event.at) or 0,
+                    event.reason,
+                    event.message,
+                )
+                for event in await read_events(api, job.namespace, uids)
+            ]
+
+        return cluster.ask(self._target, read, cluster.explain_denial)
+
+    def logs(self, name: str, request: LogRequest) -> TrainingJob:
+        """Print a log. Return the job as it is at the end of it."""
+        return cluster.converse(
+            self._target, lambda api: self._logs(api, name, request), cluster.explain_denial
+        )
+
+    def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> int:
+        """Run a command in an instance, connected to this terminal. Return its exit code."""
+        from fenka.cli.training.terminal import run_attached
+
+        instance = require_instance(job, request.instance)
+        if instance.phase != "Running":
+            raise UserError(f"{instance.name} is not running: it is {instance.status}")
+
+        async def run(api: Api) -> int:
+            objects = await read_training_objects(api, job.namespace, job.name, pods_only=True)
+            pod = _pod_of(objects, instance)
+            if pod is None:
+                raise UserError(f"pod {instance.pod} has ended meanwhile")
+            container = request.container or pod.main_container
+            return await run_attached(api, pod.path, container, command)
+
+        return cluster.converse(self._target, run, cluster.explain_denial)
+
+    def delete(self, jobs: Sequence[TrainingJob]) -> None:
+        """Delete jobs by one request each: the garbage collector removes what their root object owns."""
+        for job in jobs:
+            if job.foreign:
+                raise UserError(
+                    f"job {job.name} was not created by fenka, which therefore leaves it as it is: use "
+                    f"kubectl delete {job.trainer} {job.name} -n {job.namespace}"
+                )
+        uids = {job.uid for job in jobs}
+
+        async def delete(api: Api) -> None:
+            roots = await read_roots(api, self._scope)
+            await asyncio.gather(
+                *(
+                    api.delete(
+                        root.path,
+                        {
+                            "propagationPolicy": "Background",
+                            "preconditions": {"uid": root.metadata.uid},
+                        },
+                    )
+                    for root in roots
+                    if root.metadata.uid in uids
+                )
+            )
+
+        cluster.ask(self._target, delete, cluster.explain_denial)
+
+    async def _logs(self, api: Api, name: str, request: LogRequest) -> TrainingJob:
+        job, pod = await self._look(api, name, request.instance)
+        options = LogOptions(request.container, request.tail, request.since_s, request.timestamps)
+        if request.follow:
+            return await self._follow(api, name, request.instance, options)
+        instance = require_instance(job, request.instance)
+        assert pod is not None
+        container = log_container(pod, request.container)
+        if not container:
+            named = {each.name for each in (*pod.spec.init_containers, *pod.spec.containers)}
+            if request.container and request.container not in named:
+                raise UserError(
+                    f"{instance.name} has no container {request.container}: it has "
+                    f"{', '.join(sorted(named))}"
+                )
+            raise UserError(f"{instance.name} has no log yet: it is {instance.status}")
+        async for block in read_log(
+            api, pod, LogOptions(container, options.tail, options.since_s, options.timestamps)
+        ):
+            tables.write_bytes(block)
+        return job
+
+    async def _follow(self, api: Api, name: str, instance: str, options: LogOptions) -> TrainingJob:
+        job: TrainingJob | None = None
+
+        async def find() -> LogSource:
+            nonlocal job
+            job, pod = await self._look(api, name, instance)
+            shown = _shown_instance(job, instance)
+            ended = shown is not None and not shown.chief and shown.phase == "Succeeded"
+            return LogSource(pod, last=job.finished or ended)
+
+        async for line in follow_log(api, find, options):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        assert job is not None
+        return job
+
+    async def _look(
+        self, api: Api, name: str, instance: str
+    ) -> tuple[TrainingJob, TrainingPod | None]:
+        """Return a job and the pod of one of its instances; None if that does not exist now."""
+        objects = TrainingObjects()
+        if _NAME.fullmatch(name):
+            objects = await read_training_objects(api, self.namespace, name, pods_only=True)
+        jobs = sorted(training_jobs(objects, time.time()), key=lambda job: job.foreign)
+        if not jobs:
+            raise UserError(f"job {name} not found in namespace {self.namespace}")
+        shown = _shown_instance(jobs[0], instance)
+        return jobs[0], _pod_of(objects, shown) if shown else None
+
+
+def require_instance(job: TrainingJob, name: str) -> Instance:
+    """Return an instance of a job: the chief if none is named. Raises UserError."""
+    instance = _shown_instance(job, name)
+    if instance is not None:
+        return instance
+    names = ", ".join(each.name for each in job.instances) or "none now"
+    if name:
+        raise UserError(f"job {job.name} has no instance {name}: its instances are {names}")
+    raise UserError(
+        f"job {job.name} is {job.status}, and its chief does not exist now: its instances are {names} (-i)"
+    )
+
+
+def _shown_instance(job: TrainingJob, name: str) -> Instance | None:
+    if name:
+        return job.instance(name)
+    return job.chief or (job.instances[0] if len(job.instances) == 1 else None)
+
+
+def _pod_of(objects: TrainingObjects, instance: Instance) -> TrainingPod | None:
+    return next((pod for pod in objects.pods if pod.metadata.name == instance.pod), None)

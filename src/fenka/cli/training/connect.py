@@ -1,0 +1,60 @@
+"""`fenka logs` and `fenka attach`: what a job prints, and a command in one of its instances."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fenka.cli import cluster, jobs
+from fenka.cli.durations import parse_duration
+from fenka.cli.training.backend import (
+    ContainerOption,
+    InstanceOption,
+    JobTarget,
+    LogRequest,
+)
+from fenka.cli.training.selection import find_job, open_backend
+
+
+def logs(
+    target: JobTarget,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a job")],
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="print until the job ends")
+    ] = False,
+    instance: InstanceOption = "",
+    container: ContainerOption = "",
+    tail: Annotated[
+        int | None, typer.Option("-t", "--tail", metavar="N", min=0, help="only the last lines")
+    ] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="only the last time, such as 5m")
+    ] = "",
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="print its time before each line")
+    ] = False,
+) -> None:
+    """Print the log of a job's chief, or of the instance that is named."""
+    since_s = parse_duration("--since", since) if since else None
+    if not target.of_cluster and (jobs.has_log(name) or cluster.local(target) is not None):
+        jobs.print_log(name, follow=follow)
+        return
+    request = LogRequest(follow, instance, container, tail, since_s, timestamps)
+    open_backend(target).logs(name, request)
+
+
+def attach(
+    target: JobTarget,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="the job")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="default: sh")
+    ] = None,
+    instance: InstanceOption = "",
+    container: ContainerOption = "",
+) -> None:
+    """Run a command in an instance, connected to this terminal."""
+    backend = open_backend(target)
+    request = LogRequest(instance=instance, container=container)
+    code = backend.attach(find_job(backend, name), request, command or ["sh"])
+    if code:
+        sys.exit(code)

@@ -4,6 +4,7 @@ from fenka.cluster.live_columns import MAX_SPARE_VALUES, LiveColumns
 from fenka.cluster.pod_placement import BEST
 from fenka.cluster.queue_constraints import QueueConstraints
 from fenka.cluster.state import ClusterState
+from fenka.core.columns import CARD_MEMORY
 from fenka.dialects import node_modes
 from tests.builders import T4_MIB, a_node, a_pod, on_card
 from tests.fakes.evaluators import ComparedEvaluator
@@ -43,6 +44,25 @@ def test_kind_is_the_same_for_nodes_that_hold_the_same_when_empty() -> None:
     columns = live.read()
     numbers = live.kinds.of_slot[columns.slots(["n", "m", "k"])].tolist()
     assert numbers[0] != numbers[1] == numbers[2]
+
+
+def test_copy_keeps_its_nodes_when_those_of_the_cluster_change() -> None:
+    """Whoever evaluates on a copy finishes with the nodes that there were."""
+    cluster = ClusterState([a_node("n", T4_MIB), a_node("m", T4_MIB)])
+    live = LiveColumns(cluster)
+    copy = live.read().copy()
+    cluster.set_node(a_node("n", 2 * T4_MIB))
+    cluster.forget_node("m")
+    cluster.set_node(a_node("k", T4_MIB))
+    for columns, memory_mib in (
+        (live.read(), {"n": 2 * T4_MIB, "k": T4_MIB}),
+        (copy, {"n": T4_MIB, "m": T4_MIB}),
+    ):
+        slots = {node.name: slot for slot, node in enumerate(columns.nodes) if node is not None}
+        assert {name: columns.slot(name) for name in memory_mib} == slots
+        assert memory_mib == {
+            name: columns.cards[CARD_MEMORY, columns.starts[slot]] for name, slot in slots.items()
+        }
 
 
 def test_prioritize_counts_what_was_placed_since_filter() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.cluster.pending_queue import (
     OVERDUE_TTL_S,
@@ -20,6 +21,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
 from fenka.core.request import Placement
 from fenka.core.steps import complete
+from fenka.core.usage import UsageOverlay
 from fenka.dialects import ack
 from fenka.dialects.node_modes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
@@ -147,8 +149,15 @@ def test_gang_is_not_pending_when_cards_are_reserved_for_it() -> None:
     assert alone.pending.id == "default/g"
     whole = tuple(Placement("n", (piece(index, T4_MIB, name="n"),)) for index in (0, 1))
     other = pending("p", 4, 1)
-    (entry,) = schedule(cluster, *members, other, gangs={"default/g": whole}).entries
+    gangs = {"default/g": whole}
+    (entry,) = schedule(cluster, *members, other, gangs=gangs).entries
     assert (entry.pending.id, entry.placements) == ("p", ())
+    usage = UsageOverlay(cluster)
+    for placement in whole:
+        usage.add(placement)
+    queue = PendingQueue(cluster, "binpack", PLAIN, live=LiveColumns(cluster, usage))
+    (again,) = complete(queue.schedule((*members, other), START, gangs=gangs)).entries
+    assert (again.reservation, again.why) == (entry.reservation, entry.why)
 
 
 @pytest.mark.parametrize("first", [15, 4])

@@ -31,6 +31,15 @@ def test_version_of_the_state_stays_when_only_the_status_of_a_pod_changes() -> N
     assert after.placements == placements.placements
 
 
+def test_shared_node_is_the_same_object_when_only_the_status_of_its_node_changes() -> None:
+    """Whoever has evaluated it sees at once that nothing has changed."""
+    state = ClusterState([a_node("n", T4_MIB)])
+    before, changed = state.shared_node("n"), a_node("n", T4_MIB)
+    changed.metadata.resource_version = "2"
+    state.set_node(changed)
+    assert state.shared_node("n") is before
+
+
 def test_allocation_follows_when_a_bound_pod_is_recorded_on_another_card() -> None:
     """Its owner may have changed the record."""
     state = ClusterState([a_node("n", T4_MIB, T4_MIB)], [version()])

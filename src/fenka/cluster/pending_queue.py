@@ -203,6 +203,7 @@ class PendingQueue:
         fairness: Fairness | None = None,
         complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
         uses: UsageHistory | None = None,
+        live: LiveColumns | None = None,
     ) -> None:
         """Args:
         cluster: the nodes, and what is allocated of them.
@@ -210,12 +211,14 @@ class PendingQueue:
         fairness: how entries of one priority are ordered.
         complete: whether enough pods of a gang exist; gets those that are pending.
         uses: what namespaces have used.
+        live: the cluster's nodes, on which also counts what is reserved for gangs; by default own columns.
         """
         self._cluster, self._fairness = cluster, fairness or Fairness()
         self._uses = uses or UsageHistory(self._fairness)
         self._complete = complete
         self._backfill = Backfill(policy, BY_TIME, DEPTH)
-        self._live, self._states = LiveColumns(cluster), CardStates()
+        self._live, self._live_has_gangs = live or LiveColumns(cluster), live is not None
+        self._states = CardStates()
         self._nodes: dict[str, Node] = {}
         self._node_of_card: dict[DeviceId, str] = {}
         self._nodes_version = -1
@@ -284,7 +287,8 @@ class PendingQueue:
             for rank, (_, request) in enumerate(order)
         ]
         columns = self._live.read().copy()
-        columns.add(*(it for placements in gangs.values() for it in placements))
+        if not self._live_has_gangs:
+            columns.add(*(it for placements in gangs.values() for it in placements))
         placer = ColumnarPlacer(columns)
         timeline = ColumnarTimeline(self._nodes.values(), allocations, now, self._states)
         yield

@@ -262,7 +262,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         limits = columns.slots(constraints.nodes)
         waits[limits[limits >= 0]] = True
         waits &= fits
-        left = columns.trial()
+        left = columns.copy()
         left.add(*(it.placement for on_node in constraints.held.values() for it in on_node))
         reserved = columns.mask_of(constraints.reserved)
         constrained = JointJudgement(left, requests, self._policy, reserved)

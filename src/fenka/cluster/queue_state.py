@@ -13,6 +13,7 @@ from itertools import islice
 from math import inf
 
 from fenka.cluster.entry_lifecycle import EntryLifecycle
+from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.cluster.pending_queue import (
     DEPTH,
@@ -46,11 +47,15 @@ def queue_state(
     policy: Policy = "binpack",
     fairness: Fairness | None = None,
     complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
+    live: LiveColumns | None = None,
 ) -> "QueueState":
-    """Return the state of an empty queue. complete: whether enough pods of a gang exist to start it."""
+    """Return the state of an empty queue.
+
+    complete: whether enough pods of a gang exist to start it. live: see `PendingQueue`.
+    """
     fairness = fairness or Fairness()
     accounting = UsageAccounting(cluster, fairness)
-    queue = PendingQueue(cluster, policy, fairness, complete, accounting.uses)
+    queue = PendingQueue(cluster, policy, fairness, complete, accounting.uses, live)
     return QueueState(cluster, queue, accounting)
 
 

@@ -344,6 +344,9 @@ class ClusterState:
             except InvalidRecord as why:
                 self._node_errors[name] = str(why)
         changed = self._shared.get(name) != before
+        if before is not None and not changed:
+            # The same object as long as it is equal: that costs least to compare.
+            self._shared[name] = before
         if changed or self._node_errors.get(name) != error:
             self._touch(name)
             self._touch_nodes()

@@ -431,7 +431,7 @@ class JointJudgement:
                 codes = np.where(failed[judgement.columns.cards[SLOT]], judgement.codes(), codes)
             fits &= judgement.fits
             if number + 1 < len(requests):
-                columns = columns or self.columns.trial()
+                columns = columns or self.columns.copy()
                 chosen = judgement.chosen_cards(policy) & fits[columns.cards[SLOT]]
                 columns.take(np.flatnonzero(chosen), request, judgement.needs)
         return fits, codes

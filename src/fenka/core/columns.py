@@ -144,32 +144,22 @@ class Columns(CardColumns):
             "starts": np.zeros(0, np.int64),
             **{name: np.zeros(0, np.bool_) for name in _FLAGS},
         }
+        self._shared = False
+        """Whether a copy may share everything but `usage` and `hosts`."""
         self._show()
         for node in nodes:
             self.set_node(node, view)
 
     def copy(self) -> "Columns":
-        """Return a copy that changes independently."""
-        twin = Columns.__new__(Columns)
-        twin.__dict__.update(self.__dict__)
-        twin.nodes, twin.classes = self.nodes.copy(), self.classes.copy()
-        twin.card_policies = self.card_policies.copy()
-        twin._slots, twin._columns = self._slots.copy(), self._columns.copy()
-        twin._spans = self._spans.copy()
-        twin._vacant = {size: slots.copy() for size, slots in self._vacant.items()}
-        twin._arrays = {name: getattr(self, name).copy() for name in self._arrays}
-        twin._show()
-        return twin
-
-    def trial(self) -> "Columns":
-        """Return a copy whose usage changes independently. It is valid until a node changes."""
+        """Return a copy that changes independently. Only what is allocated is copied at once."""
+        self._shared = True
         twin = Columns.__new__(Columns)
         twin.__dict__.update(self.__dict__, usage=self.usage.copy(), hosts=self.hosts.copy())
         return twin
 
     def emptied(self) -> "Columns":
-        """Return a copy in which nothing is allocated. It is valid until a node changes."""
-        twin = self.trial()
+        """Return a copy in which nothing is allocated."""
+        twin = self.copy()
         twin.usage[:FREE_MEMORY] = 0
         twin.usage[FREE_MEMORY:] = twin.cards[CARD_MEMORY:]
         twin.hosts[:CPU_USED] = twin.hosts[MEMORY_SUM:CPU]
@@ -222,6 +212,7 @@ class Columns(CardColumns):
 
     def set_node(self, node: Node, view: UsageView | None = None) -> None:
         """Take a node that is new or has changed, with its usage by this view."""
+        self._unshare()
         size = max(len(node.cards), 1)
         slot = self._slots.get(node.name)
         if slot is not None and _size(self._spans[slot]) != size:
@@ -254,6 +245,7 @@ class Columns(CardColumns):
 
     def remove_node(self, name: str) -> None:
         """Drop a node. Its slot is kept for another node of as many cards."""
+        self._unshare()
         slot = self._slots.pop(name)
         columns = self._spans[slot]
         self._forget_devices(slot)
@@ -343,6 +335,19 @@ class Columns(CardColumns):
         self.usage[FREE_MEMORY:, columns] = free
         for row in (FREE_MEMORY_SUM, FREE_COMPUTE_SUM):
             np.add.at(self.hosts[row], self.cards[SLOT, columns], more[row])
+
+    def _unshare(self) -> None:
+        """Copy what a copy may share, before a node changes it."""
+        if not self._shared:
+            return
+        self._shared = False
+        self.nodes, self.classes = self.nodes.copy(), self.classes.copy()
+        self.card_policies = self.card_policies.copy()
+        self._slots, self._columns = self._slots.copy(), self._columns.copy()
+        self._spans = self._spans.copy()
+        self._vacant = {size: slots.copy() for size, slots in self._vacant.items()}
+        self._arrays = {name: getattr(self, name).copy() for name in self._arrays}
+        self._show()
 
     def _new_slot(self, size: int) -> int:
         if self._vacant.get(size):

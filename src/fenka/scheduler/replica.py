@@ -139,7 +139,9 @@ class Replica:
         )
         gangs = self.gangs = GangScheduler(members, cluster, settings.policy, clock)
         evaluator = ColumnarPodEvaluator(cluster, settings.policy, gangs.live, settings.max_nodes)
-        state = queue_state(cluster, settings.policy, options.fairness, members.all_exist)
+        state = queue_state(
+            cluster, settings.policy, options.fairness, members.all_exist, gangs.live
+        )
         queue = self.queue = QueueController(state, gangs.reserved, now=now, sleep=sleep)
         recorder = EventRecorder(api, "fenka-scheduler", identity)
         reporter = EventReporter(

@@ -100,11 +100,13 @@ def test_alias_is_the_command(alias: str, name: str) -> None:
 
 
 def test_option_in_camel_case_is_todays_option() -> None:
-    """With arena's notice. Options that do not exist stay as they were typed."""
+    """With arena's notice, but not for options that do not exist."""
     known = fenka("list", "--allNamespaces", "--local")
     notice = "Flag --allNamespaces has been deprecated, please use --all-namespaces instead\n"
     assert known.stderr.startswith(notice)
-    assert "No such option: --noSuchThing" in fenka("list", "--noSuchThing").stderr
+    unknown = fenka("list", "--noSuchThing").stderr
+    assert "No such option: --no-such-thing" in unknown
+    assert "deprecated" not in unknown
 
 
 def test_words_after_two_dashes_stay_as_they_are() -> None:

@@ -1,10 +1,12 @@
 """Which pods a gang consists of, as tables."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.objects import Pod, SchedulingGate
-from fenka.cluster.pod_groups import Gang
+from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, Gang
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpu_manager
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
@@ -122,3 +124,118 @@ def test_member_is_invalid_when_two_of_its_containers_request_cards() -> None:
         container.resources.limits = {gpu_manager.CORE: "10", gpu_manager.MEMORY: "4"}
     with pytest.raises(InvalidRecord, match="requests cards in 2 containers"):
         members.part(pod)
+
+
+def launcher(name: str, minimum: str = "3") -> Pod:
+    """Return a pod of the gang g that requests no card. minimum: its label."""
+    return a_pod(name, 0, uid=name, labels={NAME_LABELS[0]: "g", MINIMUM_LABEL: minimum})
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (member("a"), GANG),
+        # kube-scheduler places a launcher by itself
+        (launcher("a"), None),
+        # a single pod
+        (a_pod("a", 4), None),
+        # neither a gang nor a card: whatever its label says
+        (launcher("a", "many"), None),
+    ],
+)
+def test_pod_is_in_a_gang_only_when_it_names_one_and_requests_cards(
+    pod: Pod, expected: Gang | None
+) -> None:
+    """Both are needed for a reservation."""
+    members = among(pod, node="n")
+    assert members.gang(pod) == expected
+    assert members.gang_or_none(pod) == expected
+
+
+@pytest.mark.parametrize("minimum", ["", "0", "-1", "three", "10001", "9" * 63, "²"])
+def test_gang_is_unknown_when_its_size_cannot_be_read(minimum: str) -> None:
+    """Its owner wrote the label: the pod alone is rejected, with a sentence."""
+    pod = a_pod("a", 4, uid="a", labels={NAME_LABELS[0]: "g", MINIMUM_LABEL: minimum})
+    members = among(pod, member("b"), node="n")
+    with pytest.raises(InvalidRecord, match="set it to the number of pods that start together"):
+        members.gang(pod)
+    assert members.gang_or_none(pod) is None
+    assert not members.all_exist([pod, member("b")])
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        (["a", "b"], False),
+        (["a", "b", "c"], True),
+        (["a", "b", "c", "d"], True),
+    ],
+)
+def test_gang_can_start_when_enough_of_its_pods_exist(present: list[str], expected: bool) -> None:
+    """It needs three; the queue asks with those that are pending, which may be fewer."""
+    pods = [member(name) for name in present]
+    assert among(*pods, node="n").all_exist(pods[:1]) is expected
+
+
+def test_single_pod_can_start_when_it_is_alone() -> None:
+    """It waits for nobody."""
+    single = a_pod("p", 4)
+    assert among(single, node="n").all_exist([single])
+
+
+def test_members_are_named_only_when_they_exist() -> None:
+    """A reservation may have members that are gone."""
+    members = among(member("b"), member("a"))
+    assert members.names(["b", "gone", "a"]) == ["a", "b"]
+    assert members.exist(["a", "b"])
+    assert members.exist([])
+    assert not members.exist(["a", "gone"])
+
+
+def test_size_is_the_newest_pods_when_labels_differ() -> None:
+    """A launcher's label counts for nothing, nor does one that cannot be read."""
+    old, new = member("a"), member("b")
+    new.metadata.labels = gang_labels("g", 2)
+    broken = member("c")
+    broken.metadata.labels = {NAME_LABELS[0]: "g", MINIMUM_LABEL: "some"}
+    pods = [old, new, broken, launcher("l", "7")]
+    assert among(*pods, node="n").by_gang() == {Gang("default", "g", 2): pods}
+
+
+def test_gang_is_left_out_when_none_of_its_sizes_can_be_read() -> None:
+    """It must not hide the others."""
+    broken = member("c", namespace="team")
+    broken.metadata.labels = {NAME_LABELS[0]: "g", MINIMUM_LABEL: "some"}
+    assert among(broken, member("a"), node="n").by_gang().keys() == {GANG}
+
+
+@given(
+    phases=st.lists(
+        st.tuples(
+            st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=6,
+    ),
+    minimum=st.integers(1, 7),
+)
+def test_missing_members_are_those_that_neither_run_nor_have_succeeded(
+    phases: list[tuple[str, bool, bool]], minimum: int
+) -> None:
+    """Of all combinations of phase, node and deletion; given pods count like those that are looked up."""
+    pods = []
+    for number, (phase, placed, ending) in enumerate(phases):
+        pod = member(f"m{number}", phase=phase, node="n" if placed else "")
+        pods.append(deleted(pod) if ending else pod)
+    gang, members = Gang("default", "g", minimum), among(*pods, node="n")
+    status = members.status(gang)
+    assert status == members.status(gang, pods)
+    succeeded = sum(phase == "Succeeded" for phase, _, _ in phases)
+    alive = [
+        placed
+        for phase, placed, ending in phases
+        if phase not in {"Succeeded", "Failed"} and not ending
+    ]
+    assert status.present == succeeded + len(alive)
+    assert status.missing == minimum - succeeded - sum(alive)

@@ -7,10 +7,13 @@ from hypothesis import strategies as st
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
-from fenka.cluster.queue_constraints import QueueConstraints
+from fenka.cluster.queue_constraints import HeldPlacement, QueueConstraints
 from fenka.cluster.state import ClusterState
 from fenka.core.preemption import DisruptionBudget
-from fenka.dialects import gpushare
+from fenka.core.request import Placement, Slice
+from fenka.dialects import ack, gpushare
+from fenka.dialects.base import NVIDIA_GPU
+from fenka.dialects.leases import REPORT, LeaseReport, Lingering, encode_report
 from tests.builders import T4_MIB, a_node, a_pod, on_card
 from tests.core.builders import device
 
@@ -118,6 +121,92 @@ def test_pod_without_a_budget_is_evicted_when_the_others_allows_nothing(
     result = preemption.victims(NEW, "n", [], {})
     assert result is not None
     assert (result.uids, result.violations) == ((expected,), violations)
+
+
+def asking(priority: int = 100, **limits: str) -> Pod:
+    """Return a pod with these limits: mem, core, gpu."""
+    names = {"mem": gpushare.MEMORY, "core": ack.CORE, "gpu": NVIDIA_GPU}
+    pod = a_pod("new", 0, priority=priority)
+    pod.spec.containers[0].resources.limits = {names[key]: text for key, text in limits.items()}
+    return pod
+
+
+SHARING = {"gpushare": "true"}
+CONTRADICTION = {"gpushare": "true", "cgpu": "false"}
+MEMORY_ONLY = {"ack.node.gpu.schedule": "cgpu"}
+
+
+@pytest.mark.parametrize(
+    ("new", "sizes", "labels", "expected"),
+    [
+        # a pod without cards: kube-scheduler's choice is enough
+        (asking(), (T4_MIB,), SHARING, ("a",)),
+        (asking(), (), {}, ("a",)),
+        # whole cards of a node that does not share: the kubelet chooses them
+        (asking(gpu="1"), (), {}, ("a",)),
+        # slices of a node that does not share, or that admits nothing new
+        (asking(mem="4"), (), {}, None),
+        (asking(mem="4"), (T4_MIB,), CONTRADICTION, None),
+        # a request that cannot be read
+        (asking(mem="four"), (T4_MIB,), SHARING, None),
+        (asking(mem="4", core="7"), (T4_MIB,), SHARING, None),
+        # two dialects at once
+        (asking(mem="4", gpu="1"), (T4_MIB,), SHARING, None),
+        # the node's mode shares memory alone: evicting pods does not change that
+        (asking(mem="4", core="10"), (T4_MIB,), MEMORY_ONLY, None),
+        (asking(mem="4"), (T4_MIB,), MEMORY_ONLY, ("a",)),
+    ],
+)
+def test_nothing_is_evicted_when_the_node_can_never_hold_the_pod(
+    new: Pod, sizes: tuple[int, ...], labels: dict[str, str], expected: tuple[str, ...] | None
+) -> None:
+    """kube-scheduler has chosen pod a, which holds the only card."""
+    pods = [running("a", 14, 0, 1)]
+    state = ClusterState([a_node("n", *sizes, labels=labels)], pods)
+    result = PodPreemption(state, "binpack").victims(new, "n", ["a"], {"a": pods[0]})
+    assert (result.uids if result else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("priority", "expected"), [(None, None), (0, None), (-1, None), (1, ("a",))]
+)
+def test_pod_without_a_priority_counts_as_0(
+    priority: int | None, expected: tuple[str, ...] | None
+) -> None:
+    """A new pod of priority 0 or less evicts none of priority 0."""
+    pod = a_pod("a", 14, node="n", uid="a", annotations=on_card(0, 14))
+    state = ClusterState([a_node("n", T4_MIB)], [pod])
+    result = PodPreemption(state, "binpack").victims(
+        a_pod("new", 10, priority=priority), "n", [], {"a": pod}
+    )
+    assert (result.uids if result else None) == expected
+
+
+def test_victims_are_of_another_card_when_an_entry_holds_the_first() -> None:
+    """The entry before it gets 10 of card 0's 14 units once they are free: 14 - 10 = 4 < 10."""
+    pods = [running("low", 10, 0, 1), running("high", 10, 1, 2)]
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods)
+    held = Placement("n", (Slice(0, device(0, "n"), 10770, 0),))
+    constraints = QueueConstraints(
+        held={"n": (HeldPlacement("before", held),)}, nodes=frozenset({"n"})
+    )
+    result = PodPreemption(state, "binpack").victims(NEW, "n", [], {}, constraints)
+    assert result is not None
+    assert result.uids == ("high",)
+
+
+@pytest.mark.parametrize(("units", "expected"), [(10, None), (4, ())])
+def test_pod_that_is_gone_makes_no_room_when_its_node_still_holds_its_slice(
+    units: int, expected: tuple[str, ...] | None
+) -> None:
+    """The API server has no such pod to evict: 14 - 10 = 4 units are left."""
+    report = LeaseReport(
+        lingering={"gone": Lingering("team/gone", (Slice(0, device(0, "n"), 10770, 0),))}
+    )
+    node = a_node("n", T4_MIB, annotations={REPORT: encode_report(report)})
+    preemption = PodPreemption(ClusterState([node]), "binpack")
+    result = preemption.victims(a_pod("new", units, priority=100), "n", [], {})
+    assert (result.uids if result else None) == expected
 
 
 @given(

@@ -352,3 +352,173 @@ def test_extender_is_named_when_its_sentence_is_in_the_message() -> None:
     message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
     server = objects(nodes=[sharing("a")], pods=[waiting(status=unschedulable(message))])
     assert data(server, "p")["extender"] == "the extender was asked, and says no"
+
+
+FOREIGN = {"schedulingGates": [{"name": "team/quota"}]}
+FENKAS = {"schedulingGates": [{"name": QUEUE_GATE}]}
+BOTH_GATES = {"schedulingGates": [{"name": QUEUE_GATE}, {"name": "team/quota"}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "pending"),
+        ({"spec": FENKAS}, "pending"),
+        ({"spec": FOREIGN}, "gated"),
+        ({"spec": BOTH_GATES}, "gated"),
+        ({"node": "a", "phase": "Pending"}, "starting"),
+        ({"node": "a"}, "running"),
+        ({"node": "a", "phase": "Unknown"}, "unknown"),
+        ({"node": "a", "phase": "Succeeded"}, "succeeded"),
+        # evicted before it was placed
+        ({"phase": "Failed"}, "failed"),
+    ],
+)
+def test_state_is_that_of_the_pods_life(given: Json, expected: str) -> None:
+    """Whatever it is, the summary has it, and a pod that is being deleted is terminating."""
+    for ending, state in ((False, expected), (True, "terminating")):
+        asked = waiting(**given)
+        if ending:
+            asked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        answer = data(objects(nodes=[sharing("a")], pods=[asked]), "p")
+        assert answer["state"] == state
+        assert answer["summary"].startswith(f"default/p is {state}: it asks for ")
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels", "expected"),
+    [
+        ({"nvidia.com/gpu": 1}, {}, "1 whole card (nvidia.com/gpu)"),
+        ({"nvidia.com/gpu": 2}, {}, "2 whole cards (nvidia.com/gpu)"),
+        (units(4), {}, "4 units of aliyun.com/gpu-mem on one card"),
+        (
+            units(4),
+            {"aliyun.com/gpu-count": "2"},
+            "4 units of aliyun.com/gpu-mem on 2 cards of one node",
+        ),
+        (
+            {**units(4), "aliyun.com/gpu-core.percentage": 30},
+            {},
+            "4 units of aliyun.com/gpu-mem on one card, and 30 of aliyun.com/gpu-core.percentage",
+        ),
+        (
+            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000},
+            {},
+            "1 of nvidia.com/gpu and 3000 of nvidia.com/gpumem",
+        ),
+        (
+            {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 8},
+            {},
+            "50 of tencent.com/vcuda-core and 8 of tencent.com/vcuda-memory",
+        ),
+        (units(4), {"aliyun.com/gpu-count": "two"}, "cards in a way that cannot be read"),
+        ({**units(4), "nvidia.com/gpu": 1}, {}, "cards in a way that cannot be read"),
+    ],
+)
+def test_summary_has_the_request_in_the_words_of_its_dialect(
+    limits: Json, labels: dict[str, str], expected: str
+) -> None:
+    """As its user wrote it."""
+    answer = data(objects(nodes=[sharing("a")], pods=[pod("p", limits, labels=labels)]), "p")
+    assert answer["summary"] == f"default/p is pending: it asks for {expected}."
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels", "reason"),
+    [
+        (units("many"), {}, "'many' is no quantity"),
+        (units(-4), {}, "container main asks for -4 of aliyun.com/gpu-mem"),
+        (units(4), {"aliyun.com/gpu-count": "9" * 63}, "not a number of cards"),
+        ({**units(4), "nvidia.com/gpu": 1}, {}, "which do not go together"),
+    ],
+)
+def test_hint_has_the_reason_when_the_request_cannot_be_read(
+    limits: Json, labels: dict[str, str], reason: str
+) -> None:
+    """Its owner has to correct it; no node's verdict would help."""
+    answer = data(objects(nodes=[sharing("a")], pods=[pod("p", limits, labels=labels)]), "p")
+    (hint,) = answer["hints"]
+    assert reason in hint
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("", ""),
+        ("0/1 nodes are available: 1 node(s) had untolerated taint", ""),
+        ("1 Insufficient cpu.", ""),
+        ("1 Insufficient aliyun.com/gpu-mem.", "kube-scheduler says no by itself"),
+        ("1 Insufficient nvidia.com/gpu.", "kube-scheduler says no by itself"),
+        ("1 Insufficient GPU Memory in one device.", "the extender was asked"),
+        ("The node a is not for GPU share, need skip", "the extender was asked"),
+        # both, for different nodes
+        ("1 Insufficient aliyun.com/gpu-mem, 1 0/2 GPUs fit", "the extender was asked"),
+    ],
+)
+def test_message_shows_whether_the_extender_was_asked(message: str, expected: str) -> None:
+    """By its own phrases, and by the resources that kube-scheduler counts itself."""
+    asked = waiting(status=unschedulable(message))
+    answer = data(objects(nodes=[sharing("a")], pods=[asked]), "p")
+    assert answer["message"] == message
+    assert answer["extender"].startswith(expected)
+    assert bool(answer["extender"]) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("default-scheduler", "default-scheduler has not reported on it yet"),
+        ("", "the scheduler has not reported on it yet"),
+    ],
+)
+def test_note_says_so_when_no_scheduler_has_reported(scheduler: str, expected: str) -> None:
+    """The pod may be new, or names a scheduler that nobody runs."""
+    answer = data(objects(nodes=[sharing("a")], pods=[waiting(scheduler=scheduler)]), "p")
+    (note,) = answer["notes"]
+    assert note.startswith(expected)
+
+
+def test_only_the_newest_warnings_are_shown_when_there_are_many() -> None:
+    """Five, the newest first; what is no warning is not shown."""
+    events = [warning(f"Reason{minute}", "text", minute) for minute in range(8)]
+    events[7]["type"] = "Normal"
+    answer = data(objects(nodes=[sharing("a")], pods=[waiting()], events=events), "p")
+    assert answer["events"] == [f"Reason{minute}: text" for minute in (6, 5, 4, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("movable", "hints"),
+    [
+        (True, ["it is evicted if a controller makes another; else delete it and create it again"]),
+        (False, []),
+    ],
+)
+def test_hint_says_what_helps_when_the_node_refuses_the_pod(
+    movable: bool, hints: list[str]
+) -> None:
+    """A pod that would be refused anywhere is not moved."""
+    report = LeaseReport(refused={"u-default-p": Refusal("card 0 is taken", movable=movable)})
+    refusing = sharing("a", annotations={leases.REPORT: leases.encode_report(report)})
+    asked = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
+    answer = data(objects(nodes=[refusing], pods=[asked]), "p")
+    assert answer["hints"] == hints
+    assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
+
+
+@given(
+    name=st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,6}[a-z0-9])?", fullmatch=True),
+    before=st.sampled_from(["", " ", "x", "-", "/", ".", ":", "("]),
+    after=st.sampled_from(["", " ", "x", "-", "/", ".", ":", ",", "0"]),
+)
+def test_pod_is_named_in_a_sentence_only_as_a_whole_word(
+    name: str, before: str, after: str
+) -> None:
+    """p is not p-2, nor is team.default/p; a dot in a name stands for itself."""
+    sentence = f"held by{before}default/{name}{after}"
+    report = LeaseReport(refused={"u-default-late-pod": Refusal(sentence)})
+    refusing = sharing("a", annotations={leases.REPORT: leases.encode_report(report)})
+    there = pod(name, units(4), node="a", annotations=on_card(0, 4))
+    late = pod("late-pod", units(4), node="a", annotations=on_card(0, 4), phase="Pending")
+    notes = data(objects(nodes=[refusing], pods=[there, late]), name)["notes"]
+    separated = before in {" ", ":", "("} and after in {"", " ", ":", ","}
+    assert bool(notes) == separated

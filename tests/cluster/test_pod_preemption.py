@@ -92,6 +92,18 @@ def test_victims_are_not_chosen_when_their_card_would_go_to_another() -> None:
     assert result.uids == ("low",)
 
 
+def test_victims_are_of_the_other_card_when_one_is_reserved() -> None:
+    """Only the reserved card is closed; what kube-scheduler has chosen on it is no further candidate."""
+    pods = [running("low", 10, 0, 1), running("high", 10, 1, 2)]
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods)
+    constraints = QueueConstraints(reserved=frozenset({device(0, "n")}), nodes=frozenset({"n"}))
+    known = {it.metadata.uid: it for it in pods}
+    for chosen in ([], ["low"]):
+        result = PodPreemption(state, "binpack").victims(NEW, "n", chosen, known, constraints)
+        assert result is not None
+        assert result.uids == (*chosen, "high")
+
+
 def test_gang_is_evicted_whole_when_one_member_is_a_victim() -> None:
     """Half a gang would wait for the other half."""
     pods = [running("g1", 10, 0, 1), running("g2", 4, 1, 1), running("single", 14, 2, 2)]

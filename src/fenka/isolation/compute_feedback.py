@@ -93,31 +93,26 @@ class _Page:
         self.memory.close()
 
 
+@dataclass(eq=False)
 class ComputeFeedback:
-    """Reads the driver and writes the control pages of all leases of one machine."""
+    """Reads the driver and writes the control pages of all leases of one machine.
 
-    def __init__(
-        self,
-        samples: Samples,
-        lease_of: Callable[[int], str | None],
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
-    ) -> None:
-        """Write feedback.
+    Attributes:
+        _samples: Returns the driver's samples of a card.
+        _lease_of: Returns the lease of a process, by the driver's PID. The answer is cached while the
+            process uses a card; None is not cached.
+        _clock_ns: The monotonic clock.
+        _wall_us: The wall clock, by which drivers date samples.
+    """
 
-        Args:
-            samples: Returns the driver's samples of a card.
-            lease_of: Returns the lease of a process, by the driver's PID. The answer is cached while the
-                process uses a card; None is not cached.
-            clock_ns: The monotonic clock.
-            wall_us: The wall clock, by which drivers date samples.
-        """
-        self._samples, self._lease_of = samples, lease_of
-        self._clock_ns, self._wall_us = clock_ns, wall_us
-        self._pages: dict[str, _Page] = {}
-        self._leases: dict[int, str] = {}
-        self._sampled_us: dict[str, int] = {}
-        self._unleased_ns: dict[str, int] = {}
+    _samples: Samples
+    _lease_of: Callable[[int], str | None]
+    _clock_ns: Callable[[], int] = time.monotonic_ns
+    _wall_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    _pages: dict[str, _Page] = field(default_factory=dict)
+    _leases: dict[int, str] = field(default_factory=dict)
+    _sampled_us: dict[str, int] = field(default_factory=dict)
+    _unleased_ns: dict[str, int] = field(default_factory=dict)
 
     def add_lease(self, lease: str, page: Path, burst_percent: int = 100) -> None:
         """Add a lease, or change the percentage up to which a soft lease may use idle time. Raises

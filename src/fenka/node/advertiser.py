@@ -31,22 +31,16 @@ class Advertised:
     dialects: tuple[Dialect, ...] = DIALECTS
 
 
+@dataclass(eq=False)
 class DeviceAdvertiser:
     """Keeps the inventory on the Node and the device lists of all plugins current. plugins: by resource."""
 
-    def __init__(
-        self,
-        api: NodeApi,
-        mode: ModeSelector,
-        inventory: NodeInventory,
-        allocations: Allocations,
-        plugins: Mapping[str, Plugin],
-        advertised: Advertised,
-    ) -> None:
-        self._resources = node_resources(advertised.dialects)
-        self._leased = leased_resources(advertised.dialects)
-        self._api, self._mode, self._inventory = api, mode, inventory
-        self._allocations, self._plugins, self._advertised = allocations, plugins, advertised
+    _api: NodeApi
+    _mode: ModeSelector
+    _inventory: NodeInventory
+    _allocations: Allocations
+    _plugins: Mapping[str, Plugin]
+    _advertised: Advertised
 
     async def update_inventory(self, *, draining: bool) -> None:
         """Apply the Node's annotations about its cards, and publish the cards.
@@ -103,7 +97,8 @@ class DeviceAdvertiser:
     def _shared_devices(self, resource: str, claims: Sequence[Claim]) -> list[tuple[str, bool]]:
         """Return all device IDs of a resource that a sharing node advertises."""
         cards, exclusive = self._inventory.cards(), self._allocations.exclusive_cards(claims)
-        node, described = self._inventory.shared_node().node, self._resources[resource]
+        node = self._inventory.shared_node().node
+        described = node_resources(self._advertised.dialects)[resource]
         offered = described.offered(self._mode.mode)
         units = {card.uuid: described.units_on(node, card) for card in cards}
         # IDs that are allocated stay advertised: the kubelet would not restart their containers.
@@ -119,7 +114,7 @@ class DeviceAdvertiser:
     def _allocated(
         self, resource: str, claims: Sequence[Claim]
     ) -> Iterator[device_ids.AllocatedIds]:
-        if resource in self._leased:
+        if resource in leased_resources(self._advertised.dialects):
             for token in self._allocations.sharing_tokens():
                 if token.resource == resource:
                     slices = tuple(token.lease.slices) if token.lease else ()

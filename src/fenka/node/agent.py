@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from fenka.isolation.control import InvalidControl
 from fenka.node.advertiser import DeviceAdvertiser
@@ -29,21 +30,17 @@ Phase = Callable[[Sequence[Claim]], Awaitable[None]]
 """A part of a pass, given what the kubelet says of device IDs."""
 
 
+@dataclass(eq=False)
 class Agent:
     """Makes passes. phases: called in order. wanted: set to request a pass."""
 
-    def __init__(
-        self,
-        api: NodeApi,
-        kubelet: Kubelet,
-        mode: ModeSelector,
-        advertiser: DeviceAdvertiser,
-        phases: Sequence[Phase],
-        wanted: asyncio.Event,
-    ) -> None:
-        self._api, self._kubelet, self._mode = api, kubelet, mode
-        self._advertiser, self._phases, self._wanted = advertiser, phases, wanted
-        self._draining = False
+    _api: NodeApi
+    _kubelet: Kubelet
+    _mode: ModeSelector
+    _advertiser: DeviceAdvertiser
+    _phases: Sequence[Phase]
+    _wanted: asyncio.Event
+    _draining: bool = False
 
     async def run(self) -> None:
         """Make a pass on every change, and every few seconds, until cancelled."""

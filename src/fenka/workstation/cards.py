@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fenka.core.inventory import Node
 from fenka.hardware import card_lock
@@ -22,26 +22,22 @@ from fenka.workstation.log import log
 from fenka.workstation.violations import ViolationDetector
 
 
+@dataclass(eq=False)
 class CardMonitor:
-    """Reads the driver for one daemon."""
+    """Reads the driver for one daemon.
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        lease_of: Callable[[int], str | None],
-        busy_ns: Callable[[str, str], int],
-    ) -> None:
-        """Observe cards.
+    Attributes:
+        _hardware: The driver.
+        _lease_of: Returns the lease of a process.
+        _busy_ns: Returns how long a lease has used a card, by lease and card UUID.
+    """
 
-        Args:
-            hardware: The driver.
-            lease_of: Returns the lease of a process.
-            busy_ns: Returns how long a lease has used a card, by lease and card UUID.
-        """
-        self._hardware, self._lease_of, self._busy_ns = hardware, lease_of, busy_ns
-        self._detector = ViolationDetector()
-        self._violations: dict[str, list[str]] = {}
-        self._locked_by_root: set[str] = set()
+    _hardware: Hardware
+    _lease_of: Callable[[int], str | None]
+    _busy_ns: Callable[[str, str], int]
+    _detector: ViolationDetector = field(default_factory=ViolationDetector)
+    _violations: Mapping[str, list[str]] = field(default_factory=dict)
+    _locked_by_root: set[str] = field(default_factory=set)
 
     def observe(self, node: Node) -> tuple[Node, dict[str, Reading]]:
         """Return the node with each card's current health, and the readings by UUID.

@@ -29,60 +29,44 @@ class UnsafeDirectory(FenkaError):
     """The runtime directory cannot be trusted or used."""
 
 
+class _Entry:
+    """The path of a file or directory in a runtime directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, runtime: "Runtime", _: type) -> Path:
+        return runtime.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The paths below one runtime directory."""
 
     root: Path
 
-    @property
-    def socket(self) -> Path:
-        """The daemon's Unix socket."""
-        return self.root / "daemon.sock"
-
-    @property
-    def lock(self) -> Path:
-        """Locked (flock) by the running daemon."""
-        return self.root / "daemon.lock"
-
-    @property
-    def config(self) -> Path:
-        """The daemon's options, so that a client can start it again."""
-        return self.root / "config.json"
-
-    @property
-    def state(self) -> Path:
-        """All jobs."""
-        return self.root / "state.json"
-
-    @property
-    def log(self) -> Path:
-        """Output of a background daemon."""
-        return self.root / "daemon.log"
-
-    @property
-    def leases(self) -> Path:
-        """Contains one directory for each lease."""
-        return self.root / "leases"
+    socket = _Entry("daemon.sock")
+    """The daemon's Unix socket."""
+    lock = _Entry("daemon.lock")
+    """Locked (flock) by the running daemon."""
+    config = _Entry("config.json")
+    """The daemon's options, so that a client can start it again."""
+    state = _Entry("state.json")
+    """All jobs."""
+    log = _Entry("daemon.log")
+    """Output of a background daemon."""
+    leases = _Entry("leases")
+    """Contains one directory for each lease."""
+    linker_configuration = _Entry("ld.so.conf")
+    """Names the simulated driver's libraries to ldconfig."""
+    linker_cache = _Entry("ld.so.cache")
+    """The dynamic linker's cache inside leases, with a simulated driver."""
+    simulated = _Entry("simulated")
+    """The simulated node's directory."""
 
     def lease(self, job: str) -> Path:
-        """The directory of one job's lease."""
+        """Return the directory of one job's lease."""
         return self.leases / job
-
-    @property
-    def linker_configuration(self) -> Path:
-        """Names the simulated driver's libraries to ldconfig."""
-        return self.root / "ld.so.conf"
-
-    @property
-    def linker_cache(self) -> Path:
-        """The dynamic linker's cache inside leases, with a simulated driver."""
-        return self.root / "ld.so.cache"
-
-    @property
-    def simulated(self) -> Path:
-        """The simulated node's directory."""
-        return self.root / "simulated"
 
     @property
     def system(self) -> bool:

@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,41 +43,31 @@ class LeaseProvider(Protocol):
         """Complete the lease of the container that holds these IDs. Raises StartDenied."""
 
 
+@dataclass(eq=False)
 class Plugin:
-    """A device plugin for one resource."""
+    """A device plugin for one resource.
 
-    def __init__(
-        self,
-        resource: str,
-        endpoint: str,
-        kubelet: Kubelet,
-        leases: LeaseProvider | None,
-        on_change: Callable[[], object],
-    ) -> None:
-        """Serve a resource.
+    Attributes:
+        resource: The extended resource.
+        _endpoint: Prefix of its sockets, which stand beside the kubelet's.
+        _kubelet: The kubelet to register with.
+        _leases: None for a resource that is only counted, and accompanies one that brings a lease.
+        _on_change: Called when `registered` or `listed` changes.
+        devices: The advertised device IDs, each with whether it is healthy.
+        registered: Set while the kubelet knows of this plugin, as far as can be seen.
+        listed: Set while the kubelet has also read its device list.
+    """
 
-        Args:
-            resource: The extended resource.
-            endpoint: Prefix of its sockets, which stand beside the kubelet's.
-            kubelet: The kubelet to register with.
-            leases: None for a resource that is only counted, and accompanies one that brings a lease.
-            on_change: Called when `registered` or `listed` changes.
-        """
-        self.resource = resource
-        self._endpoint, self._kubelet, self._leases = endpoint, kubelet, leases
-        self._on_change = on_change
-        self._devices: list[tuple[str, bool]] = []
-        self._version = 0
-        self._changed = asyncio.Condition()
-        self.registered = asyncio.Event()
-        """Set while the kubelet knows of this plugin, as far as can be seen."""
-        self.listed = asyncio.Event()
-        """Set while the kubelet has also read its device list."""
-
-    @property
-    def devices(self) -> list[tuple[str, bool]]:
-        """The advertised device IDs, each with whether it is healthy."""
-        return self._devices
+    resource: str
+    _endpoint: str
+    _kubelet: Kubelet
+    _leases: LeaseProvider | None
+    _on_change: Callable[[], object]
+    devices: list[tuple[str, bool]] = field(default_factory=list)
+    registered: asyncio.Event = field(default_factory=asyncio.Event)
+    listed: asyncio.Event = field(default_factory=asyncio.Event)
+    _version: int = 0
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def advertise(self, devices: list[tuple[str, bool]], *, remembered: bool = False) -> None:
         """Send this device list to the kubelet.
@@ -84,10 +75,10 @@ class Plugin:
         A resource that never had a device is not registered, unless the kubelet remembers devices of an
         earlier process: then it must be sent the empty list.
         """
-        if devices == self._devices and not (remembered and self._version == 0):
+        if devices == self.devices and not (remembered and self._version == 0):
             return
         async with self._changed:
-            self._devices = devices
+            self.devices = devices
             self._version += 1
             self._changed.notify_all()
 
@@ -167,7 +158,7 @@ class Plugin:
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda last=sent: self._version != last)  # type: ignore[misc]
-                sent, devices = self._version, self._devices
+                sent, devices = self._version, self.devices
             yield listing(devices)
             # The next list was requested: this one is on its way.
             self.listed.set()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,23 +24,17 @@ from fenka.node.node_api import NodeApi
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LeaseBinder:
     """Stores the leases of tokens. isolates: returns whether the node enforces limits."""
 
-    def __init__(
-        self,
-        api: NodeApi,
-        store: LeaseStore,
-        files: LeaseFiles,
-        allocations: Allocations,
-        dialects: tuple[Dialect, ...],
-        isolates: Callable[[], bool],
-    ) -> None:
-        self._api, self._store, self._files, self._allocations = api, store, files, allocations
-        self._dialects, self._isolates = dialects, isolates
-        self._assigned = {each.LEASED: each.ASSIGNED for each in dialects if each.ASSIGNED}
-        """Annotations that mark a pod as having its slices, by resource."""
-        self._tasks: set[asyncio.Task[None]] = set()
+    _api: NodeApi
+    _store: LeaseStore
+    _files: LeaseFiles
+    _allocations: Allocations
+    _dialects: tuple[Dialect, ...]
+    _isolates: Callable[[], bool]
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def bind(self, token: Token, pod: Pod, container: str, claims: Sequence[Claim]) -> Token:
         """Store the token's lease, and return the token with it. Raises LeaseDenied, OSError."""
@@ -58,8 +53,10 @@ class LeaseBinder:
             await asyncio.to_thread(self._store.put, token)
         slices = [f"{piece.memory_mib} MiB of card {piece.card}" for piece in lease.slices]
         _LOG.info("%s container %s holds %s", lease.pod_name, lease.container, ", ".join(slices))
-        if assigned := self._assigned.get(token.resource):
-            task = asyncio.create_task(self._api.try_annotate(pod, {assigned: "true"}))
+        # Annotations that mark a pod as having its slices.
+        marks = {each.LEASED: each.ASSIGNED for each in self._dialects if each.ASSIGNED}
+        if mark := marks.get(token.resource):
+            task = asyncio.create_task(self._api.try_annotate(pod, {mark: "true"}))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return token

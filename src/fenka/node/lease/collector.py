@@ -4,6 +4,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease import resolve
@@ -17,24 +18,20 @@ UNCLAIMED_S = 30.0
 """A token that no container holds after this time was issued for a pod that was deleted or rejected."""
 
 
+@dataclass(eq=False)
 class GarbageCollector:
     """Removes what no pod holds any more.
 
     living: returns the UIDs of pods that have processes. clock: seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        api: NodeApi,
-        store: LeaseStore,
-        files: LeaseFiles,
-        living: Callable[[], set[str]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._api, self._store, self._files = api, store, files
-        self._living, self._clock = living, clock
-        self.lingering: set[str] = set()
-        """UIDs of pods that have ended for the API server, but whose processes still hold cards."""
+    _api: NodeApi
+    _store: LeaseStore
+    _files: LeaseFiles
+    _living: Callable[[], set[str]]
+    _clock: Callable[[], float]
+    lingering: set[str] = field(default_factory=set)
+    """UIDs of pods that have ended for the API server, but whose processes still hold cards."""
 
     async def collect(self, claims: Sequence[Claim]) -> None:
         """Remove all that can be removed now. Raises OSError."""

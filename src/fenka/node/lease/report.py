@@ -7,7 +7,7 @@ same, and the node's own check of each card's capacity protects its pods.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.leases import REPORT, LeaseReport, Lingering, Refusal, encode_report
@@ -34,12 +34,12 @@ class _Denial:
     refusal: Refusal
 
 
+@dataclass(eq=False)
 class Denials:
     """Denials by token. clock: seconds since the epoch."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._denials: dict[str, _Denial] = {}
+    _clock: Callable[[], float]
+    _denials: dict[str, _Denial] = field(default_factory=dict)
 
     def add(self, token: str, uid: str, error: LeaseDenied) -> None:
         """Remember the denial with its first time. A lease that is only pending is none."""
@@ -69,22 +69,18 @@ class Denials:
         }
 
 
+@dataclass(eq=False)
 class Reporter:
     """Writes one report at a time; changes meanwhile go with the next. lingering: see GarbageCollector."""
 
-    def __init__(
-        self,
-        api: NodeApi,
-        allocations: Allocations,
-        denials: Denials,
-        lingering: Callable[[], set[str]],
-    ) -> None:
-        self._api, self._allocations = api, allocations
-        self._denials, self._lingering = denials, lingering
-        self._lock = asyncio.Lock()
-        self._text: str | None = None
-        self._version = ""
-        self._unreachable = False
+    _api: NodeApi
+    _allocations: Allocations
+    _denials: Denials
+    _lingering: Callable[[], set[str]]
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _text: str | None = None
+    _version: str = ""
+    _unreachable: bool = False
 
     async def publish_before_start(self, claims: Sequence[Claim]) -> None:
         """Publish the report before a container starts, unless the API server is unreachable or slow."""

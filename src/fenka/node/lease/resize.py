@@ -8,7 +8,7 @@ Records are the pod's annotation, then the store, then the node's report.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod
@@ -63,21 +63,17 @@ class _PodPass:
         return peak(by_container, self.pod)
 
 
+@dataclass(eq=False)
 class Resizer:
     """Resizes the node's pods."""
 
-    def __init__(
-        self,
-        api: NodeApi,
-        store: LeaseStore,
-        files: LeaseFiles,
-        allocations: Allocations,
-        reporter: Reporter,
-    ) -> None:
-        self._api, self._store, self._files = api, store, files
-        self._allocations, self._reporter = allocations, reporter
-        self._rejections: dict[str, tuple[str, str]] = {}
-        """Request and kind of the rejection that was reported, by UID."""
+    _api: NodeApi
+    _store: LeaseStore
+    _files: LeaseFiles
+    _allocations: Allocations
+    _reporter: Reporter
+    _rejections: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Request and kind of the rejection that was reported, by UID."""
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Make one pass over all pods."""

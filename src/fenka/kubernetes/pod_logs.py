@@ -106,12 +106,13 @@ async def follow_log(
     api: Api,
     find: Callable[[], Awaitable[LogSource]],
     options: LogOptions,
-    poll_s: float = POLL_S,
+    poll_s: float,
 ) -> AsyncIterator[str]:
     """Yield the lines of an instance's log, over restarts of its container and its pod, until its last one.
 
     Args:
         find: returns the pod that the instance has now.
+        poll_s: seconds between two looks at a pod that has no log now; normally POLL_S.
 
     Raises:
         ApiError, ApiUnreachable: if the pod cannot be read.

@@ -11,7 +11,8 @@ from fenka.cli.errors import UserError
 from fenka.cli.training.backend import JobTarget, LogRequest
 from fenka.cluster.objects import seconds
 from fenka.cluster.training_objects import TrainingObjects, TrainingPod
-from fenka.kubernetes.client import Api
+from fenka.kubernetes import pod_logs
+from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.pod_logs import (
     LogOptions,
     LogSource,
@@ -84,7 +85,15 @@ class ClusterJobs:
             if pod is None:
                 raise UserError(f"pod {instance.pod} has ended meanwhile")
             container = request.container or pod.main_container
-            return await run_attached(api, pod.path, container, command)
+            try:
+                return await run_attached(api, pod.path, container, command)
+            except ApiError as why:
+                if why.status != 403:
+                    raise
+                raise UserError(
+                    f"you may not run commands in pods of namespace {job.namespace}: ask for the "
+                    "ClusterRole fenka-user"
+                ) from None
 
         return cluster.converse(self._target, run, cluster.explain_denial)
 
@@ -148,7 +157,7 @@ class ClusterJobs:
             ended = shown is not None and not shown.chief and shown.phase == "Succeeded"
             return LogSource(pod, last=job.finished or ended)
 
-        async for line in follow_log(api, find, options):
+        async for line in follow_log(api, find, options, pod_logs.POLL_S):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
         assert job is not None

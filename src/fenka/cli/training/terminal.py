@@ -25,14 +25,17 @@ async def run_attached(api: Api, pod_path: str, container: str, command: Sequenc
     """
     terminal = sys.stdin.isatty()
     running = await PodExec.start(api, pod_path, container, command, tty=terminal)
-    async with running, asyncio.TaskGroup() as tasks:
+    async with running:
         with _raw_terminal() if terminal else contextlib.nullcontext():
-            sending = tasks.create_task(_send_input(running))
-            sizes = tasks.create_task(_send_sizes(running)) if terminal else None
-            async for channel, data in running.output():
-                tables.write_bytes(data, sys.stderr if channel == STDERR else sys.stdout)
-            for task in filter(None, (sending, sizes)):
-                task.cancel()
+            tasks = [asyncio.create_task(_send_input(running))]
+            tasks += [asyncio.create_task(_send_sizes(running))] if terminal else []
+            try:
+                async for channel, data in running.output():
+                    tables.write_bytes(data, sys.stderr if channel == STDERR else sys.stdout)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
     return running.exit_code
 
 

@@ -1,0 +1,368 @@
+"""`fenka list`, `get`, `top job`, `delete` and `prune` on a cluster."""
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenka.cluster.training_objects import JOB
+from tests.builders import Json, node, on_card, sharing, units
+from tests.cli.command import Completed
+from tests.cli.training.conftest import Run
+from tests.fakes.api_server import FakeApiServer
+from tests.training_builders import batch_job, foreign_job, job_set, member
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "jobs"
+MPI = {"launcher": 1, "worker": 2}
+
+
+def ago(minutes: float) -> str:
+    """Return the time of some minutes ago, as Kubernetes writes it."""
+    return datetime.fromtimestamp(time.time() - minutes * 60, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def put(server: FakeApiServer, *objects: Json) -> None:
+    """Put objects there by their kinds."""
+    for item in objects:
+        server.put(f"{item['kind'].lower()}s", item)
+
+
+def an_mpi_job(name: str = "mpi-dist", minutes: float = 10.5, **given: Any) -> Json:
+    """Return a job with two workers that was submitted some minutes ago."""
+    return job_set(name, roles=MPI, created=ago(minutes), **given)
+
+
+def running(name: str = "mpi-dist", on: str = "a", minutes: float = 10.5) -> list[Json]:
+    """Return the pods of such a job, which run."""
+    return [
+        member(name, "launcher", node=on, created=ago(minutes)),
+        member(name, "worker", 0, node=on, created=ago(minutes)),
+        member(name, "worker", 1, node=on, created=ago(minutes)),
+    ]
+
+
+# ---- the article ----
+
+
+def arena_pods(nodes: dict[str, str], phase: str, minutes: float) -> list[Json]:
+    """Return the pods of arena's MPIJob: their nodes by the last part of their names."""
+    pods = []
+    for suffix, on in nodes.items():
+        made = member(
+            "mpi-dist", "any", name=f"mpi-dist-{suffix}", node=on, phase=phase, created=ago(minutes)
+        )
+        made["metadata"]["labels"] = {
+            "release": "mpi-dist",
+            "mpi_job_name": "mpi-dist",
+            "mpi_role_type": suffix.partition("-")[0],
+        }
+        pods.append(made)
+    return pods
+
+
+RUNNING_ON = {
+    "launcher-lpfvg": "n145",
+    "worker-0": "n145",
+    "worker-1": "n146",
+}
+
+
+@pytest.mark.parametrize(
+    ("golden", "minutes", "status", "pods"),
+    [
+        ("article-pending.txt", 6.5, {}, ({"worker-0": "", "worker-1": ""}, "Pending")),
+        ("article-running.txt", 10.5, {"launcherStatus": "Active"}, (RUNNING_ON, "Running")),
+        (
+            "article-succeeded.txt",
+            13.5,
+            {"launcherStatus": "Succeeded", "completionTime": ago(1)},
+            ({"launcher-lpfvg": "gone"}, "Succeeded"),
+        ),
+    ],
+)
+def test_arenas_own_job_is_shown_as_in_the_article(
+    run: Run,
+    server: FakeApiServer,
+    golden: str,
+    minutes: float,
+    status: Json,
+    pods: tuple[dict[str, str], str],
+) -> None:
+    """Its three pictures, byte for byte: an MPIJob of arena's operator."""
+    server.groups = {"kubeflow.org": ["v1alpha1"]}
+    job = foreign_job("mpi-dist", "MPIJob", None, status=status, created=ago(minutes))
+    if "completionTime" in status:
+        status["completionTime"] = ago(minutes - 12.5)
+    nodes = [node("n145", address="192.168.3.145"), node("n146", address="192.168.3.146")]
+    put(server, job, *arena_pods(*pods, minutes), *nodes)
+    assert run("get", "mpi-dist") == Completed(0, (GOLDEN / golden).read_text(), "")
+
+
+def test_own_job_has_the_articles_three_pictures(run: Run, server: FakeApiServer) -> None:
+    """The same with fenka's objects, whose instances keep their names over restarts."""
+
+    def expected(golden: str) -> str:
+        text = (GOLDEN / golden).read_text().replace("launcher-lpfvg", "launcher-0")
+        return (
+            text.replace("INSTANCE                 NODE", "INSTANCE             NODE")
+            .replace("-worker-0        ", "-worker-0    ")
+            .replace("-worker-1        ", "-worker-1    ")
+        )
+
+    put(server, node("n145", address="192.168.3.145"), node("n146", address="192.168.3.146"))
+    put(server, an_mpi_job(minutes=6.5))
+    put(server, *(member("mpi-dist", "worker", index, created=ago(6.5)) for index in (0, 1)))
+    assert run("get", "mpi-dist").stdout == expected("article-pending.txt")
+
+    put(server, an_mpi_job(), *running(on="n145"))
+    put(server, member("mpi-dist", "worker", 1, node="n146", created=ago(10.5)))
+    assert run("get", "mpi-dist").stdout == expected("article-running.txt")
+
+    end = {"type": "Completed", "status": "True", "lastTransitionTime": ago(1)}
+    put(server, an_mpi_job(minutes=13.5, conditions=[end]))
+    put(server, member("mpi-dist", "launcher", node="gone", phase="Succeeded", created=ago(13.5)))
+    assert run("get", "mpi-dist").stdout == expected("article-succeeded.txt")
+
+
+# ---- reading ----
+
+
+def test_list_reads_each_kind_once_however_many_jobs_there_are(
+    run: Run, server: FakeApiServer
+) -> None:
+    """500 jobs of three pods: one LIST a kind."""
+    server.put("nodes", sharing("a"))
+    for number in range(500):
+        put(server, an_mpi_job(f"j{number}"), *running(f"j{number}"))
+    lines = run("list").stdout.splitlines()
+    assert (len(lines), {line.split()[1] for line in lines[1:]}) == (501, {"RUNNING"})
+    assert sorted(server.requests) == [
+        "GET /api/v1/namespaces/default/pods",
+        "GET /api/v1/namespaces/default/services",
+        "GET /api/v1/nodes",
+        "GET /apis/batch/v1/namespaces/default/jobs",
+        "GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets",
+    ]
+
+
+def test_list_shows_a_namespace_or_all(run: Run, server: FakeApiServer) -> None:
+    """`-A`, and the option of the namespace before the context's."""
+    put(server, batch_job("here", "pytorch", "worker"))
+    put(server, batch_job("there", "tensorflow", "chief", namespace="other", uid="t"))
+    assert [line.split()[0] for line in run("list").stdout.splitlines()] == ["NAME", "here"]
+    rows = run("list", "-A").stdout.splitlines()
+    assert [row.split()[:2] for row in rows[1:]] == [["default", "here"], ["other", "there"]]
+
+
+def test_cluster_without_jobset_has_jobs_of_one_pod(run: Run, server: FakeApiServer) -> None:
+    """A kind that does not exist has no objects."""
+    server.absent = {"jobsets"}
+    put(server, batch_job("one", "pytorch", "worker"))
+    assert run("list").stdout.splitlines()[1].split()[:3] == ["one", "PENDING", "PYTORCHJOB"]
+
+
+def test_child_jobs_of_a_job_set_are_no_jobs_of_their_own(run: Run, server: FakeApiServer) -> None:
+    """They have the label of the job, and JobSet's."""
+    child = batch_job("mpi-dist-worker-0", "mpi", "worker")
+    child["metadata"]["labels"] |= {JOB: "mpi-dist", "jobset.sigs.k8s.io/jobset-name": "mpi-dist"}
+    put(server, an_mpi_job(), child)
+    assert len(run("list").stdout.splitlines()) == 2
+
+
+def test_user_with_rights_in_a_namespace_alone_sees_his_jobs(
+    run: Run, server: FakeApiServer
+) -> None:
+    """Neither nodes nor Services can be listed: addresses are those of the pods' hosts."""
+    server.forbidden = {"nodes", "services"}
+    pod = member("one", "worker", node="a", status={"hostIP": "10.0.0.9"})
+    put(server, batch_job("one", "pytorch", "worker"), pod)
+    assert run("list").stdout.splitlines()[1].split()[-1] == "10.0.0.9"
+
+
+def test_user_without_rights_is_told_what_to_ask_for(run: Run, server: FakeApiServer) -> None:
+    """One sentence that names the right and the role."""
+    server.forbidden = {"jobsets"}
+    assert run("list") == Completed(
+        1,
+        "",
+        "fenka: user alice may not list jobsets in namespace default: ask for the ClusterRole fenka-user\n",
+    )
+
+
+def test_foreign_job_whose_status_cannot_be_read_is_left_out(
+    run: Run, server: FakeApiServer
+) -> None:
+    """Some CRDs accept any status; that of one tenant must not hide the jobs of others."""
+    server.groups = {"kubeflow.org": ["v1", "v2beta1"]}
+    broken = foreign_job("broken", "TFJob", None)
+    broken["status"] = {"conditions": "none"}
+    put(server, broken, foreign_job("good", "TFJob", []))
+    assert [line.split()[0] for line in run("list").stdout.splitlines()] == ["NAME", "good"]
+
+
+def test_own_job_precedes_a_foreign_one_of_the_same_name(run: Run, server: FakeApiServer) -> None:
+    """`-T` selects the other."""
+    server.groups = {"kubeflow.org": ["v1"]}
+    put(server, an_mpi_job("j"), foreign_job("j", "TFJob", []))
+    assert json.loads(run("get", "j", "-o", "json").stdout)["trainer"] == "mpijob"
+    assert json.loads(run("get", "j", "-T", "tf", "-o", "json").stdout)["foreign"] is True
+
+
+def test_slices_of_running_pods_are_shown_with_their_cards(run: Run, server: FakeApiServer) -> None:
+    """Their node's report or their record names the card; nothing measures them here."""
+    pods = [
+        member("j", "worker", index, units(4), node="a", annotations=on_card(0, 4))
+        for index in range(3)
+    ]
+    put(server, job_set("j", "pytorch", roles={"worker": 3}), *pods, sharing("a"))
+    lines = run("get", "j", "-g", "--layout", "arena").stdout.splitlines()
+    assert lines[-3].split() == ["j-worker-1", "10.0.0.1", "0.3", "0", "N/A", "N/A"]
+    assert lines[-1] == "  Allocated/Requested GPUs of Job: 0.9/0.9"
+
+
+def test_events_are_those_of_the_job_and_its_pods(run: Run, server: FakeApiServer) -> None:
+    """The oldest first; events of other objects with the same names are not shown."""
+
+    def event(name: str, kind: str, uid: str, reason: str, minutes: float) -> Json:
+        return {
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": "default", "creationTimestamp": ago(minutes)},
+            "involvedObject": {"kind": kind, "name": uid, "uid": uid},
+            "type": "Normal",
+            "reason": reason,
+            "message": "text",
+        }
+
+    put(server, an_mpi_job(), *running())
+    put(
+        server,
+        event("a", "Pod", "u-mpi-dist-worker-0-0-x7k2p", "Pulled", 3.5),
+        event("b", "JobSet", "root-mpi-dist", "Created", 9.5),
+        event("c", "Pod", "another", "Killed", 1),
+    )
+    lines = run("get", "mpi-dist", "-e").stdout.splitlines()
+    assert [line.split() for line in lines[lines.index("Events:") + 3 :]] == [
+        ["jobset/root-mpi-dist", "Normal", "9m", "[Created]", "text"],
+        ["pod/u-mpi-dist-worker-0-0-x7k2p", "Normal", "3m", "[Pulled]", "text"],
+    ]
+    put(server, batch_job("quiet", "pytorch", "worker"))
+    assert run("get", "quiet", "-e").stdout.endswith("Events:\n  No events for resources\n")
+
+
+def test_interrupted_submission_is_reported(run: Run, server: FakeApiServer) -> None:
+    """A root object that was never resumed."""
+    put(server, an_mpi_job(suspend=True))
+    assert run("get", "mpi-dist").stdout.splitlines() == [
+        "STATUS: QUEUING",
+        "NAMESPACE: default",
+        "TRAINING DURATION: 10m",
+        "",
+        "NAME  STATUS  TRAINER  AGE  INSTANCE  NODE",
+        "",
+        "Note: its submission was interrupted, and it will not start: delete it (fenka delete mpi-dist) and "
+        "submit it again",
+    ]
+
+
+@pytest.mark.parametrize("name", ["nothing", "no/thing", "a,b", "", "../pods"])
+@pytest.mark.parametrize("verb", ["get", "logs", "delete", "attach"])
+def test_job_that_does_not_exist_is_one_sentence(
+    run: Run, server: FakeApiServer, verb: str, name: str
+) -> None:
+    """Whatever is typed as a name; exit code 1."""
+    put(server, an_mpi_job())
+    assert run(verb, name) == Completed(
+        1, "", f"fenka: job {name} not found in namespace default\n"
+    )
+    assert not server.writes
+
+
+def test_invalid_namespace_is_one_sentence(run: Run, server: FakeApiServer) -> None:
+    """It would be another path at the API server."""
+    result = run("list", "-n", "../../nodes")
+    assert (result.exit_code, result.stdout, server.requests) == (1, "", [])
+    assert result.stderr.startswith("fenka: invalid namespace '../../nodes'")
+
+
+# ---- delete and prune ----
+
+
+def deletions(server: FakeApiServer) -> list[str]:
+    """Return the paths that were deleted."""
+    return [path for path, _ in server.writes]
+
+
+def test_delete_is_one_request_for_each_job(run: Run, server: FakeApiServer) -> None:
+    """Of the root object, with its UID; the garbage collector does the rest."""
+    put(server, an_mpi_job("a"), batch_job("b", "pytorch", "worker"), an_mpi_job("c"))
+    result = run("del", "a", "b")
+    assert result.stdout.splitlines() == [
+        "The training job a has been deleted successfully",
+        "The training job b has been deleted successfully",
+    ]
+    assert server.writes == [
+        (
+            f"/apis/{group}/namespaces/default/{kind}/{name}",
+            {"propagationPolicy": "Background", "preconditions": {"uid": f"root-{name}"}},
+        )
+        for group, kind, name in (
+            ("jobset.x-k8s.io/v1alpha2", "jobsets", "a"),
+            ("batch/v1", "jobs", "b"),
+        )
+    ]
+
+
+def test_delete_goes_on_after_a_job_that_does_not_exist(run: Run, server: FakeApiServer) -> None:
+    """The others are deleted, and the exit code is 1."""
+    put(server, an_mpi_job("a"))
+    assert run("delete", "x", "a", "y") == Completed(
+        1,
+        "The training job a has been deleted successfully\n",
+        "fenka: job x not found in namespace default; job y not found in namespace default\n",
+    )
+
+
+def test_foreign_job_is_never_deleted(run: Run, server: FakeApiServer) -> None:
+    """The sentence says how to."""
+    server.groups = {"kubeflow.org": ["v1"]}
+    put(server, foreign_job("t", "TFJob", []))
+    result = run("delete", "t")
+    assert (result.exit_code, server.writes) == (1, [])
+    assert result.stderr.endswith("use kubectl delete tfjob t -n default\n")
+
+
+def test_prune_deletes_jobs_that_ended_some_time_ago(run: Run, server: FakeApiServer) -> None:
+    """Neither those that run, nor those that ended lately, nor those of other programs."""
+    server.groups = {"kubeflow.org": ["v1"]}
+    for name, kind, minutes in (
+        ("old", "Completed", 130),
+        ("bad", "Failed", 130),
+        ("new", "Failed", 5),
+    ):
+        end = {"type": kind, "status": "True", "lastTransitionTime": ago(minutes)}
+        put(server, an_mpi_job(name, minutes=minutes + 9, conditions=[end]))
+    put(server, an_mpi_job("runs", minutes=900))
+    put(server, foreign_job("t", "TFJob", [{"type": "Failed", "status": "True"}], created=ago(900)))
+    assert sorted(run("prune", "--since", "2h").stdout.splitlines()) == [
+        "The training job bad has been deleted successfully",
+        "The training job old has been deleted successfully",
+    ]
+    assert {path.rpartition("/")[2] for path in deletions(server)} == {"old", "bad"}
+    assert run("prune", "--since", "2h").stdout == "no job has ended more than 2h ago\n"
+
+
+def test_prune_needs_a_time(run: Run, server: FakeApiServer) -> None:
+    """Nothing is deleted by a mistyped one."""
+    assert run("prune", "--since", "soon") == Completed(
+        2, "", "fenka: invalid --since 'soon': expected a duration such as 30m, 10h or 7d\n"
+    )
+    assert run("prune").exit_code == 2
+    assert not server.requests
+
+
+def test_local_jobs_are_refused_on_a_cluster_only_command(run: Run) -> None:
+    """`--local` and a kubeconfig contradict each other."""
+    assert run("list", "--local").exit_code == 2

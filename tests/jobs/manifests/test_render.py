@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.names import TRAINERS
 from fenka.jobs.manifests.render import Rendered, render
 from fenka.jobs.training import RoleSpec, TensorFlowRole, TrainingSpec
+from fenka.views.jobs import TRAINERS
 from tests.jobs.manifests.trainings import ALONE, CONTENTS, MPI, PYTORCH, TENSORFLOW, rendered_all
 
 GOLDEN = Path(__file__).parent / "golden"

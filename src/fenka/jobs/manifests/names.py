@@ -9,9 +9,6 @@ from fenka.jobs.training import TrainingSpec
 Manifest = dict[str, Any]
 """An object of Kubernetes as JSON has it."""
 
-TRAINERS = {"mpi": "mpijob", "tensorflow": "tfjob", "pytorch": "pytorchjob"}
-"""arena's names for the kinds, as its screens print them."""
-
 RELEASE = "release"
 """Label by which arena's users select the pods of a job."""
 

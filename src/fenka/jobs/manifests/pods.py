@@ -20,6 +20,7 @@ from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.volumes import Volume, as_manifests, claim_volumes, host_volumes
 from fenka.jobs.roles import Role, RoleName
 from fenka.jobs.training import TrainingSpec
+from fenka.views.jobs import TRAINERS
 
 Engine = Literal["job", "indexed-job", "jobset"]
 """What runs the pods: a Job of one pod, an Indexed Job of equal pods, or a JobSet."""
@@ -234,7 +235,7 @@ def _gang(rendering: Rendering, role: Role) -> dict[str, str]:
     if not spec.gang or number == 1 or role.name not in [each.name for each in together]:
         return {}
     return {
-        pod_groups.NAME_LABELS[0]: f"{names.TRAINERS[spec.kind]}-{spec.name}",
+        pod_groups.NAME_LABELS[0]: f"{TRAINERS[spec.kind]}-{spec.name}",
         pod_groups.MINIMUM_LABEL: str(number),
     }
 

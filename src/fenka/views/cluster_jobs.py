@@ -9,7 +9,6 @@ from fenka.cluster.objects import Condition, seconds
 from fenka.cluster.pod_status import status_word
 from fenka.cluster.training_objects import (
     COMPLETION_INDEX,
-    FOREIGN,
     FOREIGN_INDEX_LABELS,
     FOREIGN_NAME_LABELS,
     FOREIGN_ROLE_LABELS,
@@ -20,6 +19,7 @@ from fenka.cluster.training_objects import (
     ROLE,
     SUBMITTED,
     ForeignJob,
+    ForeignKind,
     Root,
     Service,
     TrainingObjects,
@@ -30,6 +30,7 @@ from fenka.views.jobs import (
     Instance,
     JobStatus,
     Phase,
+    Trainer,
     TrainingJob,
     chief_role,
     instance_name,
@@ -53,10 +54,11 @@ _ENDED: dict[str, JobStatus] = {
 }
 """Statuses by the types of final conditions. A Job may have both; its failure counts."""
 
-_LAUNCHER_STATUS: dict[str, JobStatus] = {
-    "Active": "RUNNING",
-    "Succeeded": "SUCCEEDED",
-    "Failed": "FAILED",
+_FOREIGN: dict[ForeignKind, Trainer] = {
+    "MPIJob": "mpijob",
+    "TFJob": "tfjob",
+    "PyTorchJob": "pytorchjob",
+    "TrainJob": "trainjob",
 }
 
 Members = dict[tuple[str, int], TrainingPod]
@@ -262,7 +264,7 @@ def _foreign_job(job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards) 
         meta.namespace,
         meta.uid,
         status,
-        FOREIGN[job.kind],
+        _FOREIGN[job.kind],
         seconds(meta.creation_timestamp) or 0,
         ended=None if end is None else _ended_at(job, end),
         instances=tuple(instances),

@@ -116,28 +116,7 @@ def _own_job(
     meta = root.metadata
     trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
     members = _members(root, pods)
-    status = _own_status(root, members)
-    end = _end(root.status.conditions)
-    order = [*root.roles]
-    chief = chief_role(order)
-    order.sort(key=lambda role: role != chief)
-    shown = members
-    if end is not None:
-        # Pods that still run are about to be removed.
-        shown = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
-    instances = tuple(
-        _instance(
-            pod,
-            cards,
-            name=instance_name(meta.name, trainer, role, index),
-            role=role,
-            index=index,
-            chief=(role, index) == (chief, 0),
-        )
-        for (role, index), pod in sorted(
-            shown.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
-        )
-    )
+    status, end = _own_status(root, members), _end(root.status.conditions)
     created = seconds(meta.creation_timestamp) or 0
     return TrainingJob(
         meta.name,
@@ -147,11 +126,34 @@ def _own_job(
         trainer,
         created,
         ended=None if end is None else _ended_at(root, end),
-        instances=instances,
+        instances=_own_instances(root, trainer, members, cards),
         priority=root.priority_class,
         why=_why(status, end, members.values()),
         tensorboard=tensorboard,
         note=_note(root, now - created),
+    )
+
+
+def _own_instances(
+    root: Root, trainer: Trainer, members: Members, cards: PodCards
+) -> tuple[Instance, ...]:
+    """Return the instances that are shown, the chief first."""
+    order = [*root.roles]
+    chief = chief_role(order)
+    order.sort(key=lambda role: role != chief)
+    if _end(root.status.conditions) is not None:
+        # Pods that still run are about to be removed.
+        members = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
+    return tuple(
+        _instance(
+            members[role, index],
+            cards,
+            name=instance_name(root.metadata.name, trainer, role, index),
+            role=role,
+            index=index,
+            chief=(role, index) == (chief, 0),
+        )
+        for role, index in sorted(members, key=lambda place: (order.index(place[0]), place[1]))
     )
 
 

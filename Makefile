@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test e2e fire check bench clean
+.PHONY: help build run test e2e fire check bench chart clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -42,6 +42,9 @@ check: build .venv/.test ## check format, lint, types and import layers
 bench: build .venv/.test ## measure against named baselines, each pair in one run
 	@missed=; for bench in bench/*/run.py; do $(BIN)/python $$bench || missed="$$missed $$bench"; done; \
 	if [ -n "$$missed" ]; then echo "goals missed or not measured:$$missed"; exit 1; fi
+
+chart: ## package the chart with JobSet's: leaves dist/chart (needs Go)
+	@python3 deploy/package.py dist/chart
 
 clean: ## remove all build results
 	$(MAKE) -C native clean

@@ -220,6 +220,20 @@ def test_schema_rejects_values_when_they_are_invalid(invalid: Json) -> None:
 
 
 @needs_helm
+def test_chart_names_the_packaged_one_when_jobset_is_enabled_without_it() -> None:
+    """JobSet's chart is added by `make chart`."""
+    done = helm("template", "fenka", str(CHART), "--set=jobset.enabled=true")
+    assert done.returncode != 0
+    assert "run `make chart`, and install dist/chart instead" in done.stderr
+
+
+def test_jobsets_image_has_the_version_of_its_chart() -> None:
+    """The chart is that of the Go module, whose own default is an image of the development branch."""
+    tag = yaml.safe_load((CHART / "values.yaml").read_text())["jobset"]["image"]["tag"]
+    assert f"sigs.k8s.io/jobset {tag} " in (ROOT / "e2e" / "jobset" / "go.mod").read_text()
+
+
+@needs_helm
 def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
     """Both replicas are ready; a single one stays until its successor is ready and never blocks a drain."""
     objects = render()

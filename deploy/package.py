@@ -1,0 +1,97 @@
+"""Package the chart together with JobSet's: ``python3 deploy/package.py DIRECTORY``.
+
+JobSet's chart is not in this repository. It is fetched with JobSet's Go module, at the version on which the
+end-to-end tests run, and go.sum proves its content. The result installs JobSet if `jobset.enabled` is set.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MODULE = HERE.parent / "e2e" / "jobset"
+DEPENDENCY = """
+# Added when the chart was packaged.
+dependencies:
+- name: jobset
+  version: {version}
+"""
+ONLY_IF_ENABLED = "{{{{- if .Values.enabled }}}}\n{}\n{{{{- end }}}}\n"
+ANNOTATIONS = "  annotations:\n"
+
+
+class PackageError(Exception):
+    """The chart could not be packaged; the text is a sentence."""
+
+
+def jobset() -> tuple[str, Path]:
+    """Return JobSet's version, without the `v`, and the folder of its module."""
+    if not shutil.which("go"):
+        raise PackageError("`go` is not installed: it fetches JobSet's chart")
+    command = ["go", "mod", "download", "-json", "sigs.k8s.io/jobset"]
+    done = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PackageError(f"JobSet's module could not be fetched: {done.stderr or done.stdout}")
+    module = json.loads(done.stdout)
+    return module["Version"].removeprefix("v"), Path(module["Dir"])
+
+
+def write_subchart(source: Path, target: Path) -> None:
+    """Copy JobSet's chart so that it renders nothing unless `enabled` is set.
+
+    A `condition` of the dependency would not do: it counts as met when an upgrade with --reuse-values has no
+    such value. Files of Go's module cache are read-only, so only the content is copied.
+    """
+    for path in sorted(source.rglob("*")):
+        relative = path.relative_to(source)
+        if path.is_dir() or relative.parts[0] == "tests":
+            continue
+        content = path.read_text()
+        if relative.parts[0] == "crds":
+            relative, content = Path("templates", path.name), kept_definition(content)
+        if relative.parts[0] == "templates" and path.suffix == ".yaml":
+            content = ONLY_IF_ENABLED.format(content)
+        copy = target / relative
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(content)
+
+
+def kept_definition(content: str) -> str:
+    """Return the resource definition as a template.
+
+    Helm installs the files of crds/ only with a new release, but `jobset.enabled` may be set by an upgrade.
+    As with crds/, the definition and all JobSets stay when the release is uninstalled.
+    """
+    if "{{" in content or ANNOTATIONS not in content:
+        raise PackageError("the resource definition in JobSet's chart has an unexpected format")
+    return content.replace(ANNOTATIONS, f"{ANNOTATIONS}    helm.sh/resource-policy: keep\n", 1)
+
+
+def package(target: Path) -> None:
+    """Write the packaged chart to a directory, replacing it."""
+    version, module = jobset()
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(HERE / "chart", target)
+    write_subchart(module / "charts" / "jobset", target / "charts" / "jobset")
+    (target / "charts" / "jobset" / "LICENSE").write_text((module / "LICENSE").read_text())
+    with (target / "Chart.yaml").open("a") as chart:
+        chart.write(DEPENDENCY.format(version=version))
+
+
+def main() -> int:
+    """Package the chart; report an expected error as one sentence."""
+    if len(sys.argv) != 2:
+        print("usage: package.py DIRECTORY", file=sys.stderr)
+        return 2
+    try:
+        package(Path(sys.argv[1]))
+    except PackageError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

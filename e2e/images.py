@@ -4,43 +4,27 @@
 its sources. After a change of fenka's source only the wheel and one layer are built again.
 """
 
-import hashlib
-import io
-import json
 import os
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from e2e.configuration import PAUSE
-from e2e.machine import HANGS_AFTER_S, ClusterError, missing_programs, tail
+from e2e.image_files import archive, base_key, build_image, hash_of, image_of, run_checked
+from e2e.machine import ClusterError, missing_programs
 from e2e.programs import COMPLETE, cache, directories, exclusive_lock
 from e2e.supervisor import REPOSITORY
 
 BUSYBOX = "localhost/busybox:e2e"
 WORKLOAD = "localhost/fenka-workload:e2e"
 FENKA = "localhost/fenka:e2e"
-BASE = "localhost/fenka-base"
+JOBSET = "localhost/jobset:e2e"
+GIT = "localhost/fenka-git:e2e"
+TRAINING = "localhost/fenka-training:e2e"
 
 HERE = Path(__file__).parent / "containers"
-SUITE = "bookworm"
-PACKAGES = "ca-certificates,python3,python3-venv"
-# Files that no container needs: a third of the base image.
-UNNEEDED_PATHS = (
-    "usr/share/doc",
-    "usr/share/info",
-    "usr/share/locale",
-    "usr/share/man",
-    "var/cache/apt",
-    "var/cache/debconf",
-    "var/lib/apt/lists",
-    "var/log/apt",
-)
 # Arguments: the folder of programs, the folder to unpack into, the archives.
 UNPACK = """
 PATH=$1:$PATH store=$2 run=$(mktemp -d); shift 2
@@ -65,7 +49,6 @@ kill $daemon
 wait $daemon || true
 umount -l "$run"; rmdir "$run"
 """
-CA_CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 
 
 def all_images() -> list[Path]:
@@ -74,7 +57,7 @@ def all_images() -> list[Path]:
     if missing:
         raise ClusterError(f"the images need programs that are not installed: {', '.join(missing)}")
     with exclusive_lock(cache() / "images.lock"):
-        return [pause(), busybox(), workload(), fenka()]
+        return [pause(), busybox(), jobset(), workload(), git(), training(), fenka()]
 
 
 def image_store() -> Path:
@@ -124,44 +107,7 @@ def copy_store(store: Path, target: Path) -> None:
             copy.replace(database)
 
 
-def archive(name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """Return the archive of an image in the cache; `make` writes it to a path if it is missing."""
-    folder = cache() / "images"
-    cached = folder / f"{name}-{key}.tar"
-    if cached.exists():
-        os.utime(cached)
-        return cached
-    began = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = cached.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    make(partial)
-    partial.rename(cached)
-    remove_old_archives(folder, name)
-    print(f"made {cached.name} in {time.monotonic() - began:.1f} s", flush=True)
-    return cached
-
-
-def remove_old_archives(folder: Path, name: str, keep: int = 6) -> None:
-    """Remove the oldest archives: each change of the source adds one of 150 MB."""
-    made = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
-    for old in made[:-keep]:
-        old.unlink()
-
-
-def hash_of(*parts: bytes | str | Path) -> str:
-    """Return a short hash of texts and of files with their base names."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Path):
-            digest.update(part.name.encode() + b"\0" + part.read_bytes())
-        else:
-            digest.update(part if isinstance(part, bytes) else part.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()[:16]
-
-
-# Two images of a few files, written without a build tool.
+# Images of a few files, written without a build tool.
 
 
 def pause() -> Path:
@@ -191,52 +137,20 @@ def busybox() -> Path:
     return archive("busybox", hash_of(program), make)
 
 
-def image_of(
-    name: str,
-    config: Mapping[str, object],
-    files: Mapping[str, bytes],
-    links: tuple[str, ...] | list[str],
-) -> bytes:
-    """Return a Docker archive with one layer of files, and links in bin/ to bin/busybox."""
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        for folder in ("bin", "tmp", "etc"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
-            tar.addfile(entry)
-        for path, content in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(content), 0o755
-            tar.addfile(entry, io.BytesIO(content))
-        for link in links:
-            entry = tarfile.TarInfo(f"bin/{link}")
-            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-            if link != "busybox":
-                tar.addfile(entry)
-    blob = layer.getvalue()
-    document = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": config,
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(blob).hexdigest()}"]},
-    }
-    parts = {
-        "config.json": json.dumps(document).encode(),
-        "layer.tar": blob,
-        "manifest.json": json.dumps(
-            [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
-        ).encode(),
-    }
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as tar:
-        for path, content in parts.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return whole.getvalue()
+def jobset() -> Path:
+    """Return the image of JobSet's controller, with the path and the user that its chart expects."""
+    programs = (folder / "jobset" for folder in directories())
+    program = next(path for path in programs if path.exists())
+
+    def make(target: Path) -> None:
+        target.write_bytes(
+            image_of(JOBSET, {"User": "65532:65532"}, {"manager": program.read_bytes()}, ())
+        )
+
+    return archive("jobset", hash_of(program), make)
 
 
-# Two images from Dockerfiles, based on a Debian built here.
+# Images from Dockerfiles, based on a Debian built here.
 
 
 def workload() -> Path:
@@ -273,103 +187,42 @@ def fenka() -> Path:
 
 def build_wheel(folder: Path) -> Path:
     """Build fenka's wheel in dist/ below a folder, and return its path."""
-    tools = REPOSITORY / ".tools" / "bin" / "uv"
-    uv = str(tools) if tools.exists() else "uv"
     dist = folder / "dist"
-    run_checked(
-        [uv, "build", "--quiet", "--wheel", "--out-dir", str(dist), str(REPOSITORY)], timeout=300
-    )
+    uv("build", "--quiet", "--wheel", "--out-dir", str(dist), str(REPOSITORY))
     return next(dist.glob("*.whl"))
 
 
-def build_image(name: str, dockerfile: Path, files: list[Path], target: Path) -> None:
-    """Build a Dockerfile in a context that holds only these files."""
-    base = base_image()
-    with tempfile.TemporaryDirectory() as folder:
-        context = Path(folder)
-        (context / "dist").mkdir()
-        for path in files:
-            # With a fixed time buildah reuses the layer: its cache key includes content and time.
-            copy = context / ("dist" if path.suffix == ".whl" else "") / path.name
-            shutil.copy(path, copy)
-            os.utime(copy, (0, 0))
-        buildah(
-            "bud",
-            "--quiet",
-            "--layers",
-            "--isolation=chroot",
-            "--network=host",
-            "--pull=never",
-            f"--build-arg=BASE={base}",
-            f"--file={dockerfile}",
-            f"--tag={name}",
-            str(context),
-        )
-        buildah("push", "--quiet", name, f"docker-archive:{target}:{name}")
+def git() -> Path:
+    """Return the image with git, which clones a job's code, and serves repositories in the tests."""
+    dockerfile = HERE / "git.Dockerfile"
+
+    def make(target: Path) -> None:
+        build_image(GIT, dockerfile, [], target)
+
+    return archive("git", hash_of(base_key(), dockerfile), make)
 
 
-def base_key() -> str:
-    """Return a hash of everything that the base image is built from."""
-    host = Path("/") / CA_CERTIFICATES
-    return hash_of(SUITE, PACKAGES, repr(UNNEEDED_PATHS), host if host.exists() else "")
+def training() -> Path:
+    """Return the image with two MPIs, mpi4py, numba-cuda and TensorBoard, at the locked versions."""
+    dockerfile = HERE / "training.Dockerfile"
+    export = ("export", "--quiet", "--frozen", "--no-header", "--no-emit-project")
+    locked = uv(*export, "--only-group", "training", "--project", str(REPOSITORY))
+
+    def make(target: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            requirements = Path(folder, "training.txt")
+            requirements.write_text(locked)
+            # `make` has downloaded most of it before.
+            downloaded = f"{uv('cache', 'dir').strip()}:/root/.cache/uv"
+            build_image(TRAINING, dockerfile, [requirements], target, volume=downloaded)
+
+    return archive("training", hash_of(base_key(), dockerfile, locked), make, keep=2)
 
 
-def base_image() -> str:
-    """Build a minimal Debian with Python in buildah's storage if it is missing, and return its name."""
-    name = f"{BASE}:{base_key()}"
-    if base_key() in buildah("images", "--format", "{{.Tag}}"):
-        return name
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=cache()) as folder:
-        root, packed = Path(folder, "root"), Path(folder, "root.tar")
-        include = f"--include={PACKAGES}"
-        log = cache() / "debootstrap.log"
-        run_checked(
-            ["debootstrap", "--variant=minbase", include, SUITE, str(root)], log, timeout=900
-        )
-        for unneeded in UNNEEDED_PATHS:
-            shutil.rmtree(root / unneeded, ignore_errors=True)
-            (root / unneeded).mkdir(parents=True)
-        # Trust this machine's certificate authorities: a proxy may intercept the build's TLS.
-        if (Path("/") / CA_CERTIFICATES).exists():
-            shutil.copy(Path("/") / CA_CERTIFICATES, root / CA_CERTIFICATES)
-        without = [f"--exclude=./{each}/*" for each in ("dev", "proc", "sys")]
-        run_checked(["tar", "--numeric-owner", *without, "-C", str(root), "-cf", str(packed), "."])
-        container = buildah("from", "scratch").strip()
-        buildah("add", "--quiet", container, str(packed), "/")
-        buildah("commit", "--quiet", "--rm", container, name)
-    print(f"made the base image in {time.monotonic() - began:.0f} s", flush=True)
-    return name
-
-
-def buildah(command: str, *arguments: str) -> str:
-    """Run buildah with its own storage, and return its output."""
-    storage = cache() / "buildah"
-    # Locks must not survive a reboot, so they are not in the cache.
-    run_root = Path("/run/fenka-e2e-buildah")
-    where = [f"--root={storage}", f"--runroot={run_root}", "--storage-driver=overlay"]
-    log = cache() / "buildah.log"
-    return run_checked(["buildah", *where, command, *arguments], log, timeout=1200)
-
-
-def run_checked(command: list[str], log: Path | None = None, timeout: float = HANGS_AFTER_S) -> str:
-    """Run a program and return its output. Its error output goes to the log or into ClusterError."""
-    done = subprocess.run(
-        ["nice", *command],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if log:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    if done.returncode:
-        output = tail(log) or f": {done.stderr.strip() or done.stdout.strip()}"
-        raise ClusterError(f"{command[0]} failed ({done.returncode}){output}")
-    return done.stdout
+def uv(*arguments: str) -> str:
+    """Return the output of uv, as `make` has installed it."""
+    tools = REPOSITORY / ".tools" / "bin" / "uv"
+    return run_checked([str(tools) if tools.exists() else "uv", *arguments], timeout=300)
 
 
 def main() -> int:

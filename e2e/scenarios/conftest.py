@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from e2e.cluster import Cluster, wait_until
+from e2e.machine import run
 from e2e.scenarios.containers import wait_for_agent, wait_for_no_leases
 from e2e.scenarios.installation import (
     CERTIFICATES,
@@ -28,6 +30,20 @@ admission: {extraUsers: [former-plugin]}
 simulatedCards:
 - {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
 - {nodeSelector: {fenka.io/simulated: pair}, spec: T4*2}
+"""
+
+JOBSET_VALUES = """
+jobset:
+  enabled: true
+  image: {repository: localhost/jobset, tag: e2e, pullPolicy: Never}
+  controller: {resources: {requests: {cpu: 10m}}}
+"""
+
+EMPTY_JOBSET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: empty}
+spec: {replicatedJobs: []}
 """
 
 
@@ -53,6 +69,21 @@ def install(cluster: Cluster) -> None:
     on_control_plane(cluster, f"fenka certificates -n {RELEASE} --into {CERTIFICATES}")
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
     wait_until("the extender", lambda: extender_is_ready(cluster))
+
+
+@pytest.fixture(scope="session")
+def jobset(installation: Installation) -> None:
+    """Let JobSet's controller run: added to the installed release, as a user of whole jobs would."""
+    cluster = installation.cluster
+    chart = cluster.state / "chart"
+    run([sys.executable, str(CHART.parent / "package.py"), str(chart)])
+    values = cluster.state / "jobset.yaml"
+    values.write_text(JOBSET_VALUES)
+    options = ("-n", RELEASE, "--reuse-values", "-f", str(values), "--wait", "--timeout=90s")
+    cluster.helm("upgrade", RELEASE, str(chart), *options)
+    # The controller is ready some time before kube-proxy forwards to its webhooks.
+    create = ("create", "--dry-run=server", "-f", "-")
+    wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from e2e.cluster import Cluster, ClusterError, wait_until
-from e2e.images import BUSYBOX, archive, hash_of, image_of
+from e2e.image_files import archive, hash_of, image_of
+from e2e.images import BUSYBOX
 from e2e.programs import directories
 from e2e.scenarios.conftest import CHART, RELEASE
 from e2e.scenarios.containers import installed_with

@@ -32,12 +32,10 @@ def uses_arena(option: Layout | None) -> bool:
 def _configured() -> str:
     if name := os.environ.get("FENKA_LAYOUT"):
         return _checked(name, "FENKA_LAYOUT")
-    file = CONFIGURATION
+    file = Path.home() / CONFIGURATION
     try:
-        file = Path.home() / CONFIGURATION
         settings = tomllib.loads(file.read_text())
-    except (FileNotFoundError, NotADirectoryError, RuntimeError):
-        # RuntimeError: the user has no home directory, as in many containers.
+    except FileNotFoundError:
         return "fenka"
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
         raise UserError(f"{file} cannot be read: {why}", INVALID_INPUT) from None

@@ -23,7 +23,6 @@ class CardUsage(NamedTuple):
 
 
 NO_USAGE = CardUsage()
-_NO_CARDS: dict[DeviceId, CardUsage] = {}
 
 
 class UsageView(Protocol):
@@ -52,13 +51,13 @@ class UsageTotals:
     """A view that adds up placements. It does not check that they fit their cards."""
 
     def __init__(self) -> None:
-        self._cards: dict[str, dict[DeviceId, CardUsage]] = {}
+        self._cards: dict[tuple[str, DeviceId], CardUsage] = {}
         self._hosts: dict[str, tuple[int, int]] = {}
         self._watching: list[set[str]] = []
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card."""
-        return self._cards.get(node, _NO_CARDS).get(device, NO_USAGE)
+        return self._cards.get((node, device), NO_USAGE)
 
     def host_usage(self, node: str) -> tuple[int, int]:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
@@ -77,9 +76,8 @@ class UsageTotals:
         self._count(placement, -1)
 
     def _count(self, placement: Placement, sign: int) -> None:
-        cards = self._cards.setdefault(placement.node, {})
         for piece in placement.slices:
-            usage = cards.get(piece.uuid, NO_USAGE)
+            usage = self.card_usage(placement.node, piece.uuid)
             usage = CardUsage(
                 usage.memory_mib + sign * piece.memory_mib,
                 usage.compute + sign * piece.compute,
@@ -87,17 +85,15 @@ class UsageTotals:
                 usage.whole + sign * placement.whole,
             )
             if usage == NO_USAGE:
-                del cards[piece.uuid]
+                # Nodes come and go: nothing is kept of cards that nobody uses.
+                del self._cards[placement.node, piece.uuid]
             else:
-                cards[piece.uuid] = usage
+                self._cards[placement.node, piece.uuid] = usage
         cpu, memory = self.host_usage(placement.node)
-        of_host = cpu + sign * placement.cpu_milli, memory + sign * placement.host_memory_mib
-        self._hosts[placement.node] = of_host
-        # Nodes come and go: nothing is kept of those that nobody uses.
-        if not cards:
-            del self._cards[placement.node]
-        if of_host == (0, 0):
-            del self._hosts[placement.node]
+        self._hosts[placement.node] = (
+            cpu + sign * placement.cpu_milli,
+            memory + sign * placement.host_memory_mib,
+        )
         for changed in self._watching:
             changed.add(placement.node)
 

@@ -38,7 +38,8 @@ class Lingering:
     slices: tuple[Slice, ...]
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True)
+class Refusal:
     """Why a pod does not start. movable: whether it may start on another node."""
 
     sentence: str
@@ -76,7 +77,7 @@ class _Report(msgspec.Struct, forbid_unknown_fields=True):
     cards: list[str]
     pods: dict[str, list[_Slice]]
     lingering: dict[str, tuple[str, list[_Slice]]]
-    refused: dict[str, Refusal]
+    refused: dict[str, tuple[str, bool]]
 
 
 _REPORT = msgspec.json.Decoder(_Report)
@@ -103,7 +104,7 @@ def encode_report(report: LeaseReport) -> str:
         uid: (pod.name, encoded(pod.slices)) for uid, pod in sorted(report.lingering.items())
     }
     refused = {
-        uid: Refusal(refusal.sentence[:MAX_SENTENCE], refusal.movable)
+        uid: (refusal.sentence[:MAX_SENTENCE], refusal.movable)
         for uid, refusal in sorted(report.refused.items())
     }
     for shown in (refused, {}):
@@ -132,7 +133,10 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
                 uid: Lingering(name, decoded(slices))
                 for uid, (name, slices) in record.lingering.items()
             },
-            record.refused,
+            {
+                uid: Refusal(sentence, movable)
+                for uid, (sentence, movable) in record.refused.items()
+            },
         )
     except IndexError:
         raise InvalidRecord(

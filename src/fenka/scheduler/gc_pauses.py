@@ -10,7 +10,7 @@ collection that visits everything.
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -23,21 +23,16 @@ COMPLETE_EVERY = 1000
 
 
 @contextlib.contextmanager
-def short_gc_pauses(
-    is_starting: Callable[[], bool] = lambda: False, complete_every: int = COMPLETE_EVERY
-) -> Iterator[None]:
-    """Freeze what survives full collections while the block runs.
-
-    is_starting: whether all that is made now lasts, so that it is frozen by the first collection of any kind.
-    """
+def short_gc_pauses(complete_every: int = COMPLETE_EVERY) -> Iterator[None]:
+    """Freeze what survives full collections while the block runs."""
     number = count(1)
 
     def on_collection(phase: str, info: dict[str, Any]) -> None:
-        oldest = info["generation"] == OLDEST_GENERATION
+        if info["generation"] != OLDEST_GENERATION:
+            return
         if phase == "stop":
-            if oldest or is_starting():
-                gc.freeze()
-        elif oldest and not next(number) % complete_every:
+            gc.freeze()
+        elif not next(number) % complete_every:
             gc.unfreeze()
 
     thresholds = gc.get_threshold()

@@ -27,6 +27,19 @@ def test_layout_is_the_articles_by_default(file: Path) -> None:
     assert uses_arena("arena")
 
 
+def test_layout_is_the_default_when_the_user_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a user of its own."""
+    monkeypatch.delenv("FENKA_LAYOUT", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert not uses_arena(None)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert not uses_arena(None)
+
+
 def test_option_precedes_environment_precedes_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

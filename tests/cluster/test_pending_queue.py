@@ -22,7 +22,7 @@ from fenka.core.fairness import Fairness
 from fenka.core.request import Placement
 from fenka.core.steps import complete
 from fenka.core.usage import UsageOverlay
-from fenka.dialects import ack
+from fenka.dialects import ack, gpushare
 from fenka.dialects.node_modes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
 from tests.core.builders import device, piece
@@ -219,3 +219,22 @@ def test_snapshot_can_reserve_only_until_four_entries_have() -> None:
         assert reserved == [number < 4 for number in range(count)]
         assert snapshot.can_reserve is (count < 4)
         assert {snapshot.node_of_card[device(index, "n")] for index in range(5)} == {"n"}
+
+
+def test_cards_are_reserved_again_when_a_card_is_healthy_again() -> None:
+    """Two cards of 8: while one is unhealthy there is nothing to wait for, afterwards for card 0."""
+    cluster = ClusterState([a_node("n", T4_MIB, T4_MIB)], [holder("h", runs=200)])
+    queue = PendingQueue(cluster, "binpack", PLAIN)
+    pod = pending("p", 16, labels={gpushare.COUNT: "2"})
+
+    def reserved() -> tuple[frozenset[str], float | None] | None:
+        (entry,) = complete(queue.schedule([pod], START + 100)).entries
+        found = entry.reservation
+        return None if found is None else (frozenset(found.cards), found.starts_by)
+
+    both = frozenset({device(0, "n"), device(1, "n")})
+    assert reserved() == (both, START + 200)
+    cluster.set_unhealthy("n", frozenset({1}))
+    assert reserved() is None
+    cluster.set_unhealthy("n", frozenset())
+    assert reserved() == (both, START + 200)

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.availability import availabilities
+from fenka.core.availability import Start, Timeline, availabilities, needs_host
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
-from fenka.core.request import Placement, Request
+from fenka.core.request import Memory, Placement, Request
 from tests.core.builders import (
     P4_MIB,
     T4_MIB,
     card,
     clusters,
+    device,
     exact,
     holding,
     node,
@@ -165,3 +166,164 @@ def test_availability_is_the_first_moment_at_which_a_card_fits(
         it.card.index: it.at for it in availabilities(alone, each, allocations) if not it.uncertain
     }
     assert certain == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "cpu", "memory", "expected"),
+    [
+        (Request(Memory(1), cpu_milli=1000), 4000, None, True),
+        (Request(Memory(1), cpu_milli=1000), None, 8000, False),
+        (Request(Memory(1), host_memory_mib=1), None, 8000, True),
+        (Request(Memory(1), host_memory_mib=1), 4000, None, False),
+        # a request for none, and a host that is not counted
+        (units(1), 4000, 8000, False),
+        (Request(Memory(1), cpu_milli=1, host_memory_mib=1), None, None, False),
+        # a host that has none is counted
+        (Request(Memory(1), cpu_milli=1), 0, None, True),
+    ],
+)
+def test_host_is_needed_when_the_request_names_what_the_node_counts(
+    request_: Request, cpu: int | None, memory: int | None, expected: bool
+) -> None:
+    """Then a card is available only when its host is."""
+    assert needs_host(request_, node(T4_MIB, cpu=cpu, memory=memory)) is expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        # at first 8 + 4 = 12 of 14 units and 60 + 30 = 90 percent are held, by two slices
+        (units(2), -inf),
+        # 14 - 4 = 10 units and 100 - 30 = 70 percent from 10 on
+        (units(10), 10),
+        (units(2, compute=11), 10),
+        (units(2, compute=70), 10),
+        (units(2, compute=71), 20),
+        (units(11), 20),
+        (whole(), 20),
+    ],
+)
+def test_card_is_available_when_memory_compute_and_holders_allow_it(
+    request_: Request, expected: float
+) -> None:
+    """A slice of 8 units and 60 percent ends at 10, one of 4 units and 30 percent at 20."""
+    ends = held(0, mib_of(8), 10, 60), held(0, mib_of(4), 20, 30)
+    assert found(request_, node(T4_MIB), *ends) == [(0, expected, 0)]
+
+
+def mib_of(amount: int) -> int:
+    """Return the MiB of this number of a T4's 14 units."""
+    return T4_MIB * amount // 14
+
+
+def test_allocation_is_ignored_when_its_card_is_gone() -> None:
+    """A record may name a card that the node had before."""
+    assert found(whole(), node(T4_MIB), held(1, T4_MIB, None)) == [(0, -inf, 0)]
+
+
+# ---- several nodes ----
+
+A, B = node(T4_MIB, T4_MIB), node(T4_MIB, name="b")
+
+
+def on(index: int, amount: int, deadline: float | None, name: str = "a") -> Allocation:
+    """Return an allocation of this number of units."""
+    return Allocation(placement(piece(index, mib_of(amount), name=name), name=name), deadline)
+
+
+def timeline(now: float = 0) -> Timeline:
+    """Return a timeline: a's cards are full until 50 and 80, b's card indefinitely."""
+    on_a = [on(0, 14, 50), on(1, 14, 80)]
+    return Timeline((A, B), {"a": on_a, "b": [on(0, 14, None, "b")]}, now)
+
+
+def shown(start: Start | None) -> tuple[str, float, int, list[int]] | None:
+    """Return node, time, number of uncertain ends and cards."""
+    if start is None:
+        return None
+    return start.node.name, start.at, start.uncertain, [each.index for each in start.cards]
+
+
+@pytest.mark.parametrize(
+    ("request_", "among", "now", "expected"),
+    [
+        (units(8), None, 0, ("a", 50, 0, [0])),
+        (units(8, cards=2), None, 0, ("a", 80, 0, [0, 1])),
+        # not before now
+        (units(8), None, 60, ("a", 60, 0, [0])),
+        # nobody knows when b's holder ends
+        (units(8), {"b"}, 0, ("b", inf, 1, [0])),
+        (units(8), {"a", "b"}, 0, ("a", 50, 0, [0])),
+        # b has one card; no card has 15 units; nothing is eligible
+        (units(8, cards=2), {"b"}, 0, None),
+        (units(15), None, 0, None),
+        (units(8), set(), 0, None),
+        (units(8), {"gone"}, 0, None),
+    ],
+)
+def test_request_starts_where_its_cards_are_free_first(
+    request_: Request,
+    among: set[str] | None,
+    now: float,
+    expected: tuple[str, float, int, list[int]] | None,
+) -> None:
+    """On the eligible nodes alone."""
+    eligible = None if among is None else frozenset(among)
+    assert shown(timeline(now).earliest(request_, eligible)) == expected
+
+
+def test_nodes_are_in_order_of_the_last_start_of_all_requests() -> None:
+    """Each request by itself: 8 units on a at 50, two cards of 8 at 80; b has one card only."""
+    line, one, two = timeline(), units(8), units(8, cards=2)
+    assert line.starts_on([one], ["a", "b"]) == [(50, "a"), (inf, "b")]
+    assert line.starts_on([one, two], ["a", "b"]) == [(80, "a")]
+    assert line.by_start([one]) == ["a", "b"]
+    assert line.by_start([one], frozenset({"b"})) == ["b"]
+    assert line.by_start([two]) == ["a"]
+    assert line.by_start([units(15)]) == []
+
+
+def test_request_starts_later_when_the_pass_has_added_an_allocation() -> None:
+    """8 more units of card 0 until 200 leave 14 - 8 = 6 of it from 50 on: 8 are free on card 1 at 80."""
+    line, added = timeline(), on(0, 8, 200)
+    line.add(added)
+    assert shown(line.earliest(units(8))) == ("a", 80, 0, [1])
+    assert shown(line.earliest(units(6))) == ("a", 50, 0, [0])
+    line.remove(added)
+    assert shown(line.earliest(units(8))) == ("a", 50, 0, [0])
+
+
+@pytest.mark.parametrize(
+    ("reservations", "expected"),
+    [
+        # card 0 is kept until 70, and free at 50
+        ([70], ("a", 70, 0, [0])),
+        # a reservation that has started before does not delay anybody
+        ([20], ("a", 50, 0, [0])),
+        # the later of two counts, in any order
+        ([75, 60], ("a", 75, 0, [0])),
+        ([60, 75], ("a", 75, 0, [0])),
+        # card 1 is free first
+        ([90], ("a", 80, 0, [1])),
+        ([inf], ("a", 80, 0, [1])),
+    ],
+)
+def test_reserved_card_is_available_when_its_reservation_has_started(
+    reservations: list[float], expected: tuple[str, float, int, list[int]]
+) -> None:
+    """What is reserved has also been added: 1 unit of each card of node a, until 500."""
+    line = timeline()
+    line.add(on(0, 1, 500))
+    line.add(on(1, 1, 500))
+    for at in reservations:
+        line.reserve([device(0)], at)
+    assert shown(line.earliest(units(8))) == expected
+
+
+def test_reservation_of_unknown_start_counts_as_one_more_uncertain_end() -> None:
+    """So of two cards that are free at an unknown time the one that waits for less is taken."""
+    line = Timeline((B,), {"b": [on(0, 14, None, "b")]}, 0)
+    line.add(on(0, 1, 500, "b"))
+    assert shown(line.earliest(units(8))) == ("b", inf, 1, [0])
+    line.reserve([device(0, "b")], inf)
+    assert shown(line.earliest(units(8))) == ("b", inf, 2, [0])

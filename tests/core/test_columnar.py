@@ -12,15 +12,15 @@ from fenka.core.availability import Timeline
 from fenka.core.backfill import Backfill
 from fenka.core.columnar import JointJudgement, Judgement, count_reasons
 from fenka.core.columnar_placer import ColumnarPlacer
-from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
+from fenka.core.columnar_timeline import SPARE, CardStates, ColumnarTimeline
 from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.fairness import Fairness
 from fenka.core.gangs import Limits, Placer, PlainPlacer, place_all, place_gang
-from fenka.core.inventory import DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.reasons import NodeRejection, Unschedulable
-from fenka.core.request import Placement, Request
+from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.steps import complete
 from fenka.core.usage import UsageTotals
 from tests.core.builders import clusters, requests
@@ -285,3 +285,42 @@ def test_pass_over_the_queue_is_the_same_with_columns(
             deadline = data.draw(st.sampled_from([None, inf if limit is None else now + limit]))
             held += [Allocation(placement, deadline) for placement in placements]
         held = [it for it in held if it.deadline is None or it.deadline > now + 10]
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_kept_states_equal_the_definition_when_nodes_and_allocations_change(
+    data: st.DataObject,
+) -> None:
+    """Also where a node has more states than its place in the table has room for."""
+    states = CardStates()
+    every = [
+        Node(name, tuple(Card(i, DeviceId(f"{name}{i}"), "", 100) for i in range(cards)))
+        for name, cards in (("a", 0), ("a", 1), ("b", 1), ("b", 2), ("c", 1))
+    ]
+    pieces = st.lists(
+        st.tuples(st.integers(0, 1), st.integers(1, 9), st.sampled_from([None, 5.0, 9.0])),
+        max_size=2 * SPARE,
+    )
+    for _ in range(4):
+        nodes = data.draw(st.lists(st.sampled_from(every), unique_by=lambda node: node.name))
+        allocations = {
+            node.name: [
+                Allocation(
+                    Placement(
+                        node.name, (Slice(0, node.cards[card % len(node.cards)].uuid, mib, 0),)
+                    ),
+                    deadline,
+                )
+                for card, mib, deadline in data.draw(pieces)
+            ]
+            for node in nodes
+            if node.cards
+        }
+        plain = Timeline(nodes, allocations, 0.0)
+        columnar = ColumnarTimeline(nodes, allocations, 0.0, states)
+        for mib in (30, 95):
+            for cards in (1, 2):
+                request = Request(Memory(mib), cards=cards)
+                assert columnar.earliest(request) == plain.earliest(request)
+                assert columnar.by_start([request]) == plain.by_start([request])

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fenka.scheduler.certificates import Pair, due
-from fenka.scheduler.credentials import AUTHORITY, CLIENT, SERVER, Credentials
+from fenka.scheduler.certificates import AUTHORITY, CLIENT, SERVER, Pair, due
+from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.server import Access
 
 

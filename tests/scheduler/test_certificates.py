@@ -6,8 +6,11 @@ import pytest
 from cryptography import x509
 
 from fenka.scheduler.certificates import (
+    AUTHORITY,
     AUTHORITY_LASTS,
+    CLIENT,
     CLOCKS,
+    SERVER,
     SERVER_LASTS,
     InvalidPair,
     Pair,
@@ -15,7 +18,6 @@ from fenka.scheduler.certificates import (
     expiry,
     new_authority,
 )
-from fenka.scheduler.credentials import AUTHORITY, CLIENT, SERVER
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTS = ("fenka-scheduler.gpu.svc", "10.0.0.1")

@@ -3,6 +3,8 @@
 import gc
 import weakref
 
+import pytest
+
 from fenka.scheduler.gc_pauses import short_gc_pauses
 
 
@@ -20,6 +22,17 @@ def test_survivors_are_frozen_when_a_full_collection_ends() -> None:
         gc.collect()
         assert gc.get_freeze_count() > 0
         assert all(obj is not lasting for obj in gc.get_objects())
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_survivors_of_any_collection_are_frozen_only_when_the_process_starts(
+    starting: bool,
+) -> None:
+    """Then nearly all that is made lasts."""
+    with short_gc_pauses(lambda: starting):
+        lasting = Ring()
+        gc.collect(0)
+        assert all(obj is not lasting for obj in gc.get_objects()) is starting
 
 
 def test_new_garbage_is_freed_when_older_objects_are_frozen() -> None:

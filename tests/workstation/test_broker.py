@@ -18,11 +18,11 @@ from fenka.workstation.broker import (
     GrantLease,
     RejectJob,
     RemoveLease,
-    ReportQueued,
     Terminate,
     UnknownJob,
 )
 from fenka.workstation.job import Gang, Job
+from fenka.workstation.protocol import JobQueued
 from tests.builders import job
 
 T4 = Card(0, DeviceId("GPU-0"), "Tesla T4", 15079)
@@ -65,11 +65,17 @@ def gang(name: str, size: int, like: Job) -> list[Job]:
 
 def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
     """Return the effects as (kind, job); a gang's grant gives one pair for each member."""
-    return [
-        (type(effect).__name__, job.name)
-        for effect in effects
-        for job in (effect.jobs if isinstance(effect, GrantLease) else [effect.job])
-    ]
+    named: list[tuple[str, str]] = []
+    for effect in effects:
+        match effect:
+            case GrantLease(jobs):
+                names = [job.name for job in jobs]
+            case JobQueued(name=name):
+                names = [name]
+            case _:
+                names = [effect.job.name]
+        named += [(type(effect).__name__, name) for name in names]
+    return named
 
 
 @pytest.fixture
@@ -86,7 +92,7 @@ def test_fourth_job_is_queued_when_three_fill_the_card(broker: Broker) -> None:
         ]
     (waits,) = broker.submit([request("n3", at=3)], 3)
     # 3 x 4308 = 12924 of 15079 are held, 2155 are left.
-    assert waits == ReportQueued(broker.jobs["n3"], 1, 1, "0/1 GPUs fit: 1 too little memory")
+    assert waits == JobQueued("n3", "n3", 1, 1, "0/1 GPUs fit: 1 too little memory")
     assert kinds(broker.on_exit("n1", 4)) == [("RemoveLease", "n1"), ("GrantLease", "n3")]
 
 
@@ -116,15 +122,15 @@ def test_position_is_reported_when_it_changes(broker: Broker) -> None:
     broker.submit([request("a", 14)], 0)
     broker.submit([request("b", 14, at=1)], 1)
     effects = broker.submit([request("c", 2, at=2)], 2)
-    assert [(e.job.name, e.position, e.length) for e in effects if isinstance(e, ReportQueued)] == [
+    assert [(e.name, e.position, e.length) for e in effects if isinstance(e, JobQueued)] == [
         ("b", 1, 2),
         ("c", 2, 2),
     ]
-    assert [e.reason for e in effects if isinstance(e, ReportQueued)][1] == (
+    assert [e.reason for e in effects if isinstance(e, JobQueued)][1] == (
         "0/1 GPUs fit: 1 too little memory"
     )
     moved = broker.on_exit("b", 3)
-    assert [(e.job.name, e.position) for e in moved if isinstance(e, ReportQueued)] == [("c", 1)]
+    assert [(e.name, e.position) for e in moved if isinstance(e, JobQueued)] == [("c", 1)]
 
 
 def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
@@ -132,7 +138,7 @@ def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
     broker.submit([request("a", 12)], 0)
     broker.submit([request("b", 4, at=1)], 1)
     (_, small) = broker.submit([request("c", 2, at=2)], 2)
-    assert isinstance(small, ReportQueued)
+    assert isinstance(small, JobQueued)
     assert small.reason == "0/1 GPUs fit: 1 reserved for requests before it"
     assert kinds(broker.on_exit("a", 3)) == [
         ("RemoveLease", "a"),
@@ -148,7 +154,7 @@ def test_slice_is_retained_and_reported_when_it_is_still_in_use(broker: Broker) 
     broker.submit([request("b", 14, at=1)], 1)
     (report,) = broker.on_exit("a", 2, "process 7 uses card 0 outside of its lease")
     reason = "0/1 GPUs fit: 1 too little memory; a has ended, but process 7 uses card 0 outside of its lease"
-    assert report == ReportQueued(broker.jobs["b"], 1, 1, reason)
+    assert report == JobQueued("b", "b", 1, 1, reason)
     assert (broker.jobs["a"].state, broker.reason(broker.jobs["b"])) == ("completing", reason)
     assert broker.on_exit("a", 3, "process 7 uses card 0 outside of its lease") == []
     assert broker.replay("b") == [report]
@@ -200,7 +206,7 @@ def test_slice_is_still_retained_when_the_daemon_was_restarted(broker: Broker) -
     broker.on_exit("a", 1, "in use")
     after = Broker(broker.node, broker.policy)
     assert after.restore(list(broker.jobs.values()), 2) == []
-    assert kinds(after.submit([request("b", 14)], 3)) == [("ReportQueued", "b")]
+    assert kinds(after.submit([request("b", 14)], 3)) == [("JobQueued", "b")]
     assert kinds(after.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
@@ -233,13 +239,13 @@ def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker)
     broker.confirm("n0", 5)
     again = Broker(broker.node, "binpack")
     effects = again.restore(list(reversed(broker.jobs.values())), 10)
-    waits = [(e.job.name, e.position) for e in effects if isinstance(e, ReportQueued)]
+    waits = [(e.name, e.position) for e in effects if isinstance(e, JobQueued)]
     assert waits == [("n2", 1), ("n3", 2), ("n4", 3)]
     assert again.jobs["n0"].state == "running"
     assert again.jobs["n1"].state == "starting"
     assert again.jobs["n1"].grant_expires_at == 10 + GRANT_TTL_S
     assert kinds(again.replay("n1")) == [("GrantLease", "n1")]
-    assert kinds(again.replay("n3")) == [("ReportQueued", "n3")]
+    assert kinds(again.replay("n3")) == [("JobQueued", "n3")]
 
 
 def test_find_raises_when_the_name_is_unknown(broker: Broker) -> None:
@@ -267,7 +273,7 @@ def test_queue_is_ordered_by_priority_then_age(broker: Broker) -> None:
     assert kinds(broker.on_exit("holder", 9)) == [
         ("RemoveLease", "holder"),
         ("GrantLease", "3:2"),
-    ] + [("ReportQueued", name) for name in ("5:1", "1:0", "4:0", "2:-1")]
+    ] + [("JobQueued", name) for name in ("5:1", "1:0", "4:0", "2:-1")]
 
 
 def test_users_are_served_alternately_when_all_wait(broker: Broker) -> None:
@@ -329,7 +335,7 @@ def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
     """The gang is one entry in the queue, and three in the ledger once enough jobs have ended."""
     broker.submit([request("a", 6)], 0)
     (waits,) = broker.submit(gang("g", 3, request("g", at=1)), 1)
-    assert isinstance(waits, ReportQueued)
+    assert isinstance(waits, JobQueued)
     assert (waits.position, waits.length) == (1, 1)
     assert waits.reason == (
         "0/1 GPUs fit: 1 too little memory; 2 of the gang's 3 would fit together"

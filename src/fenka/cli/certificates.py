@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,13 +21,18 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import ClusterTarget, OutputOption, Target
 from fenka.cluster.objects import Secret
 from fenka.kubernetes.client import Api, ApiError
-
-if TYPE_CHECKING:
-    from fenka.scheduler.certificates import Pair
+from fenka.scheduler.certificates import (
+    AUTHORITY,
+    CLIENT,
+    SERVER,
+    InvalidPair,
+    Pair,
+    due,
+    expiry,
+)
 
 EXPIRES = "fenka.io/expires"
 """Annotation of the Secrets: when the certificate expires."""
-AUTHORITY, SERVER, CLIENT = "authority", "server", "client"
 USES = {
     AUTHORITY: "signs the others",
     SERVER: "the extender's replicas",
@@ -145,8 +150,6 @@ def _make(installation: Installation, hosts: Sequence[str]) -> None:
             await asyncio.sleep(1)
         raise UserError(f"the Secrets of {installation.namespace} keep changing: try again")
 
-    from fenka.scheduler.certificates import InvalidPair
-
     try:
         made = cluster.ask(installation.target, question)
     except (InvalidPair, ValueError) as why:
@@ -158,34 +161,24 @@ def _make(installation: Installation, hosts: Sequence[str]) -> None:
 
 
 async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> dict[str, datetime]:
-    from fenka.scheduler import certificates, credentials
-
-    names = {
-        AUTHORITY: credentials.AUTHORITY,
-        SERVER: credentials.SERVER,
-        CLIENT: credentials.CLIENT,
-    }
-    secrets = await _read_all(api, installation, names)
-    current = {name: _pair(secrets[kind]) for kind, name in names.items()}
+    secrets = await _read_all(api, installation, USES)
+    current = {kind: _pair(secret) for kind, secret in secrets.items()}
     now = datetime.now(UTC)
-    made = certificates.due(current, hosts, now)
-    authority = made.get(credentials.AUTHORITY) or current[credentials.AUTHORITY]
+    made = due(current, hosts, now)
+    authority = made.get(AUTHORITY) or current[AUTHORITY]
     assert authority is not None
-    ends = certificates.expiry(authority)
+    ends = expiry(authority)
     if ends - now < SOON:
         print(
             f"the authority and all certificates of it expire on {ends:%Y-%m-%d}: delete the Secret "
             f"{installation.secret(AUTHORITY)}, make new certificates, and copy them to the control planes"
         )
     # The authority first: certificates that it has signed are useless without it.
-    expiries = {
-        kind: certificates.expiry(made[name]) for kind, name in names.items() if name in made
-    }
+    expiries = {kind: expiry(made[kind]) for kind in USES if kind in made}
     for kind, until in expiries.items():
-        pair = made[names[kind]]
         content = {
-            "tls.crt": pair.certificate,
-            "tls.key": pair.key,
+            "tls.crt": made[kind].certificate,
+            "tls.key": made[kind].key,
             "ca.crt": authority.certificate,
         }
         body = {
@@ -226,9 +219,7 @@ async def _read(api: Api, installation: Installation, kind: str) -> Secret | Non
         raise
 
 
-def _pair(secret: Secret | None) -> "Pair | None":
-    from fenka.scheduler.certificates import Pair
-
+def _pair(secret: Secret | None) -> Pair | None:
     return Pair(_decoded(secret, "tls.crt"), _decoded(secret, "tls.key")) if secret else None
 
 

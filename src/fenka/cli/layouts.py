@@ -32,10 +32,12 @@ def uses_arena(option: Layout | None) -> bool:
 def _configured() -> str:
     if name := os.environ.get("FENKA_LAYOUT"):
         return _checked(name, "FENKA_LAYOUT")
-    file = Path.home() / CONFIGURATION
+    file = CONFIGURATION
     try:
+        file = Path.home() / CONFIGURATION
         settings = tomllib.loads(file.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):
+        # RuntimeError: the user has no home directory, as in many containers.
         return "fenka"
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
         raise UserError(f"{file} cannot be read: {why}", INVALID_INPUT) from None

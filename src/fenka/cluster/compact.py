@@ -11,11 +11,14 @@ import msgspec
 
 from fenka.cluster.objects import Node, OwnerReference, Pod, PodStatus
 from fenka.cluster.pod_demand import PodDemand, shared_demand
-from fenka.cluster.recent import SharedValues
+from fenka.cluster.recent import SHARED, SharedValues
 from fenka.cluster.small_mapping import small_mapping
 from fenka.dialects import leases, node_inventory
 from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.registry import WITH_HAMI, annotation_names, names_any
+
+MAX_SHARED_TEXT = 128
+"""Characters; what a tenant writes may be long."""
 
 T = TypeVar("T")
 V = TypeVar("V", str, str | int)
@@ -23,6 +26,8 @@ V = TypeVar("V", str, str | int)
 _NONE: Mapping[str, str] = {}
 _NO_AMOUNTS: Mapping[str, str | int] = {}
 _PARTS: SharedValues[Any] = SharedValues()
+_TEXTS: dict[Any, Any] = {}
+"""Recent short texts and amounts. Unlike `intern`, this costs no memory for those that one pod has."""
 _NODE_ANNOTATIONS = (CARDS, node_inventory.CORDONED, leases.REPORT)
 
 
@@ -48,10 +53,10 @@ class CompactPod(Pod):
         spec.containers = _shared(b"containers", spec.containers)
         spec.init_containers = _shared(b"containers", spec.init_containers)
         spec.tolerations = _shared(b"tolerations", spec.tolerations)
-        spec.node_selector = _shared(b"selector", spec.node_selector)
+        spec.node_selector = _shared(b"selector", spec.node_selector) or _NONE
         spec.affinity = _shared(b"affinity", spec.affinity)
         spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
-        meta.labels = _shared(b"labels", meta.labels, _small)
+        meta.labels = _shared(b"labels", meta.labels, _small) or _NONE
         meta.annotations = _records(meta.annotations) if requests_cards else _NONE
         meta.owner_references = _shared(
             b"owners",
@@ -60,8 +65,8 @@ class CompactPod(Pod):
                 for owner in meta.owner_references
             ),
         )
-        meta.name, meta.namespace = intern(meta.name), intern(meta.namespace)
-        meta.creation_timestamp = intern(meta.creation_timestamp)
+        meta.name, meta.namespace = _recent(meta.name), intern(meta.namespace)
+        meta.creation_timestamp = _recent(meta.creation_timestamp)
         read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
         self.status = _shared(
             b"status",
@@ -78,7 +83,7 @@ class CompactNode(Node):
 
     def __post_init__(self) -> None:
         meta, status = self.metadata, self.status
-        meta.labels = _interned(meta.labels)
+        meta.labels = _small(meta.labels)
         meta.annotations = {
             name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
         }
@@ -88,26 +93,30 @@ class CompactNode(Node):
 
 
 def _interned(texts: Mapping[str, V]) -> dict[str, V]:
-    return {
-        intern(name): intern(value) if type(value) is str else value
-        for name, value in texts.items()
-    }
+    """Return a mapping whose keys and values are those of earlier ones. The values are short."""
+    if len(_TEXTS) > SHARED:
+        _TEXTS.clear()
+    return {intern(name): _TEXTS.setdefault(value, value) for name, value in texts.items()}
 
 
 def _small(texts: Mapping[str, V]) -> Mapping[str, V]:
-    return small_mapping(_interned(texts)) if texts else {}
+    return small_mapping(_interned(texts))
+
+
+def _recent(text: str) -> str:
+    known: str = _TEXTS.setdefault(text, text) if len(text) <= MAX_SHARED_TEXT else text
+    return known
 
 
 def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that a dialect reads."""
     names, prefixes = annotation_names()
-    return _small(
-        {
-            name: value
-            for name, value in annotations.items()
-            if name in names or name.startswith(prefixes)
-        }
-    )
+    records = {
+        intern(name): _recent(value)
+        for name, value in annotations.items()
+        if name in names or name.startswith(prefixes)
+    }
+    return small_mapping(records) if records else _NONE
 
 
 def _shared(kind: bytes, part: T, make: Callable[[T], T] = lambda part: part) -> T:

@@ -237,6 +237,10 @@ class PendingQueue:
         cluster.watch(self._changed)
         self._allocations: dict[str, tuple[float, list[Allocation]]] = {}
         """By node: until when they are valid, and the allocations."""
+        self._allocations_of: Mapping[str, Node] = {}
+        """The nodes of which the allocations were read."""
+        self._valid_until = inf
+        """Until when all of them are valid, at least."""
         self._held: Counter[str] = Counter()
         """The number of allocations of each namespace."""
         self._seen_at: dict[str, float] = {}
@@ -277,20 +281,25 @@ class PendingQueue:
             if request is not None:
                 entries[entry.id] = entry
                 requests.append(request)
+        yield
+        # Up to the next step, all is read of one state of the cluster.
         self._refresh_nodes()
+        nodes = self._nodes.values()
         allocations, held = self._all_allocations(gangs, now)
+        columns = self._live.read().copy()
+        if not self._live_has_gangs:
+            columns.add(*(it for placements in gangs.values() for it in placements))
         history = history_lookup(held, self._uses, now)
+        yield
         order = sort_keys(requests, history, self._fairness, now)
         # The order is settled: the core sees the rank as the time of the request.
         ranked = [
             replace(request, requested_at=float(rank), priority=0, user="")
             for rank, (_, request) in enumerate(order)
         ]
-        columns = self._live.read().copy()
-        if not self._live_has_gangs:
-            columns.add(*(it for placements in gangs.values() for it in placements))
+        yield
         placer = ColumnarPlacer(columns)
-        timeline = ColumnarTimeline(self._nodes.values(), allocations, now, self._states)
+        timeline = ColumnarTimeline(nodes, allocations, now, self._states)
         yield
         result = yield from self._backfill.serve(ranked, placer, timeline, {}, now)
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
@@ -453,11 +462,20 @@ class PendingQueue:
 
         They are by node, the same list as long as it is the same.
         """
-        while self._changed:
-            self._forget_allocations(self._changed.pop())
-        for name in self._allocations.keys() - self._nodes.keys():
-            self._forget_allocations(name)
-        allocations = {name: self._allocations_on(name, now) for name in self._nodes}
+        stale = self._changed.copy()
+        self._changed.clear()
+        if self._allocations_of is not self._nodes:
+            self._allocations_of = self._nodes
+            stale |= self._allocations.keys() ^ self._nodes.keys()
+        if now >= self._valid_until:
+            stale |= {name for name, (until, _) in self._allocations.items() if now >= until}
+            self._valid_until = min((until for until, _ in self._allocations.values()), default=inf)
+        for name in stale:
+            _, forgotten = self._allocations.pop(name, (inf, []))
+            self._held.subtract(it.user for it in forgotten)
+            if name in self._nodes:
+                self._read_allocations(name, now)
+        allocations = {name: on_node for name, (_, on_node) in self._allocations.items()}
         held = self._held
         for gang, placements in gangs.items():
             user = gang.partition("/")[0]
@@ -468,15 +486,7 @@ class PendingQueue:
                     held = held + Counter((user,))
         return allocations, held
 
-    def _forget_allocations(self, name: str) -> None:
-        _, allocations = self._allocations.pop(name, (inf, []))
-        self._held.subtract(it.user for it in allocations)
-
-    def _allocations_on(self, name: str, now: float) -> list[Allocation]:
-        known = self._allocations.get(name)
-        if known is not None and now < known[0]:
-            return known[1]
-        self._forget_allocations(name)
+    def _read_allocations(self, name: str, now: float) -> None:
         allocations, valid_until = list[Allocation](), inf
         for allocation in self._cluster.allocations(name):
             deadline = self._deadline(allocation.pod, now)
@@ -485,8 +495,8 @@ class PendingQueue:
             user = allocation.pod.metadata.namespace
             allocations += [Allocation(it, deadline, user) for it in allocation.placements]
         self._allocations[name] = valid_until, allocations
+        self._valid_until = min(self._valid_until, valid_until)
         self._held.update(it.user for it in allocations)
-        return allocations
 
     def _deadline(self, pod: Pod, now: float) -> float | None:
         """Return when the pod has ended whatever it does; None without a limit, or long after it."""

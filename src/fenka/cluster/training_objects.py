@@ -4,7 +4,6 @@ Wire facts: batch/v1; jobset.x-k8s.io/v1alpha2; kubeflow.org/v1alpha1 to v2beta1
 trainer.kubeflow.org/v1alpha1 (TrainJob). Labels and annotations of fenka are written by its renderer.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,7 +32,7 @@ QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 JOBSETS_API = "/apis/jobset.x-k8s.io/v1alpha2"
 JOBS_API = "/apis/batch/v1"
 
-ForeignTrainer = Literal["mpijob", "tfjob", "pytorchjob", "trainjob"]
+ForeignKind = Literal["MPIJob", "TFJob", "PyTorchJob", "TrainJob"]
 
 
 class ContainerTerminated(Object):
@@ -222,18 +221,10 @@ class ForeignJobStatus(Object):
 class ForeignJob(Object):
     """A job of another operator."""
 
-    kind: str = ""
+    kind: ForeignKind
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: ForeignJobStatus = msgspec.field(default_factory=ForeignJobStatus)
 
-
-FOREIGN: Mapping[str, ForeignTrainer] = {
-    "MPIJob": "mpijob",
-    "TFJob": "tfjob",
-    "PyTorchJob": "pytorchjob",
-    "TrainJob": "trainjob",
-}
-"""The trainers of other operators' kinds."""
 
 FOREIGN_NAME_LABELS = (
     "training.kubeflow.org/job-name",

@@ -193,14 +193,14 @@ class ColumnarPlacer:
         """Return whether a node has that much memory on that many cards, whatever else they lack."""
         if not self._most_on:
             columns = self._columns
-            cards = np.flatnonzero(columns.open)
-            slots, free = columns.cards[SLOT, cards], columns.usage[FREE_MEMORY, cards]
-            in_order = np.lexsort((-free, slots))
-            starts = np.flatnonzero(np.diff(slots, prepend=-1))
-            rank = np.arange(cards.size) - np.repeat(starts, np.diff(starts, append=cards.size))
-            most = np.zeros(int(rank.max(initial=0)) + 1, np.int64)
-            np.maximum.at(most, rank, free[in_order])
-            self._most_on = most.tolist()
+            free = np.where(columns.open, columns.usage[FREE_MEMORY], -1)
+            for _ in range(columns.most_cards):
+                largest = np.maximum.reduceat(free, columns.starts)
+                self._most_on.append(int(largest.max()))
+                # Of equal cards one is left out.
+                which = np.flatnonzero(free == largest[columns.cards[SLOT]])
+                slots = columns.cards[SLOT, which]
+                free[which[np.flatnonzero(np.diff(slots, prepend=-1))]] = -1
         needed = min((each.needs(request)[0] for each in self._columns.classes), default=NEVER)
         return request.cards <= len(self._most_on) and needed <= self._most_on[request.cards - 1]
 

@@ -5,8 +5,8 @@ all cards stand in one table, so that the first state in which a request fits is
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,28 @@ from fenka.core.request import Request
 Floats = npt.NDArray[np.float64]
 
 
-class _Block(NamedTuple):
-    """The states of the cards of one node, and what they were made of."""
+SPARE = 8
+"""Columns that a node has to spare for more states, beside half as many as it has."""
+_STATE_ROWS = 12
+"""Rows of a block's states: uncertain ends, `CardColumns.usage`, `CardColumns.cards`."""
+_CARD_SLOT, _EXISTS = 7 + SLOT, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The states of the cards of one node, and what they were made of.
+
+    The arrays are parts of the whole table once that is made, and have columns to spare.
+    """
 
     node: Node
     allocations: Sequence[Allocation]
     at: Floats
     states: Ints
-    """Rows: uncertain ends, `CardColumns.usage`, `CardColumns.cards` (SLOT is the card's number on the node),
-    unhealthy, cordoned."""
+    flags: Bools
+    """Rows: unhealthy, cordoned, whether the column has a state."""
+    starts: Ints
+    """The first column of each card, in the block."""
 
 
 class CardStates(CardColumns):
@@ -40,67 +53,105 @@ class CardStates(CardColumns):
         uncertain: int64, how many allocations without a deadline have ended by then.
         names: the nodes.
         node_of_card: int64, the position in `names` of each card's node.
-        first_cards: int64, the first card of each node.
     """
 
     def __init__(self) -> None:
         self.classes: dict[CardClass, int] = {}
-        self.at: Floats = np.zeros(0)
-        self.names: list[str] = []
         self._blocks: dict[str, _Block] = {}
+        self._join()
 
     def refresh(
         self, nodes: Mapping[str, Node], allocations: Mapping[str, Sequence[Allocation]]
     ) -> None:
         """Take all nodes, and what is allocated on them. Only nodes that differ from the last call's cost."""
-        changed = self._blocks.keys() - nodes.keys()
-        for name in changed:
+        nodes = {name: node for name, node in nodes.items() if node.cards}
+        gone = self._blocks.keys() - nodes.keys()
+        for name in gone:
             del self._blocks[name]
+        misfits = bool(gone)
         for name, node in nodes.items():
             block, on_node = self._blocks.get(name), allocations.get(name, ())
-            if not node.cards or (
+            if (
                 block is not None
                 and (block.node is node or block.node == node)
                 and (block.allocations is on_node or block.allocations == on_node)
             ):
                 continue
-            self._blocks[name] = self._block(node, on_node)
-            changed.add(name)
-        if changed:
+            made = self._block(node, on_node)
+            if block is not None and not misfits and self._write(name, block, made):
+                continue
+            self._blocks[name], misfits = made, True
+        if misfits:
             self._join()
 
     def _block(self, node: Node, allocations: Sequence[Allocation]) -> _Block:
-        times, rows = [], []
-        for number, (card, states) in enumerate(
-            zip(node.cards, card_states(node, allocations), strict=True)
-        ):
-            of_card = self.class_of(node, card), card.index, number, card.memory_mib, card.compute
-            for at, uncertain, usage in states:
+        times, starts = list[float](), list[int]()
+        rows = list[tuple[int, ...]]()
+        for card, states in zip(node.cards, card_states(node, allocations), strict=True):
+            starts.append(len(rows))
+            of_card = self.class_of(node, card), card.index, 0, card.memory_mib, card.compute
+            for begin, uncertain, usage in states:
                 used = amounts_of(usage)
                 free = max(card.memory_mib - used[0], 0), max(card.compute - used[1], 0)
-                times.append(at)
-                rows.append((uncertain, *used, *free, *of_card, not card.healthy, card.cordoned))
-        return _Block(node, allocations, np.array(times), np.array(rows, np.int64).T)
+                times.append(begin)
+                rows.append((uncertain, *used, *free, *of_card, not card.healthy, card.cordoned, 1))
+        room = SPARE + len(rows) * 3 // 2
+        table = np.zeros((_STATE_ROWS + 3, room), np.int64)
+        table[:, : len(rows)] = np.array(rows, np.int64).T
+        at = np.zeros(room)
+        at[: len(rows)] = times
+        return _Block(
+            node,
+            allocations,
+            at,
+            table[:_STATE_ROWS],
+            table[_STATE_ROWS:].astype(np.bool_),
+            np.array(starts, np.int64),
+        )
+
+    def _write(self, name: str, block: _Block, made: _Block) -> bool:
+        """Write a node's states in the place of its last ones. Return False if that has no room for them."""
+        count, room = np.count_nonzero(made.flags[_EXISTS]), block.at.size
+        if count > room or made.starts.size != block.starts.size:
+            return False
+        block.at[:count], block.states[:, :count] = made.at[:count], made.states[:, :count]
+        block.flags[:] = False
+        block.flags[:, :count] = made.flags[:, :count]
+        first, cards = self._first[name], made.starts.size
+        column = self.starts[first]
+        self.starts[first : first + cards] = column + made.starts
+        sizes = np.diff(made.starts, append=room)
+        block.states[_CARD_SLOT] = np.repeat(np.arange(first, first + cards), sizes)
+        self._blocks[name] = replace(
+            block, node=made.node, allocations=made.allocations, starts=made.starts
+        )
+        return True
 
     def _join(self) -> None:
         """Put all blocks side by side."""
-        blocks = list(self._blocks.values())
+        blocks = self._blocks.values()
         self.names = list(self._blocks)
-        self.at = np.concatenate([block.at for block in blocks]) if blocks else np.zeros(0)
-        states = (
-            np.concatenate([block.states for block in blocks], axis=1)
-            if blocks
-            else np.zeros((14, 0), np.int64)
-        )
-        self.uncertain, self.usage, self.cards = states[0], states[1:7], states[7:12].copy()
-        self.unhealthy, self.cordoned = states[12].astype(np.bool_), states[13].astype(np.bool_)
-        self.exists = np.ones(self.at.shape, np.bool_)
-        counts = np.array([len(block.node.cards) for block in blocks], np.int64)
-        self.first_cards = np.cumsum(counts) - counts
-        self.node_of_card = np.repeat(np.arange(len(blocks)), counts)
-        sizes = np.array([block.at.size for block in blocks], np.int64)
-        self.cards[SLOT] += np.repeat(self.first_cards, sizes)
-        self.starts = np.flatnonzero(np.diff(self.cards[SLOT], prepend=-1))
+        at = [np.zeros(0), *(block.at for block in blocks)]
+        states = [np.zeros((_STATE_ROWS, 0), np.int64), *(block.states for block in blocks)]
+        flags = [np.zeros((3, 0), np.bool_), *(block.flags for block in blocks)]
+        self.at, table = np.concatenate(at), np.concatenate(states, axis=1)
+        marks = np.concatenate(flags, axis=1)
+        self.uncertain, self.usage, self.cards = table[0], table[1:7], table[7:]
+        self.unhealthy, self.cordoned, self.exists = marks
+        counts = [block.starts.size for block in blocks]
+        self.node_of_card = np.repeat(np.arange(len(counts)), counts)
+        starts, column, card = [np.zeros(0, np.int64)], 0, 0
+        self._first = {}
+        for name, block in self._blocks.items():
+            columns = slice(column, column + block.at.size)
+            self._blocks[name] = replace(
+                block, at=self.at[columns], states=table[:, columns], flags=marks[:, columns]
+            )
+            starts.append(block.starts + column)
+            self._first[name] = card
+            column, card = columns.stop, card + block.starts.size
+        self.starts = np.concatenate(starts)
+        self.cards[SLOT] = np.repeat(np.arange(card), np.diff(self.starts, append=column))
         in_order = np.argsort(np.array(self.names, np.str_)) if blocks else np.zeros(0, np.int64)
         self.rank = np.empty_like(in_order)
         self.rank[in_order] = np.arange(len(blocks))

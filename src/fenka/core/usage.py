@@ -23,6 +23,7 @@ class CardUsage(NamedTuple):
 
 
 NO_USAGE = CardUsage()
+_NO_CARDS: dict[DeviceId, CardUsage] = {}
 
 
 class UsageView(Protocol):
@@ -51,13 +52,13 @@ class UsageTotals:
     """A view that adds up placements. It does not check that they fit their cards."""
 
     def __init__(self) -> None:
-        self._cards: dict[tuple[str, DeviceId], CardUsage] = {}
+        self._cards: dict[str, dict[DeviceId, CardUsage]] = {}
         self._hosts: dict[str, tuple[int, int]] = {}
         self._watching: list[set[str]] = []
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card."""
-        return self._cards.get((node, device), NO_USAGE)
+        return self._cards.get(node, _NO_CARDS).get(device, NO_USAGE)
 
     def host_usage(self, node: str) -> tuple[int, int]:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
@@ -76,8 +77,9 @@ class UsageTotals:
         self._count(placement, -1)
 
     def _count(self, placement: Placement, sign: int) -> None:
+        cards = self._cards.setdefault(placement.node, {})
         for piece in placement.slices:
-            usage = self.card_usage(placement.node, piece.uuid)
+            usage = cards.get(piece.uuid, NO_USAGE)
             usage = CardUsage(
                 usage.memory_mib + sign * piece.memory_mib,
                 usage.compute + sign * piece.compute,
@@ -85,15 +87,17 @@ class UsageTotals:
                 usage.whole + sign * placement.whole,
             )
             if usage == NO_USAGE:
-                # Nodes come and go: nothing is kept of cards that nobody uses.
-                del self._cards[placement.node, piece.uuid]
+                del cards[piece.uuid]
             else:
-                self._cards[placement.node, piece.uuid] = usage
+                cards[piece.uuid] = usage
         cpu, memory = self.host_usage(placement.node)
-        self._hosts[placement.node] = (
-            cpu + sign * placement.cpu_milli,
-            memory + sign * placement.host_memory_mib,
-        )
+        of_host = cpu + sign * placement.cpu_milli, memory + sign * placement.host_memory_mib
+        self._hosts[placement.node] = of_host
+        # Nodes come and go: nothing is kept of those that nobody uses.
+        if not cards:
+            del self._cards[placement.node]
+        if of_host == (0, 0):
+            del self._hosts[placement.node]
         for changed in self._watching:
             changed.add(placement.node)
 

@@ -38,8 +38,7 @@ class Lingering:
     slices: tuple[Slice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Why a pod does not start. movable: whether it may start on another node."""
 
     sentence: str
@@ -77,7 +76,7 @@ class _Report(msgspec.Struct, forbid_unknown_fields=True):
     cards: list[str]
     pods: dict[str, list[_Slice]]
     lingering: dict[str, tuple[str, list[_Slice]]]
-    refused: dict[str, tuple[str, bool]]
+    refused: dict[str, Refusal]
 
 
 _REPORT = msgspec.json.Decoder(_Report)
@@ -104,7 +103,7 @@ def encode_report(report: LeaseReport) -> str:
         uid: (pod.name, encoded(pod.slices)) for uid, pod in sorted(report.lingering.items())
     }
     refused = {
-        uid: (refusal.sentence[:MAX_SENTENCE], refusal.movable)
+        uid: Refusal(refusal.sentence[:MAX_SENTENCE], refusal.movable)
         for uid, refusal in sorted(report.refused.items())
     }
     for shown in (refused, {}):
@@ -133,10 +132,7 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
                 uid: Lingering(name, decoded(slices))
                 for uid, (name, slices) in record.lingering.items()
             },
-            {
-                uid: Refusal(sentence, movable)
-                for uid, (sentence, movable) in record.refused.items()
-            },
+            record.refused,
         )
     except IndexError:
         raise InvalidRecord(

@@ -118,55 +118,56 @@ async def follow_log(
         ApiError, ApiUnreachable: if the pod cannot be read.
     """
     cursors: dict[tuple[str, str, int], LogCursor] = {}
-    first = True
     while True:
         source = await find()
         container = log_container(source.pod, options.container) if source.pod else ""
+        is_new = False
         if source.pod is not None and container:
             status = source.pod.container(container)
             key = source.pod.metadata.uid, container, status.restart_count if status else 0
-            known = key in cursors
+            is_new = key not in cursors
             cursor = cursors.setdefault(key, LogCursor())
-            query = _query(options if first else LogOptions()) | {
-                "container": container,
-                "follow": "true",
-                "timestamps": "true",
-            }
-            if cursor.since:
-                query["sinceTime"] = cursor.since
-            try:
-                async for stamp, line in _stamped_lines(api, source.pod, query, cursor):
-                    yield f"{stamp} {line}" if options.timestamps else line
-                first = False
-            except ApiUnreachable:
-                # Whether the API server is there is seen by the next call of `find`.
-                pass
-            except ApiError as why:
-                # The container has not started, or the pod is gone, since it was found.
-                if why.status not in (400, 404):
-                    raise
-            if not known and not source.last:
-                continue
+            # Only the beginning is left out; what comes later is all new.
+            first = len(cursors) == 1 and not cursor.since
+            selected = options if first else LogOptions(timestamps=options.timestamps)
+            async for line in _new_lines(api, source.pod, container, selected, cursor):
+                yield line
         if source.last:
             return
-        await asyncio.sleep(poll_s)
+        if not is_new:
+            await asyncio.sleep(poll_s)
 
 
-async def _stamped_lines(
-    api: Api, pod: TrainingPod, query: dict[str, str | int], cursor: LogCursor
-) -> AsyncIterator[tuple[str, str]]:
+async def _new_lines(
+    api: Api, pod: TrainingPod, container: str, options: LogOptions, cursor: LogCursor
+) -> AsyncIterator[str]:
+    """Yield the lines of a container's log behind the cursor, until the connection ends."""
+    query = _query(options) | {"container": container, "follow": "true", "timestamps": "true"}
+    if cursor.since:
+        query["sinceTime"] = cursor.since
     cursor.rewind()
-    rest = b""
-    async for block in api.stream(f"{pod.path}/log", **query):
-        *lines, rest = (rest + block).split(b"\n")
-        for line in lines:
+    try:
+        async for line in _lines(api.stream(f"{pod.path}/log", **query)):
             stamp, _, text = line.decode(errors="replace").partition(" ")
             if cursor.is_new(stamp):
-                yield stamp, text
+                yield f"{stamp} {text}" if options.timestamps else text
+    except ApiUnreachable:
+        # Whether the API server is there is seen when the pod is looked at again.
+        return
+    except ApiError as why:
+        # The container has not started, or the pod is gone, since it was looked at.
+        if why.status not in (400, 404):
+            raise
+
+
+async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    rest = b""
+    async for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line
     if rest:
-        stamp, _, text = rest.decode(errors="replace").partition(" ")
-        if cursor.is_new(stamp):
-            yield stamp, text
+        yield rest
 
 
 def _query(options: LogOptions) -> dict[str, str | int]:

@@ -8,7 +8,6 @@ import msgspec
 
 from fenka.cluster.objects import Event, Node, Object
 from fenka.cluster.training_objects import (
-    FOREIGN,
     JOB,
     JOBS_API,
     JOBSET_NAME,
@@ -154,8 +153,7 @@ async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> li
             except msgspec.MsgspecError:
                 # Some versions of these kinds accept any status.
                 continue
-            if job.kind in FOREIGN:
-                jobs.setdefault(job.metadata.uid, job)
+            jobs.setdefault(job.metadata.uid, job)
     return [*jobs.values()]
 
 

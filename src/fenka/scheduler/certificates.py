@@ -16,7 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fenka.core.errors import FenkaError
-from fenka.scheduler.credentials import AUTHORITY, CLIENT, SERVER, SERVER_NAME
+from fenka.scheduler.credentials import SERVER_NAME
+
+AUTHORITY, SERVER, CLIENT = "authority", "server", "client"
 
 YEAR = timedelta(days=365)
 AUTHORITY_LASTS = 10 * YEAR

@@ -10,7 +10,7 @@ collection that visits everything.
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -23,16 +23,21 @@ COMPLETE_EVERY = 1000
 
 
 @contextlib.contextmanager
-def short_gc_pauses(complete_every: int = COMPLETE_EVERY) -> Iterator[None]:
-    """Freeze what survives full collections while the block runs."""
+def short_gc_pauses(
+    is_starting: Callable[[], bool] = lambda: False, complete_every: int = COMPLETE_EVERY
+) -> Iterator[None]:
+    """Freeze what survives full collections while the block runs.
+
+    is_starting: whether all that is made now lasts, so that it is frozen by the first collection of any kind.
+    """
     number = count(1)
 
     def on_collection(phase: str, info: dict[str, Any]) -> None:
-        if info["generation"] != OLDEST_GENERATION:
-            return
+        oldest = info["generation"] == OLDEST_GENERATION
         if phase == "stop":
-            gc.freeze()
-        elif not next(number) % complete_every:
+            if oldest or is_starting():
+                gc.freeze()
+        elif oldest and not next(number) % complete_every:
             gc.unfreeze()
 
     thresholds = gc.get_threshold()

@@ -23,6 +23,9 @@ TICK_S = 0.05
 SLICE_S = 0.002
 """After this time `run` lets requests be answered."""
 
+PAUSE_S = 0.002
+"""For so long, since an answer takes several turns of the event loop."""
+
 COST_FACTOR = 4
 """After scheduling, the queue rests for this multiple of the time that scheduling took."""
 
@@ -119,7 +122,7 @@ class QueueController:
         for _ in self.state.schedule(gangs, now):
             spent = self._stopwatch() - begun
             if spent >= SLICE_S:
-                await self._sleep(0)
+                await self._sleep(PAUSE_S)
                 if number != self._passes:
                     return
                 cost, begun = cost + spent, self._stopwatch()

@@ -9,7 +9,6 @@ from fenka.cluster.objects import Condition, seconds
 from fenka.cluster.pod_status import status_word
 from fenka.cluster.training_objects import (
     COMPLETION_INDEX,
-    FOREIGN,
     FOREIGN_INDEX_LABELS,
     FOREIGN_NAME_LABELS,
     FOREIGN_ROLE_LABELS,
@@ -20,6 +19,7 @@ from fenka.cluster.training_objects import (
     ROLE,
     SUBMITTED,
     ForeignJob,
+    ForeignKind,
     Root,
     Service,
     TrainingObjects,
@@ -30,6 +30,7 @@ from fenka.views.jobs import (
     Instance,
     JobStatus,
     Phase,
+    Trainer,
     TrainingJob,
     chief_role,
     instance_name,
@@ -53,10 +54,11 @@ _ENDED: dict[str, JobStatus] = {
 }
 """Statuses by the types of final conditions. A Job may have both; its failure counts."""
 
-_LAUNCHER_STATUS: dict[str, JobStatus] = {
-    "Active": "RUNNING",
-    "Succeeded": "SUCCEEDED",
-    "Failed": "FAILED",
+_FOREIGN: dict[ForeignKind, Trainer] = {
+    "MPIJob": "mpijob",
+    "TFJob": "tfjob",
+    "PyTorchJob": "pytorchjob",
+    "TrainJob": "trainjob",
 }
 
 Members = dict[tuple[str, int], TrainingPod]
@@ -114,28 +116,7 @@ def _own_job(
     meta = root.metadata
     trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
     members = _members(root, pods)
-    status = _own_status(root, members)
-    end = _end(root.status.conditions)
-    order = [*root.roles]
-    chief = chief_role(order)
-    order.sort(key=lambda role: role != chief)
-    shown = members
-    if end is not None:
-        # Pods that still run are about to be removed.
-        shown = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
-    instances = tuple(
-        _instance(
-            pod,
-            cards,
-            name=instance_name(meta.name, trainer, role, index),
-            role=role,
-            index=index,
-            chief=(role, index) == (chief, 0),
-        )
-        for (role, index), pod in sorted(
-            shown.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
-        )
-    )
+    status, end = _own_status(root, members), _end(root.status.conditions)
     created = seconds(meta.creation_timestamp) or 0
     return TrainingJob(
         meta.name,
@@ -145,11 +126,34 @@ def _own_job(
         trainer,
         created,
         ended=None if end is None else _ended_at(root, end),
-        instances=instances,
+        instances=_own_instances(root, trainer, members, cards),
         priority=root.priority_class,
         why=_why(status, end, members.values()),
         tensorboard=tensorboard,
         note=_note(root, now - created),
+    )
+
+
+def _own_instances(
+    root: Root, trainer: Trainer, members: Members, cards: PodCards
+) -> tuple[Instance, ...]:
+    """Return the instances that are shown, the chief first."""
+    order = [*root.roles]
+    chief = chief_role(order)
+    order.sort(key=lambda role: role != chief)
+    if _end(root.status.conditions) is not None:
+        # Pods that still run are about to be removed.
+        members = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
+    return tuple(
+        _instance(
+            members[role, index],
+            cards,
+            name=instance_name(root.metadata.name, trainer, role, index),
+            role=role,
+            index=index,
+            chief=(role, index) == (chief, 0),
+        )
+        for role, index in sorted(members, key=lambda place: (order.index(place[0]), place[1]))
     )
 
 
@@ -262,7 +266,7 @@ def _foreign_job(job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards) 
         meta.namespace,
         meta.uid,
         status,
-        FOREIGN[job.kind],
+        _FOREIGN[job.kind],
         seconds(meta.creation_timestamp) or 0,
         ended=None if end is None else _ended_at(job, end),
         instances=tuple(instances),

@@ -32,6 +32,7 @@ from fenka.core.request import Placement, Request
 from fenka.core.steps import complete
 from fenka.core.usage import EmptyUsage
 from fenka.workstation.job import Job
+from fenka.workstation.protocol import JobQueued
 
 GRANT_TTL_S = 30.0
 """Until an unconfirmed grant expires. A client takes milliseconds; the rest covers a machine that swaps."""
@@ -52,16 +53,6 @@ class GrantLease:
     """Make the leases of a job, or of all members of a gang, and send the grant to the client."""
 
     jobs: tuple[Job, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportQueued:
-    """Send the client its position in the queue (1 is served next) and the reason."""
-
-    job: Job
-    position: int
-    length: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +78,7 @@ class Terminate:
     job: Job
 
 
-Effect = GrantLease | ReportQueued | RejectJob | RemoveLease | Terminate
+Effect = GrantLease | JobQueued | RejectJob | RemoveLease | Terminate
 
 
 class Broker:
@@ -105,7 +96,7 @@ class Broker:
         """Jobs by queue id: a single job, or the remaining members of a gang in the order of their ranks."""
         self._queue: dict[str, PendingRequest] = {}
         self._allocations: dict[str, Allocation] = {}
-        self._reported: dict[str, tuple[QueueStatus, ReportQueued]] = {}
+        self._reported: dict[str, tuple[QueueStatus, JobQueued]] = {}
         """By queue id, the last status of each pending entry, and what its client was sent."""
 
     def submit(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
@@ -121,7 +112,9 @@ class Broker:
         effects = self._schedule(now)
         if first.state == "waiting" and not wait:
             reason = self.reason(first)
-            others = [e for e in effects if not (isinstance(e, ReportQueued) and e.job is first)]
+            others = [
+                e for e in effects if not (isinstance(e, JobQueued) and e.job_id == first.queue_id)
+            ]
             removed = [*self._remove(jobs, now), *self._schedule(now)]
             return [*others, *removed, RejectJob(first, reason, final=False)]
         return effects
@@ -345,7 +338,9 @@ class Broker:
             effects.append(GrantLease(tuple(jobs)))
         for status in result.pending:
             first, reason = self._entries[status.id][0], self._pending_reason(status)
-            report = ReportQueued(first, status.position, len(result.pending), reason)
+            report = JobQueued(
+                first.queue_id, first.display_name, status.position, len(result.pending), reason
+            )
             before = self._reported.get(status.id)
             self._reported[status.id] = status, report
             if before is None or before[1] != report:

@@ -25,7 +25,6 @@ from fenka.workstation.broker import (
     GrantLease,
     RejectJob,
     RemoveLease,
-    ReportQueued,
     Terminate,
 )
 from fenka.workstation.cards import CardMonitor
@@ -237,11 +236,8 @@ class Controller:
                 self.leases.remove(job.id)
             case Terminate(job):
                 self._terminate(job)
-            case ReportQueued(job, position, length, reason):
-                queued = protocol.JobQueued(
-                    job.queue_id, job.display_name, position, length, reason
-                )
-                self.clients.send(job.queue_id, queued)
+            case protocol.JobQueued():
+                self.clients.send(effect.job_id, effect)
             case RejectJob(job, reason, final):
                 self.clients.send(job.queue_id, protocol.JobRejected(reason, final))
 

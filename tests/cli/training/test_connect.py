@@ -2,6 +2,7 @@
 
 import json
 import os
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,34 @@ def test_attach_runs_sh_in_the_instance_that_is_named(
     assert run("attach", "j", "-i", "j-worker-0", "-c", "side").exit_code == 0
     assert "/j-worker-0-0-x7k2p/exec?container=side&" in job.requests[-1]
     assert job.requests[-1].endswith("&command=sh")
+
+
+def test_attach_passes_a_terminal_through(
+    run: Run, job: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size, and every key: Ctrl-C is a byte. Afterwards the terminal is as it was."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    before = termios.tcgetattr(theirs)
+    received: list[bytes] = []
+
+    async def shell(socket: web.WebSocketResponse) -> None:
+        received.append(await socket.receive_bytes())
+        assert not termios.tcgetattr(theirs)[3] & termios.ICANON
+        os.write(ours, b"\x03")
+        received.append(await socket.receive_bytes())
+        await socket.send_bytes(b"\x01$ ")
+        await socket.send_bytes(b'\x03{"status": "Success"}')
+
+    job.program = shell
+    monkeypatch.setattr("sys.stdin", os.fdopen(theirs))
+    try:
+        assert run("attach", "j") == Completed(0, "$ ", "")
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+    assert received == [b'\x04{"Width": 100, "Height": 24}', b"\x00\x03"]
+    assert "tty=true" in job.requests[-1]
 
 
 def test_attach_is_one_sentence_when_it_is_impossible(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fenka.cli import cluster, jobs
+from fenka.cli import jobs
 from fenka.cli.durations import parse_duration
 from fenka.cli.training.backend import (
     ContainerOption,
@@ -36,11 +36,18 @@ def logs(
 ) -> None:
     """Print the log of a job's chief, or of the instance that is named."""
     since_s = parse_duration("--since", since) if since else None
-    if not target.of_cluster and (jobs.has_log(name) or cluster.local(target) is not None):
+    if not target.of_cluster and (jobs.has_log(name) or _local(target)):
         jobs.print_log(name, follow=follow)
         return
     request = LogRequest(follow, instance, container, tail, since_s, timestamps)
     open_backend(target).logs(name, request)
+
+
+def _local(target: JobTarget) -> bool:
+    """Return whether this machine's daemon answers, or is to."""
+    from fenka.cli import cluster
+
+    return cluster.local(target) is not None
 
 
 def attach(

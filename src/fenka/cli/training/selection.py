@@ -1,9 +1,7 @@
 """Selects the machine or cluster, and the job, that a command is about."""
 
-from fenka.cli import cluster
 from fenka.cli.errors import UserError
 from fenka.cli.training.backend import TYPES, JobBackend, JobTarget, TypeName
-from fenka.cli.training.cluster_backend import ClusterJobs
 from fenka.views.jobs import TrainingJob
 
 
@@ -11,6 +9,9 @@ def open_backend(target: JobTarget, *, all_namespaces: bool = False) -> JobBacke
     """Return the jobs that a command is about. Raises UserError."""
     if target.local:
         raise UserError("training jobs run on a cluster: leave out --local")
+    from fenka.cli import cluster
+    from fenka.cli.training.cluster_backend import ClusterJobs
+
     namespace = target.namespace or cluster.namespace(target)
     return ClusterJobs(target, namespace, all_namespaces=all_namespaces)
 

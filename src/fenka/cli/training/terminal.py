@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -45,7 +44,8 @@ def _raw_terminal() -> Iterator[None]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setraw(descriptor)
+        # What was typed in advance is kept.
+        tty.setraw(descriptor, termios.TCSADRAIN)
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
@@ -77,5 +77,5 @@ async def _send_sizes(running: PodExec) -> None:
     with contextlib.suppress(ConnectionError):
         while await changed.wait():
             changed.clear()
-            size = shutil.get_terminal_size()
+            size = os.get_terminal_size(sys.stdin.fileno())
             await running.resize(size.columns, size.lines)

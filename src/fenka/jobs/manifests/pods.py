@@ -32,16 +32,20 @@ _NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 _LINGER_S = 10
 
-_SUPERVISE = f"""\
+_SUPERVISE = """\
 ended=
 "$@" & child=$!
 trap 'ended=1; kill -TERM "$child" 2>/dev/null' TERM
 wait "$child"; code=$?
 while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
-if [ "$code" != 0 ] && [ -z "$ended" ]; then sleep {_LINGER_S} & wait "$!"; fi
-exit "$code"
+if [ -n "$ended" ] && [ "$code" = 0 ]; then code=143; fi
 """
-"""Runs a process of several. If it fails, the pod ends later.
+"""Runs a process. After SIGTERM it has not succeeded, even if it has saved its state and exits with 0."""
+
+_LINGER = f"""\
+if [ -z "$ended" ] && [ "$code" != 0 ]; then sleep {_LINGER_S} & wait "$!"; fi
+"""
+"""Ends the pod of a process later, if the process fails and is one of several.
 
 A process that is evicted makes the others fail. If they were reported first, the job would count a failure
 of its own.
@@ -149,10 +153,9 @@ def _settings(spec: TrainingSpec, role: Role) -> Manifest:
 def _command(rendering: Rendering, role: Role) -> list[str]:
     if not role.runs_command:
         return mpi.worker_command()
-    argv = [escape(word) for word in rendering.spec.argv]
-    if rendering.engine == "job":
-        return argv
-    return ["sh", "-c", escape(_SUPERVISE), "fenka", *argv]
+    linger = "" if rendering.engine == "job" else _LINGER
+    script = f'{_SUPERVISE}{linger}exit "$code"\n'
+    return ["sh", "-c", script, "fenka", *(escape(word) for word in rendering.spec.argv)]
 
 
 def _environment(rendering: Rendering, role: Role) -> list[Manifest]:

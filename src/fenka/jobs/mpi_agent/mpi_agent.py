@@ -417,6 +417,7 @@ def parse(words: List[str]) -> Tuple[str, str]:
 
 def main(words: List[str]) -> int:
     """Serve, or run a command on another host."""
+    host = "serve"
     try:
         if words[:1] == ["serve"]:
             server = Server(listen("".join(words[1:2])), read_key())
@@ -427,8 +428,7 @@ def main(words: List[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except (Refused, OSError, ValueError, KeyError) as why:
-        target = words[0] if words else ""
-        sys.stderr.write("fenka: agent {}: {}\n".format(target, why))
+        sys.stderr.write("fenka: agent {}: {}\n".format(host, why))
         return FAILED
 
 

@@ -4,7 +4,7 @@
 directory=$(dirname "$0")
 port=${FENKA_AGENT_PORT:-23457}
 for python in python3 python; do
-    if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 5))' 2>/dev/null; then
+    if "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 5))' 2>/dev/null; then
         exec "$python" -IS "$directory/agent.py" "$@"
     fi
 done

@@ -1,0 +1,106 @@
+"""What is allocated: totals and overlays are the sums of their placements, and name the nodes that change."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenka.core.request import Placement, Slice
+from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageOverlay, UsageTotals, UsageView
+from tests.core.builders import device, holding, piece, placement
+
+CARDS = [(name, index) for name in "ab" for index in (0, 1)]
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    """Slices of some cards of one of two nodes, with a part of its host."""
+    name = draw(st.sampled_from("ab"))
+    indexes = draw(st.lists(st.sampled_from([0, 1]), unique=True))
+    slices = tuple(
+        Slice(index, device(index, name), draw(st.integers(0, 99)), draw(st.integers(0, 99)))
+        for index in indexes
+    )
+    cpu, memory = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+    return Placement(name, slices, cpu, memory, whole=draw(st.booleans()))
+
+
+def counted(name: str, index: int, held: Sequence[Placement]) -> CardUsage:
+    """Return the usage of a card, counted from all placements."""
+    pieces = [
+        (part, each.whole)
+        for each in held
+        for part in each.slices
+        if each.node == name and part.card == index
+    ]
+    return CardUsage(
+        sum(part.memory_mib for part, _ in pieces),
+        sum(part.compute for part, _ in pieces),
+        len(pieces),
+        sum(whole for _, whole in pieces),
+    )
+
+
+def check(view: UsageView, held: Sequence[Placement]) -> None:
+    """Compare the view with the sums."""
+    for name, index in CARDS:
+        assert view.card_usage(name, device(index, name)) == counted(name, index, held)
+    for name in "ab":
+        here = [each for each in held if each.node == name]
+        host = sum(each.cpu_milli for each in here), sum(each.host_memory_mib for each in here)
+        assert view.host_usage(name) == host
+
+
+@given(
+    first=st.lists(placements(), max_size=4), more=st.lists(placements(), max_size=4), d=st.data()
+)
+def test_usage_is_the_sum_of_what_is_left_when_placements_come_and_go(
+    first: list[Placement], more: list[Placement], d: st.DataObject
+) -> None:
+    """An overlay may remove what is under it, and follows what changes there."""
+    under = holding(*first)
+    overlay, added, removed = UsageOverlay(under), list[Placement](), list[Placement]()
+    for each in more:
+        overlay.add(each)
+        added.append(each)
+        gone = d.draw(st.none() | st.sampled_from(range(len(first + added))))
+        if gone is not None and gone < len(first):
+            each_gone = first.pop(gone)
+            overlay.remove(each_gone)
+            removed.append(each_gone)
+        elif gone is not None:
+            overlay.remove(added.pop(gone - len(first)))
+        check(overlay, [*first, *added])
+        check(under, [*first, *removed])
+    for each in [*first, *removed]:
+        under.remove(each)
+    for each in removed:
+        overlay.add(each)
+    check(under, [])
+    check(overlay, added)
+    assert all(under.card_usage(name, device(i, name)) is NO_USAGE for name, i in CARDS)
+
+
+@pytest.mark.parametrize("make", [UsageTotals, lambda: UsageOverlay(EmptyUsage())])
+def test_watched_sets_name_the_nodes_that_change(make: type[UsageTotals]) -> None:
+    """From the moment at which the set is handed in; each watcher has its own."""
+    usage, early, late = make(), set[str](), set[str]()
+    usage.watch(early)
+    usage.add(placement(piece(0, 10)))
+    usage.watch(late)
+    usage.add(placement(piece(0, 10, name="b"), name="b"))
+    assert (early, late) == ({"a", "b"}, {"b"})
+    early.clear()
+    usage.remove(placement(piece(0, 10)))
+    assert (early, late) == ({"a"}, {"a", "b"})
+
+
+def test_host_changes_when_a_placement_has_no_slice() -> None:
+    """It is a change of its node too."""
+    usage, changed = UsageTotals(), set[str]()
+    usage.watch(changed)
+    usage.add(Placement("a", (), 500, 64))
+    assert (usage.host_usage("a"), changed) == ((500, 64), {"a"})
+    assert EmptyUsage().host_usage("a") == (0, 0)
+    assert EmptyUsage().card_usage("a", device()) is NO_USAGE

@@ -7,7 +7,7 @@ from fenka.cluster.entry_lifecycle import REQUEUE_AFTER_S, RESERVATION_TTL_S
 from fenka.cluster.objects import Node
 from fenka.dialects import gpushare
 from tests.builders import GIB, T4_MIB, node_json
-from tests.fakes.extender import ExtenderHarness, two_cards
+from tests.fakes.extender import ExtenderHarness, freed_card, two_cards
 from tests.fakes.queue import START, UNSCHEDULABLE, gang, make, stamp
 
 
@@ -98,13 +98,7 @@ def test_reservation_does_not_apply_when_a_pod_is_before_its_owner(
 
 def test_card_is_held_when_a_pod_that_fits_is_in_backoff() -> None:
     """A later pod does not take it."""
-    cluster = ExtenderHarness([node_json("n", T4_MIB)])
-    cluster.holds("h", 0, 14)
-    head, later = make("head", 12, 1), make("later", 4, 2)
-    cluster.wait(head)
-    cluster.set(later)
-    cluster.gone("h")
-    cluster.now = 1
+    cluster, head, later = freed_card(12, 4)
     # 14 - 12 = 2 are left beside it
     tiny = make("tiny", 2, 3)
     cluster.set(tiny)

@@ -158,3 +158,15 @@ def two_cards() -> ExtenderHarness:
     cluster.holds("h0", 0, 10, runs=300, started=0)
     cluster.holds("h1", 1, 10, runs=200, started=0)
     return cluster
+
+
+def freed_card(head: int, later: int) -> tuple[ExtenderHarness, Pod, Pod]:
+    """Return node n, whose card a pod has just left, the pod that waits for it, and one that came after."""
+    cluster = ExtenderHarness([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 14)
+    pods = make("head", head, 1), make("later", later, 2)
+    cluster.wait(pods[0])
+    cluster.set(pods[1])
+    cluster.gone("h")
+    cluster.now = 1
+    return cluster, *pods

@@ -4,7 +4,7 @@ import pytest
 
 from fenka.cluster.pod_placement import BEST
 from tests.builders import T4_MIB, node_json
-from tests.fakes.extender import ExtenderHarness, two_cards
+from tests.fakes.extender import ExtenderHarness, freed_card, two_cards
 from tests.fakes.queue import make
 
 NAMES = [f"n{number}" for number in range(9)]
@@ -47,13 +47,7 @@ def test_bind_fails_when_the_card_was_reserved_at_filter() -> None:
 
 def test_bind_counts_a_pod_once_when_it_was_bound_since_filter() -> None:
     """Who was kept for at filter is bound by now: its slice is in the world."""
-    cluster = ExtenderHarness([node_json("n", T4_MIB)])
-    cluster.holds("h", 0, 14)
-    head, later = make("head", 6, 1), make("later", 6, 2)
-    cluster.wait(head)
-    cluster.set(later)
-    cluster.gone("h")
-    cluster.now = 1
+    cluster, head, later = freed_card(6, 6)
     assert cluster.ask(later) == {}
     assert cluster.start(head) == "n/0"
     cluster.wait(make("third", 12, 0.5))

@@ -150,3 +150,44 @@ async def test_list_is_complete_when_its_pages_are_short(cluster: Connected) -> 
         assert {one.metadata.uid, two.metadata.uid} <= uids
         mine, _ = await api.list(PODS, Pod, fieldSelector="spec.nodeName=here")
         assert [it.metadata.uid for it in mine] == [one.metadata.uid]
+
+
+async def test_list_selects_by_labels_that_exist_or_do_not(cluster: Connected) -> None:
+    """Screens of training jobs select pods that have one label and lack another."""
+
+    async with cluster() as api, a_pod(api) as plain, a_pod(api) as labelled:
+        key = f"contract-{uuid.uuid4().hex[:8]}"
+        path = f"{PODS}/{labelled.metadata.name}"
+        await api.patch(path, Pod, {"metadata": {"labels": {key: "x"}}})
+
+        async def selected(selector: str) -> set[str]:
+            pods, _ = await api.list(PODS, Pod, labelSelector=selector)
+            return {pod.metadata.uid for pod in pods}
+
+        uid = labelled.metadata.uid
+        assert await selected(key) == await selected(f"{key}=x") == {uid}
+        assert await selected(f"{key},!{key}") == set()
+        without = await selected(f"!{key}")
+        assert uid not in without
+        assert plain.metadata.uid in without
+
+
+@pytest.mark.parametrize("cluster", ["fake", "real"], indirect=True)
+async def test_log_answers_400_when_the_container_has_not_started(cluster: Connected) -> None:
+    """Following a log waits for it."""
+
+    async with cluster() as api, a_pod(api) as pod:
+        with pytest.raises(ApiError) as refused:
+            async for _ in api.stream(f"{pod.path}/log", container="c", follow="true"):
+                pass
+        assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("cluster", ["real"], indirect=True)
+async def test_group_that_nobody_serves_answers_404(cluster: Connected) -> None:
+    """A kind whose CRD is not installed has no objects."""
+
+    async with cluster() as api:
+        with pytest.raises(ApiError) as refused:
+            await api.list("/apis/nobody.example.com/v1/namespaces/default/things", Pod)
+        assert refused.value.status == 404

@@ -8,7 +8,6 @@ from aiohttp import web
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.kubernetes.pod_exec import STDERR, STDOUT, PodExec
 from tests.builders import Json
-from tests.coroutines import synchronous
 from tests.fakes.api_server import api_server
 
 POD = "/api/v1/namespaces/default/pods/p"
@@ -25,7 +24,6 @@ def exited(code: int) -> bytes:
     return ended({"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}})
 
 
-@synchronous
 async def test_exec_carries_both_outputs_and_the_exit_code() -> None:
     """Each message names its channel; an empty one is how the server begins."""
     received: list[bytes] = []
@@ -53,7 +51,6 @@ async def test_exec_carries_both_outputs_and_the_exit_code() -> None:
     assert "tty" not in request
 
 
-@synchronous
 async def test_exec_asks_for_a_terminal_when_there_is_one() -> None:
     """A terminal has one output only."""
 
@@ -79,7 +76,7 @@ async def test_exec_asks_for_a_terminal_when_there_is_one() -> None:
         ),
     ],
 )
-def test_exec_fails_when_the_command_does_not_end(
+async def test_exec_fails_when_the_command_does_not_end(
     last: bytes | None, error: type[Exception]
 ) -> None:
     """The connection breaks off, or the command cannot be started."""
@@ -88,19 +85,14 @@ def test_exec_fails_when_the_command_does_not_end(
         if last is not None:
             await socket.send_bytes(last)
 
-    @synchronous
-    async def run() -> None:
-        async with api_server() as server, server.api() as api:
-            server.program = program
-            async with await PodExec.start(api, POD, "main", ["sh"], tty=False) as command:
-                assert [each async for each in command.output()] == []
-            with pytest.raises(error):
-                print(command.exit_code)
-
-    run()
+    async with api_server() as server, server.api() as api:
+        server.program = program
+        async with await PodExec.start(api, POD, "main", ["sh"], tty=False) as command:
+            assert [each async for each in command.output()] == []
+        with pytest.raises(error):
+            print(command.exit_code)
 
 
-@synchronous
 async def test_exec_is_an_error_when_the_api_server_refuses() -> None:
     """Without the right to it."""
     async with api_server() as server, server.api() as api:

@@ -16,7 +16,6 @@ from fenka.kubernetes.pod_logs import (
     read_log,
 )
 from tests.builders import Json, pod
-from tests.coroutines import synchronous
 from tests.fakes.api_server import FakeApiServer, api_server
 
 RUNS: Json = {"running": {}}
@@ -64,7 +63,6 @@ def line(second: int, text: str, fraction: str = "123456789") -> str:
     return f"2024-01-01T00:00:{second:02}.{fraction}Z {text}"
 
 
-@synchronous
 async def test_read_passes_the_options_on() -> None:
     """Tail, since and timestamps are the API server's."""
     async with api_server() as server, server.api() as api:
@@ -92,7 +90,6 @@ async def followed(
         return [each async for each in lines]
 
 
-@synchronous
 async def test_following_resumes_without_repeating_a_line_when_the_connection_breaks_off() -> None:
     """The API server resumes at a whole second, and two lines may have the same timestamp."""
     running, ended = LogSource(a_pod(RUNS), last=False), LogSource(a_pod(ENDED), last=True)
@@ -103,7 +100,6 @@ async def test_following_resumes_without_repeating_a_line_when_the_connection_br
     assert lines == ["one", "two", "two", "two", "again", "", "three"]
 
 
-@synchronous
 async def test_following_goes_on_with_the_next_pod_when_the_job_restarts() -> None:
     """And with the next container when the pod's own restarts."""
     sources = [
@@ -118,7 +114,6 @@ async def test_following_goes_on_with_the_next_pod_when_the_job_restarts() -> No
         assert await followed(server, sources, *logs) == ["first", "second", "third"]
 
 
-@synchronous
 async def test_following_shows_the_whole_log_after_the_first_lines_of_tail() -> None:
     """`--tail` is about what was there at the start."""
     running, ended = LogSource(a_pod(RUNS), last=False), LogSource(a_pod(ENDED), last=True)
@@ -130,7 +125,6 @@ async def test_following_shows_the_whole_log_after_the_first_lines_of_tail() -> 
         assert await followed(server, [running, ended], *logs, tail=1) == ["two", "three"]
 
 
-@synchronous
 async def test_following_ends_when_the_api_server_is_gone() -> None:
     """The next look at the pod says so."""
     async with api_server() as server, server.api() as api:

@@ -4,6 +4,7 @@ Wire facts: batch/v1; jobset.x-k8s.io/v1alpha2; kubeflow.org/v1alpha1 to v2beta1
 trainer.kubeflow.org/v1alpha1 (TrainJob). Labels and annotations of fenka are written by its renderer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -226,13 +227,15 @@ class ForeignJob(Object):
     status: ForeignJobStatus = msgspec.field(default_factory=ForeignJobStatus)
 
 
-FOREIGN_NAME_LABELS = (
-    "training.kubeflow.org/job-name",
-    "mpi_job_name",
-    JOBSET_NAME,
-    "release",
-)
-"""Labels of pods with the name of their job. The last is arena's."""
+_OPERATORS_NAME = "training.kubeflow.org/job-name"
+_ARENAS_NAME = "release"
+FOREIGN_NAME_LABELS: Mapping[ForeignKind, tuple[str, ...]] = {
+    "MPIJob": (_OPERATORS_NAME, "mpi_job_name", _ARENAS_NAME),
+    "TFJob": (_OPERATORS_NAME, _ARENAS_NAME),
+    "PyTorchJob": (_OPERATORS_NAME, _ARENAS_NAME),
+    "TrainJob": (JOBSET_NAME,),
+}
+"""Labels of pods with the name of their job, by its kind."""
 FOREIGN_ROLE_LABELS = (
     "training.kubeflow.org/replica-type",
     "mpi_role_type",

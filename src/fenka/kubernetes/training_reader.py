@@ -8,12 +8,14 @@ import msgspec
 
 from fenka.cluster.objects import Event, Node, Object
 from fenka.cluster.training_objects import (
+    FOREIGN_NAME_LABELS,
     JOB,
     JOBS_API,
     JOBSET_NAME,
     JOBSETS_API,
     BatchJob,
     ForeignJob,
+    ForeignKind,
     JobSet,
     Root,
     Service,
@@ -75,11 +77,7 @@ async def read_training_objects(
         _read_foreign(api, namespace, name),
         _nothing() if pods_only else _read_addresses(api, namespace, own),
     )
-    others: list[TrainingPod] = []
-    if foreign:
-        others, _ = await api.list(
-            _path("/api/v1", namespace, "pods"), TrainingPod, limit=PAGE, labelSelector=f"!{JOB}"
-        )
+    others = await _read_foreign_pods(api, namespace, name, {job.kind for job in foreign})
     return TrainingObjects(roots, foreign, [*pods[0], *others], services, nodes)
 
 
@@ -155,6 +153,25 @@ async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> li
                 continue
             jobs.setdefault(job.metadata.uid, job)
     return [*jobs.values()]
+
+
+async def _read_foreign_pods(
+    api: Api, namespace: str | None, name: str | None, kinds: set[ForeignKind]
+) -> list[TrainingPod]:
+    """Return the pods of other operators' jobs of these kinds."""
+    labels = dict.fromkeys(label for kind in kinds for label in FOREIGN_NAME_LABELS[kind])
+    answers = await asyncio.gather(
+        *(
+            api.list(
+                _path("/api/v1", namespace, "pods"),
+                TrainingPod,
+                limit=PAGE,
+                labelSelector=f"{label}={name},!{JOB}" if name else f"{label},!{JOB}",
+            )
+            for label in labels
+        )
+    )
+    return [*{pod.metadata.uid: pod for pods, _ in answers for pod in pods}.values()]
 
 
 async def _if_present(answer: Awaitable[T], refusals: tuple[int, ...] = (404,)) -> T | None:

@@ -91,18 +91,17 @@ def _group(
     own: dict[tuple[str, str], list[TrainingPod]] = {}
     others: dict[str, list[TrainingPod]] = {}
     uids = {
-        (job.metadata.namespace, job.metadata.name): job.metadata.uid for job in objects.foreign
+        (job.metadata.namespace, label, job.metadata.name): job.metadata.uid
+        for job in objects.foreign
+        for label in FOREIGN_NAME_LABELS[job.kind]
     }
     for pod in objects.pods:
-        meta = pod.metadata
-        if JOB in meta.labels:
-            own.setdefault((meta.namespace, meta.labels[JOB]), []).append(pod)
+        namespace, labels = pod.metadata.namespace, pod.metadata.labels
+        if JOB in labels:
+            own.setdefault((namespace, labels[JOB]), []).append(pod)
             continue
-        names = (meta.labels[label] for label in FOREIGN_NAME_LABELS if label in meta.labels)
-        uid = next(
-            (uids[meta.namespace, name] for name in names if (meta.namespace, name) in uids), ""
-        )
-        if uid:
+        keys = {(namespace, label, name) for label, name in labels.items()}
+        for uid in {uids[key] for key in keys & uids.keys()}:
             others.setdefault(uid, []).append(pod)
     return own, others
 

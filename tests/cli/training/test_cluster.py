@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from fenka.cluster.training_objects import JOB
 from tests.builders import Json, node, on_card, sharing, units
@@ -201,6 +202,25 @@ def test_foreign_job_whose_status_cannot_be_read_is_left_out(
     broken["status"] = {"conditions": "none"}
     put(server, broken, foreign_job("good", "TFJob", []))
     assert [line.split()[0] for line in run("list").stdout.splitlines()] == ["NAME", "good"]
+
+
+def test_pods_of_other_programs_are_read_by_their_labels_alone(
+    run: Run, server: FakeApiServer
+) -> None:
+    """A cluster has many more pods than those of jobs."""
+    server.groups = {"trainer.kubeflow.org": ["v1alpha1"]}
+    pod = member("t", "node", name="t-node-0")
+    pod["metadata"]["labels"].pop(JOB)
+    put(server, foreign_job("t", "TrainJob", []), pod)
+    selectors: list[str] = []
+
+    async def record(request: web.Request) -> None:
+        if request.path.endswith("/pods"):
+            selectors.append(request.query["labelSelector"])
+
+    server.before = record
+    assert run("get", "t").stdout.splitlines()[-1].split()[4] == "t-node-0"
+    assert selectors == [f"{JOB}=t", f"jobset.sigs.k8s.io/jobset-name=t,!{JOB}"]
 
 
 def test_own_job_precedes_a_foreign_one_of_the_same_name(run: Run, server: FakeApiServer) -> None:

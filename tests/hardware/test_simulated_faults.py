@@ -137,6 +137,20 @@ def test_restart_keeps_only_the_aggregate_counters(tmp_path: Path) -> None:
         node.stop()
 
 
+def test_other_cards_are_measured_when_one_is_lost(tmp_path: Path) -> None:
+    """The lost one reports nothing."""
+    node = SimulatedNode.create(tmp_path / "node", parse_spec("T4*2"))
+    node.start()
+    try:
+        with Driver.open(node.library_dir) as driver:
+            lost, other = driver.cards()
+            node.lose(0)
+            assert driver.busy_samples(other.uuid, 7) == (7, {})
+            assert driver.busy_samples(lost.uuid, 7) is None
+    finally:
+        node.stop()
+
+
 def test_events_reach_the_sets_that_registered_for_them(
     cards: tuple[SimulatedNode, list[Any]],
 ) -> None:

@@ -2,16 +2,20 @@
 
 import asyncio
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import SimpleNamespace, TracebackType
+from typing import Any, cast
 
 import pytest
 
 from fenka.core.request import Slice
 from fenka.dialects import base
+from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver, XidListener
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
+from fenka.node import driver as node_driver
+from fenka.node.driver import NodeDriver
+from fenka.node.health import CardHealth
 from fenka.node.lease.store import LeaseStore
 from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
@@ -170,6 +174,18 @@ def test_xid_listener_returns_what_the_simulated_driver_reports(tmp_path: Path) 
             simulated.raise_xid(1, 48)
             assert xids.wait(5000) == (driver.cards()[1].uuid, 48)
             assert driver.minor(driver.cards()[1].uuid) == 1
-            assert driver.busy_percent(0) == {}
     finally:
         simulated.stop()
+
+
+def test_percentages_of_real_cards_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that reports nothing, or is lost, does not hide the others."""
+    clock = iter((0, 1_000_000_000, 3_000_000_000))
+    monkeypatch.setattr(node_driver, "time", SimpleNamespace(time_ns=lambda: next(clock)))
+    samples = {card(0).uuid: None, card(1).uuid: (0, {7: 50})}
+    hardware = SimpleNamespace(busy_samples=lambda uuid, _: samples[uuid])
+    health = SimpleNamespace(known=(card(0), card(1)))
+    real = NodeDriver(Path("/lib"), Path("/"), None)
+    busy_ns = real.busy_ns(cast("Hardware", hardware), cast("CardHealth", health))
+    assert busy_ns() == {(card(1).uuid, 7): 500_000_000}
+    assert busy_ns() == {(card(1).uuid, 7): 1_500_000_000}

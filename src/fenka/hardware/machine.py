@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fenka.core.inventory import Card
-from fenka.hardware.nvml import Driver, DriverLost, Reading
+from fenka.hardware.nvml import Driver, DriverLost, GpuProcess, Reading
 
 PROBE = """
 import ctypes, sys
@@ -64,11 +64,16 @@ class Hardware:
             readings = self.driver.readings()
         return {reading.uuid: reading for reading in readings}
 
-    def busy_samples(self, uuid: str, since_us: int) -> tuple[int, Mapping[int, int]] | None:
-        """Call `Driver.busy_samples`. The driver is not closed meanwhile, so that any thread may call this.
+    def processes(self) -> tuple[GpuProcess, ...]:
+        """Call `Driver.processes`. The driver is not closed meanwhile, so that any thread may call this.
 
         Raises DriverLost; only `readings` opens the driver again.
         """
+        with self._opening:
+            return self.driver.processes()
+
+    def busy_samples(self, uuid: str, since_us: int) -> tuple[int, Mapping[int, int]] | None:
+        """Call `Driver.busy_samples`, as `processes` does with its call. Raises DriverLost."""
         with self._opening:
             return self.driver.busy_samples(uuid, since_us)
 

@@ -142,32 +142,22 @@ class Driver:
         return tuple(_reading(handle) for _, handle in _handles())
 
     @_translated_errors()
-    def busy_percent(self, since_us: int) -> dict[tuple[str, int], int]:
-        """Return the percentage of each card's time that processes had in the newest sample, by UUID and PID.
-
-        Cards that do not report it are missing. since_us: only samples after this time, in microseconds since
-        the epoch.
-        """
-        percents: dict[tuple[str, int], int] = {}
-        for _, handle in _handles():
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-            _, on_card = self.busy_samples(uuid, since_us) or (0, {})
-            percents |= {(uuid, pid): percent for pid, percent in on_card.items()}
-        return percents
-
-    @_translated_errors()
     def busy_samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
         """Return the time of the newest sample, and the percentage of the card's time by process ID.
 
         Without a sample after `since_us` the time is that. Times are in microseconds since the epoch. Return
-        None for a card that does not report it.
+        None for a card that does not report it or has fallen off the bus.
         """
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
         except pynvml.NVMLError_NotFound:
             return since_us, {}
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+        except (
+            pynvml.NVMLError_NotSupported,
+            pynvml.NVMLError_NoPermission,
+            pynvml.NVMLError_GpuIsLost,
+        ):
             return None
         newest: dict[int, tuple[int, int]] = {}
         for sample in samples:

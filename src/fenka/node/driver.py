@@ -81,23 +81,24 @@ class NodeDriver:
                 for card in health.known
                 for pid, ns in node.busy_ns(card.index).items()
             }
-        return _accumulated(hardware)
+        return _accumulated(hardware, health)
 
 
-def _accumulated(hardware: Hardware) -> BusyNs:
+def _accumulated(hardware: Hardware, health: CardHealth) -> BusyNs:
     total: dict[tuple[str, int], int] = {}
     last = time.time_ns()
 
     def busy_ns() -> dict[tuple[str, int], int]:
         nonlocal total, last
-        try:
-            percents = hardware.driver.busy_percent(last // 1000)
-        except DriverLost:
-            percents = {}
+        samples = {}
+        with contextlib.suppress(DriverLost):
+            for card in health.known:
+                samples[card.uuid] = hardware.busy_samples(card.uuid, last // 1000)
         now = time.time_ns()
         total = {
-            key: total.get(key, 0) + percent * (now - last) // 100
-            for key, percent in percents.items()
+            (uuid, pid): total.get((uuid, pid), 0) + percent * (now - last) // 100
+            for uuid, sample in samples.items()
+            for pid, percent in (sample[1] if sample else {}).items()
         }
         last = now
         return total

@@ -96,12 +96,7 @@ async def _serve(
         program = assemble(Edges(api, kubelet, health, store, files, unit_mib, advertised))
         exporter = Exporter(config.name)
         cards = CardMonitor(api, health, program.inventory, program.trigger)
-        usage = Usage(
-            # Not bound once: the driver may have been opened again.
-            lambda: hardware.driver.processes(),  # noqa: PLW0108
-            files,
-            driver.busy_ns(hardware, health),
-        )
+        usage = Usage(hardware.processes, files, driver.busy_ns(hardware, health))
         policy = ViolationPolicy(
             evict=config.over_limit == "evict", kill=config.unmanaged_process == "kill"
         )

@@ -58,7 +58,7 @@ class CardMonitor:
 
     def gpu_processes(self) -> GpuProcesses:
         """Return the processes on the cards, by lease. Raises NoDriver."""
-        return group_by_lease(self._hardware.driver.processes(), self._lease_of)
+        return group_by_lease(self._hardware.processes(), self._lease_of)
 
     def sample(self, readings: Mapping[str, Reading]) -> UsageSample:
         """Return what the driver and the last check for violations report. Raises NoDriver."""

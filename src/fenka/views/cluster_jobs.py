@@ -245,18 +245,18 @@ def _cluster_address(objects: TrainingObjects) -> str:
 def _foreign_job(job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards) -> TrainingJob:
     meta = job.metadata
     status, end = _foreign_status(job, pods)
-    places = {pod.metadata.uid: _foreign_place(pod) for pod in pods}
-    chief = chief_role({role for role, _ in places.values()})
+    places = [_foreign_place(pod) for pod in pods]
+    chief = chief_role({role for role, _ in places}), 0
     instances = [
         _instance(
             pod,
             cards,
             name=pod.metadata.name,
-            role=places[pod.metadata.uid][0],
-            index=places[pod.metadata.uid][1],
-            chief=places[pod.metadata.uid] == (chief, 0),
+            role=role,
+            index=index,
+            chief=len(pods) == 1 or (role, index) == chief,
         )
-        for pod in pods
+        for pod, (role, index) in zip(pods, places, strict=True)
         if end is None or not pod.gone
     ]
     instances.sort(key=lambda each: (not each.chief, each.role, each.index, each.name))

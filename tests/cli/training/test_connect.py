@@ -93,18 +93,23 @@ def test_logs_are_those_of_the_clone_while_the_code_is_cloned(run: Run, job: Fak
     assert run("logs", "j", "-c", "init-code").stdout == "Cloning\n"
 
 
+@pytest.mark.parametrize("follow", [(), ("-f",)])
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (("-i", "x"), "job j has no instance x: its instances are j-launcher-0, j-worker-0"),
-        (("-c", "x"), "j-launcher-0 has no container x: it has main"),
+        (("-c", "x"), "j-launcher-0 has no container x: its containers are main"),
     ],
 )
 def test_logs_of_what_does_not_exist_are_one_sentence(
-    run: Run, job: FakeApiServer, options: tuple[str, ...], sentence: str
+    run: Run,
+    job: FakeApiServer,
+    options: tuple[str, ...],
+    sentence: str,
+    follow: tuple[str, ...],
 ) -> None:
-    """It names what there is."""
-    assert run("logs", "j", *options) == Completed(1, "", f"fenka: {sentence}\n")
+    """It names what there is. Following does not wait for it."""
+    assert run("logs", "j", *options, *follow) == Completed(1, "", f"fenka: {sentence}\n")
 
 
 def test_logs_of_an_instance_that_has_not_started_are_one_sentence(
@@ -183,6 +188,26 @@ def test_following_goes_on_over_a_restart_until_the_job_ends(
     assert (result.exit_code, steps) == (0, [])
 
 
+def test_following_waits_for_a_chief_that_does_not_exist_yet(
+    run: Run, job: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI's launcher comes after its workers."""
+    monkeypatch.setattr(pod_logs, "POLL_S", 0)
+    job.remove("pods", "j-launcher-0-0-x7k2p", "default")
+    looks = 0
+
+    async def look(request: web.Request) -> None:
+        nonlocal looks
+        looks += request.path.endswith("/jobsets")
+        if looks == 3:
+            replace(job, "launcher", ENDED, phase="Succeeded")
+        if looks == 4:
+            job.put("jobsets", job_set("j", roles=ROLES, conditions=[condition("Completed")]))
+
+    job.before = look
+    assert run("logs", "j", "-f").stdout == "launcher 1\nlauncher 2\n"
+
+
 def test_following_one_instance_ends_with_it(run: Run, job: FakeApiServer) -> None:
     """A worker that has succeeded prints nothing more, though the job goes on."""
     replace(job, "worker", ENDED, phase="Succeeded")
@@ -242,6 +267,8 @@ def test_attach_runs_sh_in_the_instance_that_is_named(
     """`-i` and `-c`."""
     typed(b"")
     job.program = program([], 0)  # type: ignore[assignment]
+    spec = {"containers": [{"name": "main"}, {"name": "side"}]}
+    job.put("pods", member("j", "worker", node="a", spec=spec, **state(RUNS)))
     assert run("attach", "j", "-i", "j-worker-0", "-c", "side").exit_code == 0
     assert "/j-worker-0-0-x7k2p/exec?container=side&" in job.requests[-1]
     assert job.requests[-1].endswith("&command=sh")
@@ -282,6 +309,9 @@ def test_attach_is_one_sentence_when_it_is_impossible(
     typed(b"")
     assert run("attach", "j").stderr == (
         "fenka: you may not run commands in pods of namespace default: ask for the ClusterRole fenka-user\n"
+    )
+    assert run("attach", "j", "-c", "x").stderr == (
+        "fenka: j-launcher-0 has no container x: its containers are main\n"
     )
     replace(job, "launcher", ENDED, phase="Succeeded")
     assert run("attach", "j").stderr == "fenka: j-launcher-0 is not running: it is Completed\n"

@@ -2,9 +2,9 @@
 
 import asyncio
 import re
-import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
@@ -84,6 +84,7 @@ class ClusterJobs:
             pod = _pod_of(objects, instance)
             if pod is None:
                 raise UserError(f"pod {instance.pod} has ended meanwhile")
+            _require_container(instance, pod, request.container)
             container = request.container or pod.main_container
             try:
                 return await run_attached(api, pod.path, container, command)
@@ -128,22 +129,18 @@ class ClusterJobs:
     async def _logs(self, api: Api, name: str, request: LogRequest) -> TrainingJob:
         job, pod = await self._look(api, name, request.instance)
         options = LogOptions(request.container, request.tail, request.since_s, request.timestamps)
+        may_come = request.follow and job.status in ("QUEUING", "PENDING")
+        if not (may_come and pod is None):
+            # What is named does not exist, and will not.
+            instance = require_instance(job, request.instance)
+            _require_container(instance, pod, request.container)
         if request.follow:
             return await self._follow(api, name, request.instance, options)
-        instance = require_instance(job, request.instance)
         assert pod is not None
         container = log_container(pod, request.container)
         if not container:
-            named = {each.name for each in (*pod.spec.init_containers, *pod.spec.containers)}
-            if request.container and request.container not in named:
-                raise UserError(
-                    f"{instance.name} has no container {request.container}: it has "
-                    f"{', '.join(sorted(named))}"
-                )
             raise UserError(f"{instance.name} has no log yet: it is {instance.status}")
-        async for block in read_log(
-            api, pod, LogOptions(container, options.tail, options.since_s, options.timestamps)
-        ):
+        async for block in read_log(api, pod, replace(options, container=container)):
             tables.write_bytes(block)
         return job
 
@@ -154,12 +151,13 @@ class ClusterJobs:
             nonlocal job
             job, pod = await self._look(api, name, instance)
             shown = _shown_instance(job, instance)
+            if shown is not None:
+                _require_container(shown, pod, options.container)
             ended = shown is not None and not shown.chief and shown.phase == "Succeeded"
             return LogSource(pod, last=job.finished or ended)
 
         async for line in follow_log(api, find, options, pod_logs.POLL_S):
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            tables.write_bytes(f"{line}\n".encode())
         assert job is not None
         return job
 
@@ -190,10 +188,19 @@ def require_instance(job: TrainingJob, name: str) -> Instance:
     )
 
 
+def _require_container(instance: Instance, pod: TrainingPod | None, name: str) -> None:
+    """Raise UserError if the instance's pod has no container of this name."""
+    if pod is None or not name:
+        return
+    names = [each.name for each in (*pod.spec.init_containers, *pod.spec.containers)]
+    if name not in names:
+        raise UserError(
+            f"{instance.name} has no container {name}: its containers are {', '.join(names)}"
+        )
+
+
 def _shown_instance(job: TrainingJob, name: str) -> Instance | None:
-    if name:
-        return job.instance(name)
-    return job.chief or (job.instances[0] if len(job.instances) == 1 else None)
+    return job.instance(name) if name else job.chief
 
 
 def _pod_of(objects: TrainingObjects, instance: Instance) -> TrainingPod | None:

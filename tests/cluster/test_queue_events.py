@@ -1,0 +1,182 @@
+"""The queue's state by its events alone: which pods are pending, and when the snapshot is out of date."""
+
+from collections.abc import Callable
+
+import pytest
+
+from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
+from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.cluster.queue_state import queue_state
+from fenka.cluster.state import ClusterState
+from fenka.core.fairness import Fairness
+from fenka.core.request import Placement
+from fenka.core.steps import complete
+from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
+from tests.core.builders import piece
+from tests.fakes.queue import START, UNSCHEDULABLE, make
+
+GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
+
+
+class Queue:
+    """A queue over node n, which has one card of 14 units. Times are seconds after START."""
+
+    def __init__(self, *running: Pod) -> None:
+        self.now, self.gangs = 0.0, dict[str, tuple[Placement, ...]]()
+        self.cluster = ClusterState([a_node("n", T4_MIB)], running)
+        self.state = queue_state(self.cluster, fairness=Fairness(penalty_per_request_s=0))
+
+    def set(self, *pods: Pod) -> None:
+        """Bring pods, as the informer does."""
+        for pod in pods:
+            self.cluster.set_pod(pod)
+            self.state.set_pod(pod, START + self.now)
+
+    def end(self, name: str) -> None:
+        """Report that a pod was deleted."""
+        self.cluster.forget_pod(name)
+        self.state.forget_pod(name, START + self.now)
+
+    def scheduled(self) -> list[tuple[str, bool]]:
+        """Schedule the queue. Return its entries in order, and whether each fits."""
+        complete(self.state.schedule(self.gangs, START + self.now))
+        return [(it.pending.id, bool(it.placements)) for it in self.state.entries()]
+
+    @property
+    def stale(self) -> bool:
+        """Return whether the snapshot may differ from what scheduling would make now."""
+        return self.state.is_stale(self.gangs, START + self.now)
+
+
+def pending(name: str, units: int = 10, at: float = 0) -> Pod:
+    """Return a pod for which kube-scheduler has found no node."""
+    return make(name, units, at, said=UNSCHEDULABLE)
+
+
+def holder(units: int = 10) -> Pod:
+    """Return a pod that runs on node n."""
+    return make("h", units, node="n", annotations=on_card(0, units), started=0)
+
+
+def test_pods_are_forgotten_when_they_are_not_listed_any_more() -> None:
+    """A relist replaces all that was known, gated pods included."""
+    queue = Queue(holder())
+    gated = make("gated", 10, 2, spec=GATED)
+    queue.set(pending("p"), pending("q", at=1), gated)
+    assert queue.scheduled() == [("p", False), ("q", False), ("gated", False)]
+    queue.state.replace_pods([pending("q", at=1)], START)
+    assert queue.scheduled() == [("q", False)]
+    assert queue.state.pods_to_ungate(9) == []
+    queue.state.replace_pods([], START)
+    assert queue.state.is_empty
+    assert (queue.scheduled(), queue.state.entries()) == ([], ())
+
+
+def test_pod_is_pending_when_kube_scheduler_has_found_no_node() -> None:
+    """Before that it is only known; an unknown pod is pending once the API server shows it."""
+    queue, new = Queue(holder()), make("new", 10)
+    queue.set(new)
+    assert (queue.state.is_empty, queue.scheduled()) == (True, [])
+    queue.state.reject(new, ["n"], START)
+    assert (queue.state.is_empty, queue.scheduled()) == (False, [("new", False)])
+    late = make("late", 10, 5)
+    queue.state.reject(late, ["n"], START)
+    assert queue.scheduled() == [("new", False)]
+    queue.set(late)
+    assert queue.scheduled() == [("new", False), ("late", False)]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        make("p", 0, said=UNSCHEDULABLE),
+        make("p", 10, said=UNSCHEDULABLE, phase="Failed"),
+        make("p", 10, node="n", annotations=on_card(0, 10)),
+        make("p", 10, said=UNSCHEDULABLE, spec={"schedulingGates": [{"name": "team/quota"}]}),
+    ],
+)
+def test_pod_leaves_the_queue_when_it_is_not_open_any_more(pod: Pod) -> None:
+    """It has ended, has a node, has a foreign gate, or requests no card."""
+    queue = Queue(holder(2))
+    queue.set(pending("p"))
+    assert queue.scheduled() == [("p", True)]
+    queue.set(pod)
+    assert (queue.state.is_empty, queue.scheduled()) == (True, [])
+
+
+def gang_reserved(queue: Queue) -> None:
+    """Reserve a slice for a gang."""
+    queue.gangs = {"default/g": (Placement("n", (piece(0, 100, name="n"),)),)}
+
+
+EVENTS: list[tuple[Callable[[Queue], object], bool]] = [
+    (lambda _: None, False),
+    # a pod that kube-scheduler has not tried changes nothing, unless its gang may be complete now
+    (lambda queue: queue.set(make("new", 4)), False),
+    (lambda queue: queue.set(make("new", 4, labels=gang_labels("g", 2))), True),
+    (lambda queue: queue.set(pending("q")), True),
+    (lambda queue: queue.state.reject(make("unknown", 4), ["n"], START), False),
+    (lambda queue: queue.end("p"), True),
+    (lambda queue: queue.end("unknown"), False),
+    (lambda queue: queue.end("h"), True),
+    (lambda queue: queue.cluster.set_unhealthy("n", frozenset({0})), True),
+    (gang_reserved, True),
+]
+
+
+@pytest.mark.parametrize(("event", "expected"), EVENTS)
+def test_snapshot_is_stale_when_an_event_may_change_it(
+    event: Callable[[Queue], object], expected: bool
+) -> None:
+    """Pod p waits for the card that h holds."""
+    queue = Queue(holder())
+    queue.set(pending("p"))
+    assert queue.stale
+    assert queue.scheduled() == [("p", False)]
+    assert not queue.stale
+    event(queue)
+    assert queue.stale is expected
+    queue.scheduled()
+    assert not queue.stale
+
+
+def test_next_entry_gets_the_card_in_the_same_pass_when_a_reservation_expires() -> None:
+    """p fits, and kube-scheduler has not tried it for 15 s: q has the card, and the snapshot is current."""
+    queue = Queue()
+    queue.set(pending("p"), pending("q", at=1))
+    assert queue.scheduled() == [("p", True), ("q", False)]
+    queue.now = RESERVATION_TTL_S - 0.1
+    assert not queue.stale
+    queue.now = RESERVATION_TTL_S
+    assert queue.stale
+    assert queue.scheduled() == [("q", True)]
+    assert not queue.stale
+    # The reservation of q was made now.
+    queue.now = 2 * RESERVATION_TTL_S - 0.1
+    assert not queue.stale
+    queue.now = 2 * RESERVATION_TTL_S
+    assert queue.stale
+    assert queue.scheduled() == []
+
+
+def test_pass_changes_nothing_when_not_all_its_steps_are_taken() -> None:
+    """The next one starts again."""
+    queue = Queue(holder())
+    queue.set(pending("p"))
+    steps = queue.state.schedule({}, START)
+    next(steps)
+    steps.close()
+    assert (queue.state.entries(), queue.stale) == ((), True)
+    assert queue.scheduled() == [("p", False)]
+
+
+def test_snapshot_is_stale_when_an_event_comes_between_the_steps() -> None:
+    """It belongs to some state since the first step, so the queue is scheduled again."""
+    queue = Queue(holder())
+    queue.set(pending("p"))
+    steps = queue.state.schedule({}, START)
+    next(steps)
+    queue.set(pending("q", at=1))
+    complete(steps)
+    assert queue.stale
+    assert queue.scheduled() == [("p", False), ("q", False)]

@@ -17,7 +17,7 @@ CONFIGURATION = Path(".config/fenka/config.toml")
 
 LayoutOption = Annotated[
     Layout | None,
-    typer.Option("--layout", help="arena: as arena today; old: as before 0.2, the default"),
+    typer.Option("--layout", help="arena: as arena today; old: as before 0.2 (the default)"),
 ]
 
 

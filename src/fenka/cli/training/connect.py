@@ -28,7 +28,7 @@ def logs(
         int | None, typer.Option("-t", "--tail", metavar="N", min=0, help="only the last lines")
     ] = None,
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="only the last time, such as 5m")
+        str, typer.Option("--since", metavar="TIME", help="only lines of the last TIME, such as 5m")
     ] = "",
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="print its time before each line")

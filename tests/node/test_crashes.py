@@ -106,3 +106,15 @@ async def test_lease_is_removed_when_the_program_was_killed_while_removing_it(
         await node.ready()
         await starts(node, other)
         await ends_without_a_trace(node, other)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"name":"\xff"}', b"\0" * 300])
+def test_store_sets_a_file_aside_when_it_is_damaged(tmp_path: Path, content: bytes) -> None:
+    """The others are read."""
+    LeaseStore(tmp_path).issue("aliyun.com/gpu-mem", ["u1"], name="whole")
+    (tmp_path / "a.json").write_bytes(content)
+    after = LeaseStore(tmp_path)
+    (complaint,) = after.load()
+    assert complaint.startswith(f"{tmp_path}/a.json is invalid and was renamed to a.damaged: ")
+    assert list(after.tokens) == ["whole"]
+    assert LeaseStore(tmp_path).load() == []

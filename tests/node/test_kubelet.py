@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,25 @@ def test_checkpoint_is_read_with_pods_and_tokens(tmp_path: Path) -> None:
     path.write_text(json.dumps({"Data": data, "Checksum": 7}))
     claim = Claim("aliyun.com/gpu-mem", frozenset({"u1", "u2"}), "main", uid="uid", token="abc")
     assert read_checkpoint(path) == [claim]
+    entry["AllocResp"] = "\u00e9"
+    path.write_text(json.dumps({"Data": data}))
+    assert read_checkpoint(path) == [replace(claim, token="")]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"Data": 3}', "[" * 10000, '{"Data":{"x":1}}'])
-def test_checkpoint_is_ignored_when_its_format_is_unknown(tmp_path: Path, text: str) -> None:
-    """It is the kubelet's internal file, and may change."""
+UNKNOWN = [
+    b"",
+    b"{}",
+    b'{"Data": 3}',
+    b"[" * 10000,
+    b'{"Data":{"x":1}}',
+    b'{"Data":{"PodDeviceEntries":[{"PodUID":"\xff"}]}}',
+]
+
+
+@pytest.mark.parametrize("content", UNKNOWN)
+def test_checkpoint_is_ignored_when_its_format_is_unknown(tmp_path: Path, content: bytes) -> None:
+    """It is the kubelet's internal file, and may change or be damaged."""
     path = tmp_path / "checkpoint"
-    path.write_text(text)
+    path.write_bytes(content)
     assert read_checkpoint(path) == []
     assert read_checkpoint(tmp_path / "missing") == []

@@ -9,6 +9,9 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from fenka import native
 from fenka.core.request import Slice
@@ -18,6 +21,8 @@ from fenka.isolation.proxy import NEXT_LIBRARIES
 from fenka.isolation.sandbox import SHIM
 
 MIB = 1 << 20
+
+_Decoded = TypeVar("_Decoded")
 
 
 _ADVICE = {
@@ -81,6 +86,16 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise OSError(f"{path} has more than {max_bytes} bytes, so it is damaged")
     return content
+
+
+def decode_json(decoder: msgspec.json.Decoder[_Decoded], content: bytes) -> _Decoded:
+    """Decode what may be damaged or hostile. Raises msgspec.DecodeError, and nothing else."""
+    try:
+        return decoder.decode(content)
+    except RecursionError:
+        raise msgspec.DecodeError("too deeply nested") from None
+    except UnicodeDecodeError:
+        raise msgspec.DecodeError("not UTF-8") from None
 
 
 def fsync_directory(path: Path) -> None:

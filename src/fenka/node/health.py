@@ -12,7 +12,7 @@ import msgspec
 from fenka.core.inventory import Card
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
-from fenka.isolation.files import write_atomically
+from fenka.isolation.files import decode_json, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
@@ -171,6 +171,6 @@ def _read(record: Path | None) -> dict[str, str]:
     if record is None:
         return {}
     try:
-        return msgspec.json.decode(record.read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError):
+        return decode_json(msgspec.json.Decoder(dict[str, str]), record.read_bytes())
+    except (OSError, msgspec.DecodeError):
         return {}

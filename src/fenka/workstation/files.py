@@ -13,6 +13,7 @@ from fenka import native
 from fenka.core.errors import FenkaError
 from fenka.isolation import files as isolation_files
 from fenka.isolation.files import (
+    decode_json,
     describe_os_error,
     read_regular_file,
     with_file_name,
@@ -129,7 +130,8 @@ def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
 
 def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
     try:
-        return msgspec.json.decode(read_regular_file(path, MAX_FILE_BYTES), type=kind)
+        content = read_regular_file(path, MAX_FILE_BYTES)
+        return decode_json(msgspec.json.Decoder(kind), content)
     except FileNotFoundError:
         return None
     except OSError as why:
@@ -137,7 +139,7 @@ def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
             f"{describe_os_error(why)}; it records which job holds which slice: "
             "before you remove it, end the programs that hold leases"
         ) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+    except msgspec.DecodeError as why:
         raise InvalidState(
             f"{path} is not understood ({why}): it was written by another version or is damaged; end the "
             "programs that hold leases, remove the file and start again"

@@ -7,13 +7,14 @@ identity from the socket's peer credentials, never from a message.
 
 import os
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 
 from fenka import __version__
 from fenka.core.errors import FenkaError
 from fenka.isolation.control import ComputeMode
+from fenka.isolation.files import decode_json
 from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.spec import Isolation, JobSpec
 
@@ -240,21 +241,12 @@ _hellos = msgspec.json.Decoder(Hello)
 
 def decode_request(line: bytes) -> ToDaemon:
     """Decode a client's message. Raises msgspec.MsgspecError."""
-    return cast("ToDaemon", _decoded(_requests, line))
+    return cast("ToDaemon", decode_json(_requests, line))
 
 
 def decode_answer(line: bytes) -> FromDaemon:
     """Decode the daemon's message. Raises msgspec.MsgspecError."""
-    return cast("FromDaemon", _decoded(_answers, line))
-
-
-def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> object:
-    try:
-        return decoder.decode(line)
-    except RecursionError:
-        raise msgspec.DecodeError("too deeply nested") from None
-    except UnicodeDecodeError:
-        raise msgspec.DecodeError("not UTF-8") from None
+    return cast("FromDaemon", decode_json(_answers, line))
 
 
 def failure_reason(answer: FromDaemon) -> str:
@@ -269,7 +261,7 @@ class ProtocolMismatch(FenkaError):
 def check_hello(line: bytes, socket: Path) -> Hello:
     """Decode the peer's Hello. Raises ProtocolMismatch."""
     try:
-        hello = cast("Hello", _decoded(_hellos, line))
+        hello = decode_json(_hellos, line)
     except msgspec.MsgspecError:
         raise ProtocolMismatch(
             f"{socket} is not served by fenka: remove it, or name another directory "

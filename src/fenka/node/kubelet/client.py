@@ -6,7 +6,6 @@ plugin's answers. The checkpoint takes precedence where it can be read.
 """
 
 import base64
-import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from fenka.core.errors import FenkaError
+from fenka.isolation.files import decode_json
 from fenka.node.kubelet import messages_pb2 as api
 
 API_VERSION = "v1beta1"
@@ -136,11 +136,14 @@ class _Checkpoint(msgspec.Struct):
     data: _Data = msgspec.field(name="Data")
 
 
+_checkpoints = msgspec.json.Decoder(_Checkpoint)
+
+
 def read_checkpoint(path: Path) -> list[Claim]:
     """Return the claims of the checkpoint; none if the file's internal format is not understood."""
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=_Checkpoint).data.entries or []
-    except (OSError, msgspec.MsgspecError):
+        entries = decode_json(_checkpoints, path.read_bytes()).data.entries or []
+    except (OSError, msgspec.DecodeError):
         return []
     return [
         Claim(
@@ -157,7 +160,7 @@ def read_checkpoint(path: Path) -> list[Claim]:
 def _token(answer: str) -> str:
     try:
         decoded = api.ContainerAllocateResponse.FromString(base64.b64decode(answer))
-    except (DecodeError, binascii.Error):
+    except (DecodeError, ValueError):
         return ""
     for device in decoded.cdi_devices:
         kind, _, token = device.name.partition("=")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fenka.core.request import Slice
-from fenka.isolation.files import ComputeShare, fsync_directory, write_atomically
+from fenka.isolation.files import ComputeShare, decode_json, fsync_directory, write_atomically
 from fenka.isolation.resize_plan import Sizes
 
 
@@ -73,6 +73,9 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
 
 
+_tokens = msgspec.json.Decoder(Token)
+
+
 class LeaseStore:
     """All tokens of the node, in memory and on disk."""
 
@@ -93,9 +96,9 @@ class LeaseStore:
         complaints = []
         for path in sorted(self._directory.glob("*.json")):
             try:
-                token = msgspec.json.decode(path.read_bytes(), type=Token)
+                token = decode_json(_tokens, path.read_bytes())
                 self.tokens[token.name] = token
-            except msgspec.MsgspecError as error:
+            except msgspec.DecodeError as error:
                 damaged = path.rename(path.with_suffix(".damaged"))
                 complaints.append(f"{path} is invalid and was renamed to {damaged.name}: {error}")
         return complaints

@@ -61,12 +61,12 @@ class _Verdicts:
     waits: Bools
     excluded: list[Infeasible | None]
 
-    def order(self, policy: Policy, slots: Ints) -> Ints:
-        """Return those of the slots that fit, the best first."""
+    def order(self, policy: Policy, slots: Ints, most: int = 0) -> Ints:
+        """Return those of the slots that fit, the best first. most: how many at most, 0 for all."""
         among = np.zeros_like(self.fits)
         among[slots] = True
         judgement = self.constrained or self.judgement
-        return judgement.first.order(policy, np.flatnonzero(self.fits & among))
+        return judgement.first.order(policy, np.flatnonzero(self.fits & among), most)
 
     def codes(self) -> Codes:
         """Return why each card does not fit."""
@@ -110,10 +110,8 @@ class ColumnarPodEvaluator(PodEvaluator):
             return super().filter(pod, names, constraints)
         verdicts = self._verdicts(pod, parts, slots, constraints)
         fits = verdicts.fits[slots]
-        if max_nodes:
-            order = verdicts.order(self._policy, slots)
-            if max_nodes < order.size:
-                return FilterResult(self._names(order[:max_nodes]))
+        if 0 < max_nodes < np.count_nonzero(fits):
+            return FilterResult(self._names(verdicts.order(self._policy, slots, max_nodes)))
         result = FilterResult(list(compress(names, fits.tolist())))
         if not fits.all():
             rejected = list(compress(names, (~fits).tolist()))
@@ -129,11 +127,11 @@ class ColumnarPodEvaluator(PodEvaluator):
         self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> list[tuple[str, int]]:
         """Return a score for each node, in the order given."""
-        parts = self._columnar_parts(pod)
-        if parts is None or len(names) < self.min_nodes:
-            return super().prioritize(pod, names, constraints)
-        columns = self._live.read()
+        parts, columns = self._columnar_parts(pod), self._live.read()
         slots = columns.slots(names)
+        few = len(names) < self.min_nodes
+        if parts is None or (few and self._known(pod, parts, slots, constraints) is None):
+            return super().prioritize(pod, names, constraints)
         order = self._order(pod, parts, slots, constraints)
         # The last one is that of unknown nodes, whose slot is -1.
         scores = np.zeros(len(columns.nodes) + 1, np.int64)
@@ -223,17 +221,30 @@ class ColumnarPodEvaluator(PodEvaluator):
         slots: Ints,
         constraints: QueueConstraints,
     ) -> _Verdicts:
-        """Return the verdicts on these nodes, as long as they hold those of the last call.
+        """Return the verdicts on these nodes.
 
-        So one evaluation serves `filter` and `prioritize` of a pod, between which seldom anything changes.
+        One evaluation serves `filter` and `prioritize` of a pod, between which seldom anything changes.
         """
-        columns, key = self._live.read(), (pod.metadata.uid, parts, self._live.version)
-        known_key, known_constraints, known = self._last
-        same = known_key == key and known_constraints is constraints
-        if known is None or not same or not known.asked[slots].all():
+        known = self._known(pod, parts, slots, constraints)
+        if known is None:
+            columns, key = self._live.read(), (pod.metadata.uid, parts, self._live.version)
             known = self._judge(columns, parts, slots, constraints)
             self._last = key, constraints, known
         return known
+
+    def _known(
+        self,
+        pod: Pod,
+        parts: tuple[SliceRequest, ...],
+        slots: Ints,
+        constraints: QueueConstraints,
+    ) -> _Verdicts | None:
+        """Return the last verdicts, if they are of this pod and these nodes, and nothing has changed."""
+        key, known_constraints, known = self._last
+        same = key == (pod.metadata.uid, parts, self._live.version)
+        if known is None or not same or known_constraints is not constraints:
+            return None
+        return known if known.asked[slots[slots >= 0]].all() else None
 
     def _judge(
         self,

@@ -168,14 +168,21 @@ class Judgement:
 
     # ---- scores ----
 
-    def order(self, policy: Policy, slots: Ints) -> Ints:
-        """Return those of the slots that fit, the best first; of equal nodes the first by name."""
+    def order(self, policy: Policy, slots: Ints, most: int = 0) -> Ints:
+        """Return those of the slots that fit, the best first; of equal nodes the first by name.
+
+        most: how many at most, 0 for all.
+        """
         slots = slots[self.fits[slots]]
+        most = most or slots.size
         if policy not in _PREFERS_MOST:
-            return self._order_by_definition(policy, slots)
-        share, best = self._share(policy)[slots], self._best_cards(policy)[slots]
-        ranks = self.columns.ranks()[slots]
-        in_order: Ints = slots[np.lexsort((ranks, best, share))]
+            return self._order_by_definition(policy, slots)[:most]
+        share = self._share(policy)[slots]
+        if most < slots.size:
+            candidates = share <= np.partition(share, most - 1)[most - 1]
+            slots, share = slots[candidates], share[candidates]
+        best, ranks = self._best_cards(policy, slots), self.columns.ranks()[slots]
+        in_order: Ints = slots[np.lexsort((ranks, best, share))[:most]]
         return in_order
 
     def best(self, policy: Policy, among: Bools | None = None) -> int | None:
@@ -188,7 +195,7 @@ class Judgement:
         share = self._share(policy)[slots]
         slots = slots[share == share.min()]
         if slots.size > 1:
-            best = self._best_cards(policy)[slots]
+            best = self._best_cards(policy, slots)
             slots = slots[best == best.min()]
         return int(slots[self.columns.ranks()[slots].argmin()])
 
@@ -228,9 +235,9 @@ class Judgement:
     def _of_compute(self) -> bool:
         return self.request.memory is None and not self.request.whole
 
-    def _card_keys(self, policy: Policy) -> Ints:
-        """Return what sorts the cards of a node, the smallest first; _LAST for a card that does not fit."""
-        free_memory, free_compute = self.columns.usage[FREE_MEMORY:]
+    def _card_keys(self, policy: Policy, cards: Ints | slice = slice(None)) -> Ints:
+        """Return what sorts cards of a node, the smallest first; _LAST for a card that does not fit."""
+        free_memory, free_compute = self.columns.usage[FREE_MEMORY:, cards]
         if _PREFERS_MOST[policy]:
             free_memory = (1 << _MEMORY_BITS) - 1 - free_memory
             free_compute = (1 << _COMPUTE_BITS) - 1 - free_compute
@@ -238,11 +245,22 @@ class Judgement:
             first, second, bits = free_compute, free_memory, _MEMORY_BITS
         else:
             first, second, bits = free_memory, free_compute, _COMPUTE_BITS
-        keys = (((first << bits) | second) << _INDEX_BITS) | self.columns.cards[INDEX]
-        return np.where(self.card_fits, keys, _LAST)
+        keys = (((first << bits) | second) << _INDEX_BITS) | self.columns.cards[INDEX, cards]
+        return np.where(self.card_fits[cards], keys, _LAST)
 
-    def _best_cards(self, policy: Policy) -> Ints:
-        return np.minimum.reduceat(self._card_keys(policy), self.columns.starts)
+    def _best_cards(self, policy: Policy, slots: Ints) -> Ints:
+        """Return the smallest key of the cards of each of these slots."""
+        of_card = self.columns.cards[SLOT]
+        if slots.size > self.fits.size // 8:
+            return np.minimum.reduceat(self._card_keys(policy), self.columns.starts)[slots]
+        best = np.full(self.fits.size, _LAST)
+        best[slots] = 0
+        cards = np.flatnonzero(best[of_card] == 0)
+        if cards.size:
+            starts = np.flatnonzero(np.diff(of_card[cards], prepend=-1))
+            keys = np.minimum.reduceat(self._card_keys(policy, cards), starts)
+            best[of_card[cards[starts]]] = keys
+        return best[slots]
 
     def chosen_cards(self, policy: Policy) -> Bools:
         """Return the cards that each node that fits would give, by its own policy or this one."""

@@ -88,6 +88,7 @@ class FakeApiServer:
         absent: kinds that the server does not know.
         logs: lines with their timestamps, by pod and container.
         program: what `exec` runs; None if it is forbidden.
+        discovered: paths of API groups' versions that the server has.
         groups: versions of the API groups that `/apis` lists, by name.
         max_page: objects of a page, however many are requested; 0: no limit.
         mute: running watches receive nothing any more.
@@ -104,6 +105,7 @@ class FakeApiServer:
     after: Fault | None = None
     forbidden: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
+    discovered: set[str] = field(default_factory=set)
     groups: dict[str, list[str]] = field(default_factory=dict)
     logs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     program: Callable[[web.WebSocketResponse], Awaitable[None]] | None = None
@@ -209,6 +211,8 @@ class FakeApiServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET" and request.query.get("watch"):
             return await self._watch(request)
+        if request.path in self.discovered:
+            return web.json_response({"kind": "APIResourceList"})
         if request.path == "/apis":
             return web.json_response(self._discovery())
         if request.path.endswith("/log"):
@@ -279,8 +283,9 @@ class FakeApiServer:
         if not target.name:
             if method == "GET":
                 return self._list(target, query)
-            self.writes.append((path, body))
-            return self._create(target, body)
+            if query.get("dryRun") != "All":
+                self.writes.append((path, body))
+            return self._create(target, body, dry_run="dryRun" in query)
         if target.key not in self.objects:
             raise Refusal(404, "NotFound", f'{target.kind} "{target.name}" not found')
         if method == "GET":
@@ -336,7 +341,7 @@ class FakeApiServer:
             "metadata": {"resourceVersion": str(self.version), **more},
         }
 
-    def _create(self, target: Target, body: Json) -> Json:
+    def _create(self, target: Target, body: Json, *, dry_run: bool = False) -> Json:
         obj = deepcopy(body)
         meta = obj["metadata"]
         if target.namespace:
@@ -348,7 +353,7 @@ class FakeApiServer:
             message = f'{target.kind} "{meta["name"]}" already exists'
             raise Refusal(409, "AlreadyExists", message)
         meta["uid"] = str(uuid.uuid4())
-        return self._keep(key, obj, "ADDED")
+        return obj if dry_run else self._keep(key, obj, "ADDED")
 
     def _change(self, key: Key, method: str, body: Json) -> Json:
         known, meta = self.objects[key], body.get("metadata", {})

@@ -156,5 +156,6 @@ def _yaml(objects: list[Any]) -> str:
 
 
 def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:
-    del spec, target, namespace, follow
-    raise UserError("fenka submit only prints objects so far: use --dry-run")
+    from fenka.cli.training.submission import submit_to_cluster
+
+    submit_to_cluster(spec, target, namespace, follow=follow)

@@ -263,15 +263,24 @@ class Api:
         return _decoded(await self._call("PATCH", path, {}, body), kind)
 
     async def create(
-        self, path: str, kind: type[T], body: Mapping[str, Any], within_s: float | None = None
+        self,
+        path: str,
+        kind: type[T],
+        body: Mapping[str, Any],
+        within_s: float | None = None,
+        *,
+        dry_run: bool = False,
     ) -> T:
         """Add an object to a collection, or post to a subresource.
 
         within_s: afterwards nothing more happens. A quarter of it is for connecting, the rest for the server.
+        dry_run: check whether the server would accept it, and create nothing.
         Raises ApiError, ApiUnreachable.
         """
         # The server counts from when it receives the request.
         query = {} if within_s is None else {"timeout": f"{max(int(within_s * 750), 1)}ms"}
+        if dry_run:
+            query["dryRun"] = "All"
         return _decoded(await self._call("POST", path, query, body, within_s=within_s), kind)
 
     async def delete(self, path: str, body: Mapping[str, Any] | None = None) -> None:

@@ -32,7 +32,7 @@ def run(server: FakeApiServer, tmp_path: Path) -> Iterator[Run]:
     with in_thread(server, tmp_path) as kubeconfig:
 
         def command(*words: str) -> Completed:
-            verbs = 2 if words[0] == "top" else 1
+            verbs = 2 if words[0] in ("top", "submit") else 1
             options = ("--kubeconfig", str(kubeconfig), "-n", "default")
             return fenka(*words[:verbs], *options, *words[verbs:])
 

@@ -1,0 +1,52 @@
+"""Submits trainings to a cluster, and follows them."""
+
+import sys
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from fenka.cli import cluster
+from fenka.cli.options import Target
+from fenka.cli.training.backend import JobTarget, LogRequest
+from fenka.cli.training.cluster_backend import ClusterJobs
+from fenka.core.errors import FAILURE
+from fenka.jobs.collection import collect
+from fenka.jobs.manifests.contents import Contents
+from fenka.jobs.manifests.render import render
+from fenka.jobs.submission import submit
+from fenka.jobs.training import TrainingSpec
+from fenka.views.jobs import TrainingJob
+
+
+def submit_to_cluster(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:
+    """Submit a training; if it is followed, print its log and exit with its code.
+
+    Raises InvalidRequest, UserError.
+    """
+    place = namespace or cluster.namespace(target)
+    # Before the code is read or a repository is asked.
+    render(spec, Contents())
+    public, contents = collect(spec)
+    now = datetime.now(UTC)
+    cluster.converse(
+        target, lambda api: submit(api, place, public, contents, now), cluster.explain_denial
+    )
+    print(f"The Job {spec.name} has been submitted successfully")
+    print(f"You can run `fenka get {spec.name}` to check the job status", flush=True)
+    if follow:
+        _follow(spec.name, target, place)
+
+
+def _follow(name: str, target: Target, namespace: str) -> NoReturn:
+    jobs = ClusterJobs(
+        JobTarget(target.local, target.cluster, target.kubeconfig, target.context), namespace
+    )
+    sys.exit(_exit_code(jobs.logs(name, LogRequest(follow=True))))
+
+
+def _exit_code(job: TrainingJob) -> int:
+    """Return the exit code of a job that has ended: its chief's, or that of another process that failed."""
+    if job.status == "SUCCEEDED":
+        return 0
+    instances = [job.chief, *job.instances]
+    codes = (instance.exit_code for instance in instances if instance is not None)
+    return next(filter(None, codes), FAILURE)

@@ -1,0 +1,128 @@
+"""Checks what a training needs of a cluster before anything is created."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import msgspec
+
+from fenka.cluster.objects import Object, ObjectMeta
+from fenka.cluster.training_objects import JOB, JOBS_API, JOBSETS_API
+from fenka.core.errors import FenkaError
+from fenka.jobs import roles
+from fenka.jobs.manifests.names import BACKFILL_CLASS
+from fenka.jobs.training import TrainingSpec
+from fenka.kubernetes.client import Api, ApiError
+
+T = TypeVar("T")
+
+_SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
+_PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+class SubmissionRefused(FenkaError):
+    """A training cannot be submitted to this cluster; the message says why and what to do."""
+
+
+class _Named(Object):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
+class _ClaimSpec(Object):
+    access_modes: tuple[str, ...] = ()
+
+
+class _Claim(Object):
+    spec: _ClaimSpec = msgspec.field(default_factory=_ClaimSpec)
+
+
+async def check(api: Api, namespace: str, spec: TrainingSpec) -> bool:
+    """Return whether the cluster has JobSet. Raises SubmissionRefused, ApiError, ApiUnreachable."""
+    jobset, *_ = await asyncio.gather(
+        _optional(api.get(JOBSETS_API, msgspec.Raw)),
+        _check_name(api, namespace, spec.name),
+        _check_priority(api, spec),
+        *(
+            _check_claim(api, namespace, spec, claim)
+            for claim in {claim for claim, _ in spec.mounts}
+        ),
+    )
+    return jobset is not None
+
+
+async def _check_name(api: Api, namespace: str, name: str) -> None:
+    """Check that nothing has the name of the root or of the Service of the pods' names."""
+    job, jobset, service = await asyncio.gather(
+        _optional(api.get(f"{JOBS_API}/namespaces/{namespace}/jobs/{name}", _Named)),
+        _optional(api.get(f"{JOBSETS_API}/namespaces/{namespace}/jobsets/{name}", _Named)),
+        _optional(api.get(f"/api/v1/namespaces/{namespace}/services/{name}", _Named), (403, 404)),
+    )
+    for kind, found in (("Job", job), ("JobSet", jobset), ("Service", service)):
+        if found is None:
+            continue
+        if found.metadata.labels.get(JOB) == name:
+            raise SubmissionRefused(
+                f"job {name} already exists in namespace {namespace}: delete it (fenka delete {name}) or "
+                "choose another --name"
+            )
+        raise SubmissionRefused(
+            f"{kind} {name}, which is not fenka's, already exists in namespace {namespace}: choose another "
+            "--name"
+        )
+
+
+async def _check_priority(api: Api, spec: TrainingSpec) -> None:
+    name = BACKFILL_CLASS if spec.backfill else spec.priority
+    if not name:
+        return
+    path = f"{_PRIORITY_CLASSES}/{_segment(name)}"
+    if await _optional(api.get(path, msgspec.Raw)) is None:
+        raise SubmissionRefused(
+            f"priority class {name!r} not found: list them with kubectl get priorityclasses"
+        )
+
+
+async def _check_claim(api: Api, namespace: str, spec: TrainingSpec, claim: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{_segment(claim)}"
+    found = await _optional(api.get(path, _Claim))
+    if found is None:
+        raise SubmissionRefused(f"claim {claim} not found in namespace {namespace}")
+    if any(mode in _SHARED_MODES for mode in found.spec.access_modes):
+        return
+    mode = next(iter(found.spec.access_modes), "ReadWriteOnce")
+    if _mounting_pods(spec) > 1:
+        raise SubmissionRefused(
+            f"claim {claim} is {mode} and cannot be mounted on several nodes: use a ReadWriteMany claim or "
+            "--workers 1"
+        )
+    if spec.tensorboard:
+        raise SubmissionRefused(
+            f"claim {claim} is {mode} and cannot be mounted by TensorBoard on another node: use a "
+            "ReadWriteMany claim or leave out --tensorboard"
+        )
+
+
+def _mounting_pods(spec: TrainingSpec) -> int:
+    """Return how many pods mount the claims."""
+    return sum(
+        role.replicas
+        for role in roles.roles(spec)
+        if spec.mounts_on_launcher or not (spec.kind == "mpi" and role.chief)
+    )
+
+
+def _segment(name: str) -> str:
+    """Return a name as a part of a path; one that no object can have stays without an object."""
+    from urllib.parse import quote
+
+    return quote(name, safe="") if name.strip(".") else "-"
+
+
+async def _optional(answer: Awaitable[T], absent: tuple[int, ...] = (404,)) -> T | None:
+    """Return an object; None if it does not exist. Raises ApiError, ApiUnreachable."""
+    try:
+        return await answer
+    except ApiError as why:
+        if why.status in absent:
+            return None
+        raise

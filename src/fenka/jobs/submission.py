@@ -1,0 +1,142 @@
+"""Submits a training to a cluster.
+
+Everything is checked first: by what the cluster has, and by creating all objects as a dry run, in which the
+API server applies its own rules and rights. Then the root object is created, suspended if it owns others. It
+is resumed when they exist. A client that dies in between leaves a suspended root, which runs nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from fenka.cluster import training_objects
+from fenka.cluster.objects import Object, ObjectMeta
+from fenka.jobs import cluster_checks
+from fenka.jobs.manifests.contents import Contents
+from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.render import Rendered, render
+from fenka.jobs.training import TrainingSpec
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+
+_PLURALS = {
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "ConfigMap": "configmaps",
+    "Secret": "secrets",
+    "Service": "services",
+    "Deployment": "deployments",
+}
+
+
+class _Created(Object):
+    """What is read of a created object."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
+async def submit(
+    api: Api, namespace: str, spec: TrainingSpec, contents: Contents, now: datetime
+) -> None:
+    """Submit a training. If that fails, nothing is left of it.
+
+    Args:
+        api: The cluster.
+        namespace: The namespace of all objects.
+        spec: A valid training without secrets.
+        contents: Its files and secrets.
+        now: The time of the submission.
+
+    Raises:
+        SubmissionRefused: The cluster cannot run it, or has a job of this name.
+        InvalidRequest, InvalidSize: No cluster, or none without JobSet, can run it.
+        ApiError, ApiUnreachable: The API server refused an object or did not answer.
+    """
+    jobset = await cluster_checks.check(api, namespace, spec)
+    rendered = render(spec, contents, jobset=jobset)
+    await _check_objects(api, namespace, rendered)
+    submitted = {training_objects.SUBMITTED: now.isoformat(timespec="seconds")}
+    root = rendered.root
+    if not rendered.dependents and not spec.queue:
+        root["metadata"]["annotations"] |= submitted
+        await _create(api, namespace, root)
+        return
+    root["spec"]["suspend"] = True
+    created = await _create(api, namespace, root)
+    try:
+        owner = _owner(root, created.metadata.uid)
+        async with asyncio.TaskGroup() as group:
+            for item in rendered.dependents:
+                item["metadata"]["ownerReferences"] = [owner]
+                group.create_task(_create(api, namespace, item))
+        path = f"{_collection(namespace, root)}/{spec.name}"
+        await api.patch(path, msgspec.Raw, _resumption(spec, submitted))
+    except BaseException as why:
+        await _remove(api, namespace, root, created.metadata.uid)
+        if isinstance(why, ExceptionGroup):
+            raise why.exceptions[0] from None
+        raise
+
+
+def _resumption(spec: TrainingSpec, submitted: Mapping[str, str]) -> Manifest:
+    """Return the patch that lets the pods start. Kueue resumes jobs in its queues by itself."""
+    if spec.queue:
+        labels = {training_objects.QUEUE_NAME: spec.queue}
+        return {"metadata": {"annotations": submitted, "labels": labels}}
+    return {"metadata": {"annotations": submitted}, "spec": {"suspend": False}}
+
+
+async def _check_objects(api: Api, namespace: str, rendered: Rendered) -> None:
+    """Create all objects as a dry run. Raises ApiError, ApiUnreachable."""
+    objects = {
+        (item["kind"], item["metadata"]["name"]): item
+        # A JobSet's Jobs would be checked by its controller only, when it creates them.
+        for item in (rendered.root, *rendered.role_jobs, *rendered.dependents)
+    }
+    results = await asyncio.gather(
+        *(_create(api, namespace, item, dry_run=True) for item in objects.values()),
+        return_exceptions=True,
+    )
+    for result in results:
+        if isinstance(result, BaseException) and not _unsupported(result):
+            raise result
+
+
+def _unsupported(why: BaseException) -> bool:
+    """Return whether a webhook of the cluster does not allow dry runs."""
+    return isinstance(why, ApiError) and "does not support dry run" in str(why)
+
+
+async def _create(api: Api, namespace: str, item: Manifest, *, dry_run: bool = False) -> _Created:
+    return await api.create(_collection(namespace, item), _Created, item, dry_run=dry_run)
+
+
+async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> None:
+    """Delete the root of a submission that failed, with what it owns already."""
+    name = root["metadata"]["name"]
+    body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    try:
+        await api.delete(f"{_collection(namespace, root)}/{name}", body)
+    except (ApiError, ApiUnreachable) as why:
+        raise cluster_checks.SubmissionRefused(
+            f"job {name} was created and could not be completed or deleted: it is suspended, delete it by "
+            f"fenka delete {name} ({why})"
+        ) from why
+
+
+def _owner(root: Manifest, uid: str) -> Manifest:
+    return {
+        "apiVersion": root["apiVersion"],
+        "kind": root["kind"],
+        "name": root["metadata"]["name"],
+        "uid": uid,
+        "controller": True,
+    }
+
+
+def _collection(namespace: str, item: Manifest) -> str:
+    version = item["apiVersion"]
+    api = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    return f"{api}/namespaces/{namespace}/{_PLURALS[item['kind']]}"

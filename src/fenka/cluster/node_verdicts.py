@@ -257,13 +257,10 @@ class _SharedCards(_Evaluation):
             for shared in self._state.shared_nodes()
             if shared.node.name in names
             for held in self._state.allocations(shared.node.name)
+            if self._may_fit_without(held)
         ]
         holders.sort(key=lambda holder: holder[:2])
-        helpful = (
-            holder
-            for holder in holders
-            if self._may_fit_without(holder[2]) and self._fits_without(holder[2])
-        )
+        helpful = (holder for holder in holders if self._fits_without(holder[2]))
         hints = []
         for units, name, held in islice(helpful, MAX_HINTS):
             cards = ",".join(str(piece.card) for piece in held.slices)
@@ -279,18 +276,19 @@ class _SharedCards(_Evaluation):
         parts, rejection = self._pod.demand().parts, self._rejections.get(held.node)
         if rejection is None or len(parts) > 1:
             return True
+        slices, lacking = held.slices, parts[0].request.cards
+        lacking -= sum([reason.code is ReasonCode.TOO_FEW for reason in rejection.reasons])
+        if len(slices) < lacking:
+            return False
         memory, compute = Counter[int](), Counter[int]()
-        for piece in held.slices:
+        for piece in slices:
             memory[piece.card] += piece.memory_mib
             compute[piece.card] += piece.compute
-        fitting = 0
         for reason in rejection.reasons:
-            held_there = compute if reason.code is ReasonCode.COMPUTE else memory
-            lacking = max(reason.needed - reason.available, 0)
-            fitting += reason.code is ReasonCode.TOO_FEW or (
-                reason.card in memory and held_there[reason.card] >= lacking
-            )
-        return fitting >= parts[0].request.cards
+            if reason.code is not ReasonCode.TOO_FEW and reason.card in memory:
+                held_there = compute if reason.code is ReasonCode.COMPUTE else memory
+                lacking -= held_there[reason.card] >= reason.needed - reason.available
+        return lacking <= 0
 
     def _fits_without(self, held: PodAllocation) -> bool:
         """Return whether the pod fits the node of another pod once that has ended."""

@@ -24,11 +24,20 @@ class ClusterSnapshot:
         pods: Iterable[Pod],
         unhealthy: Mapping[str, frozenset[int]] | None = None,
         dialects: tuple[Dialect, ...] = DIALECTS,
+        state: ClusterState | None = None,
     ) -> "ClusterSnapshot":
-        """Build a snapshot. unhealthy: indexes of cards that a health daemon names, by node."""
+        """Build a snapshot.
+
+        Args:
+            nodes: all nodes.
+            pods: all pods.
+            unhealthy: indexes of cards that a health daemon names, by node.
+            dialects: the names by which pods request cards.
+            state: has the nodes and pods already, if they were added to it one by one.
+        """
         nodes = sorted(nodes, key=lambda node: node.metadata.name)
         pods = sorted(pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name))
-        state = ClusterState(nodes, pods, dialects)
+        state = state or ClusterState(nodes, pods, dialects)
         for name, indexes in (unhealthy or {}).items():
             state.set_unhealthy(name, indexes)
         return cls(nodes, pods, state)

@@ -6,6 +6,7 @@ from fenka.cluster import scheduler_options
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare, node_inventory
 from fenka.dialects.base import Dialect, InvalidRecord
 from fenka.dialects.registry import DIALECTS
@@ -35,14 +36,13 @@ async def read_cluster(
         all_pods: include pods that hold nothing: pending and finished ones.
     """
     selector = "" if all_pods else HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
-    nodes, (pods, _), cards = await asyncio.gather(
-        _list_nodes(api, node),
-        api.list(
-            "/api/v1/pods", Pod, limit=PAGE, **({"fieldSelector": selector} if selector else {})
-        ),
+    state = ClusterState(dialects=dialects)
+    nodes, pods, cards = await asyncio.gather(
+        _read_nodes(api, node, state),
+        _read_pods(api, {"fieldSelector": selector} if selector else {}, state),
         _list_unhealthy_cards(api),
     )
-    return ClusterSnapshot.of(nodes, pods, cards, dialects)
+    return ClusterSnapshot.of(nodes, pods, cards, state=state)
 
 
 async def read_scheduler_options(api: Api) -> SchedulerOptions:
@@ -71,11 +71,24 @@ async def read_scheduler_options(api: Api) -> SchedulerOptions:
     return scheduler_options.decode(publishing[0].annotations[name])
 
 
-async def _list_nodes(api: Api, name: str | None) -> list[Node]:
-    if name is not None:
-        return [await api.get(f"/api/v1/nodes/{name}", Node)]
-    nodes, _ = await api.list("/api/v1/nodes", Node, limit=PAGE)
+async def _read_nodes(api: Api, name: str | None, state: ClusterState) -> list[Node]:
+    if name is None:
+        nodes, _ = await api.list("/api/v1/nodes", Node, limit=PAGE)
+    else:
+        nodes = [await api.get(f"/api/v1/nodes/{name}", Node)]
+    for node in nodes:
+        state.set_node(node)
     return nodes
+
+
+async def _read_pods(api: Api, query: dict[str, str], state: ClusterState) -> list[Pod]:
+    pods = list[Pod]()
+    async for page in api.pages("/api/v1/pods", Pod, limit=PAGE, **query):
+        # Meanwhile the server prepares the next page.
+        for pod in page.items or ():
+            state.set_pod(pod)
+        pods += page.items or ()
+    return pods
 
 
 async def _list_unhealthy_cards(api: Api) -> dict[str, frozenset[int]]:

@@ -1,12 +1,16 @@
 """Nodes as rows of the screens: cards, what is allocated of them, and to which programs."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.core.units import card_units
 from fenka.dialects import ack, base, gpushare, node_modes
 from fenka.dialects.base import SharedNode
 
@@ -22,8 +26,7 @@ RESOURCES: dict[Mode, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CardRow:
+class CardRow(msgspec.Struct, frozen=True):
     """A card, in units: what is allocated of the total. core: percent of its compute time."""
 
     allocated: float
@@ -33,8 +36,7 @@ class CardRow:
     core: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramRow:
+class ProgramRow(msgspec.Struct, frozen=True):
     """A program (on a cluster, a pod) and what it holds of a node.
 
     Attributes:
@@ -50,7 +52,7 @@ class ProgramRow:
     whole: int = 0
     pending: float = 0
     status: str = "Running"
-    core: dict[int, int] = field(default_factory=dict)
+    core: dict[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,20 @@ class NodeRow:
         return max(len(self.cards), self.exclusive)
 
 
-def card_row(index: int, total: int, programs: Sequence[ProgramRow], *, healthy: bool) -> CardRow:
-    """Return a card with the sums over the programs of its node."""
-    allocated = sum([program.allocated.get(index, 0) for program in programs])
-    core = sum([program.core.get(index, 0) for program in programs])
-    return CardRow(allocated, total, index, healthy, core)
+def card_rows(
+    cards: Iterable[tuple[int, int, bool]], programs: Iterable[ProgramRow]
+) -> list[CardRow]:
+    """Return a node's cards with the sums over its programs. cards: index, units, and whether healthy."""
+    allocated, core = defaultdict[int, float](int), defaultdict[int, int](int)
+    for program in programs:
+        for index, units in program.allocated.items():
+            allocated[index] += units
+        for index, percent in program.core.items():
+            core[index] += percent
+    return [
+        CardRow(allocated[index], total, index, healthy, core[index])
+        for index, total, healthy in cards
+    ]
 
 
 def compute_by_card(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -141,10 +152,13 @@ def _sharing_node(snapshot: ClusterSnapshot, node: Node, shared: SharedNode) -> 
         mode="share",
         shareable=True,
         whole=sum(program.whole for program in programs),
-        cards=[
-            card_row(card.index, shared.card_units(card.index), programs, healthy=card.healthy)
-            for card in shared.node.cards
-        ],
+        cards=card_rows(
+            (
+                (card.index, card_units(card.memory_mib, shared.unit_mib), card.healthy)
+                for card in shared.node.cards
+            ),
+            programs,
+        ),
         core=base.readable_quantity(node.status.allocatable, ack.CORE) > 0,
         programs=programs,
         unhealthy=sum(not card.healthy for card in shared.node.cards),

@@ -1,7 +1,7 @@
 """This machine as rows of the screens. A program's namespace is its user."""
 
 from fenka.core.units import card_units, mib_to_units
-from fenka.views.nodes import NodeRow, ProgramRow, card_row, compute_by_card
+from fenka.views.nodes import NodeRow, ProgramRow, card_rows, compute_by_card
 from fenka.views.queue import QueueRow
 from fenka.workstation.protocol import Snapshot
 
@@ -30,15 +30,13 @@ def node_row(snapshot: Snapshot) -> NodeRow:
         status="ready",
         shareable=True,
         whole=sum(program.whole for program in programs),
-        cards=[
-            card_row(
-                card.index,
-                card_units(card.memory_mib, snapshot.unit_mib),
-                programs,
-                healthy=card.healthy,
-            )
-            for card in snapshot.cards
-        ],
+        cards=card_rows(
+            (
+                (card.index, card_units(card.memory_mib, snapshot.unit_mib), card.healthy)
+                for card in snapshot.cards
+            ),
+            programs,
+        ),
         core=any(program.core for program in programs),
         programs=programs,
         unhealthy=sum(not card.healthy for card in snapshot.cards),

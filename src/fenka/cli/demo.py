@@ -160,8 +160,7 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
         runtime = paths.own()
         if private or runtime.answers():
             # A daemon that is not ours runs there.
-            scratch = tempfile.TemporaryDirectory(prefix="fenka-", ignore_cleanup_errors=True)
-            runtime = paths.Runtime(Path(stack.enter_context(scratch)))
+            runtime = paths.Runtime(_temporary_directory(stack))
         demonstration = Demonstration(runtime)
         with _daemon(runtime):
             try:
@@ -170,6 +169,16 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
                 # From here to the end of this process.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 _clean_up(demonstration)
+
+
+def _temporary_directory(stack: contextlib.ExitStack) -> Path:
+    """Make a directory that the stack removes, also if a signal comes at this moment."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        made = tempfile.TemporaryDirectory(prefix="fenka-", ignore_cleanup_errors=True)
+        return Path(stack.enter_context(made))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager

@@ -180,3 +180,74 @@ def test_snapshot_is_stale_when_an_event_comes_between_the_steps() -> None:
     complete(steps)
     assert queue.stale
     assert queue.scheduled() == [("p", False), ("q", False)]
+
+
+# ---- what is reserved for others ----
+
+
+def test_pod_is_answered_by_what_entries_before_it_hold_or_reserve() -> None:
+    """p fits and holds its slice until it is bound; r waits for the card; x would come last."""
+    queue = Queue()
+    fits, waits, last = pending("p"), pending("r", 12, 1), make("x", 1, 2)
+    queue.set(fits, waits, last)
+    assert queue.scheduled() == [("p", True), ("r", False)]
+
+    def answer(pod: Pod) -> tuple[list[str], int, int, int]:
+        constraints = queue.state.constraints(pod, START)
+        held = [it.entry_id for it in constraints.held.get("n", ())]
+        return held, len(constraints.reserved), constraints.position, constraints.total
+
+    assert answer(fits) == ([], 0, 1, 2)
+    assert answer(waits) == (["p"], 0, 2, 2)
+    assert answer(last) == (["p"], 1, 3, 3)
+    constraints = queue.state.constraints(last, START)
+    assert constraints.nodes == {"n"}
+    # What is being bound counts as allocated: nothing is held for it any more.
+    (entry, _) = queue.state.entries()
+    queue.cluster.assume(fits, entry.placements)
+    assert answer(last) == ([], 1, 3, 3)
+    assert queue.state.without_served(constraints).held == {"n": ()}
+    queue.cluster.forget_assumed("p")
+    assert queue.state.without_served(constraints) == constraints
+    queue.end("r")
+    assert answer(last) == (["p"], 0, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("runs", "reserved"),
+    [
+        # h has ended at 100, so whoever ends by then may use the card that p waits for
+        (None, 1),
+        (100, 0),
+        (101, 1),
+    ],
+)
+def test_reserved_card_is_open_to_pods_that_end_before_it_is_needed(
+    runs: int | None, reserved: int
+) -> None:
+    """p needs 10 units, of which 14 - 10 = 4 are free until h ends."""
+    queue = Queue(make("h", 10, node="n", annotations=on_card(0, 10), started=0, runs=100))
+    short = make("short", 4, 5, runs=runs)
+    queue.set(pending("p"), short)
+    assert queue.scheduled() == [("p", False)]
+    assert len(queue.state.constraints(short, START).reserved) == reserved
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (pending("p"), "; position 1 of 2 in the queue"),
+        (pending("q", at=1), "; position 2 of 2 in the queue"),
+        (make("new", 4, 2), "; position 3 of 3 in the queue"),
+        (make("early", 4, -1), "; position 1 of 3 in the queue"),
+        (make("vip", 4, 2, priority=5), "; position 1 of 3 in the queue"),
+        # no node could ever hold it: the queue is not what it waits for
+        (make("large", 15, 2), ""),
+    ],
+)
+def test_position_is_where_the_pod_is_or_would_be(pod: Pod, expected: str) -> None:
+    """By priority, then by time."""
+    queue = Queue(holder())
+    queue.set(pending("p"), pending("q", at=1))
+    queue.scheduled()
+    assert queue.state.position(pod, START) == expected

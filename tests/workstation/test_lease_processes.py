@@ -14,6 +14,7 @@ from fenka.isolation import proc_reader
 from fenka.workstation import lease_processes, process_scan
 from fenka.workstation.job import Job
 from tests.builders import job, placement
+from tests.waiting import WAIT_S
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, open_to_all
 from tests.workstation.users import as_root
 
@@ -313,3 +314,14 @@ def test_reading_is_abandoned_when_a_file_blocks(tmp_path: Path) -> None:
     answers = proc_reader.read_files([whole, missing, pipe, whole], 100, 5)
     assert answers == {whole: b"1\n2", missing: None}
     os.close(os.open(pipe, os.O_RDWR))
+
+
+def test_files_are_read_when_they_are_more_than_a_command_line_holds(tmp_path: Path) -> None:
+    """One user's processes must not make a scan of all users' fail."""
+    there = tmp_path / "there"
+    there.write_text("x")
+    missing = [
+        Path(f"/proc/{number}/task/{number}/environ") for number in range(10**7, 10**7 + 60_000)
+    ]
+    contents = proc_reader.read_files([*missing, there], 10, WAIT_S)
+    assert (len(contents), contents[there]) == (60_001, b"x")

@@ -6,6 +6,7 @@ abandoned after the deadline.
 """
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,12 @@ from pathlib import Path
 
 _READER = """
 import sys
-most, *paths = sys.argv[1:]
+most = int(sys.argv[1])
 out = sys.stdout.buffer
-for path in paths:
+for path in sys.stdin.buffer.read().split(b"\\0"):
     try:
         with open(path, "rb") as file:
-            text = file.read(int(most))
+            text = file.read(most)
     except OSError:
         text = None
     out.write(b"%d\\n" % (-1 if text is None else len(text)) + (text or b""))
@@ -35,12 +36,13 @@ def read_files(
     """
     if not paths:
         return {}
-    words = [sys.executable, "-ISc", _READER, str(most_bytes), *map(str, paths)]
+    words = [sys.executable, "-ISc", _READER, str(most_bytes)]
     # Not used as a context manager, which would wait for its end.
-    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout
     try:
-        output, _ = child.communicate(timeout=timeout_s)
+        # A command line holds fewer paths than a user may have processes.
+        output, _ = child.communicate(b"\0".join(map(os.fsencode, paths)), timeout_s)
     except subprocess.TimeoutExpired as late:
         output = late.output or b""
         child.kill()
@@ -53,11 +55,11 @@ def read_files(
 
 def _split(output: bytes) -> list[bytes | None]:
     contents: list[bytes | None] = []
-    while b"\n" in output:
-        length, _, rest = output.partition(b"\n")
-        size = int(length)
-        if size > len(rest):
+    start = 0
+    while (newline := output.find(b"\n", start)) >= 0:
+        size = int(output[start:newline])
+        start = newline + 1 + max(size, 0)
+        if start > len(output):
             break
-        contents.append(None if size < 0 else rest[:size])
-        output = rest[max(size, 0) :]
+        contents.append(None if size < 0 else output[newline + 1 : start])
     return contents

@@ -309,3 +309,31 @@ def test_admission_policies_are_bound_unless_switched_off() -> None:
             assert document["spec"]["validationActions"] == ["Deny"]
             assert document["spec"]["policyName"] == document["metadata"]["name"]
     assert kinds(render(**{"admission.enabled": False})) == []
+
+
+@needs_helm
+def test_users_may_do_what_commands_about_jobs_do() -> None:
+    """Secrets are created and never read."""
+    role = find(render(), "ClusterRole", "fenka-user")
+    rights = {
+        (group, resource): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    for root in (("batch", "jobs"), ("jobset.x-k8s.io", "jobsets")):
+        assert rights[root] == {"get", "list", "watch", "create", "patch", "delete"}
+    assert rights["", "secrets"] == rights["", "configmaps"] == {"create"}
+    assert rights["apps", "deployments"] == {"create"}
+    assert role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+
+
+@needs_helm
+def test_priority_classes_order_services_before_jobs_before_backfill() -> None:
+    """Test that priority classes order services before jobs before backfill."""
+    objects = render()
+    serving = find(objects, "PriorityClass", "fenka-serving")
+    backfill = find(objects, "PriorityClass", "fenka-backfill")
+    assert (serving["value"], backfill["value"]) == (1000, -1000)
+    assert not names_of(render(users={"priorityClasses": False}), "PriorityClass")
+    assert "fenka-user" not in names_of(render(users={"role": False}), "ClusterRole")

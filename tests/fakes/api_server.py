@@ -269,6 +269,7 @@ class FakeApiServer:
         if target.kind in self.absent:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         if target.kind in self.forbidden:
+            verb = "create" if method == "POST" else "list"
             place = (
                 f'in the namespace "{target.namespace}"'
                 if target.namespace
@@ -277,7 +278,7 @@ class FakeApiServer:
             raise Refusal(
                 403,
                 "Forbidden",
-                f'{target.kind} is forbidden: User "alice" cannot list resource "{target.kind}" in API '
+                f'{target.kind} is forbidden: User "alice" cannot {verb} resource "{target.kind}" in API '
                 f'group "" {place}',
             )
         if not target.name:

@@ -296,10 +296,11 @@ def test_submission_is_confirmed_in_arenas_words(run: Run, server: FakeApiServer
 
 def test_right_to_ask_for_is_named_when_it_is_missing(run: Run, server: FakeApiServer) -> None:
     """Test that right to ask for is named when it is missing."""
+    server.discovered.add("/apis/jobset.x-k8s.io/v1alpha2")
     server.forbidden.add("jobsets")
     done = run("submit", "mpi", *ARTICLE[:4], "mpirun a")
     assert done.stderr == (
-        "fenka: user alice may not list jobsets in namespace default: ask for the ClusterRole fenka-user\n"
+        "fenka: user alice may not create jobsets in namespace default: ask for the ClusterRole fenka-user\n"
     )
     assert not server.writes
 

@@ -284,3 +284,19 @@ def test_gang_holds_all_or_nothing_when_two_compete(
     alone = [on_t4("a", "b", "c") for _ in sizes]
     fits = [bool(one.filter(one.gang("g", *it)[0])) for one, it in zip(alone, sizes, strict=True)]
     assert any(all(whole) for whole in planned.values()) == any(fits)
+
+
+def test_spare_member_waits_when_the_gang_is_placed_without_it() -> None:
+    """Two of three start together; the third is placed like a single pod once both are bound."""
+    cluster = on_t4("a", "b")
+    first, second, spare = (
+        cluster.put(a_pod(name, 7, uid=name, labels=gang_labels("g", 2))) for name in "pqr"
+    )
+    assert cluster.filter(first) == ["a"]
+    assert cluster.woken == ["q"]
+    assert cluster.why(spare) == "gang g is being placed without this pod"
+    # 15079 - 2 * 7539 = 1 MiB: nothing is reserved for the spare one
+    assert [cluster.free("a"), cluster.free("b")] == [1, T4_MIB]
+    for pod in (first, second):
+        cluster.bind(pod, *cluster.filter(pod))
+    assert cluster.filter(spare) == ["b"]

@@ -130,7 +130,7 @@ def main() -> None:
         runs: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for number in range(RUNS + 1):
             for name, command in commands.items():
-                run = measure(command)
+                run = measure(command, folder)
                 if number:  # The first time files are read from disk.
                     runs[name].append(run)
     fetching = statistics.median(cpu for _, cpu in runs["fetch only"])

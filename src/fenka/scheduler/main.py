@@ -15,7 +15,7 @@ from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.gc_pauses import short_gc_pauses
-from fenka.scheduler.malloc import return_freed_memory
+from fenka.scheduler.malloc import returned_memory
 from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.request_bodies import MIB, BodyLimits
@@ -90,7 +90,7 @@ async def serve(options: ServerOptions, settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     credentials = access.credentials
     async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
-        return_freed_memory()
+        await stack.enter_async_context(returned_memory())
         replica = Replica(api, settings, identity, address)
         stack.enter_context(short_gc_pauses(lambda: not replica.informers.synced))
         server = http_server(replica, access)

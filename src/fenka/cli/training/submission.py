@@ -1,6 +1,7 @@
 """Submits trainings to a cluster, and follows them."""
 
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
 
@@ -22,6 +23,8 @@ def submit_to_cluster(spec: TrainingSpec, target: Target, namespace: str, *, fol
 
     Raises InvalidRequest, UserError.
     """
+    # An API server that does not answer is an error here, whatever runs on this machine.
+    target = replace(target, cluster=True)
     place = namespace or cluster.namespace(target)
     # Before the code is read or a repository is asked.
     render(spec, Contents())

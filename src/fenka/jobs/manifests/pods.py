@@ -33,9 +33,10 @@ _NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 _LINGER_S = 10
 
 _SUPERVISE = """\
-ended=
+ended= child=
+trap 'ended=1; test -z "$child" || kill -TERM "$child" 2>/dev/null' TERM
 "$@" & child=$!
-trap 'ended=1; kill -TERM "$child" 2>/dev/null' TERM
+test -z "$ended" || kill -TERM "$child"
 wait "$child"; code=$?
 while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
 if [ -n "$ended" ] && [ "$code" = 0 ]; then code=143; fi

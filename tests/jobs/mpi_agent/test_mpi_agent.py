@@ -334,3 +334,40 @@ def test_script_names_what_is_missing_when_the_image_has_neither(
     # /usr/sbin/sshd is found without PATH.
     assert result.returncode == 127
     assert "has neither Python (3.5 or newer) nor ssh and sshd" in result.stderr
+
+
+def test_ssh_is_used_when_the_image_has_no_python(directory: Path, tmp_path: Path) -> None:
+    """The job's own key is that of the host and of its user."""
+    for program in ("ssh", "sshd", "ssh-keygen"):
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None:
+            pytest.skip(f"{program} is not installed: apt-get install openssh-server")
+    keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / "ssh-key")]
+    subprocess.run(keygen, check=True)
+    # Secrets are mounted so that everybody in the container may read them.
+    (directory / "ssh-key").chmod(0o644)
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port = trial.getsockname()[1]
+    tools = ("sh", "dirname", "id", "mkdir", "cp", "mv", "cat", "ssh")
+    environment = {
+        "PATH": bin_without(tmp_path, *tools),
+        "TMPDIR": str(tmp_path),
+        "FENKA_AGENT_PORT": str(port),
+    }
+    agent = [str(shutil.which("sh")), str(directory / "agent")]
+    with subprocess.Popen(
+        [*agent, "serve"], env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr is not None
+            wait_until(lambda: "listening" in server.stderr.readline())  # type: ignore[union-attr]
+            done = subprocess.run(
+                [*agent, "-x", "127.0.0.1", "echo out; exit 7"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stdout) == (7, "out\n"), done.stderr
+        finally:
+            server.terminate()

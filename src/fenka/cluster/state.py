@@ -54,7 +54,7 @@ class ClusterState:
         """Pods by UID that have a node, by the API server or by an assumption."""
         self._assumed: dict[str, tuple[Placement, ...]] = {}
         """The placements of assumptions, by UID."""
-        self._uids_by_node: dict[str, set[str]] = {}
+        self._uids_by_node: dict[str, list[str]] = {}
         self._allocations: dict[str, PodAllocation] = {}
         self._written: dict[str, tuple[Placement, ...]] = {}
         """What this process has placed itself, by UID, as long as the pod exists."""
@@ -225,7 +225,7 @@ class ClusterState:
         if assumed:
             self._assumed[uid] = assumed
         node = self._node_of(uid)
-        self._uids_by_node.setdefault(node, set()).add(uid)
+        self._uids_by_node.setdefault(node, []).append(uid)
         self._allocate(uid)
         self._count_lingering(node)
 
@@ -241,7 +241,7 @@ class ClusterState:
             node = self._node_of(uid)
             del self._bound[uid]
             self._assumed.pop(uid, None)
-            self._uids_by_node[node].discard(uid)
+            self._uids_by_node[node].remove(uid)
             if not self._uids_by_node[node]:
                 # Nodes come and go: nothing is kept of their names.
                 del self._uids_by_node[node]

@@ -19,6 +19,7 @@ from fenka.core.queue import Allocation
 from fenka.core.request import Request
 
 Floats = npt.NDArray[np.float64]
+SmallInts = npt.NDArray[np.int32]
 
 
 SPARE = 8
@@ -26,6 +27,8 @@ SPARE = 8
 _STATE_ROWS = 12
 """Rows of a block's states: uncertain ends, `CardColumns.usage`, `CardColumns.cards`."""
 _CARD_SLOT, _EXISTS = 7 + SLOT, 2
+_MOST = (1 << 31) - 1
+"""Larger amounts, which no hardware has, count as this one: so all states take half the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class _Block:
     node: Node
     allocations: Sequence[Allocation]
     at: Floats
-    states: Ints
+    states: SmallInts
     flags: Bools
     """Rows: unhealthy, cordoned, whether the column has a state."""
     starts: Ints
@@ -50,7 +53,7 @@ class CardStates(CardColumns):
 
     Attributes:
         at: float64, when each state begins, in the caller's time; infinite if unknown.
-        uncertain: int64, how many allocations without a deadline have ended by then.
+        uncertain: int32, how many allocations without a deadline have ended by then.
         names: the nodes.
         node_of_card: int64, the position in `names` of each card's node.
     """
@@ -96,8 +99,8 @@ class CardStates(CardColumns):
                 times.append(begin)
                 rows.append((uncertain, *used, *free, *of_card, not card.healthy, card.cordoned, 1))
         room = SPARE + len(rows) * 3 // 2
-        table = np.zeros((_STATE_ROWS + 3, room), np.int64)
-        table[:, : len(rows)] = np.array(rows, np.int64).T
+        table = np.zeros((_STATE_ROWS + 3, room), np.int32)
+        table[:, : len(rows)] = np.minimum(np.array(rows, np.int64), _MOST).T
         at = np.zeros(room)
         at[: len(rows)] = times
         return _Block(
@@ -132,7 +135,7 @@ class CardStates(CardColumns):
         blocks = self._blocks.values()
         self.names = list(self._blocks)
         at = [np.zeros(0), *(block.at for block in blocks)]
-        states = [np.zeros((_STATE_ROWS, 0), np.int64), *(block.states for block in blocks)]
+        states = [np.zeros((_STATE_ROWS, 0), np.int32), *(block.states for block in blocks)]
         flags = [np.zeros((3, 0), np.bool_), *(block.flags for block in blocks)]
         self.at, table = np.concatenate(at), np.concatenate(states, axis=1)
         marks = np.concatenate(flags, axis=1)

@@ -7,7 +7,7 @@ that an event costs the same on any number of nodes.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Placement, Request
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
+AnyInts = npt.NDArray[np.signedinteger[Any]]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -80,8 +81,8 @@ class CardColumns:
     """Cards as arrays, in groups: the cards of a node each, or the states of a card over time each.
 
     Attributes:
-        usage: int64, the rows MEMORY to FREE_COMPUTE, a column for each card. FREE_ rows are never negative.
-        cards: int64, the rows CLASS to CARD_COMPUTE, a column for each card. SLOT is the card's group.
+        usage: the rows MEMORY to FREE_COMPUTE, a column for each card. FREE_ rows are never negative.
+        cards: the rows CLASS to CARD_COMPUTE, a column for each card. SLOT is the card's group.
         unhealthy, cordoned: bool, one for each card.
         exists: bool, False for a column that no card has now.
         starts: int64, the first column of each group.
@@ -89,8 +90,8 @@ class CardColumns:
         classes: the number of each class of cards.
     """
 
-    usage: Ints
-    cards: Ints
+    usage: AnyInts
+    cards: AnyInts
     unhealthy: Bools
     cordoned: Bools
     exists: Bools
@@ -116,12 +117,15 @@ class Columns(CardColumns):
     """Nodes, their cards, and what is allocated of them. It is a `UsageView` of these nodes.
 
     Attributes:
+        usage, cards: int64.
         open: bool, True for cards that are neither unhealthy nor cordoned.
         nodes: the node of each slot, None for a slot that no node has now.
         card_policies: the number of each policy that nodes have of their own, in the row CARD_POLICY.
         most_cards: the most cards that a node has had.
     """
 
+    usage: Ints
+    cards: Ints
     open: Bools
 
     def __init__(self, nodes: Iterable[Node] = (), view: UsageView | None = None) -> None:

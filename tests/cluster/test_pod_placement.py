@@ -243,4 +243,6 @@ def test_explanation_covers_all_nodes_when_none_fits() -> None:
     )
     world.set_pod(a_pod("old", 10, node="a", annotations=on_card(0, 10)))
     assert judge.explain(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
+    world.set_node(a_node("c", 2 * T4_MIB))
+    assert "the largest card has 29 units" in (judge.explain(a_pod("p", 30)) or "")
     assert ComparedEvaluator(ClusterState(), "binpack").explain(a_pod("p", 4)) == "there is no GPU"

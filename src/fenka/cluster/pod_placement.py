@@ -76,6 +76,8 @@ class PodEvaluator:
         """
         self._cluster, self._policy, self._usage = cluster, policy, usage or cluster
         self._max_nodes = max_nodes
+        self._kinds: tuple[int, tuple[Node, ...]] = -1, ()
+        """The version of the nodes, and one of each kind: there may be thousands."""
 
     def filter(
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
@@ -167,13 +169,14 @@ class PodEvaluator:
     def _hint(self, pod: Pod) -> str:
         """Return what the pod could request instead, if it would not fit without any allocations."""
         parts, cluster = pod.demand(self._cluster.dialects).parts, self._cluster
-        # One node of each kind: there may be thousands of nodes.
-        nodes = {
-            (node_kind(it.node, repaired=True), it.node.unit_mib): it.node
-            for it in cluster.shared_nodes()
-            if not cluster.node_error(it.node.name)
-        }
-        never = never_fits(parts[0].request, nodes.values()) if len(parts) == 1 else None
+        if self._kinds[0] != cluster.nodes_version:
+            nodes = {
+                (node_kind(it.node, repaired=True), it.node.unit_mib): it.node
+                for it in cluster.shared_nodes()
+                if not cluster.node_error(it.node.name)
+            }
+            self._kinds = cluster.nodes_version, tuple(nodes.values())
+        never = never_fits(parts[0].request, self._kinds[1]) if len(parts) == 1 else None
         return never.hint if never else ""
 
     def _without_cards(self, demand: PodDemand, name: str) -> Infeasible | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 
 from tests.cli.command import fenka
 from tests.cli.training.conftest import Run
@@ -313,3 +314,43 @@ def test_jobset_is_named_when_the_cluster_lacks_it(run: Run, server: FakeApiServ
         "with helm upgrade --set jobset.enabled=true\n"
     )
     assert not server.writes
+
+
+def ending(server: FakeApiServer, condition: str, exit_code: int) -> None:
+    """Let the job run and end as soon as it is resumed."""
+
+    async def end(request: web.Request) -> None:
+        if request.method != "PATCH":
+            return
+        root = server.get("jobsets", "mpi-dist", "default")
+        root["metadata"]["creationTimestamp"] = "2026-01-16T13:19:00Z"
+        root["status"] = {"conditions": [{"type": condition, "status": "True"}]}
+        labels = {"fenka.io/job": "mpi-dist", "fenka.io/role": "launcher"}
+        metadata = {
+            "name": "launcher-x",
+            "namespace": "default",
+            "labels": labels,
+            "creationTimestamp": "2026-01-16T13:20:00Z",
+        }
+        state = {"terminated": {"exitCode": exit_code}}
+        phase = "Failed" if exit_code else "Succeeded"
+        status = {"phase": phase, "containerStatuses": [{"name": "mpi", "state": state}]}
+        spec = {"containers": [{"name": "mpi"}]}
+        server.put("pods", {"metadata": metadata, "spec": spec, "status": status})
+        server.logs["launcher-x", "mpi"] = ["2026-01-16T13:20:01.5Z loss: 1"]
+
+    server.after = end
+
+
+@pytest.mark.parametrize(
+    ("condition", "exit_code", "code"), [("Completed", 0, 0), ("Failed", 7, 7), ("Failed", 0, 1)]
+)
+def test_followed_job_prints_its_log_and_ends_with_its_code(
+    run: Run, server: FakeApiServer, condition: str, exit_code: int, code: int
+) -> None:
+    """A job may fail while its chief has succeeded."""
+    server.discovered.add("/apis/jobset.x-k8s.io/v1alpha2")
+    ending(server, condition, exit_code)
+    done = run("submit", "mpi", *ARTICLE[:4], "--follow", "mpirun a")
+    assert done.stdout.splitlines()[2:] == ["loss: 1"]
+    assert done.exit_code == code, done.stderr

@@ -39,6 +39,8 @@ class _SmallMapping(tuple[Any, ...]):
         return tuple.__len__(self) // 2
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, _SmallMapping) and tuple.__eq__(self, other):
+            return True
         return isinstance(other, Mapping) and dict(self.items()) == dict(other.items())
 
     def __ne__(self, other: object) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -22,6 +22,11 @@ _PART = re.compile(r"([0-9.]+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATIONS = {
     field.encode_name for field in msgspec.structs.fields(TrainingSpec) if field.name.endswith("_s")
+}
+_LISTS = {
+    field.encode_name
+    for field in msgspec.structs.fields(TrainingSpec)
+    if list[str] in (field.type, *get_args(field.type))
 }
 _PATH = re.compile(r"\$\.([a-z-]+)(?:\.([a-z-]+))?")
 
@@ -69,9 +74,11 @@ def read_file(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"{path} cannot be read as YAML: {reason}") from None
     if not isinstance(fields, dict):
         raise InvalidRequest(f"{path} must be a mapping of fields, as in `name: mpi-dist`")
-    if isinstance(fields.get("command"), str):
-        fields["command"] = [fields["command"]]
-    return fields
+    return {
+        # A list of one may be written without its dash.
+        name: [value] if name in _LISTS and isinstance(value, str) else value
+        for name, value in fields.items()
+    }
 
 
 def _sentence(why: str, fields: Fields) -> str:

@@ -142,7 +142,7 @@ def test_options_prevail_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "name: a\nimage: i\nworkers: 2\nretry: 1\nenv: {A: 1, B: yes}\ncommand: train\n"
-        "time-limit: 2h\nps: {replicas: 1, cpu: 2}\n"
+        "time-limit: 2h\nps: {replicas: 1, cpu: 2}\ntoleration: gpu\n"
     )
     spec = spec_of("tf", "-f", str(file), "--workers=3", "-e", "A=2")
     assert spec == {
@@ -155,6 +155,7 @@ def test_options_prevail_over_the_file(tmp_path: Path) -> None:
         "command": ["train"],
         "time-limit": 7200,
         "ps": {"replicas": 1, "cpu": "2"},
+        "toleration": ["gpu"],
     }
 
 

@@ -78,14 +78,14 @@ def agent(key: Path) -> Iterator[Agent]:
 
 
 @contextlib.contextmanager
-def serving(key: Path) -> Iterator[Agent]:
-    """Serve while the block runs."""
+def serving(key: Path, *prefix: str) -> Iterator[Agent]:
+    """Serve while the block runs. prefix: a command that starts the server."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         port = trial.getsockname()[1]
     environment = {**os.environ, "FENKA_AGENT_PORT": str(port), "FENKA_AGENT_KEY": str(key)}
     process = subprocess.Popen(
-        [sys.executable, "-IS", PROGRAM, "serve"],
+        [*prefix, sys.executable, "-IS", PROGRAM, "serve"],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -371,3 +371,45 @@ def test_ssh_is_used_when_the_image_has_no_python(directory: Path, tmp_path: Pat
             assert (done.returncode, done.stdout) == (7, "out\n"), done.stderr
         finally:
             server.terminate()
+
+
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+@pytest.fixture
+def first_process(key: Path) -> Iterator[tuple[Agent, psutil.Process]]:
+    """Return an agent that is the first process of its PID namespace, and that process."""
+    trial = subprocess.run([*CONTAINER, "true"], capture_output=True, check=False)
+    if trial.returncode:
+        pytest.skip("this user may not create PID namespaces")
+    with serving(key, *CONTAINER) as agent:
+        (server,) = psutil.Process(agent.process.pid).children()
+        yield agent, server
+
+
+def test_orphans_are_reaped_when_the_server_is_the_first_process(
+    first_process: tuple[Agent, psutil.Process], tmp_path: Path
+) -> None:
+    """Nobody else in a container would."""
+    agent, server = first_process
+    command = f"setsid sh -c ': >{tmp_path}/ran' & exit 3"
+    assert agent.call(command)[0] == 3
+    wait_until((tmp_path / "ran").exists)
+    wait_until(lambda: not server.children())
+    assert agent.call("exit 4")[0] == 4
+
+
+def test_daemons_are_terminated_with_the_server_when_it_is_the_first_process(
+    first_process: tuple[Agent, psutil.Process], tmp_path: Path
+) -> None:
+    """Those of Open MPI have left the session of the command. They get SIGTERM, not SIGKILL."""
+    agent, server = first_process
+    (tmp_path / "daemon").write_text(
+        f"trap 'echo saved >{tmp_path}/state; exit 0' TERM\n"
+        f": >{tmp_path}/ready; while :; do sleep 0.1; done\n"
+    )
+    agent.call(f"setsid sh {tmp_path}/daemon </dev/null >/dev/null 2>&1 &")
+    wait_until((tmp_path / "ready").exists)
+    server.terminate()
+    agent.process.wait()
+    assert (tmp_path / "state").read_text() == "saved\n"

@@ -89,6 +89,14 @@ def parent_pid(pid: int) -> int | None:
     return int(fields[1]) if fields else None
 
 
+def children(pid: int) -> list[int]:
+    """Return the children of a process with one thread, also those that have ended; none if it is gone."""
+    try:
+        return [*map(int, (PROC / f"{pid}/task/{pid}/children").read_bytes().split())]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def _stat(process: Path) -> list[bytes] | None:
     """Return the fields of a stat file after the process's name; None if there is no process."""
     try:

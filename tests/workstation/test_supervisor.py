@@ -8,18 +8,23 @@ from pathlib import Path
 import pytest
 
 PRELUDE = """
-import os, sys, time
+import os, signal, sys, time
+from functools import partial
 from pathlib import Path
 from fenka.workstation import supervisor
 
-def run(size, member, **options):
+def run(size, member, required=None, **options):
     def body(rank, ready):
         try:
             member(rank, ready)
         finally:
             os._exit(0)
-    ended = supervisor.run(size, body, started=lambda: os.write(1, b"started\\n"), **options)
-    print(ended.status, ended.never_started)
+    members = [
+        supervisor.Member(str(rank), partial(body, rank), required is None or rank in required)
+        for rank in range(size)
+    ]
+    ended = supervisor.run(members, started=lambda _: os.write(1, b"started\\n"), **options)
+    print(ended.status, ended.never_started, *[ended.cause] * bool(ended.cause), flush=True)
 
 def say(text):
     os.write(1, text.encode())
@@ -130,3 +135,52 @@ run(2, member)
         supervisor.stdout.readline()
         supervisor.stdout.close()
         assert supervisor.wait() != 0
+
+
+def test_others_end_when_the_required_members_have_succeeded() -> None:
+    """The gang succeeds, whatever the others return when they are ended."""
+    code = """
+def member(rank, ready):
+    signal.signal(signal.SIGTERM, lambda *_: (say(f"ended {rank}\\n"), os._exit(3)))
+    ready()
+    if rank in (1, 2):
+        return
+    signal.pause()
+
+run(4, member, required={1, 2}, ended=lambda rank, code, ending: say(f"{rank} {code} {ending:d}\\n"))
+"""
+    first, *lines, last = python(code)
+    assert (first, last) == ("started", "0 None")
+    assert sorted(lines[:2]) == ["1 0 0", "2 0 0"]
+    assert sorted(lines[2:]) == ["0 3 1", "3 3 1", "[0] ended 0", "[3] ended 3"]
+
+
+def test_member_is_killed_when_its_grace_is_over() -> None:
+    """A member that ignores SIGTERM gets SIGKILL."""
+    code = """
+def member(rank, ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
+    while rank:
+        signal.pause()
+
+ended = lambda rank, code, ending: say(f"{rank} {code} {ending:d}\\n")
+run(2, member, required={0}, ended=ended, limits=supervisor.Limits(grace_s=0.1))
+"""
+    assert python(code) == ["started", "0 0 0", "1 -9 1", "0 None"]
+
+
+def test_members_end_when_their_time_is_over() -> None:
+    """The result names the cause, and so it does after a signal."""
+    code = """
+def member(rank, ready):
+    ready()
+    signal.pause()
+
+run(2, member, limits=supervisor.Limits(timeout_s=0.05))
+"""
+    assert python(code) == ["started", "143 None timeout"]
+    code = code.replace("0.05", "None").replace(
+        "    signal.pause()", "    os.kill(os.getppid(), 15); signal.pause()"
+    )
+    assert python(code) == ["started", "143 None signal"]

@@ -14,8 +14,9 @@ from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.workstation import client, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.files import lock_runtime
-from fenka.workstation.launch import Launcher, LeaseNotGranted, create_job_directory
+from fenka.workstation.launch import Launcher, LeaseNotGranted
 from fenka.workstation.paths import Runtime, UnsafeDirectory
+from fenka.workstation.records import create_job_directory
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
 
 __all__ = ["place", "stranger", "victim"]

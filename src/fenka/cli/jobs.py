@@ -13,8 +13,9 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import OutputOption
 from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook
-from fenka.workstation import paths, protocol
+from fenka.workstation import paths, protocol, records
 from fenka.workstation.client import Connection, RequestFailed, get_snapshot, job_names
+from fenka.workstation.training import manage
 
 FOLLOW_INTERVAL_S = 0.1
 
@@ -115,6 +116,11 @@ def stop(
     """Stop all jobs named, even if some of them cannot be stopped."""
     failures = []
     for name in names:
+        if records.exists(name):
+            # The daemon would end its processes, which its supervisor may start again.
+            manage.stop(name)
+            print(f"{name}: stopped")
+            continue
         with Connection(paths.current()) as connection:
             try:
                 answer = connection.request(protocol.StopJob(name, grace), protocol.Done)

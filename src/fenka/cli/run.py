@@ -18,8 +18,8 @@ from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.processes import BackgroundProcess, run_attached, start_in_background
 from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
-from fenka.workstation import paths
-from fenka.workstation.launch import Launcher, create_job_directory
+from fenka.workstation import paths, records
+from fenka.workstation.launch import Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,10 @@ def run(
     if shutil.which(command[0]) is None:
         raise UserError(f"there is no program called {command[0]}", PROGRAM_NOT_FOUND)
     spec = options.spec("run", command, gang)
+    records.check_name_is_free(spec.name)
     launcher = options.launcher(spec)
     if options.detach:
-        _detach(launcher, create_job_directory(launcher.runtime, spec.name))
+        _detach(launcher, records.create_job_directory(launcher.runtime, spec.name))
     launcher.start(print_error)
 
 
@@ -156,7 +157,7 @@ def notebook(
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory", INVALID_INPUT)
     spec = options.spec("notebook", ["notebook"])
-    job_dir = create_job_directory(paths.current(), spec.name)
+    job_dir = records.create_job_directory(paths.current(), spec.name)
     server = jupyter.render(job_dir, directory.resolve(), password)
     launcher = options.launcher(
         msgspec.structs.replace(spec, command=server.command), server.environment

@@ -1,14 +1,16 @@
 """`fenka submit`: start a distributed training on a cluster or on this machine."""
 
 import inspect
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
 
-from fenka.cli.errors import UserError
+from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, group, register
+from fenka.cli.training.selection import runs_here
 from fenka.cli.training_options import SubmitCommand, given_fields, parameters
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
@@ -156,6 +158,24 @@ def _yaml(objects: list[Any]) -> str:
 
 
 def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:
+    if runs_here(target, namespace):
+        _submit_here(spec, follow=follow)
     from fenka.cli.training.submission import submit_to_cluster
 
     submit_to_cluster(spec, target, namespace, follow=follow)
+
+
+def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
+    """Start the training on this machine, and exit: with its code if its log is followed."""
+    from fenka.cli.training.backend import LogRequest, report_submission
+    from fenka.cli.training.local_backend import LocalJobs
+    from fenka.workstation import paths
+    from fenka.workstation.training import manage
+    from fenka.workstation.training.submission import submit
+
+    submit(paths.current(), spec, print_error, report_errors)
+    report_submission(spec.name)
+    if not follow:
+        sys.exit(0)
+    LocalJobs().logs(spec.name, LogRequest(follow=True))
+    sys.exit(manage.exit_code(spec.name))

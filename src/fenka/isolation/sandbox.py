@@ -21,7 +21,7 @@ mount.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,15 +73,62 @@ class LeaseMounts:
     user_namespaces: bool = False
 
 
-def enter(mounts: LeaseMounts) -> None:
+Bind = tuple[Path, Path]
+"""A file or directory of this machine, and the path at which programs see it, too."""
+
+
+def enter(mounts: LeaseMounts, binds: Sequence[Bind] = ()) -> None:
     """Move this single-threaded process into the lease. Raises IsolationError; the process must then end."""
     lock = preload.lock()
     own_users = _unshare()
     _mount_all(mounts)
+    files = [file for files in mounts.driver.values() for file in files]
+    _mount_binds(binds, [LEASE_ROOT, PRELOAD, LINKER_CACHE, procfs.PROC, *files])
     if own_users:
         _drop_privileges(user_namespaces=mounts.user_namespaces)
     if lock is not None:
         os.set_inheritable(lock, True)
+
+
+def enter_without_lease(binds: Sequence[Bind]) -> None:
+    """Move this single-threaded process into a mount namespace with only these binds.
+
+    Raises IsolationError; the process must then end.
+    """
+    own_users = _unshare()
+    _mount(None, Path("/"), syscalls.RECURSIVE | syscalls.SLAVE)
+    _mount_binds(binds, [procfs.PROC])
+    if own_users:
+        _drop_privileges(user_namespaces=True)
+
+
+def join(pid: int) -> None:
+    """Move this single-threaded process to where a program runs. Raises IsolationError, OSError."""
+    kinds = {"user": syscalls.NEW_USER, "mnt": syscalls.NEW_MOUNTS}
+    flags = 0
+    for kind, flag in kinds.items():
+        if procfs.namespace_inode(pid, kind) != procfs.namespace_inode("self", kind):
+            flags |= flag
+    if not flags:
+        return
+    process = os.pidfd_open(pid)
+    try:
+        syscalls.join(process, flags)
+    except OSError as why:
+        raise IsolationError(f"process {pid} cannot be joined: {why.strerror}") from None
+    finally:
+        os.close(process)
+    if flags & syscalls.NEW_USER and os.geteuid() != 0:
+        syscalls.drop_capabilities()
+
+
+def _mount_binds(binds: Sequence[Bind], kept: Sequence[Path]) -> None:
+    for source, target in binds:
+        place = target.resolve()
+        covered = [path for path in kept if path.is_relative_to(place)]
+        if covered or place.is_relative_to(LEASE_ROOT):
+            raise IsolationError(f"{target} cannot be another directory: it has files of the lease")
+        _mount(source, target, syscalls.BIND | syscalls.RECURSIVE)
 
 
 def _mount_all(mounts: LeaseMounts) -> None:

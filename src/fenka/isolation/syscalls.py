@@ -35,6 +35,11 @@ def unshare(flags: int) -> None:
     _check(_libc().unshare(flags))
 
 
+def join(pidfd: int, flags: int) -> None:
+    """Move this process to a process's namespaces of these kinds."""
+    _check(_libc().setns(pidfd, flags))
+
+
 def drop_capabilities() -> None:
     """Prevent programs that this process executes from gaining capabilities, also by their file."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())

@@ -31,7 +31,7 @@ def pack(directory: str) -> bytes:
         gzip.GzipFile("", "wb", 6, data, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for name in _files(root):
+        for name in files(root):
             _add(archive, root, name)
     packed = data.getvalue()
     if len(packed) > LIMIT_BYTES:
@@ -59,7 +59,7 @@ def _too_large(directory: str, mib: str) -> InvalidRequest:
     )
 
 
-def _files(root: Path) -> list[bytes]:
+def files(root: Path) -> list[bytes]:
     """Return the files below a directory that git would not ignore, sorted."""
     try:
         listed = _git_files(root)

@@ -22,7 +22,7 @@ _KEYGEN_TIMEOUT_S = 10.0
 
 def collect(spec: TrainingSpec) -> tuple[TrainingSpec, Contents]:
     """Return the training without secrets, and its contents. Raises InvalidRequest, OSError."""
-    spec, credentials = _without_secrets(spec)
+    spec, credentials = without_secrets(spec)
     contents = Contents(
         key=secrets.token_hex(32) if spec.kind == "mpi" else "",
         ssh_keys=_ssh_keys() if spec.kind == "mpi" else None,
@@ -34,7 +34,7 @@ def collect(spec: TrainingSpec) -> tuple[TrainingSpec, Contents]:
     return spec, contents
 
 
-def _without_secrets(spec: TrainingSpec) -> tuple[TrainingSpec, dict[str, str]]:
+def without_secrets(spec: TrainingSpec) -> tuple[TrainingSpec, dict[str, str]]:
     """Take git's credentials out of the variables and the URL."""
     url, user, password = split_credentials(spec.sync_source)
     credentials = {name: spec.env[name] for name in GIT_CREDENTIALS if name in spec.env}

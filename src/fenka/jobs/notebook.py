@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
+from fenka.jobs.ports import LOOPBACK, reserve_port
 
-LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8888
 
 READY_TIMEOUT_S = 60.0
@@ -55,7 +55,9 @@ def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK
         address: The address to listen on.
     """
     program = find()
-    port, port_lock = _reserve_port(address)
+    # Jupyter tests a port, releases it and binds it later, so two servers could collide.
+    port, port_lock = reserve_port(FIRST_PORT, address, reuse=True)
+    port_lock.set_inheritable(True)
     settings: dict[str, dict[str, object]] = {
         "ServerApp": {
             "ip": address,
@@ -119,23 +121,6 @@ def follow(pid: int, job_dir: Path, announce: Callable[[str], None]) -> int:
 def ignore_interrupts() -> None:
     """Leave Ctrl-C to the parent until the server handles it; until then it would die with a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _reserve_port(address: str) -> tuple[int, socket.socket]:
-    """Reserve a port. Jupyter tests a port, releases it and binds it later, so two servers could collide."""
-    for port in range(FIRST_PORT, 65536):
-        lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                lock.bind(f"\0fenka/port/{port}")
-                trial.bind((address, port))
-            except OSError:
-                lock.close()
-                continue
-        lock.set_inheritable(True)
-        return port, lock
-    raise NoJupyter(f"no port from {FIRST_PORT} on is free for a notebook")
 
 
 def find() -> list[str]:

@@ -1,4 +1,4 @@
-"""Finds out which commit a repository's branch is at, and separates credentials from its URL."""
+"""Finds out which commit a repository's branch is at, how to clone it, and which credentials its URL has."""
 
 import os
 import re
@@ -7,13 +7,31 @@ from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from fenka.core.request import InvalidRequest
+from fenka.jobs.training import TrainingSpec
 
 _TIMEOUT_S = 15.0
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-_HELPER = (
-    '!f() { test "$1" = get && printf "username=%s\\npassword=%s\\n" '
-    '"$GIT_SYNC_USERNAME" "$GIT_SYNC_PASSWORD"; }; f'
-)
+CLONE = """\
+set -eu
+git() { command git -c safe.directory='*' -c credential.helper="$HELPER" "$@"; }
+git init -q "$DIRECTORY"
+cd "$DIRECTORY"
+git remote add origin "$SOURCE"
+if git fetch -q --depth 1 origin "$REVISION"; then
+    git checkout -q --detach FETCH_HEAD
+else
+    git fetch -q --tags origin '+refs/heads/*:refs/remotes/origin/*'
+    git checkout -q --detach "$REVISION"
+fi
+if [ -f .gitmodules ]; then git submodule -q update --init --recursive; fi
+git rev-parse HEAD
+"""
+"""Not every server gives a commit by its name, so everything is fetched if the first attempt fails."""
+
+_HELPER = """\
+!f() {
+    test "$1" = get && echo "username=$GIT_SYNC_USERNAME" && echo "password=$GIT_SYNC_PASSWORD"
+}; f"""
 
 
 def split_credentials(url: str) -> tuple[str, str, str]:
@@ -62,3 +80,24 @@ def current_commit(url: str, branch: str, credentials: Mapping[str, str]) -> str
     if not commit and commits:
         raise InvalidRequest(f"branch {branch} not found in {url}: check GIT_SYNC_BRANCH")
     return commit
+
+
+def clone_variables(
+    spec: TrainingSpec, directory: str, revision: str, *, credentials: bool
+) -> dict[str, str]:
+    """Return the environment of CLONE besides the credentials.
+
+    Args:
+        spec: The training.
+        directory: The directory of the clone.
+        revision: The commit; empty for that of the branch or tag that the training names.
+        credentials: GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD are set.
+    """
+    wanted = spec.env.get("GIT_SYNC_REV") or spec.env.get("GIT_SYNC_BRANCH") or "HEAD"
+    return {
+        "SOURCE": spec.sync_source,
+        "REVISION": revision or wanted,
+        "DIRECTORY": directory,
+        "HELPER": _HELPER if credentials else "",
+        "GIT_TERMINAL_PROMPT": "0",
+    }

@@ -235,9 +235,12 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
         self._validate_code()
         self._validate_numbers()
         self._validate_texts()
-        mounts, _, _ = self.mounts, self.host_mounts, self.config_files
+        _ = self.mounts, self.host_mounts, self.config_files
+
+    def validate_tensorboard(self) -> None:
+        """Check that pods see each other's logs. Raises InvalidRequest."""
         if self.tensorboard and not any(
-            PurePosixPath(self.logdir).is_relative_to(path) for _, path in mounts
+            PurePosixPath(self.logdir).is_relative_to(path) for _, path in self.mounts
         ):
             raise InvalidRequest(
                 f"--tensorboard requires --logdir inside a --data mount: {self.logdir} is local to each pod"

@@ -28,6 +28,9 @@ EXIT_TIMEOUT_S = 10.0
 READY = b"fenka daemon: ready\n"
 """The last output of a background daemon to the process that started it: clients can connect now."""
 
+DAEMON_MARK = "FENKA_DAEMON"
+"""Variable of a daemon that a command has started, and of its children: no job's end ends them."""
+
 EXIT_ALREADY_RUNNING = 75
 """A daemon's exit code if another one serves the runtime directory."""
 
@@ -204,7 +207,7 @@ def _launch(
     runtime: Runtime, options: list[str], lifeline: int | None, deadline: float
 ) -> tuple[subprocess.Popen[bytes], str | None]:
     """Start a daemon. Return its process, and why it has ended, or None once it is ready."""
-    environment = {**os.environ, "FENKA_RUNTIME": str(runtime.root)}
+    environment = {**os.environ, DAEMON_MARK: "1", "FENKA_RUNTIME": str(runtime.root)}
     if runtime.system:
         del environment["FENKA_RUNTIME"]
     tied = [] if lifeline is None else ["--lifeline"]

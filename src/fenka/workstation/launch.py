@@ -5,27 +5,25 @@ The process that requests a gang's leases becomes its supervisor; each member is
 """
 
 import os
-import shutil
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
+from fenka.jobs.ports import FIRST_PORT, LOOPBACK, reserve_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.jobs.spec import JobSpec
-from fenka.workstation import paths, protocol, supervisor
+from fenka.workstation import protocol, supervisor
 from fenka.workstation.broker import GRANT_TTL_S
-from fenka.workstation.client import Connection, DaemonUnavailable, connect, job_names
+from fenka.workstation.client import Connection, DaemonUnavailable, connect
 from fenka.workstation.paths import Runtime
 
 T = TypeVar("T")
-
-LOOPBACK = "127.0.0.1"
 
 RETRY_S = 0.1
 """Between attempts to reach the next daemon while a program starts."""
@@ -59,6 +57,7 @@ class Launcher:
         wait: Queue if nothing is free now.
         timeout_s: The longest wait; None to wait indefinitely.
         environment: Variables to add to the program's own.
+        binds: What the program sees in another place.
     """
 
     runtime: Runtime
@@ -67,6 +66,7 @@ class Launcher:
     wait: bool = True
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    binds: Sequence[sandbox.Bind] = ()
 
     def start(
         self, notify: Notify, started: Callable[[], None] = lambda: None, logs: Path | None = None
@@ -90,30 +90,33 @@ class Launcher:
         assert isinstance(granted, protocol.LeaseGranted)
         environment = self._enter(connection, granted)
         before_exec()
-        self._exec(environment)
+        execute(self.spec.command, environment)
 
     def _supervise(
         self, notify: Notify, started: Callable[[], None], logs: Path | None
     ) -> NoReturn:
         connection, granted = self.acquire(notify)
         assert isinstance(granted, protocol.GangGranted)
-        jobs, port = granted.jobs, _free_port()
+        jobs = granted.jobs
+        port, port_lock = reserve_port(FIRST_PORT)
 
         def become_member(rank: int, ready: supervisor.ReportReady) -> NoReturn:
             def body() -> None:
-                # The parent's connection stands for the gang as a whole.
-                lease = _claim_member(self.runtime, jobs[rank])
-                environment = self._enter(*lease) | _member_environment(rank, len(jobs), port)
+                environment = self.enter_member(jobs[rank])
                 ready()
-                self._exec(environment)
+                execute(self.spec.command, environment | _member_environment(rank, len(jobs), port))
 
             run_child(body, self.report_errors())
 
-        def all_started() -> None:
+        def all_started(_: Sequence[int]) -> None:
             connection.close()
             started()
 
-        result = supervisor.run(len(jobs), become_member, started=all_started, logs=logs)
+        members = [
+            supervisor.Member(str(rank), partial(become_member, rank)) for rank in range(len(jobs))
+        ]
+        with port_lock:
+            result = supervisor.run(members, started=all_started, logs=logs)
         if result.never_started is not None:
             raise JobNotStarted(
                 f"{self.spec.name} was not started: member {result.never_started} could not be",
@@ -165,6 +168,14 @@ class Launcher:
 
     # --- entering -----------------------------------------------------------------------------------
 
+    def enter_member(self, job: str) -> dict[str, str]:
+        """Move a child of the process that acquired a gang into the lease of this member.
+
+        Return the environment for its program. Raises IsolationError, LeaseNotGranted, ProtocolMismatch.
+        """
+        # The parent's connection stands for the gang as a whole.
+        return self._enter(*_claim_member(self.runtime, job))
+
     def _enter(self, connection: Connection, granted: protocol.LeaseGranted) -> dict[str, str]:
         """Move this process into the lease and return the environment for the program.
 
@@ -176,7 +187,7 @@ class Launcher:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
         shim = granted.mounts.shim
         if self.spec.isolation == "namespace":
-            sandbox.enter(granted.mounts)
+            sandbox.enter(granted.mounts, self.binds)
             shim = sandbox.SHIM
         else:
             environment["FENKA_LEASE"] = str(granted.mounts.directory)
@@ -188,14 +199,15 @@ class Launcher:
         _confirm(connection, granted)
         return {**environment, **self.environment}
 
-    def _exec(self, environment: Mapping[str, str]) -> NoReturn:
-        program = self.spec.command[0]
-        try:
-            os.execvpe(program, self.spec.command, environment)
-        except OSError as why:
-            raise JobNotStarted(
-                f"{program} cannot be started: {why.strerror}", PROGRAM_NOT_FOUND
-            ) from None
+
+def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become this program. Raises JobNotStarted."""
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as why:
+        raise JobNotStarted(
+            f"{command[0]} cannot be started: {why.strerror}", PROGRAM_NOT_FOUND
+        ) from None
 
 
 def _await_grant(
@@ -307,30 +319,3 @@ def _member_environment(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
     }
-
-
-def _free_port() -> int:
-    """Return a port of this machine on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def create_job_directory(runtime: Runtime, name: str) -> Path:
-    """Return a new directory for a job's log and files; that of a finished job of this name is removed.
-
-    Raises JobNotStarted if a job of this name exists, because its log is being written. Raises
-    UnsafeDirectory if another user could replace the directory.
-    """
-    if name in job_names(runtime):
-        raise JobNotStarted(
-            f"a job called {name} already exists: choose another --name", INVALID_INPUT
-        )
-    jobs = paths.jobs_directory()
-    jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = jobs / name
-    paths.check_parents(directory)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(mode=0o700)
-    return directory

@@ -200,7 +200,10 @@ class ProcessView(msgspec.Struct, frozen=True):
 
 
 class CardView(msgspec.Struct, frozen=True):
-    """A card and what is held of it. None: the driver does not report it."""
+    """A card and what is held of it. None: the driver does not report it.
+
+    utilisation: percent of the last second or so in which a kernel ran.
+    """
 
     index: int
     uuid: str
@@ -210,6 +213,7 @@ class CardView(msgspec.Struct, frozen=True):
     context_mib: int | None
     leased_mib: int
     used_mib: int | None
+    utilisation: int | None = None
 
 
 class Snapshot(Message, tag="snapshot"):

@@ -47,13 +47,14 @@ def snapshot(
                 context_mib=hardware.context_mib.get(card.uuid),
                 leased_mib=leased,
                 used_mib=reading.used_mib if reading else None,
+                utilisation=reading.utilisation if reading else None,
             )
         )
     return protocol.Snapshot(
         version=__version__,
         pid=os.getpid(),
         node=socket.gethostname(),
-        address=_address(),
+        address=address(),
         driver=driver.version,
         cuda=driver.cuda_version,
         simulated=driver.simulated,
@@ -162,7 +163,7 @@ def _used(runtime: Runtime, job: Job, position: int, by_driver: int | None) -> i
     return memory_bytes[position] // MIB if position < len(memory_bytes) else None
 
 
-def _address() -> str:
+def address() -> str:
     """Return this machine's first IPv4 address that other machines could use."""
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:

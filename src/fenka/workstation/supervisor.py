@@ -2,7 +2,7 @@
 
 Each member prepares itself, reports that it is ready, and waits. When all are ready, one write starts all of
 them; if this process dies before, none starts. Then it forwards their output, each line prefixed with the
-member's rank. Like mpirun, it ends the others when one has failed. It does not depend on cards or leases.
+member's name. Like mpirun, it ends the others when one has failed. It does not depend on cards or leases.
 """
 
 import contextlib
@@ -11,10 +11,10 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, Literal, NoReturn
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, as for `fenka stop`."""
@@ -32,38 +32,83 @@ FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ReportReady = Callable[[], None]
 """Called by a member when only its program is left to start. Returns when all members have called it."""
 
-Member = Callable[[int, ReportReady], NoReturn]
-"""The body of a member in its own process. Its first argument is the member's rank."""
+Started = Callable[[Sequence[int]], None]
+"""Called with the processes of the members."""
+
+Ended = Callable[[int, int, bool], None]
+"""Called with a member's number, its exit code (negative for a signal), and whether the gang was ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a gang.
+
+    Attributes:
+        name: Begins its lines in the supervisor's output, and is its directory among the logs.
+        body: What it does in its own process.
+        required: The gang succeeds when its required members have; then the others are ended.
+    """
+
+    name: str
+    body: Callable[[ReportReady], NoReturn]
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long members may run, in seconds.
+
+    Attributes:
+        grace_s: Between SIGTERM and SIGKILL.
+        timeout_s: Until they are ended; None for no limit.
+    """
+
+    grace_s: float = GRACE_S
+    timeout_s: float | None = None
+
+
+DEFAULT_LIMITS = Limits()
+
+Cause = Literal["", "signal", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
 class GangResult:
     """How a gang ended.
 
-    status: the exit code of the first member that failed (128 + the number of a signal that ended it), else
-    0.
-    never_started: the member that prevented the start, if the gang was not started.
+    Attributes:
+        status: The exit code of the first member that failed (128 + the number of a signal that ended it),
+            else 0.
+        never_started: The member that prevented the start, if the gang was not started.
+        cause: Why the supervisor ended the members: a signal to itself, or the time limit; else empty.
     """
 
     status: int
     never_started: int | None = None
+    cause: Cause = ""
 
 
 def run(
-    size: int, member: Member, *, started: Callable[[], None], logs: Path | None = None
+    members: Sequence[Member],
+    *,
+    started: Started,
+    ended: Ended = lambda _member, _code, _ending: None,
+    logs: Path | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> GangResult:
     """Start the members, and return when the last has ended.
 
     Args:
-        size: Number of members.
-        member: What each does in its own process.
+        members: The members, at least one.
         started: Called once all have started.
-        logs: A directory; their output is also written to `RANK/log` in it, without the prefix.
+        ended: Called when one has ended.
+        logs: A directory; their output is also written to `NAME/log` in it, without the prefix.
+        limits: How long they may run.
     """
-    with contextlib.closing(_Supervisor(size, started, logs)) as gang:
-        gang.start(member)
+    with contextlib.closing(_Supervisor(members, started, ended, logs, limits)) as gang:
+        gang.start()
         gang.follow()
-        return GangResult(gang.status, gang.never_started)
+        return GangResult(gang.status, gang.never_started, gang.cause)
 
 
 @dataclass(slots=True)
@@ -88,22 +133,28 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class _Member:
+class _Process:
     pid: int
     pidfd: int
 
 
 @dataclass(slots=True)
 class _Supervisor:
-    size: int
-    started: Callable[[], None]
+    members: Sequence[Member]
+    started: Started
+    ended: Ended
     logs: Path | None
+    limits: Limits
     status: int = 0
     never_started: int | None = None
-    _left: dict[int, _Member] = field(default_factory=dict)
+    cause: Cause = ""
+    _required: set[int] = field(default_factory=set)
+    """Required members that have not succeeded yet."""
+    _left: dict[int, _Process] = field(default_factory=dict)
     _ready: int = 0
     _all_started: bool = False
     _ending: bool = False
+    _end_at: float | None = None
     _kill_at: float | None = None
     _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
     _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -120,7 +171,7 @@ class _Supervisor:
 
     # --- start ------------------------------------------------------------------------------------
 
-    def start(self, member: Member) -> None:
+    def start(self) -> None:
         """Fork all members. Signals are blocked meanwhile, so that each reaches all members or none."""
         (ready, send_ready), (go, self._go), (signals, send_signal) = (os.pipe() for _ in range(3))
         for ours in (ready, self._go, signals, send_signal):
@@ -130,18 +181,19 @@ class _Supervisor:
         self._forwarded = [
             number for number in FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
         ]
-        for rank in range(self.size):
+        self._required = {rank for rank, member in enumerate(self.members) if member.required}
+        for rank, member in enumerate(self.members):
             outputs = [os.pipe() for _ in range(2)]
             pid = os.fork()
             if pid == 0:
                 for ours in (self._go, ready, signals):
                     os.close(ours)
                 _become_member(outputs, self._forwarded, former)
-                member(rank, lambda: _wait_for_start(send_ready, go))
+                member.body(lambda: _wait_for_start(send_ready, go))
             # Parent and child both do this, because either may run first.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
-            self._left[rank] = _Member(pid, os.pidfd_open(pid))
+            self._left[rank] = _Process(pid, os.pidfd_open(pid))
             self._listen(self._left[rank].pidfd, lambda rank=rank: self._on_member_end(rank))  # type: ignore[misc]
             self._connect(rank, outputs)
         for theirs in (send_ready, go):
@@ -161,27 +213,29 @@ class _Supervisor:
             os.close(theirs)
             os.set_blocking(ours, False)
             self._files.callback(os.close, ours)
-            stream = _Stream(b"[%d] " % rank, number, log)
+            stream = _Stream(f"[{self.members[rank].name}] ".encode(), number, log)
             self._streams.append(stream)
             self._listen(ours, lambda ours=ours, stream=stream: self._forward(ours, stream))  # type: ignore[misc]
 
     def _log(self, rank: int) -> BinaryIO | None:
         if self.logs is None:
             return None
-        directory = self.logs / str(rank)
-        directory.mkdir(mode=0o700)
-        return self._files.enter_context((directory / "log").open("wb", buffering=0))
+        directory = self.logs / self.members[rank].name
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return self._files.enter_context((directory / "log").open("ab", buffering=0))
 
     def _count_ready(self, ready: int) -> None:
-        reports = os.read(ready, self.size)
+        reports = os.read(ready, len(self.members))
         self._ready += len(reports)
         if not reports:
             self._selector.unregister(ready)
-        elif self._ready == self.size and not self._ending:
+        elif self._ready == len(self.members) and not self._ending:
             self._all_started = True
             # One write for all: so few bytes are never written in part.
-            os.write(self._go, b"g" * self.size)
-            self.started()
+            os.write(self._go, b"g" * len(self.members))
+            if self.limits.timeout_s is not None:
+                self._end_at = time.monotonic() + self.limits.timeout_s
+            self.started([self._left[rank].pid for rank in sorted(self._left)])
 
     # --- until the end ----------------------------------------------------------------------------
 
@@ -189,7 +243,11 @@ class _Supervisor:
         """Wait until the last member has ended and its output is forwarded."""
         while self._left:
             self._dispatch(self._time_left())
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            now = time.monotonic()
+            if self._end_at is not None and now >= self._end_at and not self._ending:
+                self.status, self.cause = 128 + signal.SIGTERM, "timeout"
+                self._end(signal.SIGTERM)
+            if self._kill_at is not None and now >= self._kill_at:
                 self._kill_at = None
                 self._signal(signal.SIGKILL)
         # A member's child may keep the output open indefinitely. What has been written so far is forwarded.
@@ -206,7 +264,8 @@ class _Supervisor:
         return bool(events)
 
     def _time_left(self) -> float | None:
-        return None if self._kill_at is None else max(self._kill_at - time.monotonic(), 0)
+        until = self._kill_at if self._ending else self._end_at
+        return None if until is None else max(until - time.monotonic(), 0)
 
     def _forward(self, descriptor: int, stream: _Stream) -> None:
         data = os.read(descriptor, 1 << 16)
@@ -229,21 +288,28 @@ class _Supervisor:
         code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
         if not self._all_started and not self._ending:
             self.never_started, code = rank, code or 1
-        if code and not self._ending:
+        self.ended(rank, code, self._ending)
+        if self._ending:
+            return
+        if code:
             self.status = code if code > 0 else 128 - code
+            self._end(signal.SIGTERM)
+            return
+        self._required.discard(rank)
+        if not self._required:
             self._end(signal.SIGTERM)
 
     def _on_signal(self, number: int) -> None:
         if self._ending:
             self._signal(signal.SIGKILL)
             return
-        self.status = 128 + number
+        self.status, self.cause = 128 + number, "signal"
         self._end(number)
 
     def _end(self, number: int) -> None:
         if self._ending:
             return
-        self._ending, self._kill_at = True, time.monotonic() + GRACE_S
+        self._ending, self._kill_at = True, time.monotonic() + self.limits.grace_s
         self._signal(number)
 
     def _signal(self, number: int) -> None:

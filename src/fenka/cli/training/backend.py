@@ -94,3 +94,9 @@ class JobBackend(Protocol):
 
     def delete(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs with all that belongs to them."""
+
+
+def report_submission(name: str) -> None:
+    """Print that a job was submitted, in arena's words."""
+    print(f"The Job {name} has been submitted successfully")
+    print(f"You can run `fenka get {name}` to check the job status", flush=True)

@@ -14,6 +14,7 @@ from fenka.cli.training.backend import (
     LogRequest,
 )
 from fenka.cli.training.selection import find_job, open_backend
+from fenka.workstation import records
 
 
 def logs(
@@ -36,7 +37,8 @@ def logs(
 ) -> None:
     """Print the log of a job's chief, or of the instance that is named."""
     since_s = parse_duration("--since", since) if since else None
-    if not target.of_cluster and (jobs.has_log(name) or _local(target)):
+    elsewhere = target.of_cluster or records.exists(name)
+    if not elsewhere and (jobs.has_log(name) or _local(target)):
         jobs.print_log(name, follow=follow)
         return
     request = LogRequest(follow, instance, container, tail, since_s, timestamps)

@@ -1,19 +1,37 @@
 """Selects the machine or cluster, and the job, that a command is about."""
 
+import os
+from pathlib import Path
+
 from fenka.cli.errors import UserError
+from fenka.cli.options import Target
 from fenka.cli.training.backend import TYPES, JobBackend, JobTarget, TypeName
 from fenka.views.jobs import TrainingJob
 
 
 def open_backend(target: JobTarget, *, all_namespaces: bool = False) -> JobBackend:
     """Return the jobs that a command is about. Raises UserError."""
-    if target.local:
-        raise UserError("training jobs run on a cluster: leave out --local")
+    if runs_here(target, target.namespace):
+        from fenka.cli.training.local_backend import LocalJobs
+
+        return LocalJobs()
     from fenka.cli import cluster
     from fenka.cli.training.cluster_backend import ClusterJobs
 
     namespace = target.namespace or cluster.namespace(target)
     return ClusterJobs(target, namespace, all_namespaces=all_namespaces)
+
+
+def runs_here(target: Target, namespace: str = "") -> bool:
+    """Return whether a command is about trainings of this machine, as where no cluster is configured."""
+    return target.local or not (target.of_cluster or namespace or _cluster_configured())
+
+
+def _cluster_configured() -> bool:
+    """Return whether this machine has a kubeconfig, or this is a pod."""
+    named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
+    files = (Path(path).expanduser() for path in named if path)
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.is_file() for file in files)
 
 
 def find_job(backend: JobBackend, name: str, type_: TypeName | None = None) -> TrainingJob:

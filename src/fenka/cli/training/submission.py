@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from fenka.cli import cluster
 from fenka.cli.options import Target
-from fenka.cli.training.backend import JobTarget, LogRequest
+from fenka.cli.training.backend import JobTarget, LogRequest, report_submission
 from fenka.cli.training.cluster_backend import ClusterJobs
 from fenka.core.errors import FAILURE
 from fenka.jobs.collection import collect
@@ -33,8 +33,7 @@ def submit_to_cluster(spec: TrainingSpec, target: Target, namespace: str, *, fol
     cluster.converse(
         target, lambda api: submit(api, place, public, contents, now), cluster.explain_denial
     )
-    print(f"The Job {spec.name} has been submitted successfully")
-    print(f"You can run `fenka get {spec.name}` to check the job status", flush=True)
+    report_submission(spec.name)
     if follow:
         _follow(spec.name, target, place)
 

@@ -6,33 +6,12 @@ from fenka.jobs.manifests import names
 from fenka.jobs.manifests.contents import GIT_CREDENTIALS, Contents
 from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.volumes import Volume
+from fenka.jobs.repository import CLONE, clone_variables
 from fenka.jobs.training import TrainingSpec
 
 INIT_CONTAINER = "init-code"
 SYNC_IMAGE = "alpine/git"
 """Used without `--sync-image`."""
-
-_CLONE = """\
-set -eu
-git() { command git -c safe.directory='*' -c credential.helper="$HELPER" "$@"; }
-git init -q "$DIRECTORY"
-cd "$DIRECTORY"
-git remote add origin "$SOURCE"
-if git fetch -q --depth 1 origin "$REVISION"; then
-    git checkout -q --detach FETCH_HEAD
-else
-    git fetch -q --tags origin '+refs/heads/*:refs/remotes/origin/*'
-    git checkout -q --detach "$REVISION"
-fi
-if [ -f .gitmodules ]; then git submodule -q update --init --recursive; fi
-git rev-parse HEAD
-"""
-"""Not every server gives a commit by its name, so everything is fetched if the first attempt fails."""
-
-_HELPER = """\
-!f() {
-    test "$1" = get && echo "username=$GIT_SYNC_USERNAME" && echo "password=$GIT_SYNC_PASSWORD"
-}; f"""
 
 _UNPACK = 'set -eu; tar -xzf "$ARCHIVE" -C "$DIRECTORY"'
 
@@ -46,7 +25,7 @@ def init_containers(spec: TrainingSpec, contents: Contents, image: str) -> list[
     """Return the container that brings the code, if any. `image`: that of the role's processes."""
     if spec.sync_source:
         return [
-            _container(spec, spec.sync_image or SYNC_IMAGE, _CLONE, _git_variables(spec, contents))
+            _container(spec, spec.sync_image or SYNC_IMAGE, CLONE, _git_variables(spec, contents))
         ]
     if spec.code:
         variables = {"ARCHIVE": str(names.CODE_ARCHIVE), "DIRECTORY": str(code_directory(spec))}
@@ -84,7 +63,6 @@ def _container(spec: TrainingSpec, image: str, script: str, variables: list[Mani
 
 
 def _git_variables(spec: TrainingSpec, contents: Contents) -> list[Manifest]:
-    wanted = spec.env.get("GIT_SYNC_REV") or spec.env.get("GIT_SYNC_BRANCH") or "HEAD"
     secret = names.object_name(spec, "git")
     credentials = [
         {
@@ -94,13 +72,10 @@ def _git_variables(spec: TrainingSpec, contents: Contents) -> list[Manifest]:
         for name in GIT_CREDENTIALS
         if contents.credentials
     ]
-    variables = {
-        "SOURCE": spec.sync_source,
-        "REVISION": contents.revision or wanted,
-        "DIRECTORY": str(code_directory(spec) / spec.project),
-        "HELPER": _HELPER if contents.credentials else "",
-        "GIT_TERMINAL_PROMPT": "0",
-    }
+    directory = str(code_directory(spec) / spec.project)
+    variables = clone_variables(
+        spec, directory, contents.revision, credentials=bool(contents.credentials)
+    )
     return [*credentials, *_values(variables)]
 
 

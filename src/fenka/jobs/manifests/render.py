@@ -36,5 +36,6 @@ def render(spec: TrainingSpec, contents: Contents, *, jobset: bool = True) -> Re
     Raises:
         InvalidRequest, InvalidSize: It cannot run on this cluster.
     """
+    spec.validate_tensorboard()
     rendering = Rendering(spec, contents, engine(spec, jobset=jobset))
     return Rendered(root(rendering), dependents(rendering), role_jobs(rendering))

@@ -1,0 +1,291 @@
+"""The directories of jobs in the background, and the records of trainings in them.
+
+A training's directory is kept until it is deleted, with the code, each process's log and the record. Its
+supervisor alone writes the record, atomically. Any process may have been killed at any time, and programs of
+the same user can write everything here. So a record is checked when it is read, and one that says that the
+training runs is believed only while its supervisor lives.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+import msgspec
+
+from fenka import procfs
+from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.isolation.files import read_regular_file, write_atomically
+from fenka.jobs.processes import JobNotStarted
+from fenka.jobs.spec import NAME
+from fenka.jobs.training import TrainingSpec
+from fenka.views.jobs import JobStatus
+from fenka.workstation import paths
+from fenka.workstation.client import job_names
+from fenka.workstation.files import boot_id
+from fenka.workstation.paths import Runtime
+
+OWN = ".fenka"
+"""The directory of fenka's files in a training's directory, which is the program's working directory."""
+
+MAX_RECORD_BYTES = 16 << 20
+"""Of a record. One of 256 processes has 60 KB, and a command may have 2 MB."""
+
+INTERRUPTED_REASON = "its supervisor has ended without a result, so its processes were ended"
+
+
+class JobNotFound(FenkaError):
+    """No training has this name."""
+
+
+class InvalidRecord(FenkaError):
+    """A training's record cannot be read."""
+
+    def __init__(self, name: str, why: object) -> None:
+        super().__init__(
+            f"the record of job {name} is not understood ({why}): remove it with `fenka delete {name}`"
+        )
+        self.name = name
+
+
+class InstanceRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A process of a training. Times are Unix seconds.
+
+    lease: its rank among the processes with cards, which is that of its lease; None without cards.
+    requested: its cards, slices as shares of one; None until it has a lease for the first time.
+    pid, start_ticks: its process in this attempt; 0 before it has started.
+    exit_code: None while it has not ended; negative for a signal.
+    ended_with_job: it was ended because the training had succeeded or failed.
+    """
+
+    name: str
+    role: str
+    index: int
+    chief: bool
+    lease: int | None = None
+    requested: float | None = None
+    pid: int = 0
+    start_ticks: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    ended_with_job: bool = False
+
+
+class TrainingRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A training. Times are Unix seconds.
+
+    uid: its identity: a later training of the same name has another.
+    directory: the working directory.
+    boot, pid, start_ticks: its supervisor.
+    reason: why it is pending or has failed; empty if nothing is known.
+    exit_code: that of the training; None before its end.
+    restarts: how often its processes were started again.
+    node, address: this machine, as screens show it.
+    binds: files and directories that programs see in another place, too.
+    """
+
+    uid: str
+    spec: TrainingSpec
+    directory: str
+    boot: str
+    pid: int
+    start_ticks: int
+    created_at: float
+    node: str
+    address: str
+    status: JobStatus = "PENDING"
+    reason: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    restarts: int = 0
+    tensorboard: str = ""
+    binds: list[tuple[str, str]] = []
+    instances: list[InstanceRecord] = []
+    version: Literal[1] = 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.status in ("SUCCEEDED", "FAILED")
+
+    @property
+    def supervised(self) -> bool:
+        """Whether its supervisor lives. Raises OSError."""
+        return self.boot == boot_id() and procfs.lives(self.pid, self.start_ticks)
+
+    @property
+    def chief(self) -> InstanceRecord:
+        """The process whose log is the training's."""
+        return next((each for each in self.instances if each.chief), self.instances[0])
+
+    def instance(self, name: str) -> InstanceRecord | None:
+        """Return the process of this name or with this lease; the chief if the name is empty."""
+        if not name:
+            return self.chief
+        lease = name.removeprefix(f"{self.spec.name}/")
+        return next(
+            (
+                each
+                for each in self.instances
+                if name == each.name or (each.lease is not None and lease == str(each.lease))
+            ),
+            None,
+        )
+
+
+def supervised_by_me(record: TrainingRecord) -> TrainingRecord:
+    """Return the record with this process as the supervisor."""
+    ticks = procfs.start_ticks(os.getpid()) or 0
+    return msgspec.structs.replace(record, boot=boot_id(), pid=os.getpid(), start_ticks=ticks)
+
+
+# --- directories --------------------------------------------------------------------------------------
+
+
+def create_job_directory(runtime: Runtime, name: str) -> Path:
+    """Return a new directory for a job's log and files; that of a finished job of this name is removed.
+
+    Raises JobNotStarted if a job of this name exists, because its log is being written, and if a training
+    has left its records. Raises UnsafeDirectory if another user could replace the directory.
+    """
+    directory = _free_place(runtime, name)
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def create_training_directory(runtime: Runtime, record: TrainingRecord) -> Path:
+    """Return a new directory with this record. Raises what `create_job_directory` does."""
+    directory = _free_place(runtime, record.spec.name)
+    # With its record it appears at once, so that nobody takes it for the rest of a finished job.
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
+    try:
+        (new / OWN).mkdir(mode=0o700)
+        save(new, record)
+        new.rename(directory)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        if directory.exists():
+            raise _taken(record.spec.name) from None
+        raise
+    return directory
+
+
+def _free_place(runtime: Runtime, name: str) -> Path:
+    check_name_is_free(name)
+    if name in job_names(runtime):
+        raise JobNotStarted(
+            f"a job called {name} already exists: choose another --name", INVALID_INPUT
+        )
+    jobs = paths.jobs_directory()
+    jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = place_of(name)
+    paths.check_parents(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+    return directory
+
+
+def check_name_is_free(name: str) -> None:
+    """Raise JobNotStarted if a training, also a finished one, has this name."""
+    if exists(name):
+        raise _taken(name)
+
+
+def _taken(name: str) -> JobNotStarted:
+    return JobNotStarted(
+        f"job {name} already exists on this machine: delete it (fenka delete {name}) or choose another "
+        "--name",
+        INVALID_INPUT,
+    )
+
+
+def directory_of(name: str) -> Path:
+    """Return the directory of a training. Raises JobNotFound."""
+    if not exists(name):
+        raise JobNotFound(f"job {name[:80]} not found on this machine: `fenka list` shows all")
+    return place_of(name)
+
+
+def place_of(name: str) -> Path:
+    """Return the directory that a training has, or will have."""
+    return paths.jobs_directory() / name
+
+
+def log_of(directory: Path, instance: str) -> Path:
+    """Return the log of a process."""
+    return directory / OWN / instance / "log"
+
+
+def outcome(code: int) -> str:
+    """Return how a process ended, in words."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def exists(name: str) -> bool:
+    """Return whether a training has left its records under this name."""
+    if not NAME.fullmatch(name):
+        return False
+    # A record that this user may not read is another's, whose directory this cannot be.
+    with contextlib.suppress(OSError):
+        return (place_of(name) / OWN / "record.json").exists()
+    return False
+
+
+# --- records ------------------------------------------------------------------------------------------
+
+
+def save(directory: Path, record: TrainingRecord) -> None:
+    """Write a record. Raises OSError."""
+    write_atomically(directory / OWN / "record.json", msgspec.json.encode(record))
+
+
+def load(directory: Path) -> TrainingRecord:
+    """Read a record; one whose supervisor is gone has failed. Raises InvalidRecord."""
+    path = directory / OWN / "record.json"
+    try:
+        record = msgspec.json.decode(read_regular_file(path, MAX_RECORD_BYTES), type=TrainingRecord)
+        valid = record.spec.name == directory.name and record.instances
+        alive = record.finished or record.supervised
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+        raise InvalidRecord(directory.name, why) from None
+    if not valid:
+        raise InvalidRecord(directory.name, "it describes no job of this name")
+    return record if alive else interrupted(record)
+
+
+def interrupted(record: TrainingRecord) -> TrainingRecord:
+    """Return the record of a training whose supervisor has ended without a result."""
+    started = record.status == "RUNNING" or record.restarts
+    reason = INTERRUPTED_REASON if started else "it was interrupted before it had started"
+    return msgspec.structs.replace(record, status="FAILED", reason=reason)
+
+
+def load_all(only: str | None = None) -> Iterator[TrainingRecord | InvalidRecord]:
+    """Yield all records or that of one name, newest first, then the errors of those that cannot be read."""
+    names = [name for name in (_names() if only is None else [only]) if exists(name)]
+    loaded = [_try(place_of(name)) for name in names]
+    yield from sorted(filter(_is_record, loaded), key=lambda record: -record.created_at)
+    yield from (error for error in loaded if isinstance(error, InvalidRecord))
+
+
+def _is_record(loaded: TrainingRecord | InvalidRecord) -> TypeGuard[TrainingRecord]:
+    return isinstance(loaded, TrainingRecord)
+
+
+def _names() -> list[str]:
+    try:
+        return sorted(os.listdir(paths.jobs_directory()))
+    except (FileNotFoundError, paths.UnsafeDirectory):
+        return []
+
+
+def _try(directory: Path) -> TrainingRecord | InvalidRecord:
+    try:
+        return load(directory)
+    except InvalidRecord as why:
+        return why

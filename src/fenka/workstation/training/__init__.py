@@ -1,0 +1,1 @@
+"""Trainings on this machine: gangs of processes with leases, supervised and recorded."""

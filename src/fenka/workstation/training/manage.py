@@ -1,0 +1,162 @@
+"""What users do with trainings of this machine besides submitting them: look, follow, stop, delete."""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+from pathlib import Path
+
+from fenka.core.errors import FAILURE, FenkaError
+from fenka.hardware.peer_credentials import user_name
+from fenka.views.jobs import JobEvent, TrainingJob
+from fenka.workstation import paths, protocol, records
+from fenka.workstation.client import Connection, DaemonUnavailable, get_snapshot
+from fenka.workstation.paths import UnsafeDirectory
+from fenka.workstation.records import InvalidRecord, JobNotFound, TrainingRecord
+from fenka.workstation.training import code
+from fenka.workstation.training.view import training_job, unreadable_job
+
+END_TIMEOUT_S = 30.0
+"""Beyond the grace period, for a supervisor to end its processes and itself."""
+
+
+class JobNotEnded(FenkaError):
+    """A training's supervisor does not end."""
+
+
+def jobs(name: str | None = None) -> list[TrainingJob]:
+    """Return all trainings, or the one with this name, the newest first.
+
+    A training whose record cannot be read is shown as failed, so that it can be deleted.
+    """
+    snapshot, user = _snapshot(), user_name(os.geteuid())
+    return [
+        unreadable_job(loaded.name, str(loaded), user)
+        if isinstance(loaded, InvalidRecord)
+        else training_job(loaded, snapshot, user)
+        for loaded in records.load_all(name)
+    ]
+
+
+def record(name: str) -> TrainingRecord:
+    """Return a training's record. Raises JobNotFound, InvalidRecord."""
+    return records.load(records.directory_of(name))
+
+
+def _snapshot() -> protocol.Snapshot | None:
+    try:
+        return get_snapshot(paths.current())
+    except (DaemonUnavailable, UnsafeDirectory, ConnectionError):
+        return None
+
+
+# --- logs -----------------------------------------------------------------------------------------------
+
+
+def log_file(name: str, instance: str = "", container: str = "") -> Path:
+    """Return the log of a process: of the chief if none is named. It may not exist yet.
+
+    Args:
+        name: The training.
+        instance: The process's name, or that of its lease.
+        container: `init-code` for what git printed.
+
+    Raises:
+        JobNotFound: There is no such training or process.
+        InvalidRecord: Its record cannot be read.
+    """
+    directory, training = records.directory_of(name), record(name)
+    process = training.instance(instance)
+    if process is None:
+        names = ", ".join(each.name for each in training.instances)
+        raise JobNotFound(f"job {name} has no instance {instance[:80]}: its instances are {names}")
+    cloning = not training.started_at and records.log_of(directory, code.LOG).exists()
+    if container == code.LOG or (cloning and not container):
+        return records.log_of(directory, code.LOG)
+    if container:
+        raise JobNotFound(
+            f"{process.name} has no container {container[:80]}: only {code.LOG} has a log of its own"
+        )
+    return records.log_of(directory, process.name)
+
+
+def events(name: str) -> list[JobEvent]:
+    """Return what the record tells of a training's past, the oldest first. Raises InvalidRecord."""
+    training = record(name)
+    source = f"job/{name}"
+    told = [JobEvent(source, "Normal", training.created_at, "Submitted", "waits for its leases")]
+    if training.started_at:
+        told.append(JobEvent(source, "Normal", training.started_at, "Started", "all processes run"))
+    for each in training.instances:
+        if each.exit_code is not None and each.ended_at and not each.ended_with_job:
+            kind = "Warning" if each.exit_code else "Normal"
+            text = f"ended with {records.outcome(each.exit_code)}"
+            told.append(JobEvent(f"instance/{each.name}", kind, each.ended_at, "Ended", text))
+    if training.restarts:
+        count = f"{training.restarts} of {training.spec.retry} restarts are used"
+        told.append(
+            JobEvent(
+                source, "Warning", training.started_at or training.created_at, "Restarted", count
+            )
+        )
+    if training.status == "FAILED":
+        at = training.ended_at or training.created_at
+        told.append(JobEvent(source, "Warning", at, "Failed", training.reason))
+    return sorted(told, key=lambda event: event.at)
+
+
+def exit_code(name: str) -> int:
+    """Return the exit code of a training that has ended. Raises JobNotFound, InvalidRecord."""
+    code = record(name).exit_code
+    return FAILURE if code is None else code
+
+
+# --- the end --------------------------------------------------------------------------------------------
+
+
+def stop(name: str) -> None:
+    """End a training; its records stay. Raises JobNotFound, InvalidRecord, JobNotEnded."""
+    training = record(name)
+    if not training.finished:
+        _end_supervisor(training)
+
+
+def delete(name: str) -> None:
+    """End a training, if it runs, and remove all that is left of it.
+
+    Raises JobNotFound, JobNotEnded, RequestFailed, OSError.
+    """
+    directory = records.directory_of(name)
+    with contextlib.suppress(InvalidRecord):
+        stop(name)
+    _release_leases(name)
+    shutil.rmtree(directory)
+
+
+def _end_supervisor(training: TrainingRecord) -> None:
+    try:
+        ending = os.pidfd_open(training.pid)
+    except ProcessLookupError:
+        return
+    with contextlib.closing(os.fdopen(ending, "rb", buffering=0)):
+        if not training.supervised:
+            return
+        signal.pidfd_send_signal(ending, signal.SIGTERM)
+        if not select.select([ending], [], [], training.spec.grace_s + END_TIMEOUT_S)[0]:
+            raise JobNotEnded(
+                f"{training.spec.name} does not end: see whether process {training.pid} can be killed"
+            )
+
+
+def _release_leases(name: str) -> None:
+    """Have the daemon end what is left in the training's leases. Raises RequestFailed."""
+    try:
+        connection = Connection(paths.current())
+    except (DaemonUnavailable, UnsafeDirectory):
+        return
+    with connection:
+        snapshot = connection.request(protocol.GetSnapshot(), protocol.Snapshot)
+        own = [job for job in snapshot.jobs if job.gang == name and job.uid == os.geteuid()]
+        if own:
+            connection.request(protocol.StopJob(name), protocol.Done)

@@ -1,0 +1,219 @@
+"""Renders a training as processes of this machine: values in, values out.
+
+Each process has an address of its own, 127.0.0.1 and a free port. Roles that request cards are the members
+of one gang in the daemon's queue; the others run outside of leases.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fenka.core.request import InvalidRequest
+from fenka.jobs import roles
+from fenka.jobs.ports import LOOPBACK
+from fenka.jobs.roles import Role, RoleName
+from fenka.jobs.spec import MAX_MEMBERS, MAX_PRIORITY, GpuResources, JobSpec
+from fenka.jobs.training import RoleSpec, TrainingSpec
+
+HIDDEN_FROM_PROGRAMS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")
+"""Variables of `--env` that bring the code; programs do not get them, as on a cluster."""
+
+NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+"""For processes outside of leases, which could use every card of the machine."""
+
+DEADLINE_SLACK_S = 1.0
+"""The daemon ends a process this long after its supervisor should have, which knows why it ends."""
+
+Address = tuple[RoleName, int]
+"""A role and the index of a process in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a training.
+
+    Attributes:
+        name: Its name on screens, such as `mpi-dist-worker-0`.
+        role: Its role.
+        index: Its number within the role.
+        chief: Its log and its end are the training's.
+        required: The training succeeds when all required processes have.
+        lease: Its rank among the processes with cards; None without cards.
+    """
+
+    name: str
+    role: Role
+    index: int
+    chief: bool
+    required: bool
+    lease: int | None
+
+    @property
+    def gpu(self) -> GpuResources | None:
+        """What it gets of the cards."""
+        return self.role.gpu
+
+    @property
+    def address(self) -> Address:
+        """Its role and index."""
+        return self.role.name, self.index
+
+
+def processes(spec: TrainingSpec) -> list[Process]:
+    """Return the processes of a training, the chief first. Raises InvalidRequest."""
+    all_roles = roles.roles(spec)
+    number = sum(role.replicas for role in all_roles)
+    if number > MAX_MEMBERS:
+        raise InvalidRequest(
+            f"a training on a workstation has at most {MAX_MEMBERS} processes, not {number}"
+        )
+    planned = list[Process]()
+    leases = 0
+    for role in all_roles:
+        for index in range(role.replicas):
+            lease = leases if role.gpu else None
+            leases += role.gpu is not None
+            chief = role.chief and index == 0
+            name = roles.member_name(spec.kind, spec.name, role.name, index)
+            required = _required(spec, role, chief=chief)
+            planned.append(Process(name, role, index, chief, required, lease))
+    return planned
+
+
+def _required(spec: TrainingSpec, role: Role, *, chief: bool) -> bool:
+    if spec.kind == "pytorch":
+        return True
+    if spec.kind == "tensorflow" and spec.success_policy == "AllWorkers":
+        return role.name in ("chief", "worker")
+    return chief
+
+
+def lease_request(spec: TrainingSpec, planned: Iterable[Process], directory: str) -> JobSpec | None:
+    """Return what the daemon is asked for, a gang; None if no process gets cards. Raises InvalidRequest."""
+    members = [process.gpu for process in planned if process.gpu]
+    if not members:
+        return None
+    limit_s = spec.time_limit_s
+    request = JobSpec(
+        spec.argv,
+        members[0],
+        name=spec.name,
+        directory=directory,
+        gang=len(members),
+        members=members,
+        priority=_priority(spec),
+        time_limit_s=None if limit_s is None else limit_s + DEADLINE_SLACK_S,
+    )
+    request.validate()
+    return request
+
+
+def environment(
+    spec: TrainingSpec,
+    process: Process,
+    ports: Mapping[Address, int],
+    restarts: int,
+) -> dict[str, str]:
+    """Return the variables of a process besides those of its lease.
+
+    Args:
+        spec: The training.
+        process: The process.
+        ports: The ports on which processes serve the others.
+        restarts: How often the processes were started again.
+    """
+    variables = roles.environment(
+        spec,
+        process.role,
+        str(process.index),
+        host=lambda _role, _index: LOOPBACK,
+        port=lambda role, index: ports.get((role, index), 0),
+    )
+    if process.gpu is None:
+        variables |= NO_CARDS
+    variables |= {"FENKA_INDEX": str(process.index), "FENKA_RESTARTS": str(restarts)}
+    own = {name: value for name, value in spec.env.items() if name not in HIDDEN_FROM_PROGRAMS}
+    return variables | own
+
+
+def _priority(spec: TrainingSpec) -> int:
+    if spec.backfill:
+        return -MAX_PRIORITY
+    try:
+        return int(spec.priority or "0")
+    except ValueError:
+        raise InvalidRequest(
+            f"invalid --priority {spec.priority[:40]!r}: on a workstation it is a number, larger ones are "
+            "served first"
+        ) from None
+
+
+# --- what a workstation lacks ---------------------------------------------------------------------------
+
+_REFUSED = {
+    "data": "use --data-dir DIRECTORY",
+    "checkpoint": "use --data-dir DIRECTORY",
+    "toleration": "leave it out",
+    "device": "leave it out",
+    "queue": "use --priority N",
+    "ttl_after_finished_s": "use fenka prune",
+}
+"""Options that mean something only on a cluster, and what to do instead."""
+
+_ROLE_REFUSED = {
+    "selector": "leave it out",
+    "cpu": "no limit of processors is enforced here, so leave it out",
+    "memory": "no limit of memory is enforced here, so leave it out",
+}
+
+_IGNORED = (
+    "image",
+    "sync_image",
+    "tensorboard_image",
+    "image_pull_secret",
+    "image_pull_policy",
+    "share_memory",
+    "scheduler",
+    "annotation",
+    "label",
+    "clean_task_policy",
+    "mounts_on_launcher",
+)
+
+
+def refuse_cluster_options(spec: TrainingSpec) -> None:
+    """Raise InvalidRequest for an option that a workstation cannot provide."""
+    default = TrainingSpec()
+    given = [
+        (_option(field), advice)
+        for field, advice in _REFUSED.items()
+        if getattr(spec, field) != getattr(default, field)
+    ]
+    parts: list[tuple[str, RoleSpec]] = [
+        ("", spec),
+        ("worker-", spec.worker),
+        ("ps-", spec.ps),
+        ("chief-", spec.chief),
+        ("evaluator-", spec.evaluator),
+    ]
+    given += [
+        (prefix + field, advice)
+        for prefix, part in parts
+        for field, advice in _ROLE_REFUSED.items()
+        if getattr(part, field)
+    ]
+    for option, advice in given:
+        raise InvalidRequest(f"--{option} requires a cluster: {advice}")
+
+
+def ignored_options(spec: TrainingSpec) -> list[str]:
+    """Return the options that have no effect on a workstation."""
+    default = TrainingSpec()
+    return [
+        f"--{_option(field)}"
+        for field in _IGNORED
+        if getattr(spec, field) != getattr(default, field)
+    ]
+
+
+def _option(field: str) -> str:
+    return field.removesuffix("_s").replace("_", "-")

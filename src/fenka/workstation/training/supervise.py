@@ -1,0 +1,346 @@
+"""Runs a training: attempts, each with leases of its own, until it has succeeded or may not start again.
+
+The leases of an attempt are released before the next one requests any.
+"""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fenka import procfs
+from fenka.core.errors import FAILURE, FenkaError
+from fenka.isolation import sandbox
+from fenka.jobs.ports import FIRST_PORT, reserve_port
+from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
+from fenka.jobs.spec import JobSpec
+from fenka.workstation import protocol, records, supervisor
+from fenka.workstation.client import RequestFailed, connect
+from fenka.workstation.launch import Launcher, execute
+from fenka.workstation.paths import Runtime
+from fenka.workstation.records import OWN, TrainingRecord
+from fenka.workstation.training import guard, mpi, plan, tensorboard
+from fenka.workstation.training.plan import Address, Process
+from fenka.workstation.training.view import requested_cards
+
+RELEASE_POLL_S = 0.05
+"""Between looks whether the daemon has released an attempt's leases."""
+
+ATTACHED_GRACE_S = 1.0
+"""Between SIGTERM and SIGKILL for what users have started in leases by `fenka attach`."""
+
+DISK_RETRY_S = 1.0
+"""Between attempts to record the end on a full disk."""
+
+STARTED = "started"
+"""The status line after which the processes run."""
+
+
+def run(
+    runtime: Runtime, directory: Path, notify: Notify, report_errors: ErrorReporter
+) -> NoReturn:
+    """Run the training of this directory. Its guard calls this in a background process.
+
+    Raises JobNotStarted if it could not be started, SystemExit with its exit code.
+    """
+    records.save(directory, records.supervised_by_me(records.load(directory)))
+
+    def supervise() -> int:
+        record = records.load(directory)
+        return Supervisor(runtime, directory, record, notify, report_errors).run()
+
+    status = guard.run(supervise)
+    record = records.load(directory)
+    mpi.remove_sockets(record)
+    if not record.finished:
+        killed = os.WIFSIGNALED(status) and signal.Signals(os.WTERMSIG(status)).name
+        record = msgspec.structs.replace(
+            records.interrupted(record), exit_code=_exit_code(status), ended_at=time.time()
+        )
+        if killed:
+            record.reason = f"its supervisor was ended by {killed}"
+        records.save(directory, record)
+    if record.started_at is None:
+        raise JobNotStarted(record.reason, record.exit_code or FAILURE)
+    raise SystemExit(record.exit_code)
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs one training, and records what happens.
+
+    Attributes:
+        runtime: The daemon's runtime directory.
+        directory: The training's directory.
+        record: Its record.
+        notify: Receives lines until the processes run.
+        report_errors: The command's reporter of errors.
+    """
+
+    runtime: Runtime
+    directory: Path
+    record: TrainingRecord
+    notify: Notify
+    report_errors: ErrorReporter
+    _processes: list[Process] = field(default_factory=list)
+    _request: JobSpec | None = None
+    _binds: Sequence[sandbox.Bind] = ()
+
+    def run(self) -> int:
+        """Return the training's exit code."""
+        spec = self.record.spec
+        try:
+            self._processes = plan.processes(spec)
+            self._request = plan.lease_request(spec, self._processes, self.record.directory)
+            self._binds = [(Path(source), Path(target)) for source, target in self.record.binds]
+            with self._tensorboard():
+                result = self._attempt()
+                while self._starts_again(result):
+                    self.record.restarts += 1
+                    self._reset()
+                    result = self._attempt()
+        except (FenkaError, OSError) as why:
+            self._finish(why.exit_code if isinstance(why, FenkaError) else FAILURE, str(why))
+            return self.record.exit_code or FAILURE
+        self._finish(result.status, self._reason(result))
+        return result.status
+
+    @contextlib.contextmanager
+    def _tensorboard(self) -> Iterator[None]:
+        spec = self.record.spec
+        if not spec.tensorboard:
+            yield
+            return
+        with tensorboard.running(self.directory, spec.logdir, self.record.directory) as url:
+            self._update(tensorboard=url)
+            yield
+        self._update(tensorboard="")
+
+    # --- attempts -----------------------------------------------------------------------------------
+
+    def _attempt(self) -> supervisor.GangResult:
+        """Run all processes once; return when their leases are released."""
+        with contextlib.ExitStack() as opened:
+            jobs: list[str] = []
+            launcher = None
+            if self._request:
+                launcher = Launcher(
+                    self.runtime, self._request, self.report_errors, binds=self._binds
+                )
+                connection, granted = launcher.acquire(self._on_wait)
+                opened.callback(connection.close)
+                assert isinstance(granted, protocol.GangGranted)
+                jobs = granted.jobs
+                self._record_requests()
+            if self.record.spec.kind == "mpi":
+                mpi.prepare(self.record, self.directory, self._mpi_workers)
+                opened.callback(mpi.remove_sockets, self.record)
+            ports = self._reserve_ports(opened)
+            members = [
+                supervisor.Member(
+                    process.name,
+                    partial(self._become, process, launcher, jobs, ports),
+                    process.required,
+                )
+                for process in self._processes
+            ]
+
+            def started(pids: Sequence[int]) -> None:
+                # The programs hold the leases now.
+                if self._request:
+                    connection.close()
+                self._on_start(pids)
+
+            result = supervisor.run(
+                members,
+                started=started,
+                ended=self._on_end,
+                logs=self.directory / OWN,
+                limits=supervisor.Limits(self.record.spec.grace_s, self._time_left_s()),
+            )
+        guard.end_orphans(os.getppid(), os.getpid())
+        self._await_release()
+        return result
+
+    @property
+    def _mpi_workers(self) -> list[str]:
+        return [process.name for process in self._processes if not process.chief]
+
+    def _become(
+        self,
+        process: Process,
+        launcher: Launcher | None,
+        jobs: Sequence[str],
+        ports: dict[Address, int],
+        ready: supervisor.ReportReady,
+    ) -> NoReturn:
+        """Be one process of the training, in a child."""
+
+        def body() -> None:
+            environment = dict(os.environ)
+            if process.lease is not None:
+                assert launcher is not None
+                environment = launcher.enter_member(jobs[process.lease])
+            elif self._binds:
+                sandbox.enter_without_lease(self._binds)
+            spec = self.record.spec
+            command = spec.argv
+            if spec.kind == "mpi":
+                environment |= mpi.environment(self.record, self.directory)
+                if not process.chief:
+                    command = mpi.agent_command(self.directory, process.name)
+            environment |= plan.environment(spec, process, ports, self.record.restarts)
+            _change_directory(self.record.directory)
+            ready()
+            if spec.kind == "mpi" and process.chief:
+                mpi.await_agents(self.record, self._mpi_workers)
+            execute(command, environment)
+
+        run_child(body, self.report_errors())
+
+    def _reserve_ports(self, opened: contextlib.ExitStack) -> dict[Address, int]:
+        """Return a port for each process, reserved until the attempt has ended. Raises NoFreePort."""
+        ports: dict[Address, int] = {}
+        port = FIRST_PORT - 1
+        for process in self._processes:
+            lock: socket.socket
+            port, lock = reserve_port(port + 1)
+            opened.enter_context(lock)
+            ports[process.address] = port
+        return ports
+
+    def _await_release(self) -> None:
+        """Wait until the daemon has released the leases of an attempt whose processes have ended."""
+        name, reason = self.record.spec.name, ""
+        while self._request:
+            with connect(self.runtime, lambda _: None) as connection:
+                snapshot = connection.request(protocol.GetSnapshot(), protocol.Snapshot)
+                left = [job for job in snapshot.jobs if job.gang == name]
+                if not left:
+                    return
+                # A user may have attached to a lease, which that program holds, too.
+                with contextlib.suppress(RequestFailed):
+                    connection.request(protocol.StopJob(name, ATTACHED_GRACE_S), protocol.Done)
+            if left[0].reason != reason:
+                reason = left[0].reason
+                self._update(reason=f"a lease is not released: {reason}")
+            time.sleep(RELEASE_POLL_S)
+
+    def _starts_again(self, result: supervisor.GangResult) -> bool:
+        spec = self.record.spec
+        return bool(result.status) and not result.cause and self.record.restarts < spec.retry
+
+    def _time_left_s(self) -> float | None:
+        """Return the seconds until this attempt must end: by its own limit, or by that of the training."""
+        spec = self.record.spec
+        limits = [spec.time_limit_s] if spec.time_limit_s is not None else []
+        if spec.running_timeout_s is not None:
+            since = self.record.started_at or time.time()
+            limits.append(max(since + spec.running_timeout_s - time.time(), 0))
+        return min(limits, default=None)
+
+    # --- the record ---------------------------------------------------------------------------------
+
+    def _update(self, **changes: object) -> None:
+        for name, value in changes.items():
+            setattr(self.record, name, value)
+        # A full disk must not end the programs: the next change is recorded with this one.
+        with contextlib.suppress(OSError):
+            records.save(self.directory, self.record)
+
+    def _on_wait(self, line: str) -> None:
+        self._update(reason=line)
+        self.notify(line)
+
+    def _record_requests(self) -> None:
+        with connect(self.runtime, lambda _: None) as connection:
+            snapshot = connection.request(protocol.GetSnapshot(), protocol.Snapshot)
+        for instance, process in zip(self.record.instances, self._processes, strict=True):
+            if process.gpu:
+                instance.requested = requested_cards(process.gpu, snapshot)
+
+    def _on_start(self, pids: Sequence[int]) -> None:
+        now = time.time()
+        for instance, pid in zip(self.record.instances, pids, strict=True):
+            instance.pid, instance.start_ticks = pid, procfs.start_ticks(pid) or 0
+            instance.started_at = now
+        started_at = self.record.started_at or now
+        self._update(status="RUNNING", reason="", started_at=started_at)
+        self.notify(STARTED)
+
+    def _on_end(self, member: int, code: int, ending: bool) -> None:
+        instance = self.record.instances[member]
+        instance.exit_code, instance.ended_at = code, time.time()
+        instance.ended_with_job = ending
+        self._update()
+
+    def _reset(self) -> None:
+        for instance in self.record.instances:
+            instance.pid = instance.start_ticks = 0
+            instance.started_at = instance.ended_at = instance.exit_code = None
+            instance.ended_with_job = False
+        self._update(status="PENDING", reason="it is started again")
+
+    def _reason(self, result: supervisor.GangResult) -> str:
+        if result.never_started is not None:
+            name = self._processes[result.never_started].name
+            log = self.directory / OWN / name / "log"
+            lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+            why = f": {lines[-1].removeprefix('fenka: ')}" if lines else ""
+            return f"{name} could not be started{why}"
+        match result.cause:
+            case "signal":
+                return "it was stopped"
+            case "timeout":
+                return "its time limit is over"
+        ended = [each for each in self.record.instances if not each.ended_with_job]
+        failed = min(
+            (each for each in ended if each.exit_code),
+            key=lambda each: each.ended_at or 0,
+            default=None,
+        )
+        return (
+            f"{failed.name} ended with {records.outcome(failed.exit_code or 0)}" if failed else ""
+        )
+
+    def _finish(self, status: int, reason: str) -> None:
+        succeeded = status == 0
+        self._update(
+            status="SUCCEEDED" if succeeded else "FAILED",
+            reason="" if succeeded else reason,
+            exit_code=status,
+            ended_at=time.time(),
+        )
+        while not self._recorded():
+            time.sleep(DISK_RETRY_S)
+
+    def _recorded(self) -> bool:
+        """Return whether the end is on disk, or never will be."""
+        try:
+            records.save(self.directory, self.record)
+        except OSError as why:
+            return why.errno not in (errno.ENOSPC, errno.EDQUOT)
+        return True
+
+
+def _change_directory(directory: str) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as why:
+        raise JobNotStarted(
+            f"the working directory {directory} cannot be entered: {why.strerror}", FAILURE
+        ) from None

@@ -4,12 +4,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fenka.cluster.objects import Pod
-from fenka.dialects import ack, hami
-from fenka.dialects.base import InvalidRecord
+from fenka.cluster.state import ClusterState
+from fenka.dialects import ack, gpu_manager, hami
+from fenka.dialects.base import NVIDIA_GPU, InvalidRecord, SharedNode
 from fenka.dialects.gpushare import MEMORY
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
+from tests.builders import GIB, a_node
+from tests.fakes.evaluators import ComparedEvaluator
 
 
 def a_pod(*containers: dict[str, Any], inits: tuple[dict[str, Any], ...] = ()) -> Pod:
@@ -132,3 +137,96 @@ def test_options_are_given_to_the_dialect_when_they_are_annotations() -> None:
     annotations = {"tencent.com/vcuda-core-limit": "50"}
     pod = msgspec.convert({"metadata": {"annotations": annotations}, "spec": spec}, Pod)
     assert [part.burst_percent for part in pod.demand().parts] == [50]
+
+
+def a_shared_node(*sizes: int, unit_mib: int = GIB) -> SharedNode:
+    """Return node n with cards of these sizes."""
+    shared = ClusterState([a_node("n", *sizes, unit_mib=unit_mib)]).shared_node("n")
+    assert shared is not None
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("limits", "unit_mib", "expected"),
+    [
+        # the dialect's own units, whatever the node's
+        ({MEMORY: "4"}, GIB, 4),
+        ({MEMORY: "4"}, 1, 4),
+        # gpu-manager's are of 256 MiB: 8 * 256 = 2,048 MiB are 2 units of 1,024, or 2,048 of 1
+        ({gpu_manager.CORE: "20", gpu_manager.MEMORY: "8"}, GIB, 2),
+        ({gpu_manager.CORE: "20", gpu_manager.MEMORY: "8"}, 1, 2048),
+        # HAMi's are MiB, of each of two cards
+        ({hami.COUNT: "2", hami.MEMORY: "2048"}, GIB, 4),
+        ({hami.COUNT: "1", hami.MEMORY: "3072"}, GIB, 3),
+        # one and a half units
+        ({hami.COUNT: "1", hami.MEMORY: "1536"}, GIB, 1.5),
+        # a whole card of 16 GiB, and three of them
+        ({NVIDIA_GPU: "1"}, GIB, 16),
+        ({NVIDIA_GPU: "3"}, GIB, 48),
+        ({}, GIB, 0),
+        # what cannot be read is no unit
+        ({MEMORY: "?"}, GIB, 0),
+        ({MEMORY: "4", gpu_manager.MEMORY: "8"}, GIB, 0),
+    ],
+)
+def test_units_are_the_nodes_when_the_dialect_has_others(
+    limits: dict[str, str], unit_mib: int, expected: float
+) -> None:
+    """Hints compare holders of different dialects. The node's cards have 16 GiB each."""
+    shared = a_shared_node(16 * GIB, 16 * GIB, unit_mib=unit_mib)
+    assert a_pod(limits).demand().units(shared) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [({MEMORY: "4"}, 4), ({NVIDIA_GPU: "1"}, 0), ({MEMORY: "0"}, 0), ({}, 0)],
+)
+def test_amount_is_0_when_the_resource_is_not_requested(
+    limits: dict[str, str], expected: int
+) -> None:
+    """Sums over pods add it up."""
+    assert a_pod(limits).demand().amount(MEMORY) == expected
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=4), st.lists(st.integers(0, 30), max_size=3)
+)
+def test_amount_is_the_most_that_runs_at_once(apps: list[int], inits: list[int]) -> None:
+    """Containers run together, each init container alone before them."""
+    pod = a_pod(
+        *({MEMORY: str(count)} for count in apps),
+        inits=tuple({MEMORY: str(count)} for count in inits),
+    )
+    assert pod.amount(MEMORY) == max(sum(apps), *inits, 0)
+    assert pod.demand().amount(MEMORY) == pod.amount(MEMORY)
+
+
+def test_pods_without_cards_share_one_demand_when_their_labels_differ() -> None:
+    """Most pods of a large cluster request none: nothing is kept for them."""
+    plain = a_pod({"cpu": "2"})
+    labelled = msgspec.convert(
+        {
+            "metadata": {"labels": {"app": "web"}, "annotations": {"a": "x" * 4096}},
+            "spec": {"containers": [{"name": "other", "resources": {"limits": {"cpu": "1"}}}]},
+        },
+        Pod,
+    )
+    assert plain.demand() is labelled.demand()
+    assert not plain.demand().requests_gpu
+    assert plain.demand().parts == ()
+
+
+@pytest.mark.parametrize(
+    "quantity",
+    ["9" * 4000, "1e9999", "-4", "4Gi4", "", "4\x00", "0x4", "NaN", "1_0"],
+)
+def test_demand_is_unreadable_or_huge_when_the_quantity_is_hostile(quantity: str) -> None:
+    """The API server refuses most of them. None may raise anything but InvalidRecord."""
+    demand = a_pod({MEMORY: quantity}).demand()
+    shared = a_shared_node(16 * GIB)
+    units = demand.units(shared)
+    assert units >= 0
+    if demand.invalid is None and demand.parts:
+        never = ClusterState([a_node("n", 16 * GIB)])
+        evaluator = ComparedEvaluator(never, "binpack")
+        assert evaluator.filter(a_pod({MEMORY: quantity}), ["n"]).fitting == []

@@ -9,6 +9,8 @@ from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting
 from fenka.core.fairness import Fairness
 from fenka.core.request import Placement
+from fenka.dialects import leases
+from fenka.dialects.leases import LeaseReport
 from tests.builders import GIB, Json, a_node, on_card
 from tests.core.builders import piece
 from tests.fakes.queue import START, make, stamp
@@ -173,3 +175,112 @@ def test_use_is_the_same_after_a_restart_when_the_server_still_shows_all_pods(
     restarted.set(500, *{seen.metadata.uid: seen for _, _, seen in events}.values())
     expected = watching.accounting.uses.used(START + 500)
     assert restarted.accounting.uses.used(START + 500) == pytest.approx(expected, abs=1e-3)
+
+
+def test_use_goes_on_when_a_pods_node_becomes_known_and_it_changes_afterwards() -> None:
+    """It is recorded once: 0.5 * (400 - 100), not twice."""
+    accounts = Accounts(node=False)
+    accounts.set(150, pod("p", 100))
+    accounts.state.set_node(NODE)
+    accounts.set(200, pod("p", 100))
+    accounts.accounting.refresh(START + 300)
+    assert accounts.used(400) == {"a": 150}
+
+
+def test_pod_is_counted_again_when_another_one_has_its_uid() -> None:
+    """A server that was restored from a backup may show it again: 0.5 * (150 - 100), then (400 - 300)."""
+    accounts = Accounts()
+    accounts.set(100, pod("p", 100))
+    accounts.set(150, pod("p", 100, ended=150))
+    accounts.set(200, pod("p", 100))
+    assert accounts.used(250) == {"a": 25}
+    accounts.forget(260, "p")
+    accounts.set(300, pod("p", 300))
+    assert accounts.used(400) == {"a": 75}
+
+
+def test_pod_without_a_node_is_not_counted_when_it_was_not_bound() -> None:
+    """It waits."""
+    accounts = Accounts()
+    accounts.set(100, make("p", 7, namespace="a"))
+    assert accounts.used(400) == {}
+    assert accounts.accounting.uses.holders == frozenset()
+
+
+def test_pod_without_cards_is_not_kept_when_its_node_is_unknown() -> None:
+    """Most pods of a cluster are such: only those that may hold a card wait for their node."""
+    accounts = Accounts(node=False)
+    accounts.set(100, pod("idle", 100, units=0), pod("p", 100))
+    accounts.state.set_node(NODE)
+    accounts.accounting.refresh(START + 200)
+    assert accounts.accounting.uses.holders == {"p"}
+
+
+def test_use_counts_from_now_when_the_creation_time_cannot_be_read() -> None:
+    """0.5 * (300 - 200)."""
+    accounts = Accounts()
+    odd = pod("p", None)
+    odd.metadata.creation_timestamp = ""
+    accounts.set(200, odd)
+    assert accounts.used(300) == {"a": 50}
+
+
+def test_use_changes_when_a_pods_node_reports_another_size() -> None:
+    """A resize from half to a whole card at 200: 0.5 * (200 - 100) + 1 * (300 - 200)."""
+    accounts = Accounts()
+    accounts.set(100, pod("p", 100))
+    slices = (piece(0, 14 * GIB, 100, name="n"),)
+    report = {leases.REPORT: leases.encode_report(LeaseReport({"p": slices}))}
+    accounts.state.set_node(a_node("n", 14 * GIB, 14 * GIB, annotations=report))
+    accounts.set(200, pod("p", 100))
+    assert accounts.used(300) == {"a": 150}
+
+
+def test_use_ends_when_the_pods_cards_are_gone() -> None:
+    """Its node shares nothing any more: what it would hold is unknown. 0.5 * (200 - 100)."""
+    accounts = Accounts()
+    accounts.set(100, pod("p", 100))
+    accounts.forget(200, "p")
+    accounts.accounting.retain((), START + 250)
+    assert accounts.used(300) == {"a": 50}
+    assert accounts.accounting.uses.holders == frozenset()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("pqr"),
+            st.sampled_from(["run", "end", "forget", "list"]),
+            st.integers(1, 60),
+        ),
+        max_size=12,
+    )
+)
+def test_only_pods_that_run_are_counted_after_any_events(
+    events: list[tuple[str, str, int]],
+) -> None:
+    """Whatever the order: holders are the running pods, and the use never falls without decay."""
+    accounts, now, before = Accounts(), 100, 0.0
+    running: set[str] = set()
+    ended: set[str] = set()
+    for name, event, after in events:
+        now += after
+        if event == "run":
+            accounts.set(now, pod(name, 100))
+            running |= {name} - ended
+        elif event == "end":
+            accounts.set(now, pod(name, 100, ended=now))
+            running.discard(name)
+            ended.add(name)
+        elif event == "forget":
+            accounts.forget(now, name)
+            running.discard(name)
+            ended.discard(name)
+        else:
+            accounts.accounting.retain({name}, START + now)
+            running &= {name}
+            ended &= {name}
+        assert accounts.accounting.uses.holders == running
+        used = accounts.accounting.uses.used(START + now).get("a", 0.0)
+        assert used >= before - 1e-6
+        before = used

@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
+from typing import cast
 
 from aiohttp import web
 
 from fenka.cluster.objects import Pod
+from fenka.kubernetes.client import Api, Page, WatchEvent
 from fenka.kubernetes.informer import Backoff, Informer, newer
+from tests.builders import a_pod
 from tests.fakes.api_server import FakeApiServer, Json, api_server
 from tests.waiting import WAIT_S, until
 
@@ -254,6 +258,48 @@ async def test_relist_waits_for_the_next_list_when_one_runs() -> None:
             assert agrees(server, mirror)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+class BurstApi:
+    """Three events that arrive at once, and nothing more."""
+
+    async def pages(self, *_: object, **__: object) -> AsyncIterator[Page[Pod]]:
+        """An empty list."""
+        yield Page([])
+
+    async def watch(self, *_: object, **__: object) -> AsyncIterator[WatchEvent[Pod]]:
+        """Without a pause."""
+        for number in range(3):
+            yield WatchEvent("ADDED", a_pod(f"p{number}", 1), str(number))
+        await asyncio.Event().wait()
+
+
+async def test_other_tasks_run_between_the_events_of_a_burst() -> None:
+    """Otherwise nobody is answered while hundreds of pods are created."""
+    turns, seconds = list[int](), count()
+
+    class Burst(Mirror):
+        """Counts how often the event loop has run something else before each event."""
+
+        def on_upsert(self, obj: Pod) -> None:
+            super().on_upsert(obj)
+            turns.append(turn[0])
+
+    turn = [0]
+
+    async def other() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turn[0] += 1
+
+    api = cast(Api, BurstApi())
+    watch = Informer(api, "/api/v1/pods", Pod, Burst(), clock=lambda: float(next(seconds)))
+    tasks = asyncio.create_task(watch.run()), asyncio.create_task(other())
+    await until(lambda: len(turns) == 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert turns[0] < turns[1] < turns[2]
 
 
 def test_backoff_doubles_up_to_its_limit_and_starts_again_when_reset() -> None:

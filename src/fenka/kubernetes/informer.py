@@ -21,6 +21,9 @@ WATCH_S = 300
 UNKNOWN_KIND_RETRY_S = 60.0
 """Between lists of a kind that the server does not know."""
 
+SLICE_S = 0.002
+"""After this time of a burst of events other tasks run."""
+
 _MAX_TOMBSTONES = 10_000
 """Deleted UIDs that are remembered between two lists."""
 
@@ -195,7 +198,11 @@ class Informer(Generic[T]):
                 changes = self._api.watch(
                     self._path, self._kind, version, seconds=WATCH_S, **self._query
                 )
+                resumed_at = self._clock()
                 async for change in changes:
+                    if self._clock() - resumed_at > SLICE_S:
+                        await asyncio.sleep(0)
+                        resumed_at = self._clock()
                     self._on_contact()
                     version = change.version or version
                     if change.object is not None:

@@ -28,6 +28,7 @@ from fenka.scheduler.credentials import CLIENT, SERVER, SERVER_NAME
 from fenka.scheduler.server import PREFIX
 
 EXTENDER_PORT = 12345
+CHART_MAX_NODES = 1
 CONTROLLERS = "node-lifecycle-controller,serviceaccount-controller"
 """The first removes the taints of new nodes; without the second no pod can be created."""
 ACCOUNT = "system:serviceaccount:kube-system:fenka-scheduler"
@@ -186,16 +187,15 @@ class ControlPlane(Cluster):
             self.control_plane.kill(daemon, signal.SIGTERM)
 
     @contextmanager
-    def extender(self) -> Iterator[None]:
-        """Run `fenka scheduler`, from when it leads."""
+    def extender(self, max_nodes: int = CHART_MAX_NODES) -> Iterator[None]:
+        """Run `fenka scheduler`, from when it leads. max_nodes: how many nodes filter returns."""
         pki, url = self.state / "pki", f"https://127.0.0.1:{EXTENDER_PORT}"
         command = [str(Path(sys.executable).with_name("fenka")), "scheduler"]
         command += [f"--kubeconfig={pki}/fenka.kubeconfig", f"--tls={pki}", "--address=127.0.0.1"]
         curl = ["curl", "-sf", "--cacert", f"{pki}/ca.crt", "--cert", f"{pki}/{CLIENT}.crt"]
         metrics = [*curl, "--key", f"{pki}/{CLIENT}.key", f"{url}/metrics"]
         log = self.control_plane.log("fenka-scheduler")
-        # As the chart starts it.
-        command += [f"--port={EXTENDER_PORT}", "--max-nodes=16"]
+        command += [f"--port={EXTENDER_PORT}", f"--max-nodes={max_nodes}"]
         with self.running("fenka-scheduler", command):
             wait_until("a leader", lambda: "fenka_scheduler_leading 1.0" in run(metrics), log=log)
             yield

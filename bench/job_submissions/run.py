@@ -1,0 +1,160 @@
+"""Measure submissions of MPI jobs, against only creating the same objects.
+
+A fake API server runs in a process of its own. The baseline is a bare aiohttp client that creates the root,
+what it owns, and patches the root, without any check. Commands are whole processes, from start to exit; the
+row of 200 submissions is one process.
+"""
+
+import asyncio
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.extender.run import printed_port, process
+from bench.screens.run import kubeconfig, measure
+from fenka.cluster.training_objects import JOBSETS_API
+from fenka.jobs.collection import collect
+from fenka.jobs.manifests.render import render
+from fenka.jobs.submission import submit
+from fenka.jobs.training import TrainingSpec
+from fenka.kubernetes.client import MERGE, Api
+from tests.fakes.api_server import FakeApiServer
+
+JOBS, RUNS = 200, 9
+GOAL_S = 1.0
+"""For one command, with a machine that others use, too."""
+GOAL_ROW_S = 20.0
+"""For 200 submissions in a row."""
+NAMESPACE = "/namespaces/default"
+
+Submit = Callable[[str], Awaitable[None]]
+
+
+def training(name: str) -> TrainingSpec:
+    """Return the job with this name."""
+    return TrainingSpec(name=name, image="i", command=["mpirun train"], workers=2, gpu_mem="4")
+
+
+async def create(url: str, name: str) -> None:
+    """Create a job's objects, as a client without checks would."""
+    rendered = render(*collect(training(name)))
+    root, paths = rendered.root, {"ConfigMap": "configmaps", "Secret": "secrets"}
+    root["spec"]["suspend"] = True
+    collection = f"{url}{JOBSETS_API}{NAMESPACE}/jobsets"
+    async with aiohttp.ClientSession() as session:
+        await post(session, collection, root)
+        for item in rendered.dependents:
+            await post(session, f"{url}/api/v1{NAMESPACE}/{paths[item['kind']]}", item)
+        body, headers = b'{"spec": {"suspend": false}}', {"Content-Type": MERGE}
+        async with session.patch(f"{collection}/{name}", data=body, headers=headers) as answer:
+            answer.raise_for_status()
+
+
+async def post(session: aiohttp.ClientSession, url: str, item: object) -> None:
+    """Create an object."""
+    async with session.post(url, data=msgspec.json.encode(item)) as answer:
+        answer.raise_for_status()
+        await answer.read()
+
+
+async def submit_to(config: str, first: str) -> None:
+    """Submit jobs in a row, with one connection."""
+    async with await Api.connect(Path(config)) as api:
+        for number in range(JOBS):
+            spec, contents = collect(training(f"{first}-{number}"))
+            await submit(api, "default", spec, contents, datetime.now(UTC))
+
+
+async def create_row(url: str, first: str) -> None:
+    """Create the objects of jobs in a row."""
+    for number in range(JOBS):
+        await create(url, f"{first}-{number}")
+
+
+async def serve() -> None:
+    """Serve until this process is ended; print the port."""
+    server = FakeApiServer(discovered={JOBSETS_API})
+    await server.start()
+    print(server.port, flush=True)
+    await asyncio.Event().wait()
+
+
+def row(work: Awaitable[None]) -> tuple[float, float]:
+    """Return the seconds and the processor seconds of this process for a coroutine."""
+
+    async def run() -> None:
+        await work
+
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+    asyncio.run(run())
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - began, cpu
+
+
+def main() -> None:
+    """Print a Markdown table; exit with 1 if a goal is missed."""
+    words = (sys.executable, __file__, "serve")
+    with process(*words, stdout=subprocess.PIPE) as server, tempfile.TemporaryDirectory() as folder:
+        url = f"http://127.0.0.1:{printed_port(server)}"
+        config = Path(folder) / "config"
+        config.write_text(kubeconfig(url))
+        program = [str(Path(sys.executable).parent / "fenka"), "submit", "mpi", "--image=i"]
+        runs: dict[str, list[tuple[float, float]]] = {"create only": [], "fenka submit": []}
+        for number in range(RUNS + 1):
+            commands = {
+                "create only": [sys.executable, __file__, "create", url, f"a-{number}"],
+                "fenka submit": [
+                    *program,
+                    *(f"--name=b-{number}", "--workers=2", "--gpu-mem=4", f"--kubeconfig={config}"),
+                    "mpirun train",
+                ],
+            }
+            for name, command in commands.items():
+                run = measure(command, folder)
+                if number:  # The first time files are read from disk.
+                    runs[name].append(run)
+        rows = {
+            "create only": row(create_row(url, "c")),
+            "submit": row(submit_to(str(config), "d")),
+        }
+    print("| one job, a process each | median ms | processor ms | ratio |\n|---|---|---|---|")
+    medians = {
+        name: tuple(statistics.median(each) for each in zip(*of, strict=True))
+        for name, of in runs.items()
+    }
+    for name, (wall, cpu) in medians.items():
+        print(f"| `{name}` | {wall:.0f} | {cpu:.0f} | {cpu / medians['create only'][1]:.1f} |")
+    print(f"\n| {JOBS} jobs in a row, one process | s | processor s | ratio |\n|---|---|---|---|")
+    for name, (wall, cpu) in rows.items():
+        print(f"| `{name}` | {wall:.1f} | {cpu:.1f} | {cpu / rows['create only'][1]:.1f} |")
+    command_s, row_s = medians["fenka submit"][0] / 1e3, rows["submit"][0]
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    print(
+        f"\none command {command_s:.2f} s, goal {GOAL_S:g} s or less; {JOBS} in a row {row_s:.1f} s, goal "
+        f"{GOAL_ROW_S:g} s or less; Python {platform.python_version()},"
+    )
+    print(f"{os.cpu_count()} cores, load averages at the end {load}")
+    sys.exit(command_s > GOAL_S or row_s > GOAL_ROW_S)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        asyncio.run(serve())
+    elif sys.argv[1:2] == ["create"]:
+        asyncio.run(create(*sys.argv[2:]))
+    else:
+        main()

@@ -135,3 +135,29 @@ def test_gang_runs_when_the_user_is_not_root(user: Workstation) -> None:
     cards = [{"result": 2, "free": 4308, "total": 4308}]
     assert [json.loads(line[4:])["cards"] for line in held.splitlines()] == [cards] * 2
     eventually(lambda: not user.jobs())
+
+
+def test_training_has_leases_and_mounts_when_its_user_is_ordinary(
+    user: Workstation, tmp_path: Path
+) -> None:
+    """Programs have no rights in their namespaces, nor has what is attached to them."""
+    for name in ("data", "place"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data" / "x").write_text("here\n")
+    script = f"grep CapEff /proc/self/status; cat {tmp_path}/place/x; exec sleep 1000"
+    words = ("--workers", "1", "--ps", "1", "--gpu-mem", "4")
+    mount = ("--data-dir", f"{tmp_path}/data:{tmp_path}/place", "--", "sh", "-c", script)
+    user.ok("submit", "tf", "--local", "--name", "u", *words, *mount)
+    nothing = ["CapEff:\t0000000000000000", "here"]
+    for instance in ("u-worker-0", "u-ps-0"):
+        log = user.root / "jobs" / "u" / ".fenka" / instance / "log"
+        eventually(lambda log=log: log.exists() and log.read_text().count("\n") == 2)  # type: ignore[misc]
+        assert log.read_text().splitlines() == nothing
+        attached = ("attach", "--local", "u", "-i", instance, "--", "sh", "-c")
+        shown = f"grep CapEff /proc/self/status; cat {tmp_path}/place/x; unshare -U true || exit 3"
+        result = user.fenka(*attached, shown)
+        assert result.stdout.splitlines() == nothing, result.stderr
+        # Whoever could make a user namespace in a lease could undo its limits.
+        assert result.returncode == (3 if instance == "u-worker-0" else 0)
+    assert user.ok("delete", "--local", "u").startswith("The training job u has been deleted")
+    assert user.jobs() == {}

@@ -177,6 +177,7 @@ _IGNORED = (
     "label",
     "clean_task_policy",
     "mounts_on_launcher",
+    "gang",
 )
 
 
@@ -209,7 +210,7 @@ def ignored_options(spec: TrainingSpec) -> list[str]:
     """Return the options that have no effect on a workstation."""
     default = TrainingSpec()
     return [
-        f"--{_option(field)}"
+        f"--{'no-' if field == 'gang' else ''}{_option(field)}"
         for field in _IGNORED
         if getattr(spec, field) != getattr(default, field)
     ]

@@ -34,7 +34,7 @@ CHUNK = 64 * 1024
 NONCE = 32
 MAC = 32
 
-HANDSHAKE_S = 10.0
+HANDSHAKE_S = 30.0
 """A connection that has not sent a valid request by then is closed."""
 MAX_UNKNOWN = 64
 """Connections without a valid request. When there are more, the oldest is closed."""

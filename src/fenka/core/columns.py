@@ -101,8 +101,9 @@ class CardColumns:
 
     def needs(self, request: Request) -> Needs:
         """Return what the request takes of a card of each class."""
-        by_class = [each.needs(request) for each in self.classes]
-        memory, compute, other_model = zip(*by_class, strict=True) if by_class else ((), (), ())
+        # The columns of nodes without cards are of class 0 too, which must exist then.
+        by_class = [each.needs(request) for each in self.classes] or [(NEVER, 0, False)]
+        memory, compute, other_model = zip(*by_class, strict=True)
         return Needs(
             np.array(memory, np.int64), np.array(compute, np.int64), np.array(other_model, np.bool_)
         )

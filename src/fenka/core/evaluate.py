@@ -247,7 +247,7 @@ def _evaluate_node(
             for it, reason in zip(candidates, reasons, strict=True)
         ]
         return NodeRejection(node.name, tuple(reasons_of_all))
-    on = NodeCandidate(node, request, candidates, _free_share(candidates))
+    on = NodeCandidate(node, request, candidates, _free_share(request, candidates))
     card_score = SCORES[node.card_policy] if node.card_policy else score
     fitting.sort(key=lambda card: card_score(on, card))
     return Fit(
@@ -258,12 +258,14 @@ def _evaluate_node(
     )
 
 
-def _free_share(candidates: list[Candidate]) -> float:
+def _free_share(request: Request, candidates: list[Candidate]) -> float:
     """Return the free part of the cards that take slices, in memory; in compute for compute alone."""
     admitting = [it for it in candidates if it.card.healthy and not it.card.cordoned]
-    of_compute = admitting[0].requested_mib == 0
+    of_compute = request.memory is None and not request.whole
     total = sum(it.card.compute if of_compute else it.card.memory_mib for it in admitting)
-    return sum(it.free[0] for it in admitting) / total
+    free = sum(it.free_compute if of_compute else it.free_mib for it in admitting)
+    # A card may report no memory.
+    return free / max(total, 1)
 
 
 def _first_reason(

@@ -132,6 +132,14 @@ NONE_SUCH = frozenset({"A100"})
             "no card gives more than 50 percent of compute, ask for no more",
         ),
         (units(1), [], ""),
+        # 512 // 1024 = 0: less than one unit is no advice
+        (units(1), [node(512)], "no card here has a whole unit of memory"),
+        (Request(Memory(1, None)), [node(0, 512)], "no card here has a whole unit of memory"),
+        (
+            units(1, cards=2),
+            [node(512, 1024)],
+            "ask for fewer cards, no node has more than 1 that fit",
+        ),
     ],
 )
 def test_hint_names_the_nearest_request_when_nothing_could_fit(

@@ -122,6 +122,8 @@ def _less_compute(_: Request, most: int) -> str:
 
 
 def _less_memory(request: Request, most: int) -> str:
+    if most == 0:
+        return "no card here has a whole unit of memory"
     size = "MiB" if request.memory and request.memory.unit_mib == 1 else "units"
     return f"the largest card has {most} {size}, ask for no more"
 

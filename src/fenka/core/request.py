@@ -11,6 +11,9 @@ MAX_MEMORY_MIB = 16 * 1024 * 1024
 
 MAX_CARDS = 1024
 
+MAX_HOST = 1 << 50
+"""Thousandths of a core, or MiB of host memory: no host comes near it."""
+
 
 class InvalidRequest(FenkaError):
     """The request is impossible; the message says what to request instead."""
@@ -85,6 +88,8 @@ class Request:
             )
         if self.cpu_milli < 0 or self.host_memory_mib < 0:
             raise InvalidRequest("CPU and host memory cannot be negative")
+        if max(self.cpu_milli, self.host_memory_mib) > MAX_HOST:
+            raise InvalidRequest("no host has so much CPU or memory: ask for less")
         if self.whole and (self.memory is not None or self.compute):
             raise InvalidRequest(
                 "a whole card comes with all its memory and compute: ask for neither"

@@ -1,17 +1,16 @@
 """Together or not at all: the search, and plans that hold whole or not."""
 
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import Policy, place
-from fenka.core.gang_reservations import GangReservation, GangReservations
-from fenka.core.gangs import PlainPlacer, place_gang
+from fenka.core.gangs import place_gang
 from fenka.core.inventory import Node
-from fenka.core.ledger import Conflict, Ledger
+from fenka.core.ledger import Ledger
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import EmptyUsage, UsageOverlay
@@ -147,172 +146,6 @@ def test_overlay_removes_placements() -> None:
     stacked.add(placement(piece(1, 100)))
     assert stacked.card_usage("a", device(0)) == EmptyUsage().card_usage("a", device(0))
     assert stacked.card_usage("a", device(1)).memory_mib == 100
-
-
-# ---- plans ----
-
-
-def over(made: GangReservations) -> PlainPlacer:
-    """Both nodes, with what is reserved."""
-    return PlainPlacer([A, B], made.usage)
-
-
-def plans(ledger: Ledger | None = None) -> GangReservations:
-    """Over two nodes."""
-    return GangReservations(ledger or Ledger([A, B]))
-
-
-def members(count: int, request: Request) -> dict[str, Request]:
-    """m0, m1, …."""
-    return {f"m{number}": request for number in range(count)}
-
-
-def expired(made: GangReservations, now: float) -> dict[str, frozenset[str]]:
-    """End what has expired. Return its members that had started."""
-    reservations = {gang: made.get(gang) for gang in made.overdue(now)}
-    for gang in reservations:
-        made.release(gang)
-    return {gang: each.started for gang, each in reservations.items() if each}
-
-
-def test_gang_reservation_counts_from_the_start() -> None:
-    """Of two gangs that each need three of four cards one is planned, the other not at all."""
-    made = plans()
-    assert isinstance(
-        made.reserve("first", members(3, whole()), "binpack", over(made), 60),
-        GangReservation,
-    )
-    refused = made.reserve("second", members(3, whole()), "binpack", over(made), 60)
-    assert isinstance(refused, Unschedulable)
-    assert made.get("second") is None
-    assert expired(made, 59.9) == {}
-    assert expired(made, 60) == {"first": frozenset()}
-    assert isinstance(
-        made.reserve("second", members(3, whole()), "binpack", over(made), 120),
-        GangReservation,
-    )
-
-
-def test_gang_reservation_is_unchanged_when_reserved_again() -> None:
-    """Each member asks: they get the same answer, and what is held is counted once."""
-    made = plans()
-    first = made.reserve("g", members(2, units(14)), "binpack", over(made), 60)
-    assert made.reserve("g", members(2, units(14)), "binpack", over(made), 90) is first
-    assert made.usage.card_usage("a", device(0)).holders == 1
-
-
-def test_started_member_leaves_the_reservation() -> None:
-    """It is held once all the time; with the last one the plan ends."""
-    ledger = Ledger([A, B])
-    made = plans(ledger)
-    plan = made.reserve("g", members(2, units(8)), "binpack", over(made), 60)
-    assert isinstance(plan, GangReservation)
-    for member, cards in (("m0", 0), ("m1", 1)):
-        ledger.adopt(member, plan.placements[member])
-        made.mark_started("g", member)
-        made.mark_started("g", member) if made.get("g") else None
-        assert [made.usage.card_usage("a", device(card)).holders for card in (0, 1)] == [1, 1], (
-            cards
-        )
-    assert made.get("g") is None
-
-
-def test_expired_reservation_returns_its_started_members() -> None:
-    """The caller is told whom to evict: a gang is never left half."""
-    made = plans()
-    made.reserve("g", members(3, units(8)), "binpack", over(made), 60)
-    made.mark_started("g", "m1")
-    assert expired(made, 60) == {"g": frozenset({"m1"})}
-    made.release("g")
-    assert all(
-        made.usage.card_usage(name, device(card, name)).holders == 0
-        for name, card in product("ab", (0, 1))
-        if (name, card) != ("a", 1)
-    )
-
-
-def check(
-    nodes: tuple[Node, ...],
-    gangs: dict[str, dict[str, Request]],
-    ledger: Ledger,
-    made: GangReservations,
-) -> None:
-    """Each gang holds all or nothing: what is planned and what runs, counted from scratch."""
-    everything = Ledger(nodes)
-    for entry_id, entry in ledger.entries.items():
-        everything.adopt(entry_id, entry.placement)
-    for gang, of_gang in gangs.items():
-        plan = made.get(gang)
-        waiting = (
-            {}
-            if plan is None
-            else {k: v for k, v in plan.placements.items() if k not in plan.started}
-        )
-        for member, each in waiting.items():
-            everything.adopt(f"{gang}/{member}", each)
-        held = [it for it in everything.entries if it.startswith(f"{gang}/")]
-        assert len(held) in (0, len(of_gang))
-    for it in nodes:
-        for card in it.cards:
-            assert made.usage.card_usage(it.name, card.uuid) == everything.card_usage(
-                it.name, card.uuid
-            )
-
-
-@settings(deadline=None, max_examples=80)
-@given(data=st.data())
-def test_gangs_are_never_left_half_placed(data: st.DataObject) -> None:
-    """Whatever comes first, starts, expires or ends: each gang holds all its cards or none, nothing is
-    overcommitted, and when all that runs has ended whoever fits an empty cluster is planned."""
-    nodes = (A, B)
-    sizes = data.draw(
-        st.lists(
-            st.sampled_from([units(5), units(8), whole(), units(4, cards=2)]),
-            min_size=2,
-            max_size=4,
-        )
-    )
-    gangs = {
-        f"g{number}": members(data.draw(st.integers(1, 4)), size)
-        for number, size in enumerate(sizes)
-    }
-    ledger, now = Ledger(nodes), 0.0
-    made = GangReservations(ledger)
-    for _ in range(data.draw(st.integers(5, 30))):
-        now += data.draw(st.integers(0, 3))
-        name = data.draw(st.sampled_from(sorted(gangs)))
-        event = data.draw(st.sampled_from(["make", "start", "start", "expire", "end"]))
-        running = [it for it in ledger.entries if it.startswith(f"{name}/")]
-        if event == "make" and not running:
-            made.reserve(name, gangs[name], "binpack", PlainPlacer(nodes, made.usage), now + 5)
-        elif event == "start" and (plan := made.get(name)) is not None:
-            member = data.draw(st.sampled_from(sorted(set(gangs[name]) - plan.started)))
-            ledger.adopt(f"{name}/{member}", plan.placements[member])
-            made.mark_started(name, member)
-        elif event == "expire":
-            for gang, started in expired(made, now).items():
-                for member in started:
-                    ledger.release(f"{gang}/{member}")
-        elif event == "end" and len(running) == len(gangs[name]):
-            for entry in running:
-                ledger.release(entry)
-        check(nodes, gangs, ledger, made)
-    expired(made, now + 5)
-    fresh = GangReservations(Ledger(nodes))
-    for name, of_gang in gangs.items():
-        again = fresh.reserve(name, of_gang, "binpack", PlainPlacer(nodes, fresh.usage), 1)
-        assert isinstance(again, GangReservation) == isinstance(
-            place_gang(EmptyUsage(), list(of_gang.values()), "binpack", nodes), tuple
-        )
-        fresh.release(name)
-
-
-def test_the_ledger_agrees_that_parts_are_not_a_gang() -> None:
-    """Two half gangs on one card would be a conflict in the ledger, so that the test above can see it."""
-    ledger = Ledger([A])
-    ledger.adopt("one", placement(piece(0, 10000)))
-    with pytest.raises(Conflict):
-        ledger.adopt("two", placement(piece(0, 10000)))
 
 
 def test_memory_of_two_units_may_be_mixed_in_a_gang() -> None:

@@ -154,7 +154,9 @@ class _SchedulingPass:
         Return None for a request that could not be placed even if nothing were allocated.
         """
         shape = pending.requests, pending.nodes, pending.same_node
-        options = [] if shape in self._impossible else self._options(pending)
+        if shape in self._impossible:
+            return None
+        options = self._options(pending)
         if not options:
             if len(self._impossible) >= MAX_IMPOSSIBLE:
                 self._impossible.clear()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import STATE, Cluster
-from e2e.images import image_store
+from e2e.images import FULL, image_store
 from e2e.machine import ClusterError
 
 HERE = Path(__file__).parent
@@ -21,11 +21,10 @@ SECONDS = 300
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Set a longer timeout for these tests, and skip those marked `full` unless FENKA_E2E_TIER=full."""
-    full = os.environ.get("FENKA_E2E_TIER") == "full"
     for item in items:
         if HERE in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS))
-        if item.get_closest_marker("full") and not full:
+        if item.get_closest_marker("full") and not FULL:
             item.add_marker(
                 pytest.mark.skip(reason="takes minutes: set FENKA_E2E_TIER=full to run it")
             )

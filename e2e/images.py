@@ -23,6 +23,9 @@ FENKA = "localhost/fenka:e2e"
 JOBSET = "localhost/jobset:e2e"
 GIT = "localhost/fenka-git:e2e"
 TRAINING = "localhost/fenka-training:e2e"
+FRAMEWORKS = "localhost/fenka-frameworks:e2e"
+FULL = os.environ.get("FENKA_E2E_TIER") == "full"
+"""Whether the scenarios run that take minutes each, and the image that only they need is built."""
 
 HERE = Path(__file__).parent / "containers"
 # Arguments: the folder of programs, the folder to unpack into, the archives.
@@ -57,7 +60,8 @@ def all_images() -> list[Path]:
     if missing:
         raise ClusterError(f"the images need programs that are not installed: {', '.join(missing)}")
     with exclusive_lock(cache() / "images.lock"):
-        return [pause(), busybox(), jobset(), workload(), git(), training(), fenka()]
+        images = [pause, busybox, jobset, workload, git, training, *([frameworks] * FULL), fenka]
+        return [build() for build in images]
 
 
 def image_store() -> Path:
@@ -213,10 +217,24 @@ def training() -> Path:
             requirements = Path(folder, "training.txt")
             requirements.write_text(locked)
             # `make` has downloaded most of it before.
-            downloaded = f"{uv('cache', 'dir').strip()}:/root/.cache/uv"
-            build_image(TRAINING, dockerfile, [requirements], target, volume=downloaded)
+            build_image(TRAINING, dockerfile, [requirements], target, volume=uv_cache())
 
     return archive("training", hash_of(base_key(), dockerfile, locked), make, keep=2)
+
+
+def frameworks() -> Path:
+    """Return the image with TensorFlow and PyTorch, of more than a gigabyte."""
+    dockerfile = HERE / "frameworks.Dockerfile"
+
+    def make(target: Path) -> None:
+        build_image(FRAMEWORKS, dockerfile, [], target, volume=uv_cache())
+
+    return archive("frameworks", hash_of(base_key(), dockerfile), make, keep=1)
+
+
+def uv_cache() -> str:
+    """Return the volume that lets a Dockerfile's uv use this machine's downloads."""
+    return f"{uv('cache', 'dir').strip()}:/root/.cache/uv"
 
 
 def uv(*arguments: str) -> str:

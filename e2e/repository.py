@@ -49,6 +49,12 @@ class Repository:
         """The address at which pods of every namespace can clone it."""
         return f"git://{NAME}.{self.namespace}/project.git"
 
+    @property
+    def public_url(self) -> str:
+        """The address at which pods and clients outside of the cluster's DNS can clone it."""
+        service = self.cluster.get("service", NAME, self.namespace)
+        return f"git://{service['spec']['clusterIP']}/project.git"
+
     def commit(self, files: Mapping[str, str], branch: str = "main") -> str:
         """Commit text files one after another to a branch, and return the last commit's ID."""
         author = [

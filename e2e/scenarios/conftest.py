@@ -71,9 +71,12 @@ def install(cluster: Cluster) -> None:
     wait_until("the extender", lambda: extender_is_ready(cluster))
 
 
-@pytest.fixture(scope="session")
-def jobset(installation: Installation) -> None:
-    """Let JobSet's controller run: added to the installed release, as a user of whole jobs would."""
+@pytest.fixture(scope="module")
+def jobset(installation: Installation) -> Iterator[None]:
+    """Let JobSet's controller run for a module's tests, added by an upgrade of the release.
+
+    The next modules upgrade from the chart without JobSet's.
+    """
     cluster = installation.cluster
     chart = cluster.state / "chart"
     run([sys.executable, str(CHART.parent / "package.py"), str(chart)])
@@ -84,6 +87,8 @@ def jobset(installation: Installation) -> None:
     # The controller is ready some time before kube-proxy forwards to its webhooks.
     create = ("create", "--dry-run=server", "-f", "-")
     wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))
+    yield
+    cluster.helm("rollback", RELEASE, "-n", RELEASE, "--wait")
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ Both sides hold the job's key. Each sends a random number; all frames are JSON w
 from both numbers, so that nothing can be forged, repeated or reordered. Contents are not encrypted.
 
 Environment: FENKA_AGENT_PORT; FENKA_AGENT_SOCKETS, a directory: host NAME is the Unix socket NAME in it, and
-`serve NAME` listens there; FENKA_AGENT_KEY, the file with the key; without it, `key` beside this file.
+`serve NAME` listens there; FENKA_AGENT_KEY, the file with the key; without it, `key` beside this file;
+FENKA_AGENT_GRACE, the seconds that a command has to end when its caller is gone.
 """
 
 import base64
@@ -40,7 +41,7 @@ MAX_UNKNOWN = 64
 """Connections without a valid request. When there are more, the oldest is closed."""
 CONNECT_S = 60.0
 """Names of new pods take some seconds until they resolve."""
-TERMINATE_S = 10.0
+TERMINATE_S = float(os.environ.get("FENKA_AGENT_GRACE", "10"))
 """Between SIGTERM and SIGKILL for a command whose caller is gone."""
 DRAIN_S = 1.0
 """How long output is awaited after a command's end, if other processes hold its pipes."""

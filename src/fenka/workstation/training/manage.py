@@ -95,11 +95,8 @@ def events(name: str) -> list[JobEvent]:
             told.append(JobEvent(f"instance/{each.name}", kind, each.ended_at, "Ended", text))
     if training.restarts:
         count = f"{training.restarts} of {training.spec.retry} restarts are used"
-        told.append(
-            JobEvent(
-                source, "Warning", training.started_at or training.created_at, "Restarted", count
-            )
-        )
+        at = max(each.started_at or training.created_at for each in training.instances)
+        told.append(JobEvent(source, "Warning", at, "Restarted", count))
     if training.status == "FAILED":
         at = training.ended_at or training.created_at
         told.append(JobEvent(source, "Warning", at, "Failed", training.reason))

@@ -173,7 +173,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
         ),
         (
             {"tencent.com/predicate-gpu-idx-0": "0", "fenka.io/cards": '{"0":"GPU-9"}'},
-            "the pod's card 0 was GPU-9 and is now GPU-0",
+            "the pod's card 0 was 'GPU-9' and is now 'GPU-0'",
         ),
         (
             {"tencent.com/predicate-gpu-idx-0": "0", "fenka.io/cards": "[]"},

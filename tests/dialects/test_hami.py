@@ -112,7 +112,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
             "GPU-0,NVIDIA,x,0:;",
             "annotation hami.io/vgpu-devices-allocated is not understood: 'GPU-0,NVIDIA,x,0'",
         ),
-        ("GPU-9,NVIDIA,3000,0:;", "the pod's card GPU-9 is not one of its node's"),
+        ("GPU-9,NVIDIA,3000,0:;", "the pod's card 'GPU-9' is not one of its node's"),
         (
             ";",
             "annotation hami.io/vgpu-devices-allocated has 0 slices for container c0, "

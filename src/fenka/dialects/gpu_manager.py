@@ -116,7 +116,7 @@ def _container_request(container: ContainerRequest) -> Request | None:
 def _elastic(pod: PodRequest) -> tuple[SliceRequest, ...]:
     text = pod.annotations[CEILING]
     if not text.isdecimal() or not 1 <= int(text[:9]) <= WHOLE or len(text) > len(str(WHOLE)):
-        raise InvalidRecord(f"annotation {CEILING} is {text!r}: it is a percentage, 1 to 100")
+        raise InvalidRecord(f"annotation {CEILING} is {text[:40]!r}: it is a percentage, 1 to 100")
     burst_percent = int(text)
     parts = per_container(pod, _container_request, burst_percent)
     for part in parts:
@@ -158,7 +158,7 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
         name = f"{INDEXES}{numbers[part.containers[0]]}"
         items = pod.annotations.get(name, "").split(",")
         if not all(item.isdecimal() and len(item) < 5 for item in items):
-            raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)!r}")
+            raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)[:40]!r}")
         return [int(item) for item in items]
 
     return records.placements_on(pod, shared, parse(pod), recorded_cards)

@@ -160,7 +160,7 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
                 continue
             uuid, memory, compute = _piece(text)
             if uuid not in by_uuid:
-                raise InvalidRecord(f"the pod's card {uuid} is not one of its node's")
+                raise InvalidRecord(f"the pod's card {uuid[:60]!r} is not one of its node's")
             most = nominal_slice(part.request, shared.node, by_uuid[uuid])
             memory, compute = min(memory, most.memory_mib), min(compute, most.compute)
             slices.append(replace(most, memory_mib=memory, compute=compute))
@@ -179,7 +179,7 @@ def _piece(text: str) -> tuple[DeviceId, int, int]:
     if len(fields) != 4 or not all(
         number.isdecimal() and len(number) < 10 for number in fields[2:]
     ):
-        raise InvalidRecord(f"annotation {ALLOCATED} is not understood: {text!r}")
+        raise InvalidRecord(f"annotation {ALLOCATED} is not understood: {text[:60]!r}")
     return DeviceId(fields[0]), int(fields[2]), int(fields[3])
 
 

@@ -70,7 +70,9 @@ def check_cards(uuids: Mapping[int, str], slices: Iterable[Slice]) -> None:
         uuid = driver_uuid(piece.uuid)
         recorded = uuids.get(piece.card, uuid)
         if uuid and recorded != uuid:
-            raise InvalidRecord(f"the pod's card {piece.card} was {recorded} and is now {uuid}")
+            raise InvalidRecord(
+                f"the pod's card {piece.card} was {recorded[:60]!r} and is now {uuid!r}"
+            )
 
 
 def placements_on(

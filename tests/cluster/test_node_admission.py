@@ -3,17 +3,29 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fenka.cluster.node_admission import admits, fits_when_empty, resident_compute
+from fenka.cluster.node_admission import (
+    AdmissionRule,
+    admission_rule,
+    admits,
+    fits_when_empty,
+    labels,
+    mode_labels,
+    node_kind,
+    resident_compute,
+)
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, Node
 from fenka.core.request import Memory, Request
-from fenka.dialects import ack, gpushare
+from fenka.dialects import ack, gpushare, leases
 from fenka.dialects.base import NVIDIA_GPU
+from fenka.dialects.leases import LeaseReport
 from fenka.dialects.node_modes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, a_pod, on_card
-from tests.core.builders import card, exact, node, units, whole
+from tests.core.builders import card, exact, node, piece, units, whole
 
 MEMORY: Json = {gpushare.MEMORY: "4"}
 COMPUTE: Json = {gpushare.MEMORY: "4", ack.CORE: "50"}
@@ -32,8 +44,8 @@ def cluster(mode: str, *residents: Json) -> ClusterState:
         of(limits, node="n", uid=f"u{number}", annotations=on_card(0, 4))
         for number, limits in enumerate(residents)
     ]
-    labels = {MODE_LABEL: mode} if mode else {}
-    return ClusterState([a_node("n", T4_MIB, T4_MIB, labels=labels)], pods)
+    given_labels = {MODE_LABEL: mode} if mode else {}
+    return ClusterState([a_node("n", T4_MIB, T4_MIB, labels=given_labels)], pods)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +125,160 @@ def test_units_of_the_node_count_when_nodes_of_equal_cards_differ_in_units() -> 
     request = Request(Memory(15, unit_mib=None))
     assert not fits_when_empty((request,), node(T4_MIB))
     assert fits_when_empty((request,), replace(node(T4_MIB), unit_mib=1))
+
+
+UNMIXED = "ack.node.gpu.schedule=core_mem does not mix, and pods {} a share of compute are there"
+
+
+@pytest.mark.parametrize(
+    ("mode", "residents", "limits", "sentence", "unresolvable"),
+    [
+        # the mode itself: nobody's end helps
+        ("cgpu", [], COMPUTE, "shares out memory alone, not compute", True),
+        ("cgpu", [MEMORY], COMPUTE, "shares out memory alone, not compute", True),
+        ("share", [], {NVIDIA_GPU: "1"}, "keeps it for slices", True),
+        # only the pods that are there: they may end
+        ("core_mem", [COMPUTE], MEMORY, UNMIXED.format("with"), False),
+        ("core_mem", [MEMORY], COMPUTE, UNMIXED.format("without"), False),
+        # the labels take the node out of sharing
+        ("default", [MEMORY], MEMORY, "takes it out of sharing", True),
+        # a mode that nobody serves
+        ("quantum", [], MEMORY, "is none of cgpu, core_mem, default, share, topology", True),
+    ],
+)
+def test_rejection_is_unresolvable_when_no_pods_end_would_help(
+    mode: str, residents: list[Json], limits: Json, sentence: str, unresolvable: bool
+) -> None:
+    """kube-scheduler preempts only where evictions can help."""
+    state = cluster(mode, *residents)
+    rule = admission_rule(state, "n")
+    rejection = rule.rejection(of(limits).demand(state.dialects).parts)
+    assert rejection is not None
+    assert sentence in rejection.sentence
+    assert rejection.unresolvable is unresolvable
+
+
+@pytest.mark.parametrize(
+    ("mode", "residents", "limits", "by_mode"),
+    [
+        # pods of the other kind are there, the mode alone would admit it
+        ("core_mem", [COMPUTE], MEMORY, True),
+        ("core_mem", [COMPUTE], COMPUTE, True),
+        ("cgpu", [], COMPUTE, False),
+        ("cgpu", [COMPUTE], MEMORY, True),
+        ("", [COMPUTE], MEMORY, True),
+    ],
+)
+def test_mode_alone_decides_when_the_node_is_taken_for_empty(
+    mode: str, residents: list[Json], limits: Json, by_mode: bool
+) -> None:
+    """A pod may be queued for a node whose present pods exclude it."""
+    state = cluster(mode, *residents)
+    rule = admission_rule(state, "n")
+    parts = of(limits).demand(state.dialects).parts
+    assert (rule.rejection_by_mode(parts) is None) is by_mode
+
+
+@pytest.mark.parametrize(
+    ("residents", "expected"),
+    [
+        ([], set()),
+        ([MEMORY], {False}),
+        ([COMPUTE], {True}),
+        ([MEMORY, COMPUTE], {False, True}),
+        # whole cards are of neither kind
+        ([{NVIDIA_GPU: "1"}], set()),
+        ([{NVIDIA_GPU: "1"}, MEMORY], {False}),
+        # nor is a pod that has no slice: its request cannot be read
+        ([{gpushare.MEMORY: "4", "tencent.com/vcuda-memory": "16"}], set()),
+    ],
+)
+def test_residents_are_of_the_kinds_that_hold_slices(
+    residents: list[Json], expected: set[bool]
+) -> None:
+    """On a node in mode core_mem."""
+    assert resident_compute(cluster("core_mem", *residents), "n") == expected
+
+
+def test_pod_has_compute_when_any_of_its_slices_has() -> None:
+    """Two slices of one pod as its node reports them: one of memory alone, one with compute."""
+    slices = (piece(0, 1024, 0, name="n"), piece(1, 1024, 30, name="n"))
+    report = {leases.REPORT: leases.encode_report(LeaseReport({"u0": slices}))}
+    state = cluster("core_mem", MEMORY)
+    mode = {MODE_LABEL: "core_mem"}
+    state.set_node(a_node("n", T4_MIB, T4_MIB, labels=mode, annotations=report))
+    assert resident_compute(state, "n") == {True}
+
+
+def test_unknown_node_has_no_labels_and_no_residents() -> None:
+    """Its pods may be known before it is."""
+    state = ClusterState([], [of(MEMORY, node="n", uid="u", annotations=on_card(0, 4))])
+    assert labels(state, "n") == {}
+    assert resident_compute(state, "n") == set()
+    assert admission_rule(state, "n") == AdmissionRule(None, (), frozenset())
+
+
+def test_only_labels_of_the_mode_are_in_the_rule() -> None:
+    """Nodes whose other labels differ share one rule: a cluster has few."""
+    names = {"zone": "a", "gpushare": "true", MODE_LABEL: "core_mem", "app": "x"}
+    expected = (("gpushare", "true"), (MODE_LABEL, "core_mem"))
+    assert mode_labels(names) == expected
+    assert mode_labels(dict(reversed(names.items()))) == expected
+    assert mode_labels({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "equal", "equal_when_repaired"),
+    [
+        (card(), True, True),
+        (card(node="b"), True, True),
+        # out of service for now
+        (card(healthy=False), False, True),
+        (card(cordoned=True), False, True),
+        (card(healthy=False, cordoned=True), False, True),
+        # another card
+        (card(memory_mib=T4_MIB - 1), False, False),
+        (card(model="Tesla P4"), False, False),
+        (replace(card(), compute=50), False, False),
+    ],
+)
+def test_nodes_are_of_one_kind_when_they_could_hold_the_same(
+    other: Card, equal: bool, equal_when_repaired: bool
+) -> None:
+    """Compared with a node of one T4 in service."""
+    ours, others = Node("a", (card(),)), Node("b", (other,))
+    assert (node_kind(ours) == node_kind(others)) is equal
+    same = node_kind(ours, repaired=True) == node_kind(others, repaired=True)
+    assert same is equal_when_repaired
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(1, 15), st.integers(1, 3)), min_size=1, max_size=3),
+)
+def test_repair_only_adds_room(
+    states: list[tuple[bool, bool]], sizes: list[tuple[int, int]]
+) -> None:
+    """What fits the cards in service fits the repaired node too; if all are in service, both agree."""
+    cards = [
+        card(index, healthy=healthy, cordoned=cordoned)
+        for index, (healthy, cordoned) in enumerate(states)
+    ]
+    present = Node("a", tuple(cards))
+    requests = [units(size, cards=count) for size, count in sizes]
+    now, repaired = (fits_when_empty(requests, present, repaired=value) for value in (False, True))
+    assert repaired or not now
+    if all(healthy and not cordoned for healthy, cordoned in states):
+        assert now == repaired
+    in_service = Node("a", tuple(it for it in cards if it.healthy and not it.cordoned))
+    assert now == (bool(in_service.cards) and fits_when_empty(requests, in_service))
+
+
+def test_pod_is_of_neither_kind_when_one_of_its_cards_is_whole() -> None:
+    """Its node reports a whole card and a slice of another one."""
+    slices = (piece(0, T4_MIB, 100, name="n"), piece(1, 1024, 30, name="n"))
+    report = {leases.REPORT: leases.encode_report(LeaseReport({"u0": slices}))}
+    state = cluster("core_mem", MEMORY)
+    mode = {MODE_LABEL: "core_mem"}
+    state.set_node(a_node("n", T4_MIB, T4_MIB, labels=mode, annotations=report))
+    assert resident_compute(state, "n") == set()

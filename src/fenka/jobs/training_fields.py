@@ -42,6 +42,7 @@ def parse_duration(text: str) -> float:
 
 def parse_fields(fields: Fields) -> TrainingSpec:
     """Return the training with these fields; it is not validated. Raises InvalidRequest."""
+    _check_texts(fields)
     converted = {
         name: parse_duration(value) if name in _DURATIONS and isinstance(value, str) else value
         for name, value in fields.items()
@@ -79,6 +80,19 @@ def read_file(path: Path) -> dict[str, Any]:
         name: [value] if name in _LISTS and isinstance(value, str) else value
         for name, value in fields.items()
     }
+
+
+def _check_texts(value: object) -> None:
+    """Check that nothing is in the texts that no process can be given. Raises InvalidRequest."""
+    if isinstance(value, Mapping):
+        _check_texts([*value, *value.values()])
+    elif isinstance(value, list):
+        for each in value:
+            _check_texts(each)
+    elif isinstance(value, str) and (
+        "\0" in value or value.encode(errors="replace").decode() != value
+    ):
+        raise InvalidRequest(f"{value[:40]!r} is no text in UTF-8: write it in UTF-8, without NUL")
 
 
 def _sentence(why: str, fields: Fields) -> str:

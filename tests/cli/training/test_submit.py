@@ -169,6 +169,7 @@ def test_options_prevail_over_the_file(tmp_path: Path) -> None:
         ("[]", "FILE must be a mapping of fields, as in `name: mpi-dist`"),
         ("kind: mpi", "FILE describes a training of kind mpi, not tensorflow"),
         ("a: [", "FILE cannot be read as YAML: while parsing"),
+        (r'env: {A: "\0"}', r"'\x00' is no text in UTF-8: write it in UTF-8, without NUL"),
         ("time-limit: soon", "invalid time 'soon': expected for example 90s, 10m or 2h30m"),
     ],
 )
@@ -248,6 +249,7 @@ def test_file_is_rejected_in_one_sentence(tmp_path: Path, text: str, sentence: s
             ["--name=a", "--tensorboard", "b"],
             "--tensorboard requires --logdir inside a --data mount: /training_logs is local to each pod",
         ),
+        (["--name=a", "b\udcff"], r"'b\udcff' is no text in UTF-8: write it in UTF-8, without NUL"),
         (
             ["--name=a", "--backfill", "--priority=x", "b"],
             "--backfill sets the priority: leave out --priority",

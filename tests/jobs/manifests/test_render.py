@@ -231,6 +231,12 @@ def test_password_is_in_a_secret_only() -> None:
             "--gpu-mem 4000MiB is an exact size, and pods request units of a card: write --gpu-mem 4",
         ),
         (
+            TENSORFLOW,
+            {"workers": 4096},
+            "the variable TF_CONFIG would have more than 128 KiB, with which no process can start: use fewer "
+            "workers, or a file",
+        ),
+        (
             PYTORCH,
             {"gpu_mem": "1000MiB"},
             "--gpu-mem 1000MiB with --gpu-core-mode soft must be a multiple of 256MiB on Kubernetes",

@@ -30,6 +30,9 @@ INDEX = "$(FENKA_INDEX)"
 _NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 """Images of frameworks have `all`, and NVIDIA's runtime would give the container every card of its node."""
 
+MAX_TEXT_BYTES = 128 * 1024
+"""Of a variable and of a word of a command: Linux's MAX_ARG_STRLEN."""
+
 _LINGER_S = 10
 
 _SUPERVISE = """\
@@ -168,6 +171,12 @@ def _environment(rendering: Rendering, role: Role) -> list[Manifest]:
     if role.gpu is None:
         given |= _NO_CARDS
     own = {name: escape(value) for name, value in spec.env.items() if name not in GIT_CREDENTIALS}
+    for name, value in (given | own).items():
+        if len(name) + len(value.encode()) + 2 > MAX_TEXT_BYTES:
+            raise InvalidRequest(
+                f"the variable {name} would have more than {MAX_TEXT_BYTES >> 10} KiB, with which no process "
+                "can start: use fewer workers, or a file"
+            )
     return [
         _from_pod("FENKA_INDEX", "labels", training_objects.COMPLETION_INDEX),
         *_restarts(rendering),

@@ -4,10 +4,9 @@ The scheduler schedules the queue whenever it matters for a pod, `fenka queue` o
 decides; here pods become pending requests.
 """
 
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 
 import msgspec
@@ -24,167 +23,38 @@ from fenka.cluster.node_admission import (
 )
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
+from fenka.cluster.queue_snapshot import (
+    BY_TIME,
+    PendingEntry,
+    QueueEntry,
+    QueueSnapshot,
+    time_limit_s,
+)
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import Backfill
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
 from fenka.core.evaluate import Policy
-from fenka.core.fairness import NO_HISTORY, Fairness, UsageHistory
+from fenka.core.fairness import Fairness, UsageHistory
 from fenka.core.inventory import DeviceId, Node
 from fenka.core.queue import (
     Allocation,
-    HistoryLookup,
     PendingRequest,
     QueueStatus,
-    Reservation,
     SortKey,
     history_lookup,
-    sort_key,
     sort_keys,
 )
-from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.steps import Steps
 from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import SliceRequest
-
-GRACE_S = 30
-"""Kubernetes' default for a pod that does not give its termination grace period."""
 
 OVERDUE_TTL_S = 60.0
 """A pod that has not ended this long after it should have may end at any time, or never: its node is gone."""
 
 DEPTH = 4
 """The number of pending entries that reserve cards."""
-
-BY_TIME = Fairness(penalty_per_request_s=0)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingEntry:
-    """A pending pod, or the members of a gang that have no node. id: the pod's UID, or the gang's key."""
-
-    id: str
-    pods: tuple[Pod, ...]
-
-    @property
-    def name(self) -> str:
-        """Return the name of the pod or of the gang."""
-        meta = self.pods[0].metadata
-        return meta.name if self.id == meta.uid else self.id.partition("/")[2]
-
-    @property
-    def namespace(self) -> str:
-        """Return the namespace of all its pods."""
-        return self.pods[0].metadata.namespace
-
-    @property
-    def priority(self) -> int:
-        """Return the lowest priority of its pods."""
-        return min(it.spec.priority or 0 for it in self.pods)
-
-    @property
-    def time_limit_s(self) -> float | None:
-        """Return the seconds after which all its pods have ended, grace included; None for no limit."""
-        limits = [time_limit_s(it) for it in self.pods]
-        return None if None in limits else max(it for it in limits if it is not None)
-
-    def request(self, now: float) -> PendingRequest:
-        """Return the request by which the core orders it, without what it requests of the nodes."""
-        created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
-        at = min(now if it is None else it for it in created)
-        return PendingRequest(self.id, (), at, self.priority, self.namespace, self.time_limit_s)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
-    """An entry of a snapshot.
-
-    Attributes:
-        pending: the pods.
-        sort_key: orders the entries.
-        unschedulable: why it does not fit on what the entries before it leave; None if it fits.
-        reservation: cards that are reserved for an entry that does not fit; only the first few have one.
-        placements: where it fits.
-    """
-
-    pending: PendingEntry
-    sort_key: SortKey
-    unschedulable: Unschedulable | None = None
-    reservation: Reservation | None = None
-    placements: tuple[Placement, ...] = ()
-
-    @property
-    def why(self) -> str:
-        """Return why it does not fit; empty if it fits. The sentence is long to make: over all cards."""
-        return self.unschedulable.sentence() if self.unschedulable else ""
-
-    @property
-    def requested_at(self) -> float:
-        """Return when it was requested, in seconds since 1970."""
-        return self.sort_key[3]
-
-
-@dataclass(slots=True)
-class QueueSnapshot:
-    """The result of scheduling the queue.
-
-    Attributes:
-        entries: the pending entries, in order.
-        can_reserve: whether another entry could reserve cards, at any position.
-        node_of_card: the node of each card.
-        history: returns what a namespace has and has used, as of `now`.
-        fairness: how entries of one priority are ordered.
-        now: when the queue was scheduled.
-        holders: the entries for which anything is held or reserved, with their rank.
-    """
-
-    entries: tuple[QueueEntry, ...] = ()
-    can_reserve: bool = True
-    node_of_card: Mapping[DeviceId, str] = field(default_factory=dict)
-    history: HistoryLookup = lambda _: NO_HISTORY
-    fairness: Fairness = BY_TIME
-    now: float = 0.0
-    holders: tuple[tuple[int, QueueEntry], ...] = field(init=False)
-    _sort_keys: dict[str, SortKey] = field(init=False)
-    _ranks: list[SortKey] = field(init=False)
-    _arrivals: dict[str, list[tuple[float, float, str]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._sort_keys = {it.pending.id: it.sort_key for it in self.entries}
-        self._ranks = [it.sort_key for it in self.entries]
-        self._arrivals = {}
-        for it in self.entries:
-            insort(self._arrivals.setdefault(it.pending.namespace, []), _arrival(it.sort_key))
-        self.holders = tuple(
-            (rank, it)
-            for rank, it in enumerate(self.entries)
-            if it.placements or it.reservation is not None
-        )
-
-    def __contains__(self, entry_id: object) -> bool:
-        return entry_id in self._sort_keys
-
-    def sort_key(self, request: PendingRequest) -> SortKey:
-        """Return the key of an entry, or the one that it would have if it became pending now."""
-        known = self._sort_keys.get(request.id)
-        if known is not None:
-            return known
-        history = self.history(request.user)
-        arrival = _arrival(sort_key(request, 0, history, BY_TIME, self.now, first=False))
-        arrivals = self._arrivals.get(request.user, [])
-        before = bisect_left(arrivals, arrival)
-        first = not before or arrivals[before - 1][0] != arrival[0]
-        return sort_key(request, before, history, self.fairness, self.now, first=first)
-
-    def rank(self, key: SortKey) -> int:
-        """Return how many entries are before this key."""
-        return bisect_left(self._ranks, key)
-
-
-def _arrival(key: SortKey) -> tuple[float, float, str]:
-    """Return priority, time and ID of a key."""
-    return key[0], key[3], key[4]
 
 
 def gang_complete_by_label(pods: Sequence[Pod]) -> bool:
@@ -529,12 +399,6 @@ def is_open(pod: Pod) -> bool:
 def is_unplaced(pod: Pod) -> bool:
     """Return whether an open pod is pending by its own status: gated, or without a node that fits."""
     return pod.unschedulable is not None or pod.gated_by(QUEUE_GATE)
-
-
-def time_limit_s(pod: Pod) -> float | None:
-    """Return the seconds after its start at which the kubelet has ended the pod; None if it never does."""
-    deadline, grace = pod.spec.active_deadline_seconds, pod.spec.termination_grace_period_seconds
-    return None if deadline is None else float(deadline + (GRACE_S if grace is None else grace))
 
 
 def _queue_entry(

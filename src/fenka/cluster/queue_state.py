@@ -17,17 +17,14 @@ from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.cluster.pending_queue import (
     DEPTH,
-    PendingEntry,
     PendingQueue,
-    QueueEntry,
-    QueueSnapshot,
     gang_complete_by_label,
     is_open,
     is_unplaced,
-    time_limit_s,
 )
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.queue_constraints import HeldPlacement, QueueConstraints
+from fenka.cluster.queue_snapshot import PendingEntry, QueueEntry, QueueSnapshot, time_limit_s
 from fenka.cluster.recent import RecentDict
 from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting

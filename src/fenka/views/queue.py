@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.pending_queue import PendingQueue, QueueEntry, gang_complete_by_label
+from fenka.cluster.pending_queue import PendingQueue, gang_complete_by_label
 from fenka.cluster.pod_groups import group_key
+from fenka.cluster.queue_snapshot import QueueEntry
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import ClusterState

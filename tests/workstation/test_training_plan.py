@@ -102,15 +102,14 @@ def test_processes_know_each_other_by_ports_of_the_loopback_address() -> None:
     assert (worker["FENKA_RESTARTS"], worker["FENKA_INDEX"]) == ("3", "1")
 
 
-def test_variables_are_the_users_except_for_those_of_git() -> None:
-    """A process without cards sees none, which the user may change."""
-    spec = training(env={"LR": "0.1", "GIT_SYNC_PASSWORD": "x", "WORLD_SIZE": "7"})
+def test_variables_of_the_user_prevail() -> None:
+    """A process without cards sees none, which the user may change, too."""
+    spec = training(env={"LR": "0.1", "WORLD_SIZE": "7"})
     (process,) = plan.processes(spec)
     variables = plan.environment(spec, process, {process.address: 5}, restarts=0)
     assert (variables["LR"], variables["WORLD_SIZE"]) == ("0.1", "7")
     assert variables["CUDA_VISIBLE_DEVICES"] == ""
     assert variables["MASTER_PORT"] == "5"
-    assert "GIT_SYNC_PASSWORD" not in variables
 
 
 def test_backfill_has_the_lowest_priority() -> None:

@@ -422,6 +422,26 @@ def test_directory_is_seen_elsewhere_when_it_is_mounted(t4: Workstation, tmp_pat
     assert names(t4) == ["b"]
 
 
+def test_tensorboard_runs_as_long_as_the_training(station: Workstation, tmp_path: Path) -> None:
+    """`get` shows its address; without the program the option is refused."""
+    words = ("submit", "pytorch", "--local", "--name", "tb", "--tensorboard", "--logdir", "/logs")
+    station.environment["PATH"] = f"{tmp_path}:/usr/bin:/bin"
+    program = tmp_path / "tensorboard"
+    if shutil.which("tensorboard", path=station.environment["PATH"]) is None:
+        refused(station.fenka(*words, "--", "true"), 2, "--tensorboard requires the program .*")
+    program.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
+    program.chmod(0o755)
+    station.ok(*words, "--", "sleep", "1000")
+    url = job(station, "tb")["tensorboard"]
+    assert url.startswith("http://127.0.0.1:")
+    started = marked(f"--port={url.rpartition(':')[2]}")
+    assert len(started) == 1
+    assert url in station.ok("get", "--local", "tb")
+    station.ok("stop", "tb")
+    assert job(station, "tb")["tensorboard"] == ""
+    assert not marked(str(program))
+
+
 # --- looking --------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import ctypes
 import os
 import select
 import signal
+import traceback
 from collections.abc import Callable
 
 from fenka import procfs
@@ -37,6 +38,8 @@ def run(body: Callable[[], int]) -> int:
             if os.getppid() == guard:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 code = body()
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
 

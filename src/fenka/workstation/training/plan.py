@@ -14,9 +14,6 @@ from fenka.jobs.roles import Role, RoleName
 from fenka.jobs.spec import MAX_MEMBERS, MAX_PRIORITY, GpuResources, JobSpec
 from fenka.jobs.training import RoleSpec, TrainingSpec
 
-HIDDEN_FROM_PROGRAMS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")
-"""Variables of `--env` that bring the code; programs do not get them, as on a cluster."""
-
 NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 """For processes outside of leases, which could use every card of the machine."""
 
@@ -131,8 +128,7 @@ def environment(
     if process.gpu is None:
         variables |= NO_CARDS
     variables |= {"FENKA_INDEX": str(process.index), "FENKA_RESTARTS": str(restarts)}
-    own = {name: value for name, value in spec.env.items() if name not in HIDDEN_FROM_PROGRAMS}
-    return variables | own
+    return variables | spec.env
 
 
 def _priority(spec: TrainingSpec) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.jobs import archive, repository
 from fenka.jobs.training import TrainingSpec
+from fenka.workstation.training import guard
 
 LOG = "init-code"
 """The directory of git's output among the logs: on a cluster, the container of this name has it."""
@@ -40,6 +42,8 @@ def _clone(spec: TrainingSpec, credentials: Mapping[str, str], target: Path, log
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                # Or its next command would write to a directory that may be deleted by then.
+                preexec_fn=lambda: guard.die_with_parent(signal.SIGKILL),
                 check=False,
             )
         except FileNotFoundError as why:

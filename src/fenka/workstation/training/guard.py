@@ -34,7 +34,7 @@ def run(body: Callable[[], int]) -> int:
     if child == 0:
         code = 1
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            die_with_parent(signal.SIGTERM)
             if os.getppid() == guard:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 code = body()
@@ -53,6 +53,11 @@ def run(body: Callable[[], int]) -> int:
     status = _wait(child)
     end_orphans(guard, child)
     return status
+
+
+def die_with_parent(number: int) -> None:
+    """Send this process a signal when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _wait(child: int) -> int:

@@ -1,7 +1,9 @@
 """The phases of queue entries: each transition as a story, and all of them at random."""
 
+from collections.abc import Callable
 from math import inf
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -187,3 +189,141 @@ TestLifecycle = LifecycleMachine.TestCase
 def test_every_event_is_in_the_table_when_listed() -> None:
     """No event without an effect."""
     assert {event for _, event in TRANSITIONS} == set(Event)
+
+
+def entry_in(phase: Phase) -> EntryLifecycle:
+    """Return the lifecycle of entry a in this phase. Excluded and stalled ones have lost node n1."""
+    entries = EntryLifecycle()
+    if phase is Phase.WAITING:
+        return entries
+    entries.fitting({"a"}, 0)
+    if phase is Phase.RESERVED:
+        return entries
+    if phase is Phase.EXCLUDED:
+        entries.reject("a", {"n2"})
+    entries.fitting({"a"}, RESERVATION_TTL_S)
+    entries.expire("a", {"n1"}, "blocked")
+    return entries
+
+
+ACTIONS: dict[str, Callable[[EntryLifecycle], object]] = {
+    "fits": lambda entries: entries.fitting({"a"}, 1),
+    "fits no more": lambda entries: entries.fitting((), 1),
+    "tried elsewhere": lambda entries: entries.reject("a", {"n9"}),
+    "tried on n1": lambda entries: entries.reject("a", {"n1", "n9"}),
+    "tried on no node": lambda entries: entries.reject("a", ()),
+    "shortage": lambda entries: entries.report("a", f"1 Insufficient {GPU[0]}", GPU),
+    "same message": lambda entries: entries.report("a", "blocked", GPU),
+    "other message": lambda entries: entries.report("a", "1 Insufficient cpu", GPU),
+    "forgotten": lambda entries: entries.forget("a"),
+    "another one fits": lambda entries: entries.fitting({"b"}, 1),
+    "another one is tried": lambda entries: entries.reject("b", {"n1"}),
+    "another one is forgotten": lambda entries: entries.forget("b"),
+}
+W, R, S, X = Phase.WAITING, Phase.RESERVED, Phase.STALLED, Phase.EXCLUDED
+
+
+@pytest.mark.parametrize(
+    ("action", "after"),
+    [
+        # from:                waiting, reserved, stalled, excluded
+        ("fits", (R, R, S, R)),
+        ("fits no more", (W, W, S, X)),
+        ("tried elsewhere", (W, R, W, X)),
+        ("tried on n1", (W, R, W, W)),
+        # kube-scheduler's other rules leave no node
+        ("tried on no node", (W, R, W, X)),
+        ("shortage", (W, R, W, X)),
+        ("same message", (W, R, S, X)),
+        ("other message", (W, R, S, X)),
+        ("forgotten", (W, W, W, W)),
+        # only those that fit hold anything
+        ("another one fits", (W, W, S, X)),
+        ("another one is tried", (W, R, S, X)),
+        ("another one is forgotten", (W, R, S, X)),
+    ],
+)
+def test_each_event_has_its_effect_in_each_phase(action: str, after: tuple[Phase, ...]) -> None:
+    """The version changes when an entry is back in the queue or out of it: it is scheduled again then."""
+    for before, expected in zip((W, R, S, X), after, strict=True):
+        entries = entry_in(before)
+        assert entries.phase("a") is before
+        version = entries.version
+        ACTIONS[action](entries)
+        assert entries.phase("a") is expected, before
+        if action not in ("fits", "forgotten") and before is not expected:
+            assert entries.version > version
+        assert entries.is_stalled("a") is (expected is S)
+
+
+def test_first_expiry_is_the_earliest_of_several() -> None:
+    """The timer is set by it; stalled and excluded entries hold nothing that expires."""
+    entries = EntryLifecycle()
+    entries.fitting({"a"}, 3)
+    entries.fitting({"a", "b"}, 5)
+    assert entries.next_expiry() == 3 + RESERVATION_TTL_S
+    entries.fitting({"b"}, 6)
+    assert entries.next_expiry() == 5 + RESERVATION_TTL_S
+    assert entries.fitting({"b"}, 5 + RESERVATION_TTL_S) == {"b": 5}
+    entries.expire("b", (), "")
+    assert entries.next_expiry() == inf
+
+
+@pytest.mark.parametrize("phase", [W, S, X])
+def test_requeue_is_not_needed_when_nothing_is_reserved(phase: Phase) -> None:
+    """Only an entry that fits can be bound."""
+    assert not entry_in(phase).needs_requeue("a", 1e9)
+    assert not entry_in(phase).needs_requeue("unknown", 1e9)
+
+
+def test_requeue_is_needed_by_the_time_since_the_reservation() -> None:
+    """Not by the clock itself: it was made at 100."""
+    entries = EntryLifecycle()
+    entries.fitting({"a"}, 100)
+    assert not entries.needs_requeue("a", 100 + REQUEUE_AFTER_S / 2)
+    assert entries.needs_requeue("a", 100 + REQUEUE_AFTER_S)
+
+
+def test_stalled_entry_expires_no_second_time() -> None:
+    """It is not in the queue; a caller that still counts it as fitting ends nothing."""
+    entries = entry_in(S)
+    assert entries.fitting({"a"}, 10 * RESERVATION_TTL_S) == {}
+    assert entries.phase("a") is S
+
+
+def test_reservation_is_made_again_from_the_time_at_which_the_entry_fits_again() -> None:
+    """Another entry had the cards in between: 15 s from then."""
+    entries = EntryLifecycle()
+    entries.fitting({"a"}, 0)
+    entries.fitting((), 10)
+    entries.fitting({"a"}, 12)
+    assert entries.fitting({"a"}, RESERVATION_TTL_S) == {}
+    assert entries.fitting({"a"}, 12 + RESERVATION_TTL_S) == {"a": 12}
+
+
+def test_nodes_add_up_when_one_after_the_other_is_not_offered() -> None:
+    """Each reservation excludes one more; offering one of them does not open the others."""
+    entries = entry_in(X)
+    entries.fitting({"a"}, 20)
+    entries.reject("a", {"n3"})
+    assert entries.fitting({"a"}, 20 + RESERVATION_TTL_S) == {"a": 20}
+    entries.expire("a", {"n2"}, "")
+    assert entries.excluded_nodes() == {"a": frozenset({"n1", "n2"})}
+    version = entries.version
+    entries.reject("a", {"n2"})
+    assert entries.excluded_nodes() == {"a": frozenset({"n1"})}
+    assert entries.version > version
+
+
+def test_rejection_before_a_reservation_does_not_count_against_it() -> None:
+    """It was tried before the node was reserved: then it has only not been tried since."""
+    entries = entry_in(X)
+    entries.reject("a", {"n3"})
+    entries.fitting({"a"}, 20)
+    entries.fitting({"a"}, 20 + RESERVATION_TTL_S)
+    entries.expire("a", {"n2"}, "blocked")
+    assert entries.is_stalled("a")
+    assert entries.excluded_nodes() == {"a": frozenset({"n1"})}
+    # tried again, it is in the queue, still without n1
+    entries.reject("a", {"n2"})
+    assert entries.phase("a") is X

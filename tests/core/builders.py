@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fenka.core.availability import Timeline
 from fenka.core.backfill import Backfill, held_by_user
-from fenka.core.fairness import Fairness
+from fenka.core.fairness import Fairness, UsageHistory
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
@@ -165,6 +165,7 @@ class NodesBackfill:
         allocations: Iterable[Allocation],
         now: float,
         usage: UsageView | None = None,
+        history: UsageHistory | None = None,
     ) -> SchedulingResult:
         """Serve once. usage: if it is not the sum of the allocations."""
         by_node: dict[str, list[Allocation]] = {}
@@ -173,4 +174,5 @@ class NodesBackfill:
         view = usage or holding(*(it.placement for each in by_node.values() for it in each))
         timeline = Timeline(self.nodes, by_node, now)
         placer = PlainPlacer(self.nodes, view)
-        return complete(self.backfill.serve(pending, placer, timeline, held_by_user(by_node), now))
+        held = held_by_user(by_node)
+        return complete(self.backfill.serve(pending, placer, timeline, held, now, history))

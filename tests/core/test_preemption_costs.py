@@ -257,6 +257,29 @@ def test_victims_are_as_few_as_needed_however_many_there_are(count: int) -> None
     assert chosen(full, exact(size + 1), nodes=[node(size)]) is None
 
 
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        # up to 10 candidates all sets are compared: one victim rather than two of as much
+        (MAX_EXACT - 3, "x"),
+        # beyond, the most expensive stay first: 4 + 3 units go instead of 7
+        (MAX_EXACT - 2, "y z"),
+    ],
+)
+def test_fewer_victims_are_preferred_when_all_sets_can_be_compared(
+    others: int, expected: str
+) -> None:
+    """7 units are wanted of a card that x, y and z fill with 7 + 4 + 3; the others hold 1 MiB each."""
+    slices = [("x", 7), ("y", 4), ("z", 3)]
+    full = [candidate(name, "a0", amount) for name, amount in slices]
+    full += [VictimCandidate(f"o{it}", placement(piece(0, 1)), 50) for it in range(others)]
+    one = node(T4_MIB + others)
+    preemptor = Preemptor((exact(7539),), HIGH)
+    victims = cheapest_victims(usage(full), full, preemptor, [one])
+    assert victims is not None
+    assert " ".join(victims.ids) == expected
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     sizes=st.lists(

@@ -1,6 +1,8 @@
 """What is allocated: totals and overlays are the sums of their placements, and name the nodes that change."""
 
+import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -104,3 +106,52 @@ def test_host_changes_when_a_placement_has_no_slice() -> None:
     assert (usage.host_usage("a"), changed) == ((500, 64), {"a"})
     assert EmptyUsage().host_usage("a") == (0, 0)
     assert EmptyUsage().card_usage("a", device()) is NO_USAGE
+
+
+def test_nothing_is_kept_of_a_node_when_all_of_it_is_removed() -> None:
+    """Autoscaled nodes come and go by the thousand; a negative amount is no leak either."""
+    usage = UsageTotals()
+    for number in range(100):
+        name = f"node-{number}"
+        parts = placement(piece(0, 10, 5, name=name), piece(1, 0, 0, name=name), name=name)
+        each = replace(parts, cpu_milli=number, host_memory_mib=number % 3, whole=number % 2 > 0)
+        usage.remove(each)
+        assert usage.card_usage(name, device(0, name)).memory_mib == -10
+        usage.add(each)
+        usage.add(each)
+        usage.remove(each)
+    assert pickle.dumps(usage) == pickle.dumps(UsageTotals())
+
+
+@pytest.mark.parametrize("amount", [0, 1, 2**31, 2**53 + 1, 2**63, 2**100])
+def test_amounts_are_exact_however_large_they_are(amount: int) -> None:
+    """One MiB more is seen beside 2 ** 53 and beyond, in totals and in overlays."""
+    big = Placement("a", (piece(0, amount, amount),), amount, amount)
+    one = Placement("a", (piece(0, 1, 1),), 1, 1)
+    under = holding(big, one)
+    overlay = UsageOverlay(under)
+    assert under.card_usage("a", device(0)) == CardUsage(amount + 1, amount + 1, 2, 0)
+    overlay.remove(big)
+    assert overlay.card_usage("a", device(0)) == CardUsage(1, 1, 1, 0)
+    assert overlay.host_usage("a") == (1, 1)
+    overlay.add(big)
+    overlay.add(big)
+    assert overlay.card_usage("a", device(0)).memory_mib == 2 * amount + 1
+    assert overlay.host_usage("a") == (2 * amount + 1, 2 * amount + 1)
+    assert under.host_usage("a") == (amount + 1, amount + 1)
+
+
+def test_overlays_can_be_stacked() -> None:
+    """Each sees what those under it hold, and changes nothing there."""
+    totals = holding(placement(piece(0, 100, 10)))
+    middle = UsageOverlay(totals)
+    top = UsageOverlay(middle)
+    middle.add(placement(piece(0, 20), whole=True))
+    top.remove(placement(piece(0, 100, 10)))
+    top.add(placement(piece(1, 3)))
+    assert totals.card_usage("a", device(0)) == CardUsage(100, 10, 1, 0)
+    assert middle.card_usage("a", device(0)) == CardUsage(120, 10, 2, 1)
+    assert top.card_usage("a", device(0)) == CardUsage(20, 0, 1, 1)
+    assert middle.card_usage("a", device(1)) is NO_USAGE
+    totals.add(placement(piece(1, 4)))
+    assert top.card_usage("a", device(1)) == CardUsage(7, 0, 2, 0)

@@ -1,5 +1,7 @@
 """Which pods are evicted for another, as tables."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from fenka.cluster.queue_constraints import HeldPlacement, QueueConstraints
 from fenka.cluster.state import ClusterState
 from fenka.core.preemption import DisruptionBudget
 from fenka.core.request import Placement, Slice
+from fenka.core.usage import UsageOverlay
 from fenka.dialects import ack, gpushare
 from fenka.dialects.base import NVIDIA_GPU
 from fenka.dialects.leases import REPORT, LeaseReport, Lingering, encode_report
@@ -251,3 +254,134 @@ def test_pod_fits_when_its_victims_are_gone(
     for uid in lower if result is None else result.uids:
         state.forget_pod(uid)
     assert (judge.filter(pod, ["n"]).fitting == ["n"]) == (result is not None)
+
+
+def protected(*names: str, allowed: int) -> Callable[[Pod], frozenset[DisruptionBudget]]:
+    """Return the budgets of pods: those with these names have one in common."""
+    shared = frozenset({DisruptionBudget("default/x", allowed)})
+    return lambda pod: shared if pod.metadata.name in names else frozenset()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected", "violations"),
+    [
+        # both may go
+        (2, ("a", "b"), 0),
+        # a's end uses the budget up: c goes, although it is more important than b
+        (1, ("a", "c"), 0),
+        # kube-scheduler counts a's violation itself
+        (0, ("a", "c"), 0),
+    ],
+)
+def test_budget_counts_the_victims_that_kube_scheduler_has_chosen(
+    allowed: int, expected: tuple[str, ...], violations: int
+) -> None:
+    """9 units are requested of 14: without a and b, or without a and c, 14 - 5 = 9 are free."""
+    pods = [running("a", 4, 0, 1), running("b", 5, 0, 1), running("c", 5, 0, 2)]
+    state = ClusterState([a_node("n", T4_MIB)], pods)
+    preemption = PodPreemption(state, "binpack", budgets=protected("a", "b", allowed=allowed))
+    known = {it.metadata.uid: it for it in pods}
+    result = preemption.victims(a_pod("new", 9, priority=100), "n", ["a"], known)
+    assert result is not None
+    assert (result.uids, result.violations) == (expected, violations)
+
+
+def test_violation_is_counted_when_no_other_victim_makes_room() -> None:
+    """Both pods of the card must go, and the budget allows one."""
+    pods = [running("a", 7, 0, 1), running("b", 7, 0, 1)]
+    state = ClusterState([a_node("n", T4_MIB)], pods)
+    preemption = PodPreemption(state, "binpack", budgets=protected("a", "b", allowed=1))
+    known = {it.metadata.uid: it for it in pods}
+    new = a_pod("new", 14, priority=100)
+    for chosen in ([], ["a"]):
+        result = preemption.victims(new, "n", chosen, known)
+        assert result is not None
+        assert (set(result.uids), result.violations) == ({"a", "b"}, 1)
+
+
+def test_pod_counts_once_against_its_budget_when_it_holds_a_whole_card_and_a_slice() -> None:
+    """Its node reports two placements of it; it is evicted once."""
+    slices = (Slice(0, device(0, "n"), T4_MIB, 100), Slice(1, device(1, "n"), 10770, 10))
+    annotations = {REPORT: encode_report(LeaseReport({"a": slices}))}
+    pod = running("a", 14, 0, 1)
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB, annotations=annotations)], [pod])
+    preemption = PodPreemption(state, "binpack", budgets=protected("a", allowed=1))
+    result = preemption.victims(NEW, "n", [], {"a": pod})
+    assert result is not None
+    assert (result.uids, result.violations) == (("a",), 0)
+
+
+def test_victims_make_room_beside_what_is_reserved_for_gangs() -> None:
+    """The gang's 6 of card 0 stay: 14 - 6 = 8 < 10, so card 1's pod goes although it is more important."""
+    pods = [running("low", 8, 0, 1), running("high", 10, 1, 2)]
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods)
+    view = UsageOverlay(state)
+    view.add(Placement("n", (Slice(0, device(0, "n"), 6462, 0),)))
+    with_gang = PodPreemption(state, "binpack", view).victims(NEW, "n", [], {})
+    without = PodPreemption(state, "binpack").victims(NEW, "n", [], {})
+    assert with_gang is not None
+    assert without is not None
+    assert (with_gang.uids, without.uids) == (("high",), ("low",))
+
+
+def test_chosen_victim_stays_one_when_it_is_not_known_any_more() -> None:
+    """It has ended meanwhile: kube-scheduler's eviction of it does nothing."""
+    pods = [running("a", 10, 0, 1)]
+    state = ClusterState([a_node("n", T4_MIB)], pods)
+    result = PodPreemption(state, "binpack").victims(NEW, "n", ["gone"], {"a": pods[0]})
+    assert result is not None
+    assert result.uids == ("gone", "a")
+
+
+@pytest.mark.parametrize("priority", [99, 100, 101])
+def test_nothing_is_evicted_when_a_chosen_victim_is_as_important(priority: int) -> None:
+    """An answer that kube-scheduler would not have given itself is not given to others."""
+    pods = [running("a", 10, 0, priority), running("b", 10, 1, 1)]
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods)
+    known = {it.metadata.uid: it for it in pods}
+    result = PodPreemption(state, "binpack").victims(NEW, "n", ["a"], known)
+    assert (result is None) is (priority >= 100)
+
+
+@given(
+    residents=st.lists(
+        st.tuples(
+            st.integers(1, 7), st.integers(0, 1), st.integers(0, 2), st.sets(st.sampled_from("xy"))
+        ),
+        max_size=6,
+    ),
+    allowed=st.fixed_dictionaries({"x": st.integers(0, 2), "y": st.integers(0, 2)}),
+    wanted=st.integers(1, 14),
+    data=st.data(),
+)
+def test_budgets_never_go_below_zero_without_being_counted(
+    residents: list[tuple[int, int, int, set[str]]],
+    allowed: dict[str, int],
+    wanted: int,
+    data: st.DataObject,
+) -> None:
+    """Violations are the evictions for which a budget had none left, kube-scheduler's victims first."""
+    pods, left = dict[str, Pod](), {0: 14, 1: 14}
+    budgets: dict[str, frozenset[DisruptionBudget]] = {}
+    for number, (units, card, priority, names) in enumerate(residents):
+        if units <= left[card]:
+            left[card] -= units
+            uid = f"p{number}"
+            pods[uid] = running(uid, units, card, priority)
+            budgets[uid] = frozenset(DisruptionBudget(name, allowed[name]) for name in names)
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods.values())
+    chosen = data.draw(st.lists(st.sampled_from(sorted(pods)), unique=True)) if pods else []
+    preemption = PodPreemption(state, "binpack", budgets=lambda pod: budgets[pod.metadata.uid])
+    result = preemption.victims(a_pod("new", wanted, priority=100), "n", chosen, pods)
+    assert result is not None
+    remaining = dict(allowed)
+    for uid in chosen:
+        for budget in budgets[uid]:
+            remaining[budget.name] -= 1
+    added = [uid for uid in result.uids if uid not in chosen]
+    if result.violations == 0:
+        for uid in added:
+            assert all(remaining[budget.name] > 0 for budget in budgets[uid])
+            for budget in budgets[uid]:
+                remaining[budget.name] -= 1
+    assert result.violations <= len(added)

@@ -1,5 +1,6 @@
 """Which pods of a node to evict, so that another one fits its cards. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -77,7 +78,10 @@ class PodPreemption:
             node_modes.check_admission(labels(self._cluster, node), demand.parts)
         except InvalidRecord:
             return None
-        usage, candidates = self._candidates(node, chosen)
+        spent = Counter(
+            budget.name for uid in chosen if uid in pods for budget in self._budgets(pods[uid])
+        )
+        usage, candidates = self._candidates(node, chosen, spent)
         for held in constraints.held.get(node, ()):
             usage.add(held.placement)
         preemptor = Preemptor(requests, _priority(pod))
@@ -89,9 +93,12 @@ class PodPreemption:
         return PreemptionResult((*chosen, *dict.fromkeys(victims.ids)), victims.violations)
 
     def _candidates(
-        self, node: str, chosen: Collection[str]
+        self, node: str, chosen: Collection[str], spent: Mapping[str, int]
     ) -> tuple[UsageOverlay, list[VictimCandidate]]:
-        """Return the usage without the chosen pods, and what else could be evicted."""
+        """Return the usage without the chosen pods, and what else could be evicted.
+
+        spent: how many of the chosen pods each disruption budget covers.
+        """
         usage, candidates = UsageOverlay(self._usage), list[VictimCandidate]()
         for allocation in self._cluster.allocations(node):
             pod = allocation.pod
@@ -103,12 +110,15 @@ class PodPreemption:
                 for placement in allocation.placements:
                     usage.remove(placement)
                 continue
-            # A pod with several placements is evicted with all of them.
-            gang, budgets = self._gang_key(pod) or uid, self._budgets(pod)
-            candidates += [
-                VictimCandidate(uid, placement, _priority(pod), gang=gang, budgets=budgets)
-                for placement in allocation.placements
-            ]
+            budgets = frozenset(
+                replace(budget, allowed=budget.allowed - spent.get(budget.name, 0))
+                for budget in self._budgets(pod)
+            )
+            # A pod with several placements is evicted with all of them, and counts once in its budgets.
+            gang = self._gang_key(pod) or uid
+            for placement in allocation.placements:
+                candidates.append(VictimCandidate(uid, placement, _priority(pod), gang, budgets))
+                budgets = frozenset()
         return usage, candidates
 
 

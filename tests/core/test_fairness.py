@@ -291,3 +291,27 @@ def test_slice_is_the_larger_of_its_shares_of_its_card(
     assert cards_of([placement], {known.uuid: known}) == pytest.approx(cards)
     assert cards_of([placement, placement], {known.uuid: known}) == pytest.approx(2 * cards)
     assert cards_of([placement], {}) == 1
+
+
+@pytest.mark.parametrize(
+    ("mib", "compute", "card_mib", "card_compute", "cards"),
+    [
+        # nothing of nothing is nothing, anything is all of it
+        (0, 0, 0, 100, 0.0),
+        (4308, 0, 0, 100, 1.0),
+        (0, 40, 0, 100, 0.4),
+        (4308, 40, 0, 100, 1.0),
+        (100, 40, 1000, 0, 1.0),
+        (100, 0, 1000, 0, 0.1),
+        # more than the card has: a record of a card that was larger
+        (3000, 0, 1000, 100, 3.0),
+        (2**53, 0, 2**54, 100, 0.5),
+    ],
+)
+def test_slice_counts_when_its_card_reports_no_memory_or_no_compute(
+    mib: int, compute: int, card_mib: int, card_compute: int, cards: float
+) -> None:
+    """A node that offers fewer units than it has cards has cards of 0 MiB, and pods from before."""
+    card = Card(0, DeviceId("GPU-0"), "", card_mib, card_compute)
+    placement = Placement("n", (Slice(0, card.uuid, mib, compute),))
+    assert cards_of([placement], {card.uuid: card}) == cards

@@ -184,5 +184,11 @@ def cards_of(placements: Iterable[Placement], cards: Mapping[DeviceId, Card]) ->
             if placement.whole or card is None:
                 total += 1
             else:
-                total += max(piece.memory_mib / card.memory_mib, piece.compute / card.compute)
+                memory = _share(piece.memory_mib, card.memory_mib)
+                total += max(memory, _share(piece.compute, card.compute))
     return total
+
+
+def _share(part: int, total: int) -> float:
+    """Return the share; all of a card that reports to have nothing."""
+    return part / total if total else float(part > 0)

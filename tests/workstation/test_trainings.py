@@ -294,6 +294,7 @@ def test_nothing_is_left_when_a_process_is_killed(
     if daemon:
         eventually(lambda: t4.jobs() == {})
     t4.environment.pop("FENKA_START_DAEMON", None)
+    assert "Running" not in {each["status"] for each in job(t4, "k")["instances"]}
 
 
 def test_training_goes_on_when_the_daemon_is_killed(t4: Workstation) -> None:

@@ -259,10 +259,21 @@ def load(directory: Path) -> TrainingRecord:
 
 
 def interrupted(record: TrainingRecord) -> TrainingRecord:
-    """Return the record of a training whose supervisor has ended without a result."""
+    """Return the record of a training whose supervisor has ended without a result.
+
+    Its processes have been killed, those that had started.
+    """
     started = record.status == "RUNNING" or record.restarts
     reason = INTERRUPTED_REASON if started else "it was interrupted before it had started"
-    return msgspec.structs.replace(record, status="FAILED", reason=reason)
+    instances = [
+        each
+        if each.exit_code is not None
+        else msgspec.structs.replace(
+            each, exit_code=-signal.SIGKILL, ended_with_job=each.started_at is None
+        )
+        for each in record.instances
+    ]
+    return msgspec.structs.replace(record, status="FAILED", reason=reason, instances=instances)
 
 
 def load_all(only: str | None = None) -> Iterator[TrainingRecord | InvalidRecord]:

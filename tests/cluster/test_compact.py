@@ -1,13 +1,19 @@
 """Pods and nodes as the scheduler keeps them: smaller, and the same for all that it decides."""
 
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fenka.cluster.compact import CompactNode, CompactPod
+from fenka.cluster.compact import MAX_SHARED_TEXT, CompactNode, CompactPod
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pending_queue import is_open, is_unplaced
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.recent import MAX_SHARED_BYTES
+from fenka.cluster.queue_snapshot import time_limit_s
+from fenka.cluster.recent import MAX_SHARED_BYTES, SHARED
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
 from fenka.dialects.registry import WITH_HAMI
@@ -138,3 +144,121 @@ def test_parts_are_not_kept_when_they_are_long() -> None:
     first, second = (compact(requesting({gpushare.MEMORY: 4}, {}, labels)) for _ in range(2))
     assert first.metadata.labels == second.metadata.labels
     assert first.metadata.labels is not second.metadata.labels
+
+
+def with_status(*types: str, **given: Any) -> Json:
+    """Return a pod whose status has conditions of these types."""
+    conditions = [{"type": each, "status": "False", "reason": "Unschedulable"} for each in types]
+    return pod("p", {gpushare.MEMORY: 4}, status={"conditions": conditions}, **given)
+
+
+ALL = ("Initialized", "PodScheduled", "Ready", "ContainersReady")
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        # what kube-scheduler says of a pending pod
+        (with_status(*ALL), ["PodScheduled"]),
+        # nothing of one that runs
+        (with_status(*ALL, node="n"), []),
+        # when one that has finished stopped being ready
+        (with_status(*ALL, node="n", phase="Succeeded"), ["Ready"]),
+        (with_status(*ALL, phase="Failed"), ["Ready"]),
+    ],
+)
+def test_conditions_are_kept_when_the_scheduler_reads_them(sent: Json, kept: list[str]) -> None:
+    """Thousands of pods change their conditions all the time."""
+    assert [each.type for each in compact(sent).status.conditions] == kept
+
+
+def test_node_keeps_what_decides_whether_it_is_offered() -> None:
+    """Its readiness, taints and labels; neither capacity nor addresses."""
+    sent = node_json(
+        "n", T4_MIB, labels={"zone": "a"}, taints=[{"key": "k", "effect": "NoSchedule"}]
+    )
+    sent["status"]["conditions"] += [{"type": "DiskPressure", "status": "False"}]
+    small, whole = msgspec.convert(sent, CompactNode), msgspec.convert(sent, Node)
+    assert [each.type for each in small.status.conditions] == ["Ready"]
+    assert (small.ready, small.spec) == (whole.ready, whole.spec)
+    assert small.metadata.labels == {"zone": "a"}
+    assert small.status.allocatable == whole.status.allocatable
+    assert (small.status.capacity, small.address) == ({}, "unknown")
+
+
+@pytest.mark.parametrize("length", [1, MAX_SHARED_TEXT, MAX_SHARED_TEXT + 1])
+def test_names_are_shared_when_they_are_short(length: int) -> None:
+    """Two versions of one pod have one name; a long one of a tenant is not kept."""
+    first, second = (compact(pod("x" * length, {gpushare.MEMORY: 4})) for _ in range(2))
+    assert first.metadata.name == second.metadata.name == "x" * length
+    # Python itself shares texts of one character.
+    assert (first.metadata.name is second.metadata.name) is (length <= MAX_SHARED_TEXT)
+
+
+def test_texts_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants choose labels' values: the table does not grow with all that were ever used."""
+    texts: dict[object, object] = {}
+    monkeypatch.setattr("fenka.cluster.compact._TEXTS", texts)
+    for number in range(SHARED + 100):
+        compact(pod("p", {"cpu": 1}, labels={"run": str(number)}))
+    assert len(texts) <= SHARED + 10
+    last = compact(pod("p", {"cpu": 1}, labels={"run": str(number)}))
+    assert last.metadata.labels == {"run": str(number)}
+
+
+def test_demand_is_not_kept_with_a_bound_pod() -> None:
+    """It is seldom read again; a pending pod is evaluated often."""
+    bound, pending = compact(HOLDING[0]), compact(pod("p", {gpushare.MEMORY: 4}))
+    assert bound.demand().parts == pending.demand().parts
+    assert getattr(bound, "_demand", None) is None
+    assert getattr(pending, "_demand", None) is pending.demand()
+
+
+TEXT = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
+MAPPING = st.dictionaries(TEXT, TEXT, max_size=4)
+
+
+@given(
+    labels=MAPPING,
+    selector=MAPPING,
+    annotations=st.dictionaries(
+        st.sampled_from([gpushare.IDX, gpushare.ALLOCATION, "fenka.io/cards", "other"]), TEXT
+    ),
+    amounts=st.lists(st.integers(0, 20), min_size=1, max_size=3),
+    on=st.sampled_from(["", "n"]),
+    phase=st.sampled_from(["Pending", "Running", "Succeeded"]),
+    gates=st.lists(st.sampled_from(["fenka.io/queue", "quota"]), max_size=2, unique=True),
+)
+def test_compact_pod_decides_as_the_whole_one(
+    *,
+    labels: dict[str, str],
+    selector: dict[str, str],
+    annotations: dict[str, str],
+    amounts: list[int],
+    on: str,
+    phase: str,
+    gates: list[str],
+) -> None:
+    """Whatever its fields are: request, gang, gates, state and rules for nodes are equal."""
+    sent = pod_json("p", *amounts, labels=labels, annotations=annotations, node=on, phase=phase)
+    sent["spec"] |= {
+        "nodeSelector": selector,
+        "schedulingGates": [{"name": gate} for gate in gates],
+    }
+    whole, small = msgspec.convert(sent, Pod), compact(sent)
+    assert (small.metadata.labels, small.spec.node_selector) == (labels, selector)
+    assert small.demand().amounts == whole.demand().amounts
+    assert small.demand().parts == whole.demand().parts
+    assert (small.finished, small.full_name, small.path) == (
+        whole.finished,
+        whole.full_name,
+        whole.path,
+    )
+    assert [small.gated_by(gate) for gate in ("fenka.io/queue", "quota")] == [
+        whole.gated_by(gate) for gate in ("fenka.io/queue", "quota")
+    ]
+    node = msgspec.convert(NODE, Node)
+    assert ineligibility_reasons(small, node) == ineligibility_reasons(whole, node)
+    assert is_open(small) == is_open(whole)
+    assert is_unplaced(small) == is_unplaced(whole)
+    assert time_limit_s(small) == time_limit_s(whole)

@@ -60,14 +60,16 @@ def encode(
     return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids([slices])}
 
 
-def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
+def decode(
+    pod: PodRequest, parts: Sequence[SliceRequest], share: SharedNode
+) -> tuple[Placement, ...] | None:
     """Return the placements on the recorded cards."""
     if RECORD not in pod.annotations:
         return None
     cards = records.decode(pod.annotations[RECORD], _CARDS, RECORD)
-    parts = [part for part in parse(pod) if cards.keys() >= set(part.containers)]
+    recorded = [part for part in parts if cards.keys() >= set(part.containers)]
     return records.placements_on(
-        pod, share, parts, lambda part: [cards[name] for name in part.containers]
+        pod, share, recorded, lambda part: [cards[name] for name in part.containers]
     )
 
 

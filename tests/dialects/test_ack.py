@@ -105,7 +105,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     written = ack.encode(asked, NODE, [found], 1_700_000_000_000_000_000)
     assert written == GOLDEN
     again = PodRequest(asked.containers, {}, GOLDEN)
-    assert ack.decode(again, NODE) == (found,)
+    assert ack.decode(again, [part], NODE) == (found,)
     # 15079 · 6 // 14 = 6462
     assert [(it.memory_mib, it.compute) for it in found.slices] == [(6462, 50)]
     assert environment(ack, again, NODE, [found], "c2") == {

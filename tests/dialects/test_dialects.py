@@ -179,7 +179,7 @@ def refusal(asked: PodRequest) -> str | None:
         if dialect is not None:
             parts = dialect.parse(asked)
             assert parts
-            dialect.decode(asked, node)
+            dialect.decode(asked, parts, node)
             node_modes.check_admission(asked.labels, parts)
     except InvalidRecord as why:
         return str(why)
@@ -253,7 +253,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded_in_any_dialect(
         return
     written = dialect.encode(asked, node, found, 1)
     again = PodRequest(asked.containers, asked.labels, {**asked.annotations, **written})
-    assert dialect.decode(again, node) == found
+    assert dialect.decode(again, parts, node) == found
     assert detect(again, WITH_HAMI) is detect(asked, WITH_HAMI)
     for part, placement in zip(parts, found, strict=True):
         for name in part.containers:

@@ -144,7 +144,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     written = gpu_manager.encode(asked, node, placements, 1_700_000_000_000_000_000)
     assert written == GOLDEN
     again = PodRequest(asked.containers, {}, GOLDEN)
-    assert gpu_manager.decode(again, node) == tuple(placements)
+    assert gpu_manager.decode(again, gpu_manager.parse(again), node) == tuple(placements)
     assert [environment(gpu_manager, again, node, placements, f"c{n}") for n in range(3)] == [
         {"NVIDIA_VISIBLE_DEVICES": "GPU-1"},
         {},
@@ -185,14 +185,16 @@ def test_decoding_raises_invalid_record_when_record_is_impossible(
     annotations: dict[str, str], sentence: str
 ) -> None:
     """Are told, not guessed at."""
+    asked = job(40, 24, **annotations)
     with pytest.raises(InvalidRecord) as why:
-        gpu_manager.decode(job(40, 24, **annotations), share(T4_MIB))
+        gpu_manager.decode(asked, gpu_manager.parse(asked), share(T4_MIB))
     assert str(why.value) == sentence
 
 
 def test_decoding_returns_none_when_there_is_no_record() -> None:
     """The pod is not placed yet."""
-    assert gpu_manager.decode(job(40, 24), share(T4_MIB)) is None
+    asked = job(40, 24)
+    assert gpu_manager.decode(asked, gpu_manager.parse(asked), share(T4_MIB)) is None
 
 
 def test_metrics_have_gpu_managers_names() -> None:

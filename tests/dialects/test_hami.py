@@ -96,7 +96,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
         "fenka.io/cards": '{"0":"GPU-0","1":"GPU-1"}',
     }
     again = PodRequest(asked.containers, {}, written)
-    assert hami.decode(again, node) == tuple(placements)
+    assert hami.decode(again, hami.parse(again), node) == tuple(placements)
     assert environment(hami, again, node, placements, "c0") == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1",
         "CUDA_DEVICE_MEMORY_LIMIT_0": "7539m",
@@ -124,10 +124,9 @@ def test_decoding_raises_invalid_record_when_record_is_impossible(
     record: str, sentence: str
 ) -> None:
     """Are told, not guessed at."""
+    asked = pod({COUNT: 1, MEMORY: 3000}, annotations={hami.ALLOCATED: record})
     with pytest.raises(InvalidRecord) as why:
-        hami.decode(
-            pod({COUNT: 1, MEMORY: 3000}, annotations={hami.ALLOCATED: record}), share(T4_MIB)
-        )
+        hami.decode(asked, hami.parse(asked), share(T4_MIB))
     assert str(why.value) == sentence
 
 

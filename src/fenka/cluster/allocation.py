@@ -36,6 +36,9 @@ class PodAllocation(msgspec.Struct, frozen=True, gc=False):
     @property
     def slices(self) -> tuple[Slice, ...]:
         """Return the slices of all its placements. Two of them may be on one card."""
+        if len(self.placements) == 1:
+            # Nearly all pods of a cluster.
+            return self.placements[0].slices
         return tuple(piece for placement in self.placements for piece in placement.slices)
 
 
@@ -54,7 +57,7 @@ def read_allocation(
         # A pod whose request cannot be read gets nothing from any node.
         parts = demand.parts
         assert demand.dialect is not None
-        placements = demand.dialect.decode(request, shared)
+        placements = demand.dialect.decode(request, parts, shared)
         if placements is not None:
             reason = None
     except InvalidRecord as error:

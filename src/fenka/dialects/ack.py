@@ -110,10 +110,11 @@ def encode(
     return written
 
 
-def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+def decode(
+    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+) -> tuple[Placement, ...] | None:
     """Return the placement by gpushare's annotations, with the requested compute. Raises InvalidRecord."""
-    asks = pod.container_units(MEMORY)
-    percent = _compute(pod, asks)
+    asks, percent = pod.container_units(MEMORY), parts[0].request.compute
     placement = gpushare.decode_placement(shared, pod.annotations, asks, percent)
     if placement is None:
         return None

@@ -138,9 +138,10 @@ class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
 
     def amount(self, resource: str) -> int:
         """Return the limit as a whole number, 0 for none. Raises InvalidRecord."""
-        if resource not in self.resources:
+        quantity = self.resources.get(resource)
+        if quantity is None:
             return 0
-        amount = parse_quantity(self.resources[resource])
+        amount = parse_quantity(quantity)
         if amount < 0:
             raise InvalidRecord(f"container {self.name} asks for {amount} of {resource}")
         return amount
@@ -261,8 +262,10 @@ class Dialect(Protocol):
     ) -> dict[str, str]:
         """Return the annotations of a pod with these placements. now_ns: since 1970."""
 
-    def decode(self, pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
-        """Return the recorded placements; None if there is no record."""
+    def decode(
+        self, pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+    ) -> tuple[Placement, ...] | None:
+        """Return the recorded placements; None if there is no record. parts: those of `parse`."""
 
     def container_slices(
         self,

@@ -148,7 +148,9 @@ def encode(
     }
 
 
-def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+def decode(
+    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+) -> tuple[Placement, ...] | None:
     """Return the placements by the recorded cards of each container. Raises InvalidRecord."""
     if not any(name.startswith(INDEXES) for name in pod.annotations):
         return None
@@ -161,7 +163,7 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
             raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)[:40]!r}")
         return [int(item) for item in items]
 
-    return records.placements_on(pod, shared, parse(pod), recorded_cards)
+    return records.placements_on(pod, shared, parts, recorded_cards)
 
 
 container_slices = whole_slices(parse)

@@ -141,7 +141,9 @@ def encode(
     }
 
 
-def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+def decode(
+    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+) -> tuple[Placement, ...] | None:
     """Return the recorded placements, with smaller recorded sizes: HAMi may have had other defaults.
 
     Raises InvalidRecord.
@@ -152,7 +154,7 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
     records = pod.annotations[ALLOCATED].split(";")
     numbers = {app.name: number for number, app in enumerate(pod.apps)}
     placements = []
-    for part in parse(pod):
+    for part in parts:
         number = numbers[part.containers[0]]
         slices = []
         for text in (records[number] if number < len(records) else "").split(":"):

@@ -74,14 +74,14 @@ def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
     return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids(slices.values())}
 
 
-def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+def decode(
+    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+) -> tuple[Placement, ...] | None:
     """Return the placements on the recorded cards; None if there is no record. Raises InvalidRecord."""
     if RECORD not in pod.annotations:
         return None
     cards = records.decode(pod.annotations[RECORD], _CARDS, f"annotation {RECORD}")
-    return records.placements_on(
-        pod, shared, parse(pod), lambda part: cards.get(part.containers[0], [])
-    )
+    return records.placements_on(pod, shared, parts, lambda part: cards.get(part.containers[0], []))
 
 
 container_slices = whole_slices(parse)

@@ -20,11 +20,11 @@ def names_any(
 ) -> bool:
     """Return whether a container names a resource of any dialect. resources: those of each container."""
     names = _resource_names(dialects)
-    return any(not names.isdisjoint(of_container) for of_container in resources)
-
-
-def _requested(pod: PodRequest) -> set[str]:
-    return set().union(*(container.resources for container in pod.containers))
+    # The loop takes half of the time of any(), and runs for each pod of a cluster.
+    for of_container in resources:  # noqa: SIM110
+        if not names.isdisjoint(of_container):
+            return True
+    return False
 
 
 @lru_cache(maxsize=8)
@@ -33,9 +33,9 @@ def _resource_names(dialects: tuple[Dialect, ...]) -> frozenset[str]:
 
 
 @lru_cache(maxsize=8)
-def option_names(dialects: tuple[Dialect, ...]) -> tuple[str, ...]:
+def option_names(dialects: tuple[Dialect, ...]) -> frozenset[str]:
     """Return the labels and annotations by which users change what a pod requests."""
-    return tuple(dict.fromkeys(name for dialect in dialects for name in dialect.OPTIONS))
+    return frozenset(name for dialect in dialects for name in dialect.OPTIONS)
 
 
 @lru_cache(maxsize=1)
@@ -52,7 +52,7 @@ def detect(pod: PodRequest, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect
     Raises:
         InvalidRecord: if it uses two dialects, or an amount is no number.
     """
-    names = _requested(pod)
+    names = {name for container in pod.containers for name in container.resources}
     matching = [
         dialect
         for dialect in dialects

@@ -115,7 +115,7 @@ def share_lease(
     manifest, demand = pod.request, pod.demand(dialects)
     try:
         parts, dialect = demand.parts, demand.dialect
-        placements = dialect.decode(manifest, share) if dialect else None
+        placements = dialect.decode(manifest, parts, share) if dialect else None
         if dialect is None or placements is None:
             scheduler = pod.spec.scheduler_name or "none"
             raise LeaseDenied(

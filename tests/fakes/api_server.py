@@ -338,8 +338,10 @@ class FakeApiServer:
         end = start + (min(limit, self.max_page) if self.max_page else limit)
         more = {"continue": str(end)} if end < len(items) else {}
         return {
-            "items": items[start:end],
+            "kind": "List",
+            "apiVersion": "v1",
             "metadata": {"resourceVersion": str(self.version), **more},
+            "items": items[start:end],
         }
 
     def _create(self, target: Target, body: Json, *, dry_run: bool = False) -> Json:

@@ -1,5 +1,8 @@
 """Requests of the client, as the API server receives them."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 from aiohttp import web
 
@@ -79,9 +82,15 @@ async def test_request_goes_through_the_proxy_when_the_environment_has_one(
                 await api.get("/api/v1/namespaces/n/pods/p", Status)
 
 
-async def test_next_page_is_requested_when_one_is_being_used() -> None:
-    """The server prepares it meanwhile."""
+@pytest.mark.parametrize("order", [iter, reversed], ids=["metadata first", "items first"])
+async def test_next_page_is_requested_when_one_is_being_used(
+    order: Callable[[list[tuple[str, Any]]], Iterator[tuple[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server prepares it meanwhile. The fields of a list may be in any order."""
     async with api_server() as server, server.api() as api:
+        listed = server._list
+        monkeypatch.setattr(server, "_list", lambda *of: dict(order([*listed(*of).items()])))
         for name in "abcde":
             server.put("pods", {"metadata": {"name": name, "namespace": "d"}})
         server.max_page = 2

@@ -6,6 +6,7 @@ written back whole, so that fields unknown here survive.
 
 import asyncio
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ HEARTBEAT_S = 30.0
 _PAGE = 500
 _READ_BUFFER = 2**21
 """Bytes; an object has at most 1.5 MiB."""
+
+_LIST_HEAD = re.compile(rb'\{(?:"(?:kind|apiVersion)":"[^"\\]*",)*"metadata":(\{[^{}]*\}),"items":')
+"""The beginning of a list, as the API server writes it, with its metadata before its items."""
 
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -177,14 +181,12 @@ class Api:
         try:
             while following is not None:
                 data, following = await following, None
-                page = _decoded(data, Page[msgspec.Raw])
-                if page.metadata.continue_:
+                if token := _list_meta(data).continue_:
                     # The server prepares the next page while this one is decoded and used.
-                    following_query = {**query, "continue": page.metadata.continue_}
+                    following_query = {**query, "continue": token}
                     following = asyncio.create_task(self._call("GET", path, following_query))
                     await asyncio.sleep(0)
-                items = [_known(raw, known) or _decoded(raw, kind) for raw in page.items or ()]
-                yield Page(items, page.metadata)
+                yield _page(data, kind, known)
         finally:
             if following is not None:
                 following.cancel()
@@ -354,10 +356,22 @@ def _decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
         ) from None
 
 
-def _known(listed: msgspec.Raw, objects: Mapping[str, T] | None) -> T | None:
+def _list_meta(data: bytes) -> ListMeta:
+    """Return a list's metadata, without reading all of the list if the metadata comes first."""
+    head = _LIST_HEAD.match(data)
+    return _decoded(head[1], ListMeta) if head else _decoded(data, Page[msgspec.Raw]).metadata
+
+
+def _page(data: bytes, kind: type[T], known: Mapping[str, T] | None) -> Page[T]:
+    if not known:
+        return _decoded(data, Page[kind])  # type: ignore[valid-type]
+    page = _decoded(data, Page[msgspec.Raw])
+    items = [_known(raw, known) or _decoded(raw, kind) for raw in page.items or ()]
+    return Page(items, page.metadata)
+
+
+def _known(listed: msgspec.Raw, objects: Mapping[str, T]) -> T | None:
     """Return the object that was known in the version that is listed."""
-    if not objects:
-        return None
     identity = _decoded(listed, _Versioned).metadata
     known: Any = objects.get(identity.uid)
     same = known is not None and known.metadata.resource_version == identity.resource_version

@@ -2,46 +2,15 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.cluster import node_verdicts
-from fenka.cluster.explain import explain
-from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.dialects import leases
-from fenka.dialects.leases import LeaseReport, Refusal
-from fenka.dialects.registry import WITH_HAMI
-from tests.builders import node, notebooks, on_card, pod, sharing, units, unschedulable
+from fenka.cluster.objects import QUEUE_GATE
+from tests.builders import node, on_card, pod, sharing, units, unschedulable
+from tests.cluster.explanations import data, objects, waiting
 from tests.fakes.api_server import Json
-
-Objects = dict[str, list[Json]]
-
-
-def objects(**kinds: list[Json]) -> Objects:
-    """Return a cluster's objects by kind."""
-    return kinds
-
-
-def data(cluster: Objects, name: str) -> dict[str, Any]:
-    """Explain a pod of the namespace default, as JSON."""
-    pods = [msgspec.convert(it, Pod) for it in cluster.get("pods", [])]
-    (asked,) = [it for it in pods if it.full_name == f"default/{name}"]
-    snapshot = ClusterSnapshot.of(
-        [msgspec.convert(it, Node) for it in cluster.get("nodes", [])],
-        [it for it in pods if it.spec.node_name and not it.finished],
-        dialects=WITH_HAMI,
-    )
-    events = [msgspec.convert(it, Event) for it in cluster.get("events", [])]
-    explanation: dict[str, Any] = msgspec.to_builtins(explain(asked, snapshot, events))
-    return explanation
-
-
-def waiting(count: int = 4, **given: Any) -> Json:
-    """Return the pod that is explained."""
-    return pod("p", units(count), **given)
 
 
 def verdicts(answer: dict[str, Any]) -> dict[str, list[str]]:
@@ -245,55 +214,6 @@ def test_note_names_a_card_when_it_is_overcommitted() -> None:
     assert "card 0 of a is overcommitted: 20480 of 14336 MiB" in answer["notes"]
 
 
-def test_slices_are_named_when_the_pod_runs() -> None:
-    """It is not pending, so the answer says where its slices are."""
-    answer = data(objects(nodes=[sharing("a")], pods=notebooks("a")), "notebook-1")
-    assert answer["state"] == "running"
-    assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
-
-
-def test_notes_name_both_pods_when_a_node_refuses_one() -> None:
-    """Each explanation names the other pod."""
-    there, late = (pod(it, units(8), node="a", annotations=on_card(0, 8)) for it in ("p", "late"))
-    another = pod("p-2", units(1), node="a", annotations=on_card(0, 1))
-    late["status"]["phase"] = "Pending"
-    sentence = (
-        "fenka: card 0 has 14336 MiB, of which 8192 MiB are still held by default/p: these wait"
-    )
-    report = LeaseReport(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
-    refusing = sharing("a")
-    refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.encode_report(report)
-    server = objects(nodes=[refusing], pods=[there, late, another])
-    answer = data(server, "late")
-    assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]
-    assert any("evicted" in it for it in answer["hints"])
-    in_the_way = f"default/late was placed on the same card and does not start: {sentence}"
-    assert in_the_way in data(server, "p")["notes"]
-    assert data(server, "p-2")["notes"] == []
-
-
-def test_containers_are_named_when_they_wait() -> None:
-    """The sentence is the node's, from before the container's start."""
-    waits = {
-        "reason": "CreateContainerConfigError",
-        "message": "card 0 is still held by default/old",
-    }
-    status = {"containerStatuses": [{"name": "main", "state": {"waiting": waits}}]}
-    started = waiting(node="a", phase="Pending", annotations=on_card(0, 4), status=status)
-    answer = data(objects(nodes=[sharing("a")], pods=[started]), "p")
-    assert answer["state"] == "starting"
-    assert answer["containers"] == [
-        "main: CreateContainerConfigError: card 0 is still held by default/old"
-    ]
-
-
-def test_note_says_so_when_the_extender_did_not_place_the_pod() -> None:
-    """kube-scheduler is not configured, or the pod names its node itself."""
-    server = objects(nodes=[sharing("a")], pods=[waiting(node="a", phase="Pending")])
-    answer = data(server, "p")
-    assert "it was not placed by fenka's scheduler" in answer["notes"][1]
-
-
 def test_hint_refers_to_the_scheduler_when_the_pod_requests_no_gpu() -> None:
     """fenka does not place such a pod."""
     answer = data(objects(nodes=[sharing("a")], pods=[pod("p")]), "p")
@@ -303,17 +223,6 @@ def test_hint_refers_to_the_scheduler_when_the_pod_requests_no_gpu() -> None:
     assert answer["hints"] == [
         "nothing of fenka's keeps it: the scheduler's message has the reason"
     ]
-
-
-def test_note_has_the_kubelets_reason_when_the_pod_failed() -> None:
-    """It has the kubelet's words."""
-    status = {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
-    server = objects(pods=[waiting(node="a", phase="Failed", status=status)])
-    answer = data(server, "p")
-    assert (answer["state"], answer["notes"]) == (
-        "failed",
-        ["UnexpectedAdmissionError no healthy devices present"],
-    )
 
 
 def warning(reason: str, message: str, minute: int) -> Json:
@@ -484,41 +393,3 @@ def test_only_the_newest_warnings_are_shown_when_there_are_many() -> None:
     events[7]["type"] = "Normal"
     answer = data(objects(nodes=[sharing("a")], pods=[waiting()], events=events), "p")
     assert answer["events"] == [f"Reason{minute}: text" for minute in (6, 5, 4, 3, 2)]
-
-
-@pytest.mark.parametrize(
-    ("movable", "hints"),
-    [
-        (True, ["it is evicted if a controller makes another; else delete it and create it again"]),
-        (False, []),
-    ],
-)
-def test_hint_says_what_helps_when_the_node_refuses_the_pod(
-    movable: bool, hints: list[str]
-) -> None:
-    """A pod that would be refused anywhere is not moved."""
-    report = LeaseReport(refused={"u-default-p": Refusal("card 0 is taken", movable=movable)})
-    refusing = sharing("a", annotations={leases.REPORT: leases.encode_report(report)})
-    asked = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
-    answer = data(objects(nodes=[refusing], pods=[asked]), "p")
-    assert answer["hints"] == hints
-    assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
-
-
-@given(
-    name=st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,6}[a-z0-9])?", fullmatch=True),
-    before=st.sampled_from(["", " ", "x", "-", "/", ".", ":", "("]),
-    after=st.sampled_from(["", " ", "x", "-", "/", ".", ":", ",", "0"]),
-)
-def test_pod_is_named_in_a_sentence_only_as_a_whole_word(
-    name: str, before: str, after: str
-) -> None:
-    """p is not p-2, nor is team.default/p; a dot in a name stands for itself."""
-    sentence = f"held by{before}default/{name}{after}"
-    report = LeaseReport(refused={"u-default-late-pod": Refusal(sentence)})
-    refusing = sharing("a", annotations={leases.REPORT: leases.encode_report(report)})
-    there = pod(name, units(4), node="a", annotations=on_card(0, 4))
-    late = pod("late-pod", units(4), node="a", annotations=on_card(0, 4), phase="Pending")
-    notes = data(objects(nodes=[refusing], pods=[there, late]), name)["notes"]
-    separated = before in {" ", ":", "("} and after in {"", " ", ":", ","}
-    assert bool(notes) == separated

@@ -301,6 +301,19 @@ def test_frontier_follows_the_usage_when_cards_fill_and_are_released(make: Make)
 
 
 @both
+def test_several_cards_are_found_when_the_one_that_was_full_is_released(make: Make) -> None:
+    """What was known of a full node is not known of it afterwards."""
+    placer, held = make([A]), placement(piece(1, 10_000))
+    placer.add(held)
+    two = exact(6000, cards=2)
+    # 15079 - 10000 = 5079
+    assert shown(placer.place(two, "binpack")).startswith("0/2 GPUs fit: 1 too little memory, 1")
+    placer.remove(held)
+    assert shown(placer.place(two, "binpack")) == "a0 a1"
+    assert shown(placer.place_on_one_node([two, two], "binpack")) == "a0 a1 a0 a1"
+
+
+@both
 @pytest.mark.parametrize("closed", [card(healthy=False), card(cordoned=True)])
 def test_closed_card_is_not_given_when_it_is_the_only_large_one(make: Make, closed: Card) -> None:
     """It counts neither for one card nor for two."""

@@ -1,5 +1,6 @@
 """Together or not at all: the search, and plans that hold whole or not."""
 
+import random
 from dataclasses import replace
 from itertools import combinations
 
@@ -8,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import Policy, place
-from fenka.core.gangs import place_gang
+from fenka.core.gangs import NO_LIMITS, Limits, PlainPlacer, place_all, place_gang, request_size
 from fenka.core.inventory import Node
 from fenka.core.ledger import Ledger
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Memory, Placement, Request
-from fenka.core.usage import EmptyUsage, UsageOverlay
+from fenka.core.usage import NO_USAGE, EmptyUsage, UsageOverlay
 from tests.core.builders import (
     GIB,
     T4_MIB,
@@ -166,4 +167,135 @@ def test_gang_spans_nodes_of_different_units() -> None:
     ]
     assert isinstance(
         place_gang(EmptyUsage(), [member] * 6, "binpack", (coarse, fine)), Unschedulable
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "placed"),
+    [
+        # nothing is tried
+        (0, False),
+        # a few nodes and cards are not enough for five members
+        (5, False),
+        (2000, True),
+    ],
+)
+def test_search_gives_up_when_it_has_tried_too_much(
+    limit: int, placed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rejection may be wrong then; it is that of the members in their order."""
+    monkeypatch.setattr("fenka.core.gangs.SEARCH_LIMIT", limit)
+    five = [exact(each * 1000) for each in (6, 5, 3, 2, 2)]
+    placer = PlainPlacer([node(7000, 11000)], EmptyUsage())
+    found = place_all(placer, five, "binpack")
+    assert isinstance(found, tuple) is placed
+    if isinstance(found, Unschedulable):
+        # 6 + 5 + 3 + 2 thousand of 18, and 2 are left: one on each card
+        assert found.sentence() == (
+            "0/2 GPUs fit: 2 too little memory; 4 of the gang's 5 would fit together"
+        )
+    assert all(placer.card_usage("a", device(it)) == NO_USAGE for it in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("request_", "size"),
+    [
+        # whole cards, cards, MiB if a unit is 1 GiB, percent
+        (whole(3), (3, 3, 0, 0)),
+        (units(4, cards=2), (0, 2, 4096, 0)),
+        (Request(Memory(4, 256), compute=7), (0, 1, 1024, 7)),
+        # in the node's units, which are not known yet
+        (Request(Memory(4, None)), (0, 1, 4096, 0)),
+        (exact(4096, compute=100), (0, 1, 4096, 100)),
+        (Request(compute=30, cards=2), (0, 2, 0, 30)),
+    ],
+)
+def test_size_is_by_whole_cards_then_cards_memory_and_compute(
+    request_: Request, size: tuple[int, int, int, int]
+) -> None:
+    """The largest is placed first where the given order fails."""
+    assert request_size(request_) == size
+
+
+@pytest.mark.parametrize(
+    ("members", "reserved", "expected"),
+    [
+        # 8 + 6 on each of the cards that are left
+        ([units(8), units(6), units(8), units(6)], "b1", ["a0", "a0", "a1", "a1"]),
+        ([units(8)] * 3, "a0", ["b0", "b1", "a1"]),
+        ([whole(2), units(1)], "a0", ["b0+b1", "a1"]),
+        ([units(4, cards=2)] * 2, "b0", ["a0+a1", "a0+a1"]),
+        ([Request(compute=60)] * 3, "b1", ["a0", "a1", "b0"]),
+    ],
+)
+def test_no_member_is_on_a_reserved_card(
+    members: list[Request], reserved: str, expected: list[str]
+) -> None:
+    """The others are where they would be anyway, or on the next card."""
+    kept = {device(int(reserved[1:]), reserved[0])}
+    assert where(place_gang(EmptyUsage(), members, "binpack", [B, A], kept)) == expected
+    alone = place_gang(EmptyUsage(), members, "binpack", [A, B])
+    assert len(where(alone)) == len(expected)
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_gang_is_placed_in_whatever_order_its_members_are_listed(policy: Policy) -> None:
+    """Also one without members; an unknown policy is an error."""
+    assert place_gang(EmptyUsage(), [], policy, [A]) == ()
+    sizes = [units(3), units(9), units(5), units(11)]
+    places = {
+        tuple(sorted(where(place_gang(EmptyUsage(), order, policy, [A, B]))))
+        for order in (sizes, sizes[::-1], [sizes[2], sizes[0], sizes[3], sizes[1]])
+    }
+    assert all(len(each) == 4 for each in places)
+    with pytest.raises(KeyError, match="nonsense"):
+        place_gang(EmptyUsage(), sizes, "nonsense", [A])
+
+
+def test_rejection_is_at_once_when_the_largest_fits_nowhere_alone() -> None:
+    """No other order is tried, and the reasons are those of the given one."""
+    tried: list[Request] = []
+
+    class Watched(PlainPlacer):
+        def place(
+            self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
+        ) -> Placement | Unschedulable:
+            """Record, and place."""
+            tried.append(request)
+            return super().place(request, policy, limits)
+
+    found = place_all(Watched([A], EmptyUsage()), [units(2), units(3), units(15)], "spread")
+    assert isinstance(found, Unschedulable)
+    assert found.hint == "2 of the gang's 3 would fit together"
+    # in their order, and once more the largest first
+    assert tried == [units(2), units(3), units(15), units(15)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    free=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    chance=st.randoms(use_true_random=False),
+)
+def test_whether_a_gang_fits_does_not_depend_on_the_order_of_its_members(
+    free: list[int], sizes: list[int], chance: random.Random
+) -> None:
+    """Nor on that of the nodes: the search is exact for six members on three cards."""
+    nodes = [node(each * 1000, name=f"n{number}") for number, each in enumerate(free)]
+    gang = [exact(each * 1000) for each in sizes]
+    first = place_gang(EmptyUsage(), gang, "binpack", nodes)
+    chance.shuffle(gang)
+    chance.shuffle(nodes)
+    again = place_gang(EmptyUsage(), gang, "spread", nodes)
+    assert isinstance(first, tuple) == isinstance(again, tuple)
+    assert isinstance(first, tuple) == packs(sorted(sizes, reverse=True), free)
+
+
+def packs(sizes: list[int], free: list[int]) -> bool:
+    """Return whether all sizes have room, by trying every card for each."""
+    if not sizes:
+        return True
+    return any(
+        sizes[0] <= room and packs(sizes[1:], [*free[:at], room - sizes[0], *free[at + 1 :]])
+        for at, room in enumerate(free)
     )

@@ -1,15 +1,34 @@
 """The sentences that are built from reasons, and their hints what to request instead."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from fenka.core.evaluate import never_fits, place
 from fenka.core.inventory import Card, Node
-from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.reasons import (
+    NodeRejection,
+    Reason,
+    ReasonCode,
+    Unschedulable,
+    counts_sentence,
+)
 from fenka.core.request import Memory, Request
 from fenka.core.usage import EmptyUsage
-from tests.core.builders import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
+from tests.core.builders import (
+    GIB,
+    P4_MIB,
+    T4_MIB,
+    card,
+    exact,
+    holding,
+    node,
+    piece,
+    placement,
+    units,
+    whole,
+)
 
 
 def rejected(*whys: ReasonCode, hint: str = "") -> Unschedulable:
@@ -64,6 +83,90 @@ def test_sentence_has_all_nodes_when_cards_differ() -> None:
     verdict = place(EmptyUsage(), units(4), "binpack", nodes)
     assert isinstance(verdict, Unschedulable)
     assert verdict.sentence() == "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy"
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (
+            units(4),
+            "0/6 GPUs fit: 3 too little memory, 1 taken whole, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            whole(),
+            "0/6 GPUs fit: 3 in use, 1 taken whole, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            whole(2),
+            "0/6 GPUs fit: 3 in use, 1 taken whole, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            Request(compute=50),
+            "0/6 GPUs fit: 3 too little compute, 1 taken whole, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            Request(Memory(1), models=frozenset({"A100"})),
+            "0/6 GPUs fit: 4 another model, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            exact(1, cards=4),
+            "0/6 GPUs fit: 3 without enough others beside it, 1 taken whole, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            Request(Memory(1), host_memory_mib=65),
+            "0/6 GPUs fit: 3 too little host memory, 1 taken whole, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            Request(Memory(20_000), cpu_milli=1, host_memory_mib=65),
+            "0/6 GPUs fit: 3 too little memory, 1 taken whole, 1 unhealthy, 1 cordoned",
+        ),
+    ],
+)
+def test_sentence_tells_of_a_busy_cluster_as_users_see_it(request_: Request, sentence: str) -> None:
+    """Six T4 on two nodes: a sick one, a cordoned one, one taken whole, and three of which little is left."""
+    nodes = [
+        Node("a", (card(0, healthy=False), card(1, cordoned=True), card(2)), None, 64),
+        replace(node(*[T4_MIB] * 3, name="b"), memory_mib=64),
+    ]
+    view = holding(
+        placement(piece(2, T4_MIB, 100), whole=True),
+        *(placement(piece(it, 12_000, 60, name="b"), name="b") for it in range(3)),
+    )
+    rejected_ = place(view, request_, "spread", nodes)
+    assert isinstance(rejected_, Unschedulable)
+    assert rejected_.sentence() == sentence
+    assert sum(rejected_.counts().values()) == len(rejected_.reasons) == 6
+
+
+def test_rejections_are_equal_when_reasons_and_hint_are() -> None:
+    """They are kept in sets, and compared with those of the twins."""
+    one = rejected(ReasonCode.MEMORY, ReasonCode.CPU, hint="h")
+    same = rejected(ReasonCode.MEMORY, ReasonCode.CPU).with_hint("h")
+    assert one == same
+    assert hash(one) == hash(same)
+    assert len({one, same, one.with_hint(""), rejected(ReasonCode.MEMORY, hint="h")}) == 3
+    assert one != rejected(ReasonCode.CPU, ReasonCode.MEMORY, hint="h")
+    assert one != one.with_hint("other")
+    assert one != "0/2 GPUs fit: 1 too little memory, 1 too little CPU; h"
+    assert one.with_hint("other").hint == "other"
+    assert one.hint == "h"
+    assert one.counts() == one.with_hint("").counts()
+
+
+def test_counts_are_sorted_by_number_and_then_as_they_are_declared() -> None:
+    """Every reason once, then one of them twice; nothing is left out."""
+    every = Counter(dict.fromkeys(reversed(ReasonCode), 1))
+    listed = ", ".join(f"1 {code.value}" for code in ReasonCode)
+    assert counts_sentence(every) == f"0/{len(ReasonCode)} GPUs fit: {listed}"
+    every[ReasonCode.HOST_MEMORY] += 1
+    assert counts_sentence(every).startswith(
+        "0/12 GPUs fit: 2 too little host memory, 1 too little m"
+    )
+    assert counts_sentence(Counter()) == "there is no GPU"
+    assert (
+        counts_sentence(Counter({ReasonCode.WHOLE: 10_000}))
+        == "0/10000 GPUs fit: 10000 taken whole"
+    )
 
 
 def test_wording_differs_when_reasons_do() -> None:

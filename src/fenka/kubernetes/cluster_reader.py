@@ -2,8 +2,21 @@
 
 import asyncio
 
+import msgspec
+
 from fenka.cluster import scheduler_options
-from fenka.cluster.objects import ConfigMap, Node, Pod
+from fenka.cluster.objects import (
+    Condition,
+    ConfigMap,
+    ContainerStatus,
+    Node,
+    ObjectMeta,
+    OwnerReference,
+    Pod,
+    PodSpec,
+    PodStatus,
+    Toleration,
+)
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import ClusterState
@@ -23,6 +36,30 @@ HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
 """Field selector of the pods that can hold anything."""
 
 
+class _HolderMeta(ObjectMeta):
+    owner_references: tuple[OwnerReference, ...] = msgspec.field(default=(), name="-owners")
+
+
+class _HolderSpec(PodSpec):
+    tolerations: tuple[Toleration, ...] = msgspec.field(default=(), name="-tolerations")
+
+
+class _HolderStatus(PodStatus):
+    conditions: tuple[Condition, ...] = msgspec.field(default=(), name="-conditions")
+    container_statuses: tuple[ContainerStatus, ...] = msgspec.field(default=(), name="-containers")
+
+
+class _Holder(Pod):
+    """A pod read only for what it holds.
+
+    Renaming fields to names that no server sends leaves them empty. Not decoding them saves 5 % of a screen.
+    """
+
+    metadata: _HolderMeta = msgspec.field(default_factory=_HolderMeta)
+    spec: _HolderSpec = msgspec.field(default_factory=_HolderSpec)
+    status: _HolderStatus = msgspec.field(default_factory=_HolderStatus)
+
+
 async def read_cluster(
     api: Api,
     node: str | None = None,
@@ -33,13 +70,16 @@ async def read_cluster(
     """Return the cluster, or one node of it.
 
     Args:
-        all_pods: include pods that hold nothing: pending and finished ones.
+        all_pods: include pods that hold nothing: pending and finished ones. Only then do pods have their
+            owners, tolerations, conditions and containers' states.
     """
-    selector = "" if all_pods else HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
+    selector = HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
     state = ClusterState(dialects=dialects)
     nodes, pods, cards = await asyncio.gather(
         _read_nodes(api, node, state),
-        _read_pods(api, {"fieldSelector": selector} if selector else {}, state),
+        _read_pods(api, Pod, {}, state)
+        if all_pods
+        else _read_pods(api, _Holder, {"fieldSelector": selector}, state),
         _list_unhealthy_cards(api),
     )
     return ClusterSnapshot.of(nodes, pods, cards, state=state)
@@ -81,9 +121,11 @@ async def _read_nodes(api: Api, name: str | None, state: ClusterState) -> list[N
     return nodes
 
 
-async def _read_pods(api: Api, query: dict[str, str], state: ClusterState) -> list[Pod]:
+async def _read_pods(
+    api: Api, kind: type[Pod], query: dict[str, str], state: ClusterState
+) -> list[Pod]:
     pods = list[Pod]()
-    async for page in api.pages("/api/v1/pods", Pod, limit=PAGE, **query):
+    async for page in api.pages("/api/v1/pods", kind, limit=PAGE, **query):
         # Meanwhile the server prepares the next page.
         for pod in page.items or ():
             state.set_pod(pod)

@@ -1,0 +1,39 @@
+"""One reading of a cluster."""
+
+from fenka.kubernetes.cluster_reader import read_cluster
+from fenka.views.nodes import cluster_nodes
+from tests.builders import node, on_card, pod, sharing, units
+from tests.fakes.api_server import api_server
+
+
+async def test_reading_shows_the_same_when_it_is_of_holding_pods_only() -> None:
+    """Fields that are not decoded then make no difference to what pods hold."""
+    shared, exclusive = sharing("shared", cards=2), node("whole", resources={"nvidia.com/gpu": 8})
+    pods = [
+        pod("recorded", units(4), node="shared", annotations=on_card(1, 4), uid="a"),
+        pod("foreign", units(3), node="shared", uid="b"),
+        pod("hostile", units(2), node="shared", annotations=on_card(9, 2), uid="c"),
+        pod("whole-card", {"nvidia.com/gpu": 1}, node="whole", uid="d"),
+        pod("pending", units(4), uid="e"),
+    ]
+    for each in pods:
+        each["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "j", "uid": "j"}]
+        each["spec"]["tolerations"] = [{"key": "k", "operator": "Exists"}]
+    async with api_server() as server, server.api() as api:
+        for each in (shared, exclusive):
+            server.put("nodes", each)
+        for each in pods:
+            server.put("pods", each)
+        holding, everything = await read_cluster(api), await read_cluster(api, all_pods=True)
+    assert [each.metadata.name for each in everything.pods if not each.spec.node_name] == [
+        "pending"
+    ]
+    rows = cluster_nodes(holding)
+    assert rows == cluster_nodes(everything)
+    assert [(row.name, row.allocated, row.whole) for row in rows] == [
+        ("shared", 9, 0),
+        ("whole", 0, 1),
+    ]
+    for uid in "abcd":
+        first, second = (each.state.allocation(uid) for each in (holding, everything))
+        assert (first and first.placements) == (second and second.placements)

@@ -300,3 +300,66 @@ def test_node_fits_exactly_when_the_scheduler_would_place_the_pod(
     assert all(it.fits == (not it.reasons) for it in verdicts.nodes)
     assert {name: cluster.state.allocations(name) for name in before} == before
     assert verdicts.hints
+
+
+# ---- nodes that give nothing ----
+
+
+@pytest.mark.parametrize(
+    ("node_", "reason", "gpu"),
+    [
+        (node("a"), "shares no GPU (aliyun.com/gpu-mem is 0)", False),
+        (
+            node("a", labels={"gpushare": "true"}),
+            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: see fenka's node pod",
+            False,
+        ),
+        (
+            node("a", labels={"gpushare": "true", "cgpu": "false"}),
+            "the labels gpushare=true and cgpu=false contradict each other: keep one of them",
+            False,
+        ),
+        # cards whose node was taken out of sharing
+        (
+            sharing("a", labels={"gpushare": "false"}),
+            "its label gpushare=false takes it out of sharing",
+            True,
+        ),
+        # a mode that shares memory alone
+        (
+            sharing("a", labels={"ack.node.gpu.schedule": "cgpu"}),
+            "its label ack.node.gpu.schedule=cgpu shares out memory alone, not compute",
+            True,
+        ),
+    ],
+)
+def test_reason_is_the_nodes_own_when_it_gives_no_such_slices(
+    node_: Json, reason: str, gpu: bool
+) -> None:
+    """The pod requests memory and compute; another node would do."""
+    asked = pod("p", {**units(4), "aliyun.com/gpu-core.percentage": 10})
+    other = sharing("b", resources={"aliyun.com/gpu-core.percentage": 100})
+    first, second = explained(asked, [node_, other]).nodes
+    (sentence,) = first.reasons
+    assert reason in sentence
+    assert (first.fits, first.gpu, second.fits) == (False, gpu, True)
+
+
+@pytest.mark.parametrize(
+    ("taken", "notes"),
+    [
+        # full is not overcommitted
+        ([14], []),
+        ([10, 4], []),
+        ([10, 5], ["card 0 of a is overcommitted: 15360 of 14336 MiB"]),
+    ],
+)
+def test_note_names_a_card_only_when_more_is_held_than_it_has(
+    taken: list[int], notes: list[str]
+) -> None:
+    """15 units of 1,024 MiB are 15,360."""
+    pods = [
+        pod(f"h{number}", units(count), node="a", annotations=on_card(0, count))
+        for number, count in enumerate(taken)
+    ]
+    assert explained(pod("p", units(1)), [sharing("a")], pods).notes == notes

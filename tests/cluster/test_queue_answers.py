@@ -321,3 +321,72 @@ def test_pods_to_ungate_are_found_again_when_the_queue_or_its_pods_change() -> N
     queue.end("p0")
     queue.scheduled()
     assert [pod.metadata.name for pod in queue.state.pods_to_ungate(9)] == ["p4"]
+
+
+# ---- lists and rejections ----
+
+
+def test_rejected_pod_stays_pending_when_the_list_does_not_show_its_rejection_yet() -> None:
+    """kube-scheduler writes the pod's condition later; the extender has rejected it already."""
+    queue = Queue(holder())
+    pod = make("p", 10)
+    queue.set(pod)
+    queue.state.reject(pod, ["n"], START)
+    queue.state.replace_pods([make("p", 10), pending("q", at=1)], START)
+    assert queue.scheduled() == ["p", "q"]
+
+
+def test_use_ends_when_a_list_does_not_have_the_pod_any_more() -> None:
+    """Its deletion was missed: one card from 0 to 100."""
+    queue = Queue(fairness=Fairness(half_life_s=1e12))
+    queue.set(holder())
+    queue.state.replace_pods([], START + 100)
+    assert queue.state.usage(START + 300)["default"] == pytest.approx(100)
+
+
+def test_first_rejection_makes_the_queue_urgent_and_the_second_does_not() -> None:
+    """A pod is asked about again and again while it waits."""
+    queue = Queue(holder())
+    pod = make("p", 10)
+    queue.set(pod)
+    queue.scheduled()
+    assert not queue.state.urgent
+    queue.state.reject(pod, ["n"], START)
+    assert queue.state.urgent
+    assert queue.state.is_stale({}, START)
+    queue.scheduled()
+    queue.state.reject(pod, ["n"], START)
+    assert not queue.state.urgent
+    assert not queue.state.is_stale({}, START)
+
+
+def test_rejection_brings_a_stalled_pod_back() -> None:
+    """Its card is held for it again, at once."""
+    queue = Queue()
+    pod = pending("p", 4)
+    queue.set(pod)
+    queue.scheduled(0)
+    assert queue.scheduled(RESERVATION_TTL_S) == []
+    queue.state.reject(pod, ["n"], START + RESERVATION_TTL_S)
+    assert queue.state.urgent
+    assert queue.scheduled() == ["p"]
+
+
+def test_deleted_pod_is_not_ungated_although_the_snapshot_still_has_it() -> None:
+    """Its patch would fail."""
+    queue = Queue()
+    queue.set(make("p", 4, spec=GATED), make("q", 4, 1, spec=GATED))
+    queue.scheduled()
+    queue.end("p")
+    assert [pod.metadata.name for pod in queue.state.pods_to_ungate(9)] == ["q"]
+
+
+def test_gang_is_not_requeued_while_one_of_its_members_is_gated() -> None:
+    """kube-scheduler would try a half of it."""
+    queue = Queue()
+    labels = gang_labels("g", 2)
+    queue.set(pending("g1", 4, labels=labels), make("g2", 4, labels=labels, spec=GATED))
+    assert queue.requeued(0) == []
+    assert queue.requeued(REQUEUE_AFTER_S) == []
+    queue.set(make("g2", 4, labels=labels))
+    assert queue.requeued(2 * REQUEUE_AFTER_S) == ["g1", "g2"]

@@ -60,6 +60,10 @@ def test_name_is_rejected_when_no_pod_can_have_it(name: str) -> None:
             "--code and --sync-source both bring the code: use one of them",
         ),
         (
+            {"env": {"GIT_SYNC_REV": "--upload-pack=touch /tmp/x"}},
+            "invalid GIT_SYNC_REV '--upload-pack=touch /tmp/x': expected a branch, a tag or a commit",
+        ),
+        (
             {"data": ["pvc"]},
             "invalid --data 'pvc': expected CLAIM:PATH, for example training-data:/data",
         ),

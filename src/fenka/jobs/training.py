@@ -296,6 +296,13 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
             raise InvalidRequest(
                 f"invalid --sync-source {self.sync_source!r}: expected the URL of a repository"
             )
+        for variable in ("GIT_SYNC_BRANCH", "GIT_SYNC_REV"):
+            revision = self.env.get(variable, "")
+            # git would read it as an option.
+            if revision.startswith("-"):
+                raise InvalidRequest(
+                    f"invalid {variable} {revision[:80]!r}: expected a branch, a tag or a commit"
+                )
 
     def _validate_texts(self) -> None:
         for name in self.env:

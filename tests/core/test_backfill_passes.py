@@ -162,6 +162,17 @@ def test_rejection_is_renewed_when_something_was_placed_in_between() -> None:
     ]
 
 
+def test_equal_rejections_differ_when_nothing_reserves_and_something_was_placed() -> None:
+    """Without reservations only the cards decide: the second of two equal requests has its own reasons."""
+    waiting = [want("w0", whole(2)), want("w1", units(1), at=1), want("w2", whole(2), at=2)]
+    result = NodesBackfill((TWO,), "binpack", PLAIN, 0).serve(waiting, [held(0, 14, 200)], 100)
+    assert starts(result) == {"w0": "never", "w1": "now", "w2": "never"}
+    assert [it.reason for it in result.pending] == [
+        "0/2 GPUs fit: 1 in use, 1 without enough others beside it",
+        "0/2 GPUs fit: 2 in use",
+    ]
+
+
 def test_users_take_turns_by_what_they_hold_and_have_used() -> None:
     """The caller counts what they hold; both users want the whole card."""
     waiting = [

@@ -213,6 +213,11 @@ NONE_SUCH = frozenset({"A100"})
             [Node("a", (card(0), card(1), card(2, model="Tesla P4")))],
             "the models here are Tesla P4, Tesla T4",
         ),
+        (
+            Request(whole=True, models=NONE_SUCH),
+            [Node("a", tuple(card(it, model=f"M{it * 7 % 10}") for it in range(10)))],
+            "the models here are M0, M1, M2, M3, M4, M5, M6, M7, M8, M9",
+        ),
         # a larger card of another model is no advice: the T4 has 15079 // 1024 = 14
         (
             Request(Memory(20, GIB), models=T4S),

@@ -3,6 +3,7 @@
 import pytest
 
 from fenka.cluster.gang_reservations import (
+    INCOMPLETE_TTL_S,
     MAX_BACKOFF_S,
     NODE_MISSING_TTL_S,
     RESERVATION_TTL_S,
@@ -249,3 +250,38 @@ def test_gang_fits_after_preemption_only_when_enough_is_of_lower_priority(
         pod.spec.priority = 9
     assert cluster.gangs.fits_after_preemption(pods[0]) is expected
     assert cluster.gangs.fits_after_preemption(make("single", 15))
+
+
+def test_only_bound_members_are_evicted_when_a_gang_stays_incomplete() -> None:
+    """A launcher without a card goes as well; a member that waits for its node stays."""
+    cluster = on_t4("a", "b")
+    labels, record = gang_labels("g", 4), on_card(0, 4)
+    cluster.put(a_pod("launcher", uid="launcher", node="b", labels=labels))
+    cluster.put(a_pod("runs", 4, uid="runs", node="a", labels=labels, annotations=record))
+    cluster.put(a_pod("waits", 4, uid="waits", labels=labels))
+    cluster.now = 1000
+    assert cluster.gangs.incomplete_gangs() == []
+    cluster.now += INCOMPLETE_TTL_S
+    names = [pod.metadata.name for pod in cluster.gangs.incomplete_gangs()]
+    assert sorted(names) == ["launcher", "runs"]
+
+
+def test_gang_does_not_fit_after_preemption_when_a_member_cannot_be_read() -> None:
+    """Nothing is evicted for a gang that can never start."""
+    cluster = on_t4("a", "b")
+    first, _ = cluster.gang("g", 2, 4)
+    assert cluster.gangs.fits_after_preemption(first)
+    # both of its containers request cards
+    cluster.put(a_pod("g-1", 4, 4, uid="g-1", labels=gang_labels("g", 2)))
+    assert not cluster.gangs.fits_after_preemption(first)
+
+
+def test_pod_without_a_priority_is_evicted_for_a_gang_only_above_0() -> None:
+    """Neither victim nor gang has one at first."""
+    cluster = on_t4("a")
+    cluster.put(a_pod("v", 14, uid="v", node="a", annotations=on_card(0, 14)))
+    pods = cluster.gang("g", 2, 7)
+    assert not cluster.gangs.fits_after_preemption(pods[0])
+    for pod in pods:
+        pod.spec.priority = 1
+    assert cluster.gangs.fits_after_preemption(pods[0])

@@ -271,8 +271,7 @@ def test_gang_does_not_fit_after_preemption_when_a_member_cannot_be_read() -> No
     cluster = on_t4("a", "b")
     first, _ = cluster.gang("g", 2, 4)
     assert cluster.gangs.fits_after_preemption(first)
-    # both of its containers request cards
-    cluster.put(a_pod("g-1", 4, 4, uid="g-1", labels=gang_labels("g", 2)))
+    cluster.put(a_pod("g-1", "four", uid="g-1", labels=gang_labels("g", 2)))
     assert not cluster.gangs.fits_after_preemption(first)
 
 

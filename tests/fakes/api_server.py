@@ -231,6 +231,9 @@ class FakeApiServer:
         self.requests.append(f"GET {request.path_qs}")
         log = self.logs.get((target.name, query["container"]))
         if log is None:
+            pod = self.handle("GET", request.path.removesuffix("/log"), {}, {})
+            if not pod["spec"].get("nodeName"):
+                return web.Response()
             message = f'container "{query["container"]}" in pod "{target.name}" is waiting to start'
             raise Refusal(400, "BadRequest", message)
         lines = [line for line in log if line[:19] >= query.get("sinceTime", "")[:19]]

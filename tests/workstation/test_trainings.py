@@ -1,5 +1,6 @@
 """`fenka submit --local`: gangs with roles, restarts, records, and nothing left whatever is killed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -295,6 +296,32 @@ def test_nothing_is_left_when_a_process_is_killed(
         eventually(lambda: t4.jobs() == {})
     t4.environment.pop("FENKA_START_DAEMON", None)
     assert "Running" not in {each["status"] for each in job(t4, "k")["instances"]}
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """Provide a process whose parent has ended: init's child, or that of the nearest subreaper."""
+    started = subprocess.run(
+        ["sh", "-c", "sleep 1000 >/dev/null & echo $!"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    pid = int(started.stdout)
+    yield pid
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("victim", ["guard", "supervisor"])
+def test_other_programs_live_when_a_process_is_killed(
+    t4: Workstation, bystander: int, victim: str
+) -> None:
+    """Without a guard the supervisor's parent is init, whose children are everybody's."""
+    tree(t4, "k")
+    kill(processes_of(t4, "k")[victim])
+    eventually(lambda: record(t4, "k")["status"] == "FAILED")
+    os.kill(bystander, 0)
 
 
 def test_training_goes_on_when_the_daemon_is_killed(t4: Workstation) -> None:

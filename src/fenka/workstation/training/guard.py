@@ -1,18 +1,19 @@
 """Leaves no process behind, whichever process of a training is killed.
 
-A training has two processes besides its programs. The guard starts the supervisor, and all orphans among its
-descendants become its children (subreaper). If the supervisor is killed, the guard ends them. If the guard is
-killed, the supervisor gets SIGTERM. The daemon does the same for programs in leases; this is for those
-without, and for the time without a daemon.
+A training has two processes besides its programs. The guard starts the supervisor. Orphans among the
+supervisor's descendants become its children (subreaper); it ends them after each attempt. If it is killed,
+they become the guard's, which ends them. If the guard is killed, the supervisor gets SIGTERM. Neither ever
+ends a process that is not its own child: without a guard the supervisor's parent is init, whose children
+are everybody's. The daemon does the same for programs in leases; this is for those without, and for the
+time without a daemon.
 """
 
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from fenka import procfs
 from fenka.workstation.client import DAEMON_MARK
@@ -28,13 +29,14 @@ def run(body: Callable[[], int]) -> int:
 
     SIGINT and SIGTERM are forwarded to it.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _adopt_orphans()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     guard, child = os.getpid(), os.fork()
     if child == 0:
         code = 1
         try:
             die_with_parent(signal.SIGTERM)
+            _adopt_orphans()
             if os.getppid() == guard:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 code = body()
@@ -51,13 +53,18 @@ def run(body: Callable[[], int]) -> int:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     status = _wait(child)
-    end_orphans(guard, child)
+    end_orphans()
     return status
 
 
 def die_with_parent(number: int) -> None:
     """Send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of all descendants whose parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _wait(child: int) -> int:
@@ -68,17 +75,22 @@ def _wait(child: int) -> int:
             return status
 
 
-def end_orphans(guard: int, supervisor: int) -> None:
-    """Kill what the processes of a training have left behind, also in sessions of their own."""
-    while orphans := [
-        pid for pid in procfs.children(guard) if pid != supervisor and _is_orphan(pid)
-    ]:
+def end_orphans(kept: Collection[int] = ()) -> None:
+    """Kill and reap this process's children, and what they leave behind, also in sessions of their own.
+
+    Args:
+        kept: Children that are no orphans.
+    """
+    me = os.getpid()
+    while orphans := [pid for pid in procfs.children(me) if pid not in kept and _is_orphan(pid)]:
         for pid in orphans:
-            with contextlib.suppress(ProcessLookupError):
-                ending = os.pidfd_open(pid)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
-                select.select([ending], [], [])
-                os.close(ending)
+                os.waitpid(pid, 0)
+    for pid in procfs.children(me):
+        if pid not in kept:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def _is_orphan(pid: int) -> bool:

@@ -134,6 +134,7 @@ class Supervisor:
 
     def _attempt(self) -> supervisor.GangResult:
         """Run all processes once; return when their leases are released."""
+        others = procfs.children(os.getpid())
         with contextlib.ExitStack() as opened:
             jobs: list[str] = []
             launcher = None
@@ -172,7 +173,7 @@ class Supervisor:
                 logs=self.directory / OWN,
                 limits=supervisor.Limits(self.record.spec.grace_s, self._time_left_s()),
             )
-        guard.end_orphans(os.getppid(), os.getpid())
+        guard.end_orphans(others)
         self._await_release()
         return result
 

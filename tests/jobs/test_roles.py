@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fenka.jobs import roles
 from fenka.jobs.roles import RoleName
 from fenka.jobs.training import RoleSpec, TensorFlowRole, TrainingSpec
+from fenka.views.jobs import TRAINERS, instance_name
 
 
 def host(role: RoleName, index: int) -> str:
@@ -76,21 +77,6 @@ def test_workers_own_options_replace_those_of_the_training() -> None:
     spec = training("tensorflow", workers=2, cpu="1", worker=RoleSpec(image="w", memory="1Gi"))
     (worker,) = roles.roles(spec)
     assert worker.resources == RoleSpec(image="w", cpu="1", memory="1Gi")
-
-
-@pytest.mark.parametrize(
-    ("kind", "role", "index", "name"),
-    [
-        ("mpi", "launcher", 0, "j-launcher-0"),
-        ("mpi", "worker", 1, "j-worker-1"),
-        ("pytorch", "worker", 0, "j-master-0"),
-        ("pytorch", "worker", 2, "j-worker-1"),
-        ("tensorflow", "ps", 0, "j-ps-0"),
-    ],
-)
-def test_members_have_arenas_names(kind: str, role: str, index: int, name: str) -> None:
-    """Test that members have arenas names."""
-    assert roles.member_name(kind, "j", role, index) == name
 
 
 def test_tf_config_names_all_but_the_evaluator() -> None:
@@ -177,7 +163,7 @@ def test_every_training_has_one_chief_and_different_members(
     )
     spec.validate()
     members = [
-        roles.member_name(kind, "j", role.name, index)
+        instance_name("j", TRAINERS[kind], role.name, index)
         for role in roles.roles(spec)
         for index in range(role.replicas)
     ]

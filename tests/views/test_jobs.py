@@ -57,10 +57,12 @@ def test_instance_is_found_by_its_name_and_by_its_pods() -> None:
 @pytest.mark.parametrize(
     ("trainer", "role", "index", "name"),
     [
+        ("mpijob", "launcher", 0, "j-launcher-0"),
         ("mpijob", "worker", 1, "j-worker-1"),
         ("pytorchjob", "worker", 0, "j-master-0"),
         ("pytorchjob", "worker", 2, "j-worker-1"),
         ("tfjob", "worker", 0, "j-worker-0"),
+        ("tfjob", "ps", 0, "j-ps-0"),
     ],
 )
 def test_instance_name_is_arenas(trainer: Trainer, role: str, index: int, name: str) -> None:

@@ -1,8 +1,6 @@
 """Checks what a training needs of a cluster before anything is created."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
 
 import msgspec
 
@@ -12,9 +10,7 @@ from fenka.core.errors import FenkaError
 from fenka.jobs import roles
 from fenka.jobs.manifests.names import BACKFILL_CLASS
 from fenka.jobs.training import TrainingSpec
-from fenka.kubernetes.client import Api, ApiError
-
-T = TypeVar("T")
+from fenka.kubernetes.client import Api, ApiError, if_accepted
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
 _PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -39,7 +35,7 @@ class _Claim(Object):
 async def check(api: Api, namespace: str, spec: TrainingSpec) -> bool:
     """Return whether the cluster has JobSet. Raises SubmissionRefused, ApiError, ApiUnreachable."""
     jobset, *_ = await asyncio.gather(
-        _optional(api.get(JOBSETS_API, msgspec.Raw)),
+        if_accepted(api.get(JOBSETS_API, msgspec.Raw)),
         _check_name(api, namespace, spec.name),
         _check_priority(api, spec),
         *(
@@ -55,7 +51,7 @@ async def _check_name(api: Api, namespace: str, name: str) -> None:
     # Without the right to read them, the dry run tells of the right to create them.
     job, jobset, service = await asyncio.gather(
         *(
-            _optional(api.get(f"{path}/namespaces/{namespace}/{kind}/{name}", _Named), (403, 404))
+            if_accepted(api.get(f"{path}/namespaces/{namespace}/{kind}/{name}", _Named), (403, 404))
             for path, kind in (
                 (JOBS_API, "jobs"),
                 (JOBSETS_API, "jobsets"),
@@ -95,7 +91,7 @@ async def _check_priority(api: Api, spec: TrainingSpec) -> None:
 
 async def _check_claim(api: Api, namespace: str, spec: TrainingSpec, claim: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{_segment(claim)}"
-    found = await _optional(api.get(path, _Claim))
+    found = await if_accepted(api.get(path, _Claim))
     if found is None:
         raise SubmissionRefused(f"claim {claim} not found in namespace {namespace}")
     if any(mode in _SHARED_MODES for mode in found.spec.access_modes):
@@ -127,13 +123,3 @@ def _segment(name: str) -> str:
     from urllib.parse import quote
 
     return quote(name, safe="") if name.strip(".") else "-"
-
-
-async def _optional(answer: Awaitable[T], absent: tuple[int, ...] = (404,)) -> T | None:
-    """Return an object; None if it does not exist. Raises ApiError, ApiUnreachable."""
-    try:
-        return await answer
-    except ApiError as why:
-        if why.status in absent:
-            return None
-        raise

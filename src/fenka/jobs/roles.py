@@ -78,16 +78,6 @@ def roles(spec: TrainingSpec) -> list[Role]:
     ]
 
 
-def member_name(kind: str, job: str, role: str, index: int) -> str:
-    """Return the name of a process on screens, such as `mpi-dist-worker-0`; it is stable over restarts.
-
-    PyTorch's members are equal, but its users call the first one the master, and count the others from 0.
-    """
-    if kind == "pytorch":
-        role, index = ("worker", index - 1) if index else ("master", 0)
-    return f"{job}-{role}-{index}"
-
-
 def environment(
     spec: TrainingSpec, role: Role, index: str, host: Host, port: Port
 ) -> dict[str, str]:

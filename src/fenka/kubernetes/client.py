@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -60,6 +60,19 @@ class ApiError(FenkaError):
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
+
+
+async def if_accepted(answer: Awaitable[T], refusals: tuple[int, ...] = (404,)) -> T | None:
+    """Return the answer; None if the API server refuses with one of these codes.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    try:
+        return await answer
+    except ApiError as why:
+        if why.status in refusals:
+            return None
+        raise
 
 
 class ListMeta(Object):

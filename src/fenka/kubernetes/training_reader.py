@@ -1,8 +1,6 @@
 """Reads the objects of training jobs once: one LIST for each kind, all at the same time."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
 
 import msgspec
 
@@ -22,10 +20,8 @@ from fenka.cluster.training_objects import (
     TrainingObjects,
     TrainingPod,
 )
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.client import Api, if_accepted
 from fenka.kubernetes.cluster_reader import PAGE
-
-T = TypeVar("T")
 
 OPERATORS = {
     "kubeflow.org": ("mpijobs", "tfjobs", "pytorchjobs"),
@@ -86,10 +82,10 @@ async def _read_addresses(
 ) -> tuple[list[Service], list[Node] | None]:
     """Return Services and nodes; no Services, and None for nodes, without the right to list them."""
     services, nodes = await asyncio.gather(
-        _if_present(
+        if_accepted(
             api.list(_path("/api/v1", namespace, "services"), Service, labelSelector=own), (403,)
         ),
-        _if_present(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
+        if_accepted(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
     )
     return services[0] if services else [], nodes[0] if nodes else None
 
@@ -109,7 +105,7 @@ async def read_roots(api: Api, namespace: str | None, name: str | None = None) -
             limit=PAGE,
             labelSelector=f"{own},!{JOBSET_NAME}",
         ),
-        _if_present(
+        if_accepted(
             api.list(
                 _path(JOBSETS_API, namespace, "jobsets"), JobSet, limit=PAGE, labelSelector=own
             )
@@ -129,7 +125,7 @@ async def read_events(api: Api, namespace: str, uids: set[str]) -> list[Training
 
 async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> list[ForeignJob]:
     """Return the jobs of other operators whose kinds the cluster has, and which may be listed."""
-    groups = await _if_present(api.get("/apis", _Groups), (403, 404))
+    groups = await if_accepted(api.get("/apis", _Groups), (403, 404))
     paths = [
         _path(f"/apis/{group.name}/{version['version']}", namespace, kind)
         for group in (groups.groups if groups else ())
@@ -139,7 +135,7 @@ async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> li
     selected = {"fieldSelector": f"metadata.name={name}"} if name else {}
     answers = await asyncio.gather(
         *(
-            _if_present(api.list(path, msgspec.Raw, limit=PAGE, **selected), (403, 404))
+            if_accepted(api.list(path, msgspec.Raw, limit=PAGE, **selected), (403, 404))
             for path in paths
         )
     )
@@ -172,16 +168,6 @@ async def _read_foreign_pods(
         )
     )
     return [*{pod.metadata.uid: pod for pods, _ in answers for pod in pods}.values()]
-
-
-async def _if_present(answer: Awaitable[T], refusals: tuple[int, ...] = (404,)) -> T | None:
-    """Return the answer; None if the API server refuses with one of these codes."""
-    try:
-        return await answer
-    except ApiError as why:
-        if why.status in refusals:
-            return None
-        raise
 
 
 def _path(api: str, namespace: str | None, kind: str) -> str:

@@ -156,11 +156,20 @@ class TrainingJob:
         return next((each for each in self.instances if name in (each.name, each.pod)), None)
 
 
-def instance_name(job: str, trainer: Trainer, role: str, index: int) -> str:
-    """Return JOB-ROLE-INDEX. PyTorch's first member is called its master, as arena has it."""
+def shown_place(trainer: Trainer, role: str, index: int) -> tuple[str, int]:
+    """Return the role and the index by which screens call a process.
+
+    PyTorch's workers are equal, but its users call the first one the master, and count the others from 0.
+    """
     if trainer == "pytorchjob" and role == "worker":
-        return f"{job}-master-0" if index == 0 else f"{job}-worker-{index - 1}"
-    return f"{job}-{role}-{index}"
+        return ("worker", index - 1) if index else ("master", 0)
+    return role, index
+
+
+def instance_name(job: str, trainer: Trainer, role: str, index: int) -> str:
+    """Return JOB-ROLE-INDEX, as screens show it; it is stable over restarts."""
+    shown_role, shown_index = shown_place(trainer, role, index)
+    return f"{job}-{shown_role}-{shown_index}"
 
 
 def chief_role(roles: Collection[str]) -> str:

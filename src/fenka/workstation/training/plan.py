@@ -13,6 +13,7 @@ from fenka.jobs.ports import LOOPBACK
 from fenka.jobs.roles import Role, RoleName
 from fenka.jobs.spec import MAX_MEMBERS, MAX_PRIORITY, GpuResources, JobSpec
 from fenka.jobs.training import RoleSpec, TrainingSpec
+from fenka.views.jobs import TRAINERS, instance_name
 
 NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 """For processes outside of leases, which could use every card of the machine."""
@@ -70,7 +71,7 @@ def processes(spec: TrainingSpec) -> list[Process]:
             lease = leases if role.gpu else None
             leases += role.gpu is not None
             chief = role.chief and index == 0
-            name = roles.member_name(spec.kind, spec.name, role.name, index)
+            name = instance_name(spec.name, TRAINERS[spec.kind], role.name, index)
             required = _required(spec, role, chief=chief)
             planned.append(Process(name, role, index, chief, required, lease))
     return planned

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_memory
 from fenka.jobs.spec import GpuResources
-from fenka.views.jobs import TRAINERS, CardUse, Instance, Phase, TrainingJob
+from fenka.views.jobs import TRAINERS, CardUse, Instance, Phase, TrainingJob, shown_place
 from fenka.workstation.protocol import CardView, JobView, Snapshot
 from fenka.workstation.records import InstanceRecord, TrainingRecord
 from fenka.workstation.training import plan
@@ -72,9 +72,7 @@ def _instance(
     snapshot: Snapshot | None,
 ) -> Instance:
     trainer = TRAINERS[record.spec.kind]
-    role, index = instance.role, instance.index
-    if trainer == "pytorchjob":
-        role, index = ("worker", index - 1) if index else ("master", 0)
+    role, index = shown_place(trainer, instance.role, instance.index)
     started = instance.started_at is not None
     lease = leases.get(instance.lease) if instance.lease is not None else None
     requested = _requested(record, instance, snapshot)

@@ -515,6 +515,8 @@ def test_record_is_not_believed_when_its_supervisor_is_gone(station: Workstation
         path.write_bytes(content)
         assert names(station) == ["old"]
         assert "is not understood" in station.ok("get", "--local", "old")
+    # Its age is that of its directory.
+    assert station.ok("prune", "--local", "--since", "1h") == "no job has ended more than 1h ago\n"
     assert station.ok("prune", "--local", "--since", "1s").startswith("The training job old has")
     assert names(station) == []
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -43,13 +44,18 @@ class JobNotFound(FenkaError):
 
 
 class InvalidRecord(FenkaError):
-    """A training's record cannot be read."""
+    """A training's record cannot be read. created_at: when its directory was changed last, Unix seconds."""
 
-    def __init__(self, name: str, why: object) -> None:
+    def __init__(self, directory: Path, why: object) -> None:
+        name = directory.name
         super().__init__(
             f"the record of job {name} is not understood ({why}): remove it with `fenka delete {name}`"
         )
         self.name = name
+        try:
+            self.created_at = directory.stat().st_mtime
+        except OSError:
+            self.created_at = time.time()
 
 
 class InstanceRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -252,9 +258,9 @@ def load(directory: Path) -> TrainingRecord:
         valid = record.spec.name == directory.name and record.instances
         alive = record.finished or record.supervised
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
-        raise InvalidRecord(directory.name, why) from None
+        raise InvalidRecord(directory, why) from None
     if not valid:
-        raise InvalidRecord(directory.name, "it describes no job of this name")
+        raise InvalidRecord(directory, "it describes no job of this name")
     return record if alive else interrupted(record)
 
 

@@ -32,7 +32,7 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
     """
     snapshot, user = _snapshot(), user_name(os.geteuid())
     return [
-        unreadable_job(loaded.name, str(loaded), user)
+        unreadable_job(loaded, user)
         if isinstance(loaded, InvalidRecord)
         else training_job(loaded, snapshot, user)
         for loaded in records.load_all(name)

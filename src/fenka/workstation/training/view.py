@@ -7,7 +7,7 @@ from fenka.dialects.sizes import parse_memory
 from fenka.jobs.spec import GpuResources
 from fenka.views.jobs import TRAINERS, CardUse, Instance, Phase, TrainingJob, shown_place
 from fenka.workstation.protocol import CardView, JobView, Snapshot
-from fenka.workstation.records import InstanceRecord, TrainingRecord
+from fenka.workstation.records import InstanceRecord, InvalidRecord, TrainingRecord
 from fenka.workstation.training import plan
 
 
@@ -42,10 +42,16 @@ def training_job(record: TrainingRecord, snapshot: Snapshot | None, user: str) -
     )
 
 
-def unreadable_job(name: str, reason: str, user: str) -> TrainingJob:
+def unreadable_job(error: InvalidRecord, user: str) -> TrainingJob:
     """Return a training whose record cannot be read."""
     return TrainingJob(
-        name, user, uid="", status="FAILED", trainer="trainjob", created=0, note=reason
+        error.name,
+        user,
+        uid="",
+        status="FAILED",
+        trainer="trainjob",
+        created=error.created_at,
+        note=str(error),
     )
 
 

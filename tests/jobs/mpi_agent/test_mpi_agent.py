@@ -230,10 +230,11 @@ def test_server_goes_on_when_connections_say_nothing(agent: Agent) -> None:
 def test_server_goes_on_when_frames_are_hostile(agent: Agent, sent: bytes) -> None:
     """Test that server goes on when frames are hostile."""
     with agent.connect() as connection:
-        connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
         received = b""
-        with contextlib.suppress(ConnectionError):
+        # The server may have closed it before all is sent: then even shutdown is refused.
+        with contextlib.suppress(OSError):
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
             while data := connection.recv(4096):
                 received += data
     # Nothing but its own random number.

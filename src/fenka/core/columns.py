@@ -4,8 +4,7 @@ Each node owns a slot, and consecutive columns of the card arrays. A change of a
 that an event costs the same on any number of nodes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -286,15 +285,6 @@ class Columns(CardColumns):
     def remove(self, *placements: Placement) -> None:
         """Remove placements."""
         self._count(placements, -1)
-
-    @contextmanager
-    def added(self, placements: Sequence[Placement]) -> Iterator[None]:
-        """Add placements for as long as the context lasts."""
-        self.add(*placements)
-        try:
-            yield
-        finally:
-            self.remove(*placements)
 
     def take(self, columns: Ints, request: Request, needs: Needs) -> None:
         """Allocate these cards for a request, and its part of the host once for each of their nodes.

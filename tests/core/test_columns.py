@@ -124,7 +124,7 @@ class TestUsage:
         assert columns.card_usage("a", device(1)) == NO_USAGE
         assert sums(columns, "a") == [22690, 200, 22690, 200]
 
-    def test_take_allocates_whhostthe_request_needs_of_each_card(self) -> None:
+    def test_take_allocates_what_the_request_needs_of_each_card(self) -> None:
         """4 units are 4308 MiB of a T4 and 4349 of a P4; the host gives its part once for both."""
         columns = Columns([TWO, node(T4_MIB, name="b")])
         request = replace(units(4, compute=25), cpu_milli=1500, host_memory_mib=10)
@@ -259,7 +259,7 @@ class TestNodes:
             (Request(compute=1, models=frozenset({"A"})), (0, 1, True)),
         ],
     )
-    def test_class_knows_whhosta_request_takes_of_its_cards(
+    def test_class_knows_what_a_request_takes_of_its_cards(
         self, request_: Request, expected: tuple[int, int, bool]
     ) -> None:
         """Memory in MiB, compute in percent, and whether the model is another."""

@@ -10,6 +10,7 @@ from fenka.core.fairness import Fairness, UsageHistory
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
+from fenka.core.preemption import VictimCandidate
 from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.steps import complete
@@ -55,12 +56,32 @@ def placement(*pieces: Slice, name: str = "a", whole: bool = False) -> Placement
     return Placement(name, pieces, whole=whole)
 
 
+def t4_mib(amount: int) -> int:
+    """The MiB of this number of a T4's 14 units."""
+    return T4_MIB * amount // 14
+
+
+def on(index: int, amount: int, name: str = "a") -> Placement:
+    """Units of a T4 with this index."""
+    return placement(piece(index, t4_mib(amount), name=name), name=name)
+
+
+def held(index: int, amount: int, deadline: float | None = None, name: str = "a") -> Allocation:
+    """An allocation of units of a T4 with this index."""
+    return Allocation(on(index, amount, name), deadline)
+
+
 def holding(*placements: Placement) -> UsageTotals:
     """A view in which these hold. It is not checked against any card."""
     tally = UsageTotals()
     for each in placements:
         tally.add(each)
     return tally
+
+
+def held_by(candidates: Iterable[VictimCandidate]) -> UsageTotals:
+    """A view in which all of them hold their placements."""
+    return holding(*(it.placement for it in candidates))
 
 
 def units(amount: int, *, cards: int = 1, compute: int = 0) -> Request:

@@ -19,11 +19,13 @@ from tests.core.builders import (
     clusters,
     device,
     exact,
+    held,
     holding,
     node,
     piece,
     placement,
     requests,
+    t4_mib,
     units,
     whole,
 )
@@ -31,7 +33,7 @@ from tests.core.builders import (
 TWO = node(T4_MIB, T4_MIB)
 
 
-def held(index: int, mib: int, deadline: float | None, compute: int = 0) -> Allocation:
+def taken(index: int, mib: int, deadline: float | None, compute: int = 0) -> Allocation:
     """Return an allocation of this much of a card."""
     return Allocation(placement(piece(index, mib, compute)), deadline)
 
@@ -49,27 +51,27 @@ def found(request: Request, node: Node, *allocations: Allocation) -> list[tuple[
         # nothing is held: now, in the order of indexes
         (units(14), [], [(0, -inf, 0), (1, -inf, 0)]),
         # 15079 - 10000 = 5079 are free, 4 units are 4308
-        (units(4), [held(0, 10_000, 50)], [(0, -inf, 0), (1, -inf, 0)]),
+        (units(4), [taken(0, 10_000, 50)], [(0, -inf, 0), (1, -inf, 0)]),
         # 5 units are 5385 > 5079: card 0 at 50
-        (units(5), [held(0, 10_000, 50)], [(1, -inf, 0), (0, 50, 0)]),
+        (units(5), [taken(0, 10_000, 50)], [(1, -inf, 0), (0, 50, 0)]),
         # 8000 + 7000 are held: at 30, 8079 are free; at 60, all
-        (exact(8000), [held(0, 8000, 60), held(0, 7000, 30)], [(1, -inf, 0), (0, 60, 0)]),
-        (exact(7000), [held(0, 8000, 60), held(0, 7000, 30)], [(1, -inf, 0), (0, 30, 0)]),
+        (exact(8000), [taken(0, 8000, 60), taken(0, 7000, 30)], [(1, -inf, 0), (0, 60, 0)]),
+        (exact(7000), [taken(0, 8000, 60), taken(0, 7000, 30)], [(1, -inf, 0), (0, 30, 0)]),
         # without a deadline nobody knows when, but one end would do
-        (units(14), [held(0, 100, None)], [(1, -inf, 0), (0, inf, 1)]),
+        (units(14), [taken(0, 100, None)], [(1, -inf, 0), (0, inf, 1)]),
         # the larger of two without a deadline makes room alone: 15079 - 100 = 14979
-        (exact(14_979), [held(0, 100, None), held(0, 9000, None)], [(1, -inf, 0), (0, inf, 1)]),
-        (units(14), [held(0, 100, None), held(0, 9000, None)], [(1, -inf, 0), (0, inf, 2)]),
+        (exact(14_979), [taken(0, 100, None), taken(0, 9000, None)], [(1, -inf, 0), (0, inf, 1)]),
+        (units(14), [taken(0, 100, None), taken(0, 9000, None)], [(1, -inf, 0), (0, inf, 2)]),
         # an infinite deadline never ends: the card is left out
-        (units(14), [held(0, 100, inf)], [(1, -inf, 0)]),
-        (units(13), [held(0, 100, inf)], [(0, -inf, 0), (1, -inf, 0)]),
+        (units(14), [taken(0, 100, inf)], [(1, -inf, 0)]),
+        (units(13), [taken(0, 100, inf)], [(0, -inf, 0), (1, -inf, 0)]),
         # one that stays is the last that would have to end: 15079 - 100 = 14979 once the others have
-        (exact(14_979), [held(0, 100, inf), held(0, 50, None)], [(1, -inf, 0), (0, inf, 1)]),
-        (exact(14_979), [held(0, 100, inf), held(0, 50, 5)], [(1, -inf, 0), (0, 5, 0)]),
+        (exact(14_979), [taken(0, 100, inf), taken(0, 50, None)], [(1, -inf, 0), (0, inf, 1)]),
+        (exact(14_979), [taken(0, 100, inf), taken(0, 50, 5)], [(1, -inf, 0), (0, 5, 0)]),
         # compute: 60 of 100 are held until 9
-        (units(1, compute=50), [held(0, 1, 9, compute=60)], [(1, -inf, 0), (0, 9, 0)]),
+        (units(1, compute=50), [taken(0, 1, 9, compute=60)], [(1, -inf, 0), (0, 9, 0)]),
         # a whole card is one that nobody holds
-        (whole(), [held(0, 1, 9), held(1, 1, 7)], [(1, 7, 0), (0, 9, 0)]),
+        (whole(), [taken(0, 1, 9), taken(1, 1, 7)], [(1, 7, 0), (0, 9, 0)]),
         # 15 units are more than any card has
         (units(15), [], []),
     ],
@@ -85,7 +87,7 @@ def test_small_slices_wait_when_a_card_is_taken_whole() -> None:
     """A whole card is shared with nobody, however little its holder uses and whoever else is there."""
     allocation = Allocation(placement(piece(0, 1), whole=True), 20)
     assert found(units(1), TWO, allocation) == [(1, -inf, 0), (0, 20, 0)]
-    assert found(units(1), TWO, allocation, held(0, 1, 30)) == [(1, -inf, 0), (0, 20, 0)]
+    assert found(units(1), TWO, allocation, taken(0, 1, 30)) == [(1, -inf, 0), (0, 20, 0)]
 
 
 @pytest.mark.parametrize(
@@ -207,18 +209,13 @@ def test_card_is_available_when_memory_compute_and_holders_allow_it(
     request_: Request, expected: float
 ) -> None:
     """A slice of 8 units and 60 percent ends at 10, one of 4 units and 30 percent at 20."""
-    ends = held(0, mib_of(8), 10, 60), held(0, mib_of(4), 20, 30)
+    ends = taken(0, t4_mib(8), 10, 60), taken(0, t4_mib(4), 20, 30)
     assert found(request_, node(T4_MIB), *ends) == [(0, expected, 0)]
-
-
-def mib_of(amount: int) -> int:
-    """Return the MiB of this number of a T4's 14 units."""
-    return T4_MIB * amount // 14
 
 
 def test_allocation_is_ignored_when_its_card_is_gone() -> None:
     """A record may name a card that the node had before."""
-    assert found(whole(), node(T4_MIB), held(1, T4_MIB, None)) == [(0, -inf, 0)]
+    assert found(whole(), node(T4_MIB), taken(1, T4_MIB, None)) == [(0, -inf, 0)]
 
 
 # ---- several nodes ----
@@ -226,15 +223,10 @@ def test_allocation_is_ignored_when_its_card_is_gone() -> None:
 A, B = node(T4_MIB, T4_MIB), node(T4_MIB, name="b")
 
 
-def on(index: int, amount: int, deadline: float | None, name: str = "a") -> Allocation:
-    """Return an allocation of this number of units."""
-    return Allocation(placement(piece(index, mib_of(amount), name=name), name=name), deadline)
-
-
 def timeline(now: float = 0) -> Timeline:
     """Return a timeline: a's cards are full until 50 and 80, b's card indefinitely."""
-    on_a = [on(0, 14, 50), on(1, 14, 80)]
-    return Timeline((A, B), {"a": on_a, "b": [on(0, 14, None, "b")]}, now)
+    on_a = [held(0, 14, 50), held(1, 14, 80)]
+    return Timeline((A, B), {"a": on_a, "b": [held(0, 14, None, "b")]}, now)
 
 
 def shown(start: Start | None) -> tuple[str, float, int, list[int]] | None:
@@ -285,7 +277,7 @@ def test_nodes_are_in_order_of_the_last_start_of_all_requests() -> None:
 
 def test_request_starts_later_when_the_pass_has_added_an_allocation() -> None:
     """8 more units of card 0 until 200 leave 14 - 8 = 6 of it from 50 on: 8 are free on card 1 at 80."""
-    line, added = timeline(), on(0, 8, 200)
+    line, added = timeline(), held(0, 8, 200)
     line.add(added)
     assert shown(line.earliest(units(8))) == ("a", 80, 0, [1])
     assert shown(line.earliest(units(6))) == ("a", 50, 0, [0])
@@ -313,8 +305,8 @@ def test_reserved_card_is_available_when_its_reservation_has_started(
 ) -> None:
     """What is reserved has also been added: 1 unit of each card of node a, until 500."""
     line = timeline()
-    line.add(on(0, 1, 500))
-    line.add(on(1, 1, 500))
+    line.add(held(0, 1, 500))
+    line.add(held(1, 1, 500))
     for at in reservations:
         line.reserve([device(0)], at)
     assert shown(line.earliest(units(8))) == expected
@@ -322,8 +314,8 @@ def test_reserved_card_is_available_when_its_reservation_has_started(
 
 def test_reservation_of_unknown_start_counts_as_one_more_uncertain_end() -> None:
     """So of two cards that are free at an unknown time the one that waits for less is taken."""
-    line = Timeline((B,), {"b": [on(0, 14, None, "b")]}, 0)
-    line.add(on(0, 1, 500, "b"))
+    line = Timeline((B,), {"b": [held(0, 14, None, "b")]}, 0)
+    line.add(held(0, 1, 500, "b"))
     assert shown(line.earliest(units(8))) == ("b", inf, 1, [0])
     line.reserve([device(0, "b")], inf)
     assert shown(line.earliest(units(8))) == ("b", inf, 2, [0])

@@ -20,9 +20,8 @@ from tests.core.builders import (
     NodesBackfill,
     card,
     clusters,
+    held,
     node,
-    piece,
-    placement,
     requests,
     units,
     whole,
@@ -35,16 +34,6 @@ T4, TWO = node(T4_MIB), node(T4_MIB, T4_MIB)
 
 
 OTHER = node(T4_MIB, name="b")
-
-
-def mib(amount: int) -> int:
-    """So many of a T4's 14 units."""
-    return T4_MIB * amount // 14
-
-
-def held(card_: int, amount: int, deadline: float | None = None, name: str = "a") -> Allocation:
-    """So many units of this card."""
-    return Allocation(placement(piece(card_, mib(amount), name=name), name=name), deadline)
 
 
 def queue(*asked: Request | tuple[Request, float]) -> list[PendingRequest]:

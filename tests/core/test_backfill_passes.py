@@ -19,23 +19,15 @@ from tests.core.builders import (
     NodesBackfill,
     device,
     exact,
+    held,
     holding,
     node,
-    piece,
-    placement,
     units,
     whole,
 )
 
 PLAIN = Fairness(penalty_per_request_s=0)
 T4, TWO, B = node(T4_MIB), node(T4_MIB, T4_MIB), node(T4_MIB, name="b")
-
-
-def held(index: int, amount: int, deadline: float | None = None, name: str = "a") -> Allocation:
-    """Return an allocation of this number of a T4's 14 units."""
-    return Allocation(
-        placement(piece(index, T4_MIB * amount // 14, name=name), name=name), deadline
-    )
 
 
 def want(

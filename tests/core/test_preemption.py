@@ -18,14 +18,14 @@ from fenka.core.preemption import (
     cheapest_victims,
 )
 from fenka.core.request import Memory, Placement, Request
-from fenka.core.usage import UsageOverlay, UsageTotals
+from fenka.core.usage import UsageOverlay
 from tests.core.builders import (
     GIB,
     T4_MIB,
     clusters,
+    held_by,
     node,
-    piece,
-    placement,
+    on,
     requests,
     units,
     whole,
@@ -35,28 +35,10 @@ TWO, OTHER = node(T4_MIB, T4_MIB), node(T4_MIB, name="b")
 HIGH = 100
 
 
-def mib(amount: int) -> int:
-    """Return the MiB of this number of a T4's 14 units."""
-    return T4_MIB * amount // 14
-
-
-def on(card: int, amount: int, name: str = "a") -> Placement:
-    """Return a placement of this number of units of a card."""
-    return placement(piece(card, mib(amount), name=name), name=name)
-
-
-def counted(holders: list[VictimCandidate]) -> UsageTotals:
-    """Return a view in which these candidates hold their placements."""
-    tally = UsageTotals()
-    for it in holders:
-        tally.add(it.placement)
-    return tally
-
-
 def victims(holders: list[VictimCandidate], request: Request, *nodes: Node) -> list[str] | None:
     """Return the ids of the victims of a request of priority 100."""
     found = cheapest_victims(
-        counted(holders), holders, Preemptor((request,), HIGH), nodes or (TWO,)
+        held_by(holders), holders, Preemptor((request,), HIGH), nodes or (TWO,)
     )
     return None if found is None else list(found.ids)
 
@@ -181,7 +163,7 @@ def test_gang_is_evicted_from_all_nodes_when_one_member_is_a_victim() -> None:
         VictimCandidate("y", on(0, 14, "b"), 0, "g"),
         VictimCandidate("z", on(1, 14), 100),
     ]
-    found = cheapest_victims(counted(holders), holders, Preemptor((units(14),), HIGH), [TWO])
+    found = cheapest_victims(held_by(holders), holders, Preemptor((units(14),), HIGH), [TWO])
     assert found == Victims(("x", "y"), (on(0, 14),), 0)
 
 
@@ -189,7 +171,7 @@ def test_victims_are_on_several_nodes_when_a_gang_needs_them() -> None:
     """Three times 14 units: pods of lower priority hold two cards, the third is free."""
     holders = [VictimCandidate("x", on(0, 2)), VictimCandidate("y", on(0, 2, "b"))]
     found = cheapest_victims(
-        counted(holders), holders, Preemptor((units(14),) * 3, HIGH), [TWO, OTHER]
+        held_by(holders), holders, Preemptor((units(14),) * 3, HIGH), [TWO, OTHER]
     )
     assert found is not None
     assert found.ids == ("x", "y")

@@ -27,8 +27,9 @@ from tests.core.builders import (
     card,
     device,
     exact,
-    holding,
+    held_by,
     node,
+    on,
     piece,
     placement,
     units,
@@ -50,14 +51,8 @@ def candidate(
     budgets: Iterable[DisruptionBudget] = (),
 ) -> VictimCandidate:
     """Return a candidate with units of a T4: a0 is card 0 of node a."""
-    part = piece(int(where[1:]), T4_MIB * amount // 14, name=where[0])
-    held = placement(part, name=where[0])
+    held = on(int(where[1:]), amount, where[0])
     return VictimCandidate(name, held, priority, gang, frozenset(budgets))
-
-
-def usage(candidates: Iterable[VictimCandidate]) -> UsageTotals:
-    """Return a view in which all of them hold their placements."""
-    return holding(*(it.placement for it in candidates))
 
 
 def chosen(
@@ -65,7 +60,7 @@ def chosen(
 ) -> str | None:
     """Return the victims of a request of priority 100, or of a gang; None if nothing helps."""
     preemptor = Preemptor(requests, HIGH)
-    victims = cheapest_victims(usage(candidates), candidates, preemptor, list(nodes))
+    victims = cheapest_victims(held_by(candidates), candidates, preemptor, list(nodes))
     return None if victims is None else " ".join(victims.ids)
 
 
@@ -185,12 +180,12 @@ def test_victims_have_the_placements_and_the_violations() -> None:
         candidate("y", "a0", 7, budgets=[ONE, SPENT]),
         candidate("z", "a1", priority=100),
     ]
-    victims = cheapest_victims(usage(full), full, Preemptor((units(14),), HIGH), [TWO])
+    victims = cheapest_victims(held_by(full), full, Preemptor((units(14),), HIGH), [TWO])
     assert victims == Victims(("x", "y"), (placement(piece(0, T4_MIB)),), 1)
-    half = cheapest_victims(usage(full), full, Preemptor((units(7),), HIGH), [TWO])
+    half = cheapest_victims(held_by(full), full, Preemptor((units(7),), HIGH), [TWO])
     assert half == Victims(("x",), (placement(piece(0, 7539)),), 0)
     both = [full[0], replace(full[1], budgets=frozenset([ONE])), full[2]]
-    victims = cheapest_victims(usage(both), both, Preemptor((units(14),), HIGH), [TWO])
+    victims = cheapest_victims(held_by(both), both, Preemptor((units(14),), HIGH), [TWO])
     assert victims is not None
     assert victims.violations == 1
 
@@ -199,11 +194,13 @@ def test_victims_have_the_placements_and_the_violations() -> None:
 def test_placement_is_by_the_policy_when_nobody_needs_to_go(policy: str, expected: int) -> None:
     """a0 has 8 of 14 units held, a1 nothing: in whichever order, ids are empty."""
     held = [candidate("x", "a0", 8)]
-    victims = cheapest_victims(usage(held), held, Preemptor((units(2),), HIGH), [TWO], policy)
+    victims = cheapest_victims(held_by(held), held, Preemptor((units(2),), HIGH), [TWO], policy)
     assert victims is not None
     # One card is a scope of its own, and the first one that fits costs nothing.
     assert (victims.ids, victims.violations) == ((), 0)
-    pair = cheapest_victims(usage(held), held, Preemptor((units(2), units(2)), HIGH), [TWO], policy)
+    pair = cheapest_victims(
+        held_by(held), held, Preemptor((units(2), units(2)), HIGH), [TWO], policy
+    )
     assert pair is not None
     assert pair.placements[0].slices[0].card == expected
 
@@ -216,11 +213,11 @@ def test_victims_are_not_sought_on_reserved_or_closed_cards() -> None:
     ]
     full = [candidate(it, it) for it in ("a0", "a1", "b0")]
     preemptor = Preemptor((units(1),), HIGH)
-    assert cheapest_victims(usage(full), full, preemptor, nodes, "spread", [device(0)]) is None
-    victims = cheapest_victims(usage(full), full, preemptor, nodes, "spread")
+    assert cheapest_victims(held_by(full), full, preemptor, nodes, "spread", [device(0)]) is None
+    victims = cheapest_victims(held_by(full), full, preemptor, nodes, "spread")
     assert victims is not None
     assert victims.ids == ("a0",)
-    assert cheapest_victims(usage(full), full, preemptor, []) is None
+    assert cheapest_victims(held_by(full), full, preemptor, []) is None
 
 
 def test_policy_is_an_error_when_it_is_unknown() -> None:
@@ -275,7 +272,7 @@ def test_fewer_victims_are_preferred_when_all_sets_can_be_compared(
     full += [VictimCandidate(f"o{it}", placement(piece(0, 1)), 50) for it in range(others)]
     one = node(T4_MIB + others)
     preemptor = Preemptor((exact(7539),), HIGH)
-    victims = cheapest_victims(usage(full), full, preemptor, [one])
+    victims = cheapest_victims(held_by(full), full, preemptor, [one])
     assert victims is not None
     assert " ".join(victims.ids) == expected
 
@@ -298,7 +295,7 @@ def test_no_victim_could_stay_when_there_are_too_many_to_compare(
         candidate(f"v{number:02}", where, amount, priority, gang=gangs[number])
         for number, (amount, priority, where) in enumerate(sizes)
     ]
-    nodes, view = [TWO, B], usage(full)
+    nodes, view = [TWO, B], held_by(full)
     victims = cheapest_victims(view, full, Preemptor(tuple(requests), 3), nodes)
 
     def fits(ids: Iterable[str]) -> bool:

@@ -24,7 +24,7 @@ from fenka.dialects import ack, gpushare
 from fenka.dialects.node_modes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
 from tests.core.builders import device, piece
-from tests.fakes.queue import START, UNSCHEDULABLE, make, stamp
+from tests.fakes.queue import START, make, pending, stamp
 
 PLAIN = Fairness(penalty_per_request_s=0)
 FOREIGN: Json = {"schedulingGates": [{"name": QUEUE_GATE}, {"name": "quota"}]}
@@ -35,11 +35,6 @@ def deleted(pod: Pod, at: float = 0) -> Pod:
     """Return the pod, which the API server removes at this time."""
     pod.metadata.deletion_timestamp = stamp(at)
     return pod
-
-
-def pending(name: str, units: int, at: float = 0, **given: Any) -> Pod:
-    """Return a pod for which kube-scheduler has found no node."""
-    return make(name, units, at, said=UNSCHEDULABLE, **given)
 
 
 def holder(name: str, units: int = 10, card: int = 0, node: str = "n", **given: Any) -> Pod:

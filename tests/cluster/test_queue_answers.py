@@ -7,52 +7,28 @@ import pytest
 from fenka.cluster.entry_lifecycle import REQUEUE_AFTER_S, RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.cluster.pending_queue import DEPTH
-from fenka.cluster.queue_state import QueueState, entry_id, queue_state
-from fenka.cluster.state import ClusterState
+from fenka.cluster.queue_state import entry_id
 from fenka.core.fairness import Fairness
 from fenka.core.steps import complete
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
-from tests.fakes.queue import START, UNSCHEDULABLE, gang, make
+from tests.fakes.queue import START, QueueByEvents, gang, make, pending
 
 GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
 
 
-class Queue:
-    """A queue over node n. Times are seconds after START."""
-
-    def __init__(self, *running: Pod, cards: int = 1, fairness: Fairness | None = None) -> None:
-        self.now = 0.0
-        self.cluster = ClusterState([a_node("n", *[T4_MIB] * cards)], running)
-        self.state: QueueState = queue_state(
-            self.cluster, fairness=fairness or Fairness(penalty_per_request_s=0)
-        )
-
-    def set(self, *pods: Pod) -> None:
-        """Bring pods, as the informer does."""
-        for pod in pods:
-            self.cluster.set_pod(pod)
-            self.state.set_pod(pod, START + self.now)
-
-    def end(self, name: str) -> None:
-        """Report that a pod was deleted."""
-        self.cluster.forget_pod(name)
-        self.state.forget_pod(name, START + self.now)
+class Queue(QueueByEvents):
+    """A queue, and what it answers."""
 
     def scheduled(self, now: float | None = None) -> list[str]:
         """Schedule the queue, and return the entries in order."""
         self.now = self.now if now is None else now
-        complete(self.state.schedule({}, START + self.now))
+        complete(self.state.schedule(self.gangs, START + self.now))
         return [entry.pending.id for entry in self.state.entries()]
 
     def requeued(self, now: float, limit: int = 9) -> list[str]:
         """Return the pods that kube-scheduler is asked to try."""
         self.scheduled(now)
         return [pod.metadata.name for pod in self.state.pods_to_requeue(limit, START + now)]
-
-
-def pending(name: str, units: int = 10, at: float = 0, **given: object) -> Pod:
-    """Return a pod for which kube-scheduler has found no node."""
-    return make(name, units, at, said=UNSCHEDULABLE, **given)  # type: ignore[arg-type]
 
 
 def holder(units: int = 14, card: int = 0) -> Pod:

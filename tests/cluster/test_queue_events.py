@@ -6,36 +6,17 @@ import pytest
 
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.queue_state import queue_state
-from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
 from fenka.core.request import Placement
 from fenka.core.steps import complete
-from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
+from tests.builders import Json, gang_labels, on_card
 from tests.core.builders import piece
-from tests.fakes.queue import START, UNSCHEDULABLE, make
+from tests.fakes.queue import START, UNSCHEDULABLE, QueueByEvents, make, pending
 
 GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
 
 
-class Queue:
-    """A queue over node n, which has one card of 14 units. Times are seconds after START."""
-
-    def __init__(self, *running: Pod) -> None:
-        self.now, self.gangs = 0.0, dict[str, tuple[Placement, ...]]()
-        self.cluster = ClusterState([a_node("n", T4_MIB)], running)
-        self.state = queue_state(self.cluster, fairness=Fairness(penalty_per_request_s=0))
-
-    def set(self, *pods: Pod) -> None:
-        """Bring pods, as the informer does."""
-        for pod in pods:
-            self.cluster.set_pod(pod)
-            self.state.set_pod(pod, START + self.now)
-
-    def end(self, name: str) -> None:
-        """Report that a pod was deleted."""
-        self.cluster.forget_pod(name)
-        self.state.forget_pod(name, START + self.now)
+class Queue(QueueByEvents):
+    """A queue, and whether its snapshot is out of date."""
 
     def scheduled(self) -> list[tuple[str, bool]]:
         """Schedule the queue. Return its entries in order, and whether each fits."""
@@ -46,11 +27,6 @@ class Queue:
     def stale(self) -> bool:
         """Return whether the snapshot may differ from what scheduling would make now."""
         return self.state.is_stale(self.gangs, START + self.now)
-
-
-def pending(name: str, units: int = 10, at: float = 0) -> Pod:
-    """Return a pod for which kube-scheduler has found no node."""
-    return make(name, units, at, said=UNSCHEDULABLE)
 
 
 def holder(units: int = 10) -> Pod:

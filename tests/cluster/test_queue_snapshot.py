@@ -11,14 +11,9 @@ from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
 from fenka.core.steps import complete
 from tests.builders import T4_MIB, a_node, on_card
-from tests.fakes.queue import START, UNSCHEDULABLE, gang, make
+from tests.fakes.queue import START, gang, make, pending
 
 NOW = START + 10_000
-
-
-def waiting(name: str, at: float = 0, units: int = 10, **given_: object) -> Pod:
-    """Return a pod for which kube-scheduler has found no node."""
-    return make(name, units, at, said=UNSCHEDULABLE, **given_)  # type: ignore[arg-type]
 
 
 def snapshot(*pods: Pod, fairness: Fairness | None = None, cards: int = 1) -> QueueSnapshot:
@@ -47,21 +42,21 @@ def test_entry_was_requested_when_its_first_pod_was_created(
     created: list[float], expected: float
 ) -> None:
     """The creation time is the API server's."""
-    pods = tuple(waiting(f"p{number}", at) for number, at in enumerate(created))
+    pods = tuple(pending(f"p{number}", at=at) for number, at in enumerate(created))
     assert PendingEntry("default/g", pods).request(NOW).requested_at == START + expected
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "9999999999"])
 def test_entry_was_requested_now_when_its_time_cannot_be_read(text: str) -> None:
     """It does not precede others by that."""
-    pod = waiting("p")
+    pod = pending("p")
     pod.metadata.creation_timestamp = text
     assert PendingEntry("p", (pod,)).request(NOW).requested_at == NOW
 
 
 def test_entry_has_the_gangs_name_when_its_id_is_its_key() -> None:
     """A gang that is named like a UID is a gang."""
-    member, single = gang("g1", 4, 0), waiting("p", namespace="team")
+    member, single = gang("g1", 4, 0), pending("p", namespace="team")
     assert PendingEntry("default/g", (member,)).name == "g"
     assert PendingEntry("default/u/v", (member,)).name == "u/v"
     assert PendingEntry("p", (single,)).name == "p"
@@ -76,7 +71,7 @@ def test_entry_ends_when_the_last_of_its_pods_has(
     limits: list[int | None], expected: float | None
 ) -> None:
     """Without a limit of each pod there is none."""
-    pods = tuple(waiting(f"p{number}", runs=runs) for number, runs in enumerate(limits))
+    pods = tuple(pending(f"p{number}", runs=runs) for number, runs in enumerate(limits))
     assert PendingEntry("default/g", pods).time_limit_s == expected
 
 
@@ -87,7 +82,7 @@ def test_entry_has_the_lowest_priority_of_its_pods(
     priorities: list[int | None], expected: int
 ) -> None:
     """One important member does not bring the others forward."""
-    pods = tuple(waiting(f"p{number}", priority=each) for number, each in enumerate(priorities))
+    pods = tuple(pending(f"p{number}", priority=each) for number, each in enumerate(priorities))
     assert PendingEntry("default/g", pods).priority == expected
 
 
@@ -97,7 +92,7 @@ def test_entry_has_the_lowest_priority_of_its_pods(
 def test_snapshot_is_empty_before_the_queue_was_scheduled() -> None:
     """Every pod would be the first, and could reserve cards."""
     empty = QueueSnapshot()
-    key = empty.sort_key(PendingEntry("p", (waiting("p"),)).request(NOW))
+    key = empty.sort_key(PendingEntry("p", (pending("p"),)).request(NOW))
     assert empty.rank(key) == 0
     assert empty.can_reserve
     assert "p" not in empty
@@ -106,20 +101,20 @@ def test_snapshot_is_empty_before_the_queue_was_scheduled() -> None:
 
 def test_holders_are_the_entries_that_reserve_with_their_rank() -> None:
     """The first four of six reserve cards; the fifth and sixth only wait."""
-    made = snapshot(*(waiting(f"p{number}", number) for number in range(DEPTH + 2)), cards=6)
+    made = snapshot(*(pending(f"p{number}", at=number) for number in range(DEPTH + 2)), cards=6)
     assert [entry.pending.id for entry in made.entries] == [f"p{n}" for n in range(DEPTH + 2)]
     assert [(rank, entry.pending.id) for rank, entry in made.holders] == [
         (number, f"p{number}") for number in range(DEPTH)
     ]
     assert not made.can_reserve
-    assert snapshot(waiting("p")).can_reserve
+    assert snapshot(pending("p")).can_reserve
 
 
 def test_entries_say_why_they_do_not_fit() -> None:
     """Of an entry that fits there is nothing to say."""
     cluster = ClusterState([a_node("n", T4_MIB)])
     queue = PendingQueue(cluster, "binpack", Fairness(penalty_per_request_s=0))
-    first, second = complete(queue.schedule([waiting("p"), waiting("q", 1)], NOW)).entries
+    first, second = complete(queue.schedule([pending("p"), pending("q", at=1)], NOW)).entries
     assert (first.why, bool(first.placements)) == ("", True)
     # 14 - 10 = 4 units are left
     assert (second.why, second.placements) == ("0/1 GPUs fit: 1 too little memory", ())
@@ -150,7 +145,7 @@ def test_rank_of_a_pod_is_where_it_is_once_it_is_in_the_queue(
 ) -> None:
     """A pod is answered by the rank that it would have, before the queue is scheduled with it."""
     pods = [
-        waiting(f"p{number}", at, priority=priority, namespace=namespace)
+        pending(f"p{number}", at=at, priority=priority, namespace=namespace)
         for number, (at, priority, namespace, _) in enumerate(described)
     ]
     new = data.draw(st.sampled_from(pods))
@@ -172,7 +167,7 @@ def test_ranks_are_consistent_with_the_order(
 ) -> None:
     """Each entry's rank is its index; priorities never increase, times increase for one user."""
     pods = [
-        waiting(f"p{number}", at, priority=priority, namespace=namespace)
+        pending(f"p{number}", at=at, priority=priority, namespace=namespace)
         for number, (at, priority, namespace, _) in enumerate(described)
     ]
     made = snapshot(*pods, fairness=fairness)

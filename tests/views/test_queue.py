@@ -10,7 +10,7 @@ from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.fairness import Fairness
 from fenka.views.queue import QueueRow, cluster_queue
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
-from tests.fakes.queue import START, UNSCHEDULABLE, make
+from tests.fakes.queue import START, make, pending
 
 MEMORY = "aliyun.com/gpu-mem"
 PLAIN = SchedulerOptions(fairness=Fairness(penalty_per_request_s=0))
@@ -20,11 +20,6 @@ NODE = a_node("n", T4_MIB, T4_MIB)
 def rows(*pods: Pod, now: float = 100) -> list[QueueRow]:
     """Return the queue of these pods on a node of two T4, `now` seconds after START."""
     return cluster_queue(ClusterSnapshot.of([NODE], pods), PLAIN, START + now)
-
-
-def pending(name: str, units: int, at: float = 0, **given: Any) -> Pod:
-    """Return a pod for which kube-scheduler has found no node."""
-    return make(name, units, at, said=UNSCHEDULABLE, **given)
 
 
 def holder(

@@ -13,9 +13,8 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import OutputOption
 from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook
-from fenka.workstation import paths, protocol, records
+from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection, RequestFailed, get_snapshot, job_names
-from fenka.workstation.training import manage
 
 FOLLOW_INTERVAL_S = 0.1
 
@@ -114,6 +113,10 @@ def stop(
     grace: Annotated[float, typer.Option(min=0, help="seconds between SIGTERM and SIGKILL")] = 10.0,
 ) -> None:
     """Stop all jobs named, even if some of them cannot be stopped."""
+    # `fenka ps` needs neither, and importing them takes an eighth of its start.
+    from fenka.workstation import records
+    from fenka.workstation.training import manage
+
     failures = []
     for name in names:
         if records.exists(name):

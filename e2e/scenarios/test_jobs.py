@@ -129,6 +129,8 @@ def test_workers_of_slices_share_one_card_and_see_their_limit(
         jobs.installation.cluster.node(node).address
     }
     assert "0.9" in jobs.fenka("top", "job").split()
+    attach = ("attach", "slices", "-n", jobs.namespace, "--", "sh", "-c", "echo $FENKA_JOB")
+    assert jobs.installation.fenka(*attach) == "slices\n"
     jobs.let_go(next(name for name in pod_names(jobs, "worker") if "-worker-0-0" in name))
     jobs.wait_for("slices", "SUCCEEDED")
     assert [

@@ -215,10 +215,11 @@ class FakeApiServer:
             return web.json_response({"kind": "APIResourceList"})
         if request.path == "/apis":
             return web.json_response(self._discovery())
-        if request.path.endswith("/log"):
-            return await self._log(request)
-        if request.path.endswith("/exec"):
-            return await self._exec(request)
+        if request.path.endswith(("/log", "/exec")):
+            if "*/*" not in request.headers.get("Accept", "*/*"):
+                raise Refusal(406, "NotAcceptable", "only other media types are served")
+            logs = request.path.endswith("/log")
+            return await (self._log if logs else self._exec)(request)
         body: Json = msgspec.json.decode(await request.read() or b"{}")
         answer = self.handle(request.method, request.path, request.query, body)
         status = 201 if request.method == "POST" else 200

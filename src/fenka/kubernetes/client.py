@@ -254,7 +254,7 @@ class Api:
         self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
     ) -> aiohttp.ClientWebSocketResponse:
         """Open a websocket with one of these subprotocols. Raises ApiError, ApiUnreachable."""
-        headers = await self._headers()
+        headers = await self._headers("*/*")
         try:
             return await self._session.ws_connect(
                 self._url(path, query),

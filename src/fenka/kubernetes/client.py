@@ -236,14 +236,8 @@ class Api:
         Raises ApiError, ApiUnreachable.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S)
-        headers = await self._headers("*/*")
         try:
-            async with self._session.get(
-                self._url(path, query),
-                headers=headers,
-                timeout=timeout,
-                server_hostname=self._server_hostname,
-            ) as answer:
+            async with await self._send("GET", path, query, timeout, accept="*/*") as answer:
                 await _refuse(answer)
                 async for block in answer.content.iter_any():
                     yield block
@@ -330,8 +324,9 @@ class Api:
         query: Mapping[str, str | int],
         timeout: aiohttp.ClientTimeout,
         body: Mapping[str, Any] | None = None,
+        accept: str = JSON,
     ) -> aiohttp.ClientResponse:
-        headers = await self._headers()
+        headers = await self._headers(accept)
         if body is not None:
             headers["Content-Type"] = MERGE if method == "PATCH" else JSON
         return await self._session.request(

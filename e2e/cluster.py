@@ -25,7 +25,6 @@ from e2e import configuration, dns, network
 from e2e.administrator import Administrator
 from e2e.images import copy_store
 from e2e.machine import (
-    HANGS_AFTER_S,
     ClusterError,
     Machine,
     missing_programs,
@@ -86,14 +85,14 @@ class Node(Machine):
         self.cluster = cluster
         self.number = number
 
-    def ctr(self, *argv: str, timeout: float = HANGS_AFTER_S) -> str:
+    def ctr(self, *argv: str) -> str:
         """Run ctr in the containerd namespace of the kubelet's containers."""
         command = ("ctr", "--address", configuration.CONTAINERD, "-n", "k8s.io", *argv)
-        return self.run(*command, timeout=timeout)
+        return self.run(*command)
 
-    def import_image(self, archive: Path, timeout: float = HANGS_AFTER_S) -> None:
+    def import_image(self, archive: Path) -> None:
         """Load a Docker or OCI archive, so that pods can use it without a registry."""
-        self.ctr("images", "import", str(archive.resolve()), timeout=timeout)
+        self.ctr("images", "import", str(archive.resolve()))
 
     def start_containerd(self) -> None:
         """Start containerd and wait until it answers."""

@@ -61,7 +61,7 @@ class Shell:
         """Run commands verbatim, except that NODE becomes the node's name."""
         path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
         script = f"set -e; cd {REPOSITORY}\n" + re.sub(r"\bNODE\b", NODE, text)
-        return self.cluster.run("sh", "-c", script, timeout=240, environment={"PATH": path})
+        return self.cluster.run("sh", "-c", script, environment={"PATH": path})
 
 
 @pytest.fixture

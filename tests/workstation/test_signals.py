@@ -24,6 +24,7 @@ from fenka.workstation.process_scan import ProcessScan
 from fenka.workstation.termination import Terminator
 from fenka.workstation.watches import MAX_WATCHED, ProcessWatch
 from tests.builders import job
+from tests.workstation.reused_pids import start_with_pid
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -45,15 +46,6 @@ def theirs(victim: User) -> Iterator[subprocess.Popen[bytes]]:
         sleeper.kill()
 
 
-def next_pid_is(pid: int) -> bool:
-    """Have the next process get this PID."""
-    try:
-        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-    except OSError:
-        return False
-    return True
-
-
 def test_peer_is_the_connecting_process_when_its_pid_was_reused() -> None:
     """A child keeps the connection after its process has ended; another process gets that PID."""
     with socket.socket(socket.AF_UNIX) as server:
@@ -70,24 +62,16 @@ def test_peer_is_the_connecting_process_when_its_pid_was_reused() -> None:
         os.waitpid(child, 0)
         connection, _ = server.accept()
         with connection:
-            for _ in range(20):  # Others may be given the number that was asked for.
-                again = None
-                if next_pid_is(child):
-                    again = subprocess.Popen(["sleep", "1000"])
-                    if again.pid == child:
-                        break
-                    again.kill()
-                    again.wait()
+            again = start_with_pid(child)
             try:
                 peer = process(connection)
             except ProcessLookupError:
                 return
             finally:
-                reused = again is not None and again.pid == child
                 if again:
                     again.kill()
                     again.wait()
-            assert not peer.lives(), f"the PID was used again: {reused}"
+            assert not peer.lives(), f"the PID was used again: {again is not None}"
             peer.close()
 
 

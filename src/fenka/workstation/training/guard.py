@@ -29,6 +29,8 @@ def run(body: Callable[[], int]) -> int:
 
     SIGINT and SIGTERM are forwarded to it.
     """
+    # Where it is ignored, the kernel reaps children unasked, and others may get their PIDs.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _adopt_orphans()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     guard, child = os.getpid(), os.fork()
@@ -45,9 +47,12 @@ def run(body: Callable[[], int]) -> int:
         finally:
             os._exit(code)
 
+    # By a descriptor: signals may come after its end, when another process may have its PID.
+    supervisor = os.pidfd_open(child)
+
     def forward(number: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
+            signal.pidfd_send_signal(supervisor, number)
 
     for number in FORWARDED:
         signal.signal(number, forward)
@@ -84,7 +89,8 @@ def end_orphans(kept: Collection[int] = ()) -> None:
     me = os.getpid()
     while orphans := [pid for pid in procfs.children(me) if pid not in kept and _is_orphan(pid)]:
         for pid in orphans:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            # PermissionError: it has become root since.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
     for pid in procfs.children(me):
@@ -97,10 +103,12 @@ def _is_orphan(pid: int) -> bool:
     """Return whether a process lives, may be killed, and is no daemon that was started meanwhile."""
     try:
         os.kill(pid, 0)
-        environment = (procfs.PROC / str(pid) / "environ").read_bytes().split(b"\0")
-        return (
-            procfs.start_ticks(pid) is not None and f"{DAEMON_MARK}=1".encode() not in environment
-        )
+        lives = procfs.start_ticks(pid) is not None
     except OSError:
         # It has ended, or it is of another user: a program that has become root.
         return False
+    environment = b""
+    # Programs may forbid their own user to read it. Daemons do not.
+    with contextlib.suppress(OSError):
+        environment = (procfs.PROC / str(pid) / "environ").read_bytes()
+    return lives and f"{DAEMON_MARK}=1".encode() not in environment.split(b"\0")

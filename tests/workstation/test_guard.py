@@ -1,0 +1,81 @@
+"""Which processes a training's guard ends and signals, and which it does not."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fenka import procfs
+from fenka.workstation.training import guard
+from tests.workstation.reused_pids import start_with_pid
+from tests.workstation.users import User, require_root, victim
+
+__all__ = ["victim"]
+
+
+def test_process_with_the_supervisors_pid_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard gets SIGTERM while it ends orphans: another process may have that PID by now."""
+    require_root()
+    receive, send = os.pipe()
+    codes: list[int | None] = []
+
+    def report_pid() -> int:
+        os.write(send, str(os.getpid()).encode())
+        return 0
+
+    def get_signal() -> None:
+        other = start_with_pid(int(os.read(receive, 20)))
+        signal.raise_signal(signal.SIGTERM)
+        if other:
+            other.kill()
+        codes.append(other.wait() if other else None)
+
+    def run() -> int | None:
+        guard.run(report_pid)
+        return codes[0]
+
+    monkeypatch.setattr(guard, "end_orphans", get_signal)
+    code = User(0).do(run)
+    if code is None:
+        pytest.skip("no process could get the PID of another one")
+    assert code == -signal.SIGKILL
+
+
+def test_orphan_is_ended_when_its_environment_cannot_be_read(victim: User) -> None:
+    """So it is with programs that no debugger may attach to, such as ssh-agent."""
+
+    def leave_orphan() -> int:
+        receive, send = os.pipe()
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.setsid()
+                os.write(send, b"r")
+                signal.pause()
+            os._exit(0)
+        os.wait()
+        os.read(receive, 1)
+        return 0
+
+    def left() -> int:
+        # This process has changed its user, so no other one may read it or its children.
+        guard.run(leave_orphan)
+        orphans = procfs.children(os.getpid())
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+        return len(orphans)
+
+    assert victim.do(left) == 0
+
+
+def test_result_is_the_supervisors_when_children_are_ignored() -> None:
+    """A program that ignores SIGCHLD passes that on; then the kernel would reap children unasked."""
+    code = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from fenka.workstation.training import guard
+print(guard.run(lambda: 3) >> 8)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("3\n", "")

@@ -19,6 +19,11 @@ from fenka.jobs.training import TrainingSpec
 
 JOBSET_VERSION = "jobset.x-k8s.io/v1alpha2"
 
+_INSTALL_JOBSET = (
+    "install it with the packaged chart (make chart), by helm upgrade fenka dist/chart -n fenka-system "
+    "--reuse-values --set jobset.enabled=true"
+)
+
 _DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
 """The pod was evicted: by a drain, preemption, a full disk, or because its node is gone."""
 
@@ -32,13 +37,13 @@ def engine(spec: TrainingSpec, *, jobset: bool) -> Engine:
         return "jobset"
     if len(parts) > 1:
         raise InvalidRequest(
-            "this job has several roles and requires JobSet, which this cluster does not have: install it "
-            "with helm upgrade --set jobset.enabled=true"
+            "this job has several roles and requires JobSet, which this cluster does not have: "
+            f"{_INSTALL_JOBSET}"
         )
     if spec.retry:
         raise InvalidRequest(
-            "--retry for several workers requires JobSet, which this cluster does not have: install it with "
-            "helm upgrade --set jobset.enabled=true"
+            "--retry for several workers requires JobSet, which this cluster does not have: "
+            f"{_INSTALL_JOBSET}"
         )
     return "indexed-job"
 

@@ -1,5 +1,6 @@
 """Test the shell script that runs a process in its pod."""
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -20,6 +21,24 @@ def command(*argv: str, alone: bool = True) -> list[str]:
     (job,) = render(spec, Contents()).role_jobs
     words = job["spec"]["template"]["spec"]["containers"][0]["command"]
     return [word.replace("$$", "$") for word in words]
+
+
+@pytest.mark.parametrize(
+    ("evictions", "failures", "restarts"),
+    [("", "0", 0), ("", "2", 2), ("1", "0", 1), ("9", "3", 12)],
+)
+def test_restarts_are_the_sum_of_evictions_and_failures_when_a_pod_is_alone(
+    evictions: str, failures: str, restarts: int
+) -> None:
+    """The Job controller counts them apart, and an annotation that is missing is an empty variable."""
+    counts = {"FENKA_EVICTIONS": evictions, "FENKA_FAILURES": failures}
+    done = subprocess.run(
+        command("sh", "-c", "echo $FENKA_RESTARTS"),
+        env={**os.environ, **counts},
+        capture_output=True,
+        check=True,
+    )
+    assert int(done.stdout) == restarts
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])

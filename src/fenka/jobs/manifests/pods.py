@@ -35,6 +35,14 @@ MAX_TEXT_BYTES = 128 * 1024
 
 _LINGER_S = 10
 
+_EVICTIONS, _FAILURES = "FENKA_EVICTIONS", "FENKA_FAILURES"
+
+_COUNT_RESTARTS = f"""\
+FENKA_RESTARTS=$((${{{_EVICTIONS}:-0}} + ${{{_FAILURES}:-0}}))
+export FENKA_RESTARTS
+"""
+"""Adds what the Job controller counts of one pod. A count that is 0 may have no annotation."""
+
 _SUPERVISE = """\
 ended= child=
 trap 'ended=1; test -z "$child" || kill -TERM "$child" 2>/dev/null' TERM
@@ -157,9 +165,10 @@ def _settings(spec: TrainingSpec, role: Role) -> Manifest:
 def _command(rendering: Rendering, role: Role) -> list[str]:
     if not role.runs_command:
         return mpi.worker_command()
-    linger = "" if rendering.engine == "job" else _LINGER
-    script = f'{_SUPERVISE}{linger}exit "$code"\n'
-    return ["sh", "-c", script, "fenka", *(escape(word) for word in rendering.spec.argv)]
+    alone = rendering.engine == "job"
+    before, after = (_COUNT_RESTARTS, "") if alone else ("", _LINGER)
+    script = f'{before}{_SUPERVISE}{after}exit "$code"\n'
+    return ["sh", "-c", *map(escape, (script, "fenka", *rendering.spec.argv))]
 
 
 def _environment(rendering: Rendering, role: Role) -> list[Manifest]:
@@ -185,21 +194,17 @@ def _environment(rendering: Rendering, role: Role) -> list[Manifest]:
 
 
 def _restarts(rendering: Rendering) -> list[Manifest]:
-    """Return FENKA_RESTARTS: 0 at the first start, more after each restart."""
+    """Return FENKA_RESTARTS, the number of restarts; of a pod that is alone, what its command adds up."""
     match rendering.engine:
         case "jobset":
             return [_from_pod("FENKA_RESTARTS", "labels", training_objects.RESTART_ATTEMPT)]
         case "indexed-job":
             return [{"name": "FENKA_RESTARTS", "value": "0"}]
         case "job":
-            # The digits of both stand behind each other: the number is 0 as long as both are.
-            ignored, failed = "FENKA_EVICTIONS", "FENKA_FAILURES"
+            counts = "batch.kubernetes.io/job-index"
             return [
-                _from_pod(
-                    ignored, "annotations", "batch.kubernetes.io/job-index-ignored-failure-count"
-                ),
-                _from_pod(failed, "annotations", "batch.kubernetes.io/job-index-failure-count"),
-                {"name": "FENKA_RESTARTS", "value": f"$({ignored})$({failed})"},
+                _from_pod(_EVICTIONS, "annotations", f"{counts}-ignored-failure-count"),
+                _from_pod(_FAILURES, "annotations", f"{counts}-failure-count"),
             ]
 
 

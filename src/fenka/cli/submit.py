@@ -10,20 +10,19 @@ import typer
 
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, group, register
+from fenka.cli.training.backend import TYPE_NAMES, LogRequest, report_submission
 from fenka.cli.training.selection import runs_here
 from fenka.cli.training_options import SubmitCommand, given_fields, parameters
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
+from fenka.views.jobs import TRAINERS
 
 DryRunOutput = Literal["yaml", "json"]
 
-_KINDS: dict[TrainingKind, tuple[tuple[str, ...], str]] = {
-    "mpi": (("mpijob", "mpi", "mj"), "Submit a training that mpirun starts."),
-    "tensorflow": (
-        ("tfjob", "tf", "tensorflow"),
-        "Submit a training of TensorFlow, with parameter servers or without.",
-    ),
-    "pytorch": (("pytorchjob", "pytorch", "py"), "Submit a training of PyTorch."),
+_SUMMARIES: dict[TrainingKind, str] = {
+    "mpi": "Submit a training that mpirun starts.",
+    "tensorflow": "Submit a training of TensorFlow, with parameter servers or without.",
+    "pytorch": "Submit a training of PyTorch.",
 }
 
 _REFUSED = {
@@ -97,8 +96,8 @@ def _add_refused(names: tuple[str, ...], instead: str) -> None:
         register(app, refuse, "", name=name, hidden=True, passes_arguments=True)
 
 
-for _kind, (_names, _summary) in _KINDS.items():
-    _add(_kind, _names, _summary)
+for _kind, _summary in _SUMMARIES.items():
+    _add(_kind, TYPE_NAMES[TRAINERS[_kind]], _summary)
 for _names, _instead in _REFUSED.items():
     _add_refused(_names, _instead)
 
@@ -167,7 +166,6 @@ def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool)
 
 def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     """Start the training on this machine, and exit: with its code if its log is followed."""
-    from fenka.cli.training.backend import LogRequest, report_submission
     from fenka.cli.training.local_backend import LocalJobs
     from fenka.workstation import paths
     from fenka.workstation.training import manage

@@ -10,7 +10,17 @@ from typing import Literal
 
 import msgspec
 
-from fenka.cluster.objects import Condition, Node, Object, ObjectMeta, Pod, PodSpec, PodStatus
+from fenka.cluster.objects import (
+    Condition,
+    ContainerState,
+    ContainerStatus,
+    Node,
+    Object,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+)
 
 JOB = "fenka.io/job"
 """Label of all objects of a job: its name."""
@@ -44,31 +54,21 @@ class ContainerTerminated(Object):
     reason: str = ""
 
 
-class ContainerWaiting(Object):
-    """Why a container has not started."""
-
-    reason: str = ""
-
-
 class ContainerRunning(Object):
     """A container that runs."""
 
 
-class TrainingContainerState(Object):
+class TrainingContainerState(ContainerState):
     """The state of a container."""
 
-    waiting: ContainerWaiting | None = None
     running: ContainerRunning | None = None
     terminated: ContainerTerminated | None = None
 
 
-class TrainingContainerStatus(Object):
+class TrainingContainerStatus(ContainerStatus):
     """A container as the kubelet reports it. started: null until it is known."""
 
-    name: str = ""
-    ready: bool = False
     started: bool | None = None
-    restart_count: int = 0
     state: TrainingContainerState = msgspec.field(default_factory=TrainingContainerState)
 
 
@@ -77,8 +77,8 @@ class TrainingPodStatus(PodStatus):
 
     pod_ip: str = msgspec.field(default="", name="podIP")
     host_ip: str = msgspec.field(default="", name="hostIP")
-    container_statuses: tuple[TrainingContainerStatus, ...] = ()  # type: ignore[assignment]
-    init_container_statuses: tuple[TrainingContainerStatus, ...] = ()  # type: ignore[assignment]
+    container_statuses: tuple[TrainingContainerStatus, ...] = ()
+    init_container_statuses: tuple[TrainingContainerStatus, ...] = ()
 
 
 class TrainingPod(Pod):
@@ -122,8 +122,8 @@ class BatchJobSpec(Object):
     template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
-class BatchJobStatus(Object):
-    """The status of a Job."""
+class RootStatus(Object):
+    """The status of a Job or JobSet. completion_time: a Job's."""
 
     conditions: tuple[Condition, ...] = ()
     completion_time: str | None = None
@@ -134,7 +134,7 @@ class BatchJob(Object):
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: BatchJobSpec = msgspec.field(default_factory=BatchJobSpec)
-    status: BatchJobStatus = msgspec.field(default_factory=BatchJobStatus)
+    status: RootStatus = msgspec.field(default_factory=RootStatus)
 
     @property
     def path(self) -> str:
@@ -174,18 +174,12 @@ class JobSetSpec(Object):
     replicated_jobs: tuple[ReplicatedJob, ...] = ()
 
 
-class JobSetStatus(Object):
-    """The status of a JobSet."""
-
-    conditions: tuple[Condition, ...] = ()
-
-
 class JobSet(Object):
     """A JobSet."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: JobSetSpec = msgspec.field(default_factory=JobSetSpec)
-    status: JobSetStatus = msgspec.field(default_factory=JobSetStatus)
+    status: RootStatus = msgspec.field(default_factory=RootStatus)
 
     @property
     def path(self) -> str:
@@ -211,12 +205,11 @@ Root = BatchJob | JobSet
 """The object that owns all others of a job."""
 
 
-class ForeignJobStatus(Object):
+class ForeignJobStatus(RootStatus):
     """The status of a job of another operator. launcher_status: MPIJob v1alpha1's."""
 
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[Condition, ...] | None = None  # type: ignore[assignment]
     launcher_status: str = ""
-    completion_time: str | None = None
 
 
 class ForeignJob(Object):

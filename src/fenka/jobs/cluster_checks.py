@@ -20,7 +20,9 @@ class SubmissionRefused(FenkaError):
     """A training cannot be submitted to this cluster; the message says why and what to do."""
 
 
-class _Named(Object):
+class Named(Object):
+    """An object of any kind: its metadata alone is read."""
+
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
@@ -51,7 +53,7 @@ async def _check_name(api: Api, namespace: str, name: str) -> None:
     # Without the right to read them, the dry run tells of the right to create them.
     job, jobset, service = await asyncio.gather(
         *(
-            if_accepted(api.get(f"{path}/namespaces/{namespace}/{kind}/{name}", _Named), (403, 404))
+            if_accepted(api.get(f"{path}/namespaces/{namespace}/{kind}/{name}", Named), (403, 404))
             for path, kind in (
                 (JOBS_API, "jobs"),
                 (JOBSETS_API, "jobsets"),

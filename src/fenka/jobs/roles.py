@@ -9,7 +9,7 @@ initialisation, and torchrun's defaults (PET_*).
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -17,6 +17,7 @@ import msgspec
 
 from fenka.jobs.spec import GpuResources
 from fenka.jobs.training import RoleSpec, TrainingSpec
+from fenka.views.jobs import chief_role
 
 RoleName = Literal["launcher", "worker", "ps", "chief", "evaluator"]
 
@@ -58,21 +59,26 @@ class Role:
 
 def roles(spec: TrainingSpec) -> list[Role]:
     """Return the roles of a training that have processes; the chief's role is the first."""
+    parts = _roles(spec)
+    chief = chief_role([role.name for role in parts])
+    return [replace(role, chief=role.name == chief) for role in parts]
+
+
+def _roles(spec: TrainingSpec) -> list[Role]:
     workers = _worker(spec)
     if spec.kind == "mpi":
         launcher = RoleSpec(image=spec.image, selector=spec.selector)
         return [
-            Role("launcher", 1, launcher, chief=True),
+            Role("launcher", 1, launcher),
             Role("worker", spec.workers, workers, runs_command=False),
         ]
     if spec.kind == "pytorch":
-        return [Role("worker", spec.workers, workers, chief=True)]
+        return [Role("worker", spec.workers, workers)]
     if spec.workers == 1 and not (spec.ps.replicas or spec.chief.replicas):
-        alone = [Role("chief", 1, workers, chief=True)]
-        return alone + _optional(spec, "evaluator")
+        return [Role("chief", 1, workers), *_optional(spec, "evaluator")]
     return [
         *_optional(spec, "chief"),
-        Role("worker", spec.workers, workers, chief=not spec.chief.replicas),
+        Role("worker", spec.workers, workers),
         *_optional(spec, "ps"),
         *_optional(spec, "evaluator"),
     ]
@@ -146,7 +152,7 @@ def _optional(spec: TrainingSpec, name: Literal["ps", "chief", "evaluator"]) -> 
         return []
     base = RoleSpec(image=spec.image, selector=spec.selector)
     resources = msgspec.structs.replace(base, **_set_fields(own))
-    return [Role(name, own.replicas, resources, chief=name == "chief")]
+    return [Role(name, own.replicas, resources)]
 
 
 def _set_fields(role: RoleSpec) -> dict[str, object]:

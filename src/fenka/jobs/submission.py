@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from fenka.cluster import training_objects
-from fenka.cluster.objects import Object, ObjectMeta
 from fenka.jobs import cluster_checks
+from fenka.jobs.cluster_checks import Named
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.render import Rendered, render
@@ -29,12 +29,6 @@ _PLURALS = {
     "Service": "services",
     "Deployment": "deployments",
 }
-
-
-class _Created(Object):
-    """What is read of a created object."""
-
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
 async def submit(
@@ -109,8 +103,8 @@ def _unsupported(why: BaseException) -> bool:
     return isinstance(why, ApiError) and "does not support dry run" in str(why)
 
 
-async def _create(api: Api, namespace: str, item: Manifest, *, dry_run: bool = False) -> _Created:
-    return await api.create(_collection(namespace, item), _Created, item, dry_run=dry_run)
+async def _create(api: Api, namespace: str, item: Manifest, *, dry_run: bool = False) -> Named:
+    return await api.create(_collection(namespace, item), Named, item, dry_run=dry_run)
 
 
 async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> None:

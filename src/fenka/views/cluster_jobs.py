@@ -4,6 +4,7 @@ A pod's owner writes its labels, so pods count only for roles and indexes that t
 """
 
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from fenka.cluster.objects import Condition, seconds
 from fenka.cluster.pod_status import status_word
@@ -40,12 +41,7 @@ from fenka.views.pod_cards import PodCards
 SUBMISSION_S = 60.0
 """A submission that has not resumed its root object after this time was interrupted."""
 
-_PHASES: dict[str, Phase] = {
-    "Pending": "Pending",
-    "Running": "Running",
-    "Succeeded": "Succeeded",
-    "Failed": "Failed",
-}
+_PHASES: dict[str, Phase] = {phase: phase for phase in get_args(Phase)}
 _ENDED: dict[str, JobStatus] = {
     "Failed": "FAILED",
     "Complete": "SUCCEEDED",
@@ -195,8 +191,7 @@ def _end(conditions: Iterable[Condition]) -> Condition | None:
 
 
 def _ended_at(job: Root | ForeignJob, end: Condition) -> float | None:
-    completed = getattr(job.status, "completion_time", None)
-    return seconds(completed or end.last_transition_time or "")
+    return seconds(job.status.completion_time or end.last_transition_time or "")
 
 
 def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) -> str:

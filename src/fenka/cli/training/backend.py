@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, get_args
 
 import typer
 
@@ -19,30 +19,23 @@ InstanceOption = Annotated[
 ContainerOption = Annotated[
     str, typer.Option("-c", "--container", metavar="NAME", help="a container of the pod")
 ]
-TypeName = Literal[
-    "mpijob",
-    "mpi",
-    "mj",
-    "tfjob",
-    "tf",
-    "tensorflow",
-    "pytorchjob",
-    "pytorch",
-    "py",
-    "trainjob",
-    "train",
-]
+_MpiName = Literal["mpijob", "mpi", "mj"]
+_TensorFlowName = Literal["tfjob", "tf", "tensorflow"]
+_PyTorchName = Literal["pytorchjob", "pytorch", "py"]
+_TrainName = Literal["trainjob", "train"]
+TypeName = Literal[_MpiName, _TensorFlowName, _PyTorchName, _TrainName]
 TypeOption = Annotated[
     TypeName | None,
     typer.Option("-T", "--type", metavar="mpi|tf|pytorch|train", help="only this framework's jobs"),
 ]
 
-TYPES: dict[str, Trainer] = {
-    **dict.fromkeys(("mpijob", "mpi", "mj"), "mpijob"),
-    **dict.fromkeys(("tfjob", "tf", "tensorflow"), "tfjob"),
-    **dict.fromkeys(("pytorchjob", "pytorch", "py"), "pytorchjob"),
-    **dict.fromkeys(("trainjob", "train"), "trainjob"),
+TYPE_NAMES: dict[Trainer, tuple[str, ...]] = {
+    "mpijob": get_args(_MpiName),
+    "tfjob": get_args(_TensorFlowName),
+    "pytorchjob": get_args(_PyTorchName),
+    "trainjob": get_args(_TrainName),
 }
+"""The names of each trainer in commands: the first is shown, the others are short forms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fenka.cli.errors import UserError
 from fenka.cli.options import Target
-from fenka.cli.training.backend import TYPES, JobBackend, JobTarget, TypeName
+from fenka.cli.training.backend import TYPE_NAMES, JobBackend, JobTarget, TypeName
 from fenka.views.jobs import TrainingJob
 
 
@@ -44,4 +44,4 @@ def find_job(backend: JobBackend, name: str, type_: TypeName | None = None) -> T
 
 def of_type(jobs: list[TrainingJob], type_: TypeName | None) -> list[TrainingJob]:
     """Return the jobs of one framework."""
-    return [job for job in jobs if type_ is None or job.trainer == TYPES[type_]]
+    return [job for job in jobs if type_ is None or type_ in TYPE_NAMES[job.trainer]]

@@ -9,7 +9,9 @@ from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.core.fairness import Fairness
 from fenka.core.steps import complete
 from fenka.scheduler.queue_controller import (
+    MAX_PAUSE_S,
     MIN_INTERVAL_S,
+    PAUSE_S,
     REQUEST_INTERVAL_S,
     QueueController,
 )
@@ -117,6 +119,87 @@ async def test_pod_is_not_charged_when_it_was_bound_between_two_slices() -> None
     await in_slices(cluster, lambda number: cluster.gone("head") if number == 2 else None).refresh()
     # What its predecessor on the card used is all.
     assert cluster.queue.state.usage(START + cluster.now).get("default", 0.0) == pytest.approx(0.0)
+
+
+async def test_background_pauses_longer_when_a_request_is_being_answered() -> None:
+    """But not for ever: a request may wait for its caller."""
+    cluster = changed_queue()
+    sleeps = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    clock = count()
+    controller = QueueController(
+        cluster.queue.state,
+        now=lambda: START + cluster.now,
+        stopwatch=lambda: float(next(clock)),
+        sleep=sleep,
+    )
+    await controller.refresh()
+    alone = len(sleeps)
+    cluster.set(make("second", 12, 2, said=UNSCHEDULABLE))
+    cluster.now += 1
+    with controller.answering():
+        await controller.refresh()
+    pauses = (len(sleeps) - alone) / round(MAX_PAUSE_S / PAUSE_S)
+    assert pauses >= alone >= 1
+    assert not cluster.queue.state.is_stale({}, START)
+
+
+async def test_request_uses_the_snapshot_when_the_background_is_scheduling() -> None:
+    """Its pass would be done twice otherwise, the second time at once. A rejection needs the newest."""
+    cluster = changed_queue()
+    cluster.now = 2 * REQUEST_INTERVAL_S
+    before, seen = cluster.queue.state.snapshot, list[bool]()
+
+    def ask(number: int) -> None:
+        if number < 2:
+            controller.constraints(make("later", 4, 2), final=number == 1)
+            seen.append(cluster.queue.state.snapshot is before)
+
+    controller = in_slices(cluster, ask)
+    await controller.refresh()
+    assert seen == [True, False]
+
+
+async def test_request_schedules_the_queue_when_the_background_does_so_because_it_is_urgent() -> (
+    None
+):
+    """The entry for which it is urgent would not be counted in the answer otherwise."""
+    cluster = changed_queue()
+    cluster.set(make("first", 2, 0, said=UNSCHEDULABLE))
+    seen = list[int]()
+
+    def ask(number: int) -> None:
+        if not number:
+            controller.constraints(make("later", 4, 2))
+            seen.append(len(cluster.queue.state.snapshot.entries))
+
+    controller = in_slices(cluster, ask)
+    assert cluster.queue.state.urgent
+    await controller.refresh()
+    assert seen == [2]
+
+
+async def test_positions_are_settled_when_the_queue_has_been_scheduled_with_all_pods() -> None:
+    """Not while that is going on, nor before; asking for a position schedules nothing."""
+    cluster = changed_queue()
+    settled = list[bool]()
+    controller = in_slices(cluster, lambda _: settled.append(controller.is_settled))
+    second = cluster.put(make("second", 10, 2, said=UNSCHEDULABLE))
+    before = cluster.queue.state.snapshot
+    assert cluster.queue.state.urgent
+    assert not controller.is_settled
+    assert controller.position(second) == "; position 2 of 2 in the queue"
+    assert cluster.queue.state.snapshot is before
+    await controller.refresh()
+    assert settled
+    assert not any(settled)
+    assert controller.is_settled
+    cluster.set(make("third", 10, 3, said=UNSCHEDULABLE))
+    cluster.gone("head", "second", "third")
+    assert controller.is_settled
 
 
 async def test_request_schedules_the_queue_when_the_background_has_not() -> None:

@@ -1,6 +1,7 @@
 """The extender over HTTP, edge by edge as gpushare's contract has them, and what it says besides."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -347,10 +348,12 @@ async def test_event_has_the_position_when_kube_scheduler_counts_too_few_units()
     async with scheduler(NODE) as (server, one):
         put_pod(server, "h", 8, node="n", annotations=on_card(0, 8))
         await until(lambda: one.held("n") > 0)
-        server.put("pods", refused("first", 12, 1))
-        server.put("pods", refused("second", 10, 2))
-        await until(lambda: notes(server, "second"))
-        for name, position in (("first", "1 of 1"), ("second", "2 of 2")):
+        for name, units, minute, position in (
+            ("first", 12, 1, "1 of 1"),
+            ("second", 10, 2, "2 of 2"),
+        ):
+            server.put("pods", refused(name, units, minute))
+            await until(partial(notes, server, name))
             assert notes(server, name) == [
                 f"fenka: 0/1 GPUs fit: 1 too little memory; position {position} in the queue"
             ]

@@ -1,9 +1,11 @@
 """Posts events for conditions that kube-scheduler does not report: on pods and on nodes.
 
-Each sentence is posted once per object; the recorder counts and bounds the rest.
+Each sentence is posted once per object; the recorder counts and bounds the rest. Why a pod fits nowhere is
+explained in the background: that takes an evaluation of all nodes, and hundreds of pods may come at once.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from fenka.cluster.objects import Node, Pod
@@ -13,6 +15,9 @@ from fenka.cluster.state import ClusterState
 
 UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"
 NODE_UNAVAILABLE = "FenkaNodeUnavailable"
+
+REPORT_INTERVAL_S = 0.05
+"""Between two pods that are explained. The recorder writes fewer events in the long run."""
 
 
 class Recorder(Protocol):
@@ -26,9 +31,12 @@ class Recorder(Protocol):
 
 
 class EventReporter:
-    """Hears of pods and nodes after the cluster's state does. It is silent while another replica leads."""
+    """Hears of pods and nodes after the cluster's state does. It is silent while another replica leads.
 
-    def __init__(
+    `run` is the task that explains pods.
+    """
+
+    def __init__(  # noqa: PLR0913
         self,
         cluster: ClusterState,
         evaluator: PodEvaluator,
@@ -36,6 +44,8 @@ class EventReporter:
         is_leading: Callable[[], bool],
         *,
         position: Callable[[Pod], str] = lambda _: "",
+        is_settled: Callable[[], bool] = lambda: True,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Args:
         cluster: what is reported about.
@@ -43,19 +53,26 @@ class EventReporter:
         recorder: posts the events.
         is_leading: whether this replica leads.
         position: returns a pod's position in the queue, as the end of a sentence.
+        is_settled: whether positions are known of all pods.
+        sleep: waits for a number of seconds.
         """
         self._cluster, self._evaluator, self._recorder = cluster, evaluator, recorder
         self._is_leading, self._position = is_leading, position
+        self._is_settled, self._sleep = is_settled, sleep
+        self._unexplained: dict[str, Pod] = {}
+        """Pods that wait for their explanation, by UID."""
         self._filtered: RecentDict[str, None] = RecentDict()
         self._posted: RecentDict[tuple[str, str], None] = RecentDict()
 
     def filtered(self, pod: Pod) -> None:
         """Record that kube-scheduler asked about this pod: its own event has the reasons."""
         self._filtered[pod.metadata.uid] = None
+        self._unexplained.pop(pod.metadata.uid, None)
 
     def forget(self, uid: str) -> None:
         """Record that the pod was deleted."""
         self._filtered.pop(uid, None)
+        self._unexplained.pop(uid, None)
 
     def pod(self, pod: Pod) -> None:
         """Report what is wrong with a new or changed pod."""
@@ -63,23 +80,37 @@ class EventReporter:
             return
         uid = pod.metadata.uid
         allocation = self._cluster.allocation(uid)
+        error = allocation.error if allocation else None
         waiting = _is_unschedulable(pod)
-        if allocation is not None and allocation.error is not None:
-            if self._is_new(uid, allocation.error):
-                note = (
-                    f"fenka: {allocation.error}; the pod is counted for what it requests, on the cards where "
-                    "it was placed or else on the first cards of its node"
-                )
-                self._recorder.record_on_pod(pod, INVALID_RECORD, note)
-        elif waiting and uid not in self._filtered:
-            invalid = pod.demand(self._cluster.dialects).invalid
-            explanation = self._evaluator.explain(pod) if invalid is None else invalid
-            if explanation is not None:
-                note = f"fenka: {explanation}{self._position(pod)}"
-                self._recorder.record_on_pod(pod, UNSCHEDULABLE, note)
+        if error is not None and self._is_new(uid, error):
+            note = (
+                f"fenka: {error}; the pod is counted for what it requests, on the cards where it was placed "
+                "or else on the first cards of its node"
+            )
+            self._recorder.record_on_pod(pod, INVALID_RECORD, note)
+        if waiting and error is None and uid not in self._filtered:
+            self._unexplained[uid] = pod
+        else:
+            self._unexplained.pop(uid, None)
         if waiting:
             # The next time that it is found unschedulable is another occasion.
             self._filtered.pop(uid, None)
+
+    async def run(self) -> None:
+        """Explain the pods that wait for it, one after the other, until cancelled."""
+        while True:
+            await self._sleep(REPORT_INTERVAL_S)
+            if self._unexplained and self._is_settled():
+                pod = self._unexplained.pop(next(iter(self._unexplained)))
+                if self._is_leading():
+                    self._explain(pod)
+
+    def _explain(self, pod: Pod) -> None:
+        invalid = pod.demand(self._cluster.dialects).invalid
+        explanation = self._evaluator.explain(pod) if invalid is None else invalid
+        if explanation is not None:
+            note = f"fenka: {explanation}{self._position(pod)}"
+            self._recorder.record_on_pod(pod, UNSCHEDULABLE, note)
 
     def node(self, node: Node) -> None:
         """Report why a new or changed node admits no pods."""

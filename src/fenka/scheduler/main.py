@@ -74,7 +74,8 @@ def http_server(replica: Replica, access: Access) -> Server:
         lambda: leadership.leading,
         (lambda: credentials.expires_at) if credentials else dict,
     )
-    return Server(replica.cluster, replica.extender, replica.binder, leadership, metrics, access)
+    parts = replica.cluster, replica.queue, replica.extender, replica.binder
+    return Server(*parts, leadership, metrics, access)
 
 
 async def serve(options: ServerOptions, settings: Settings) -> None:

@@ -138,7 +138,7 @@ class Metrics(Collector):
         yield _gauge("waiting_oldest_seconds", "Age of the oldest of them", oldest_s)
 
     def _positions(self) -> Iterator[Metric]:
-        queue = self._queue.refreshed()
+        queue = self._queue.state
         pending = [entry.pending for entry in queue.entries()[:SHOWN]]
         yield _labelled(
             GaugeMetricFamily(

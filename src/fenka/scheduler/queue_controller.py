@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 
 from fenka.cluster.objects import Pod
@@ -14,17 +15,17 @@ from fenka.core.steps import complete
 MIN_INTERVAL_S = 0.25
 """The queue is not scheduled more often, except when a pod becomes pending and before one is rejected."""
 
-REQUEST_INTERVAL_S = 0.6
-"""After this time a request schedules the queue. `run` does so earlier, between requests."""
+REQUEST_INTERVAL_S = 1.0
+"""This long after scheduling was begun, a request schedules the queue. `run` does so earlier."""
 
 TICK_S = 0.05
 """How often `run` looks whether the queue is to be scheduled."""
 
-SLICE_S = 0.002
+SLICE_S = 0.001
 """After this time `run` lets requests be answered."""
 
-PAUSE_S = 0.002
-"""For so long, since an answer takes several turns of the event loop."""
+PAUSE_S, MAX_PAUSE_S = 0.001, 0.006
+"""For so long, and longer while a request is being answered: that takes several turns of the event loop."""
 
 COST_FACTOR = 4
 """After scheduling, the queue rests for this multiple of the time that scheduling took."""
@@ -56,9 +57,15 @@ class QueueController:
         """
         self.state, self._gang_placements = state, gang_placements
         self.now, self._stopwatch, self._sleep = now, stopwatch, sleep
-        self._scheduled_at, self._cost = -inf, 0.0
+        self._begun_at = self._scheduled_at = -inf
+        """When scheduling was begun last, and as of when the queue is scheduled."""
+        self._cost = 0.0
         self._passes = 0
         """The number of times that scheduling has begun. Only the last one may go on."""
+        self._urgent = False
+        """Whether the background is scheduling the queue because that was urgent: a request cannot wait."""
+        self._answering = 0
+        """The number of requests that are being answered."""
 
     # ---- events ----
 
@@ -88,17 +95,28 @@ class QueueController:
         return state.constraints(pod, self.now())
 
     def position(self, pod: Pod) -> str:
-        """Return the pod's position as the end of a sentence, empty for a pod that no node could hold."""
-        return self.refreshed().position(pod, self.now())
+        """Return the pod's position as the end of a sentence, empty for a pod that no node could hold.
+
+        It is that of the last snapshot: a sentence is no reason to schedule the queue.
+        """
+        return self.state.position(pod, self.now())
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether all entries that may reserve cards are in the snapshot."""
+        settled = not self.state.urgent and self._begun_at == self._scheduled_at
+        return settled or self.state.is_empty
 
     def refreshed(self, min_interval_s: float = REQUEST_INTERVAL_S) -> QueueState:
         """Return the queue, scheduled again at once if anything has changed and that is due."""
         now, gangs = self.now(), self._gang_placements()
         if self._is_due(gangs, now, min_interval_s):
             begun = self._stopwatch()
+            self._begun_at = now
             self._passes += 1
             complete(self.state.schedule(gangs, now))
             self._scheduled_at, self._cost = now, self._stopwatch() - begun
+            self._urgent = False
         return self.state
 
     # ---- in the background ----
@@ -109,6 +127,15 @@ class QueueController:
             await self._sleep(TICK_S)
             await self.refresh()
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Answer a request. Meanwhile the background makes longer pauses."""
+        self._answering += 1
+        try:
+            yield
+        finally:
+            self._answering -= 1
+
     async def refresh(self) -> None:
         """Schedule the queue in steps if that is due. Requests are answered in between.
 
@@ -117,16 +144,24 @@ class QueueController:
         now, gangs = self.now(), self._gang_placements()
         if not self._is_due(gangs, now, MIN_INTERVAL_S):
             return
+        self._begun_at, self._urgent = now, self.state.urgent
         self._passes += 1
         number, cost, begun = self._passes, 0.0, self._stopwatch()
         for _ in self.state.schedule(gangs, now):
             spent = self._stopwatch() - begun
             if spent >= SLICE_S:
-                await self._sleep(PAUSE_S)
+                await self._pause()
                 if number != self._passes:
                     return
                 cost, begun = cost + spent, self._stopwatch()
         self._scheduled_at, self._cost = now, cost + self._stopwatch() - begun
+        self._urgent = False
+
+    async def _pause(self) -> None:
+        paused_s = 0.0
+        while not paused_s or (self._answering and paused_s < MAX_PAUSE_S):
+            await self._sleep(PAUSE_S)
+            paused_s += PAUSE_S
 
     def _is_due(
         self, gangs: Mapping[str, tuple[Placement, ...]], now: float, min_interval_s: float
@@ -135,6 +170,9 @@ class QueueController:
         if state.is_empty and not state.snapshot.entries:
             return False
         pause = max(min_interval_s, COST_FACTOR * self._cost)
+        # What has just been begun in the background is recent enough for a request that is not rejected.
+        last = self._begun_at if min_interval_s else self._scheduled_at
         # A clock that was set back does not stop the queue: then the difference is negative.
-        resting = 0 <= now - self._scheduled_at < pause
-        return state.urgent or (not resting and state.is_stale(gangs, now))
+        resting = 0 <= now - last < pause
+        urgent = state.urgent or self._urgent
+        return urgent or (not resting and state.is_stale(gangs, now))

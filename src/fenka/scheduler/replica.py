@@ -145,7 +145,13 @@ class Replica:
         queue = self.queue = QueueController(state, gangs.reserved, now=now, sleep=sleep)
         recorder = EventRecorder(api, "fenka-scheduler", identity)
         reporter = EventReporter(
-            cluster, evaluator, recorder, lambda: election.leading, position=queue.position
+            cluster,
+            evaluator,
+            recorder,
+            lambda: election.leading,
+            position=queue.position,
+            is_settled=lambda: queue.is_settled,
+            sleep=sleep,
         )
         self.informers = ClusterInformers(api, cluster, queue, reporter)
         election = self.election = Election(
@@ -162,13 +168,13 @@ class Replica:
         patcher = partial(PodPatcher, api, is_leading=self._is_leading, sleep=sleep)
         requeuer = patcher(
             requeue_body,
-            lambda limit: queue.refreshed().pods_to_requeue(limit, now()),
+            lambda limit: state.pods_to_requeue(limit, now()),
             interval_s=REQUEUE_INTERVAL_S,
             retry_after_s=0.0,
         )
         ungater = patcher(
             ungate_body,
-            lambda limit: queue.refreshed().pods_to_ungate(limit),
+            state.pods_to_ungate,
             interval_s=UNGATE_INTERVAL_S,
         )
         preemption = PodPreemption(
@@ -207,6 +213,7 @@ class Replica:
                 api, cluster, self._pods, gangs, recorder, self._is_leading, sleep=sleep
             ).run,
             queue.run,
+            reporter.run,
             requeuer.run,
             ungater.run,
         )

@@ -38,6 +38,7 @@ from fenka.scheduler.inspect import inspect, inspect_text
 from fenka.scheduler.leader_proxy import FORWARDED, LeaderProxy, LeaderUnreachable
 from fenka.scheduler.leadership import Leadership
 from fenka.scheduler.metrics import Metrics
+from fenka.scheduler.queue_controller import QueueController
 from fenka.scheduler.request_bodies import BodyLimits, BodyReader, BodyRejected
 
 log = logging.getLogger(__name__)
@@ -73,9 +74,10 @@ class Access:
 class Server:
     """Answers for one replica."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         cluster: ClusterState,
+        queue: QueueController,
         extender: Extender,
         binder: Binder,
         leadership: Leadership,
@@ -84,13 +86,15 @@ class Server:
     ) -> None:
         """Args:
         cluster: what `/inspect` shows.
+        queue: leaves time to answer.
         extender: answers filter, prioritize and preempt.
         binder: answers bind.
         leadership: whether this replica decides, and where the leader is.
         metrics: what `/metrics` shows.
         access: who may do what.
         """
-        self._cluster, self._extender, self._binder = cluster, extender, binder
+        self._cluster, self._queue = cluster, queue
+        self._extender, self._binder = extender, binder
         self._leadership, self._metrics, self._access = leadership, metrics, access
         self._proxy = LeaderProxy(leadership.election.identity, access.credentials)
         self._bodies = BodyReader(access.bounds)
@@ -165,10 +169,11 @@ class Server:
         async def handle(request: web.Request) -> web.StreamResponse:
             begun = time.perf_counter()
             try:
-                async with self._bodies.reading(request) as body:
-                    with request.app[LISTENER].protect(request):
-                        forwarded = FORWARDED in request.headers
-                        answer = await self._respond(name, verb, fail, body, forwarded)
+                with self._queue.answering():
+                    async with self._bodies.reading(request) as body:
+                        with request.app[LISTENER].protect(request):
+                            forwarded = FORWARDED in request.headers
+                            answer = await self._respond(name, verb, fail, body, forwarded)
             except BodyRejected as why:
                 answer = fail(f"fenka: {why}", why.status)
                 answer.force_close()

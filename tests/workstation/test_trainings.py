@@ -521,6 +521,22 @@ def test_record_is_not_believed_when_its_supervisor_is_gone(station: Workstation
     assert names(station) == []
 
 
+@pytest.mark.parametrize("cards", [("--gpu-mem", "4"), ()])
+def test_running_training_is_deleted_when_its_record_is_damaged(
+    t4: Workstation, cards: tuple[str, ...]
+) -> None:
+    """At the first try, and nothing is left of it: it would start again, with or without leases."""
+    mark = uuid.uuid4().hex
+    script = f"echo begun; sleep 1000; : {mark}"
+    submit(t4, "pytorch", "d", *cards, "--retry", "100", "--", "sh", "-c", script)
+    await_lines(t4, "d", "d-master-0", 1)
+    (t4.root / "jobs" / "d" / ".fenka" / "record.json").write_text("{}")
+    assert t4.ok("delete", "--local", "d") == "The training job d has been deleted successfully\n"
+    assert not marked(mark)
+    assert list((t4.root / "jobs").iterdir()) == []
+    assert t4.jobs() == {}
+
+
 def test_option_is_refused_when_it_requires_a_cluster(station: Workstation) -> None:
     """Others have no effect, which is reported."""
     words = ("submit", "pytorch", "--local", "--name", "x")

@@ -5,10 +5,13 @@ import os
 import select
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.hardware.peer_credentials import user_name
+from fenka.jobs.training import TrainingSpec
 from fenka.views.jobs import JobEvent, TrainingJob
 from fenka.workstation import paths, protocol, records
 from fenka.workstation.client import Connection, DaemonUnavailable, get_snapshot
@@ -116,7 +119,7 @@ def stop(name: str) -> None:
     """End a training; its records stay. Raises JobNotFound, InvalidRecord, JobNotEnded."""
     training = record(name)
     if not training.finished:
-        _end_supervisor(training)
+        _end(training.pid, lambda: training.supervised, name, training.spec.grace_s)
 
 
 def delete(name: str) -> None:
@@ -125,25 +128,41 @@ def delete(name: str) -> None:
     Raises JobNotFound, JobNotEnded, RequestFailed, OSError.
     """
     directory = records.directory_of(name)
-    with contextlib.suppress(InvalidRecord):
+    try:
         stop(name)
+    except InvalidRecord:
+        writers = _writers(directory)
+        # The guard forwards the signal. A second one would kill the programs at once.
+        for pid in [pid for pid in writers if procfs.parent_pid(pid) not in writers]:
+            _end(pid, lambda pid=pid: pid in _writers(directory), name, TrainingSpec().grace_s)  # type: ignore[misc]
     _release_leases(name)
     shutil.rmtree(directory)
 
 
-def _end_supervisor(training: TrainingRecord) -> None:
+def _writers(directory: Path) -> set[int]:
+    """Return the supervisor and its guard, whose output is a file of the training: no record tells them."""
+    log = str(directory.resolve() / records.OWN / "log")
+    writers = set()
+    for pid in procfs.pids():
+        # Those of other users cannot be read, and others may have ended.
+        with contextlib.suppress(OSError):
+            if os.readlink(procfs.PROC / str(pid) / "fd" / "1").removesuffix(" (deleted)") == log:
+                writers.add(pid)
+    return writers
+
+
+def _end(pid: int, is_meant: Callable[[], bool], name: str, grace_s: float) -> None:
+    """End a supervisor, or its guard, with all its processes. Raises JobNotEnded."""
     try:
-        ending = os.pidfd_open(training.pid)
+        ending = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     with contextlib.closing(os.fdopen(ending, "rb", buffering=0)):
-        if not training.supervised:
+        if not is_meant():
             return
         signal.pidfd_send_signal(ending, signal.SIGTERM)
-        if not select.select([ending], [], [], training.spec.grace_s + END_TIMEOUT_S)[0]:
-            raise JobNotEnded(
-                f"{training.spec.name} does not end: see whether process {training.pid} can be killed"
-            )
+        if not select.select([ending], [], [], grace_s + END_TIMEOUT_S)[0]:
+            raise JobNotEnded(f"{name} does not end: see whether process {pid} can be killed")
 
 
 def _release_leases(name: str) -> None:

@@ -53,9 +53,9 @@ def job(name: str, position: int | None, **more: object) -> JobView:
     return JobView(id=name, name=name, **{**fields, **more})  # type: ignore[arg-type]
 
 
-def test_queue_rows_are_those_of_the_daemon() -> None:
-    """Only those that wait, in the daemon's order; the namespace is the user."""
-    world = Snapshot(
+def snapshot_of(jobs: list[JobView]) -> Snapshot:
+    """Return what a daemon without cards answers."""
+    return Snapshot(
         version="1",
         pid=1,
         node="here",
@@ -67,11 +67,18 @@ def test_queue_rows_are_those_of_the_daemon() -> None:
         policy="binpack",
         unit_mib=1024,
         cards=list[CardView](),
-        jobs=[
+        jobs=jobs,
+    )
+
+
+def test_queue_rows_are_those_of_the_daemon() -> None:
+    """Only those that wait, in the daemon's order; the namespace is the user."""
+    world = snapshot_of(
+        [
             job("runs", None),
             job("first", 1, priority=2, reserved=[0, 3], starts_by=9.0, reason="full"),
             job("second", 2),
-        ],
+        ]
     )
     assert queue_rows(world) == [
         QueueRow(1, "first", "ann", 2, "4", 3.0, ["0", "3"], 9.0, "full"),

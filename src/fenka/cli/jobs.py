@@ -1,5 +1,6 @@
 """`fenka ps`, `fenka stop`, and the logs of jobs in the background: the jobs of this machine."""
 
+import os
 import shlex
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from fenka.cli.options import OutputOption
 from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection, RequestFailed, get_snapshot, job_names
+from fenka.workstation.client import Connection, RequestFailed, get_snapshot, jobs_called
 
 FOLLOW_INTERVAL_S = 0.1
 
@@ -80,7 +81,7 @@ def print_log(name: str, *, follow: bool) -> None:
         raise UserError(_no_log(name))
     with log.open(errors="replace") as file:
         while True:
-            ended = not follow or name not in job_names(paths.current())
+            ended = not (follow and jobs_called(paths.current(), name))
             while chunk := file.read(65536):
                 print(chunk, end="", flush=True)
             if ended:
@@ -93,9 +94,12 @@ def _log_file(name: str) -> Path:
 
 
 def _no_log(name: str) -> str:
-    if name in job_names(paths.current()):
-        return f"{name} prints to the terminal that it was started from: only --detach keeps a log"
-    return f"no job called {name} has left a log: `fenka ps` lists jobs"
+    jobs = jobs_called(paths.current(), name)
+    if not jobs:
+        return f"no job called {name} has left a log: `fenka ps` lists jobs"
+    if jobs[0].uid != os.geteuid():
+        return f"job {name} is {jobs[0].user}'s: only {jobs[0].user} can read its log"
+    return f"{name} prints to the terminal that it was started from: only --detach keeps a log"
 
 
 def resize(

@@ -158,13 +158,16 @@ def get_snapshot(runtime: Runtime) -> protocol.Snapshot:
         return connection.request(protocol.GetSnapshot(), protocol.Snapshot)
 
 
-def job_names(runtime: Runtime) -> set[str]:
-    """Return the names of all jobs that hold a slice or wait for one; none if no daemon answers."""
+def jobs_called(runtime: Runtime, name: str) -> list[protocol.JobView]:
+    """Return the jobs of this name, or the members of this gang; none if no daemon answers.
+
+    They hold slices or wait for some.
+    """
     try:
         jobs = get_snapshot(runtime).jobs
     except DaemonUnavailable:
-        return set()
-    return {name for job in jobs for name in (job.name, job.gang) if name}
+        return []
+    return [job for job in jobs if name in (job.name, job.gang)]
 
 
 def _unavailable_reason(runtime: Runtime, why: OSError) -> str:

@@ -26,7 +26,7 @@ from fenka.jobs.spec import NAME
 from fenka.jobs.training import TrainingSpec
 from fenka.views.jobs import JobStatus
 from fenka.workstation import paths
-from fenka.workstation.client import job_names
+from fenka.workstation.client import jobs_called
 from fenka.workstation.files import boot_id
 from fenka.workstation.paths import Runtime
 
@@ -184,7 +184,7 @@ def create_training_directory(runtime: Runtime, record: TrainingRecord) -> Path:
 
 def _free_place(runtime: Runtime, name: str) -> Path:
     check_name_is_free(name)
-    if name in job_names(runtime):
+    if jobs_called(runtime, name):
         raise JobNotStarted(
             f"a job called {name} already exists: choose another --name", INVALID_INPUT
         )

@@ -489,7 +489,7 @@ def test_command_runs_in_the_lease_when_it_is_attached(t4: Workstation) -> None:
 
 
 def test_logs_end_with_the_last_lines_when_a_number_is_given(station: Workstation) -> None:
-    """An unknown instance, and times, are refused."""
+    """An unknown instance is refused."""
     follow(station, "pytorch", "l", "--workers", "2", "--", "seq", "5")
     assert station.ok("logs", "--local", "l", "--tail", "2") == "4\n5\n"
     assert station.ok("logs", "--local", "l", "-i", "l-worker-0", "-f") == "1\n2\n3\n4\n5\n"
@@ -498,8 +498,15 @@ def test_logs_end_with_the_last_lines_when_a_number_is_given(station: Workstatio
         1,
         "job l has no instance l-worker-9: its instances are l-master-0, l-worker-0",
     )
-    result = station.fenka("logs", "--local", "l", "--timestamps")
-    refused(result, 2, "--since and --timestamps require a cluster: .*")
+
+
+def test_logs_have_times_when_they_are_a_trainings(station: Workstation) -> None:
+    """Those of the clone, and of jobs in the background, have none."""
+    follow(station, "pytorch", "l", "--", "seq", "2")
+    lines = station.ok("logs", "--local", "l", "--timestamps").splitlines()
+    assert [line.split(" ")[1:] for line in lines] == [["1"], ["2"]]
+    assert station.ok("logs", "--local", "l", "--since", "1h") == "1\n2\n"
+    assert station.ok("logs", "--local", "l", "--since", "0s") == ""
 
 
 def test_record_is_not_believed_when_its_supervisor_is_gone(station: Workstation) -> None:

@@ -8,16 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fenka.cli import tables
+from fenka.cli import local_logs, tables
 from fenka.cli.durations import short_duration
 from fenka.cli.errors import UserError
+from fenka.cli.local_logs import LogPart
 from fenka.cli.options import OutputOption
 from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection, RequestFailed, get_snapshot, jobs_called
-
-FOLLOW_INTERVAL_S = 0.1
 
 
 def ps(output: OutputOption = "table") -> None:
@@ -74,19 +73,12 @@ def has_log(name: str) -> bool:
     return _log_file(name).exists()
 
 
-def print_log(name: str, *, follow: bool) -> None:
+def print_log(name: str, part: LogPart, *, follow: bool) -> None:
     """Print the log of a job that runs, or ran, in the background. follow: until the job ends."""
     log = _log_file(name)
     if not log.exists():
         raise UserError(_no_log(name))
-    with log.open(errors="replace") as file:
-        while True:
-            ended = not (follow and jobs_called(paths.current(), name))
-            while chunk := file.read(65536):
-                print(chunk, end="", flush=True)
-            if ended:
-                return
-            time.sleep(FOLLOW_INTERVAL_S)
+    local_logs.print_log(log, part, lambda: not (follow and jobs_called(paths.current(), name)))
 
 
 def _log_file(name: str) -> Path:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -72,16 +72,21 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
+def open_regular_file(path: Path) -> BinaryIO:
+    """Open a regular file without waiting. Raises OSError, also for other kinds of files."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return open(descriptor, "rb")
+
+
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
     """Read a regular file of at most `max_bytes` without waiting.
 
     Raises OSError, with the file's name, also for other kinds of files.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is not a regular file")
-    with with_file_name(path), open(descriptor, "rb") as file:
+    with with_file_name(path), open_regular_file(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(f"{path} has more than {max_bytes} bytes, so it is damaged")

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, NoReturn
+from typing import Literal, NoReturn
+
+from fenka.workstation.log_times import LogWriter
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, as for `fenka stop`."""
@@ -117,7 +119,7 @@ class _Stream:
 
     prefix: bytes
     to: int
-    log: BinaryIO | None
+    log: LogWriter | None
     rest: bytes = b""
 
     def take(self, data: bytes) -> None:
@@ -217,12 +219,12 @@ class _Supervisor:
             self._streams.append(stream)
             self._listen(ours, lambda ours=ours, stream=stream: self._forward(ours, stream))  # type: ignore[misc]
 
-    def _log(self, rank: int) -> BinaryIO | None:
+    def _log(self, rank: int) -> LogWriter | None:
         if self.logs is None:
             return None
         directory = self.logs / self.members[rank].name
         directory.mkdir(mode=0o700, exist_ok=True)
-        return self._files.enter_context((directory / "log").open("ab", buffering=0))
+        return self._files.enter_context(contextlib.closing(LogWriter(directory / "log")))
 
     def _count_ready(self, ready: int) -> None:
         reports = os.read(ready, len(self.members))

@@ -7,6 +7,8 @@ import typer
 
 from fenka.cli import jobs
 from fenka.cli.durations import parse_duration
+from fenka.cli.errors import UserError
+from fenka.cli.local_logs import LogPart
 from fenka.cli.training.backend import (
     ContainerOption,
     InstanceOption,
@@ -39,7 +41,9 @@ def logs(
     since_s = parse_duration("--since", since) if since else None
     elsewhere = target.of_cluster or records.exists(name)
     if not elsewhere and (jobs.has_log(name) or _local(target)):
-        jobs.print_log(name, follow=follow)
+        if instance or container:
+            raise UserError(f"{name} is one process with one log: leave out -i and -c")
+        jobs.print_log(name, LogPart(tail, since_s, timestamps), follow=follow)
         return
     request = LogRequest(follow, instance, container, tail, since_s, timestamps)
     open_backend(target).logs(name, request)

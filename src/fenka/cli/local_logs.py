@@ -1,0 +1,147 @@
+"""Prints logs that are files of this machine."""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from fenka.cli import tables
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT
+from fenka.workstation.log_times import LogTimes
+
+FOLLOW_INTERVAL_S = 0.1
+
+BLOCK_BYTES = 1 << 16
+
+UNKNOWN = "N/A"
+
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Which part of a log to print.
+
+    Attributes:
+        tail: the last lines only; None for all.
+        since_s: lines of the last seconds only; None for all.
+        timestamps: put its time before each line.
+    """
+
+    tail: int | None = None
+    since_s: int | None = None
+    timestamps: bool = False
+
+
+def print_log(log: Path, part: LogPart, ended: Callable[[], bool]) -> None:
+    """Print a log until nothing is added to it. Raises UserError for times where the log has none."""
+    since = None if part.since_s is None else time.time() - part.since_s
+    while True:
+        # What is printed until then is all there is.
+        last = ended()
+        if log.exists():
+            break
+        if last:
+            return
+        time.sleep(FOLLOW_INTERVAL_S)
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(log.open("rb"))
+        times = None
+        if since is not None or part.timestamps:
+            times = _times(log)
+            opened.callback(times.close)
+            times.refresh()
+        file.seek(max(_tail(file, part.tail), _since(file, times, since)))
+        stamped = _Stamped(times if part.timestamps else None)
+        while True:
+            for place, block in _blocks(file):
+                tables.write_bytes(stamped.block(place, block))
+            if last:
+                return
+            time.sleep(FOLLOW_INTERVAL_S)
+            last = ended()
+
+
+def _times(log: Path) -> LogTimes:
+    try:
+        return LogTimes(log)
+    except FileNotFoundError:
+        raise UserError(
+            "this log has no times: leave out --since and --timestamps", INVALID_INPUT
+        ) from None
+
+
+def _blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield what is there now, with its places."""
+    place = file.tell()
+    while block := file.read(BLOCK_BYTES):
+        yield place, block
+        place += len(block)
+
+
+def _tail(file: BinaryIO, lines: int | None) -> int:
+    """Return where the last lines begin."""
+    place = end = file.seek(0, 2)
+    if lines is None or not lines:
+        return 0 if lines is None else end
+    while place:
+        size = min(BLOCK_BYTES, place)
+        place -= size
+        file.seek(place)
+        block = file.read(size)
+        # A newline at the end belongs to the last line.
+        before = size - (place + size == end)
+        while (newline := block.rfind(b"\n", 0, before)) >= 0:
+            lines -= 1
+            if not lines:
+                return place + newline + 1
+            before = newline
+    return 0
+
+
+def _since(file: BinaryIO, times: LogTimes | None, since: float | None) -> int:
+    """Return where the first line begins that was read at this time or later."""
+    if times is None or since is None:
+        return 0
+    end = file.seek(0, 2)
+    place = times.first_since(since)
+    if place is None or place > end:
+        place = end
+    if not place:
+        return 0
+    file.seek(place - 1)
+    return place - 1 + len(file.readline())
+
+
+class _Stamped:
+    """Puts times before lines. times: None for no times."""
+
+    def __init__(self, times: LogTimes | None) -> None:
+        self._times, self._at_line_start = times, True
+
+    def block(self, place: int, block: bytes) -> bytes:
+        """Return a block of the log at a place, each line that begins in it with its time."""
+        if self._times is None:
+            return block
+        # An entry is written before the bytes that it is about.
+        self._times.refresh()
+        parts = []
+        for line in _LINE.findall(block):
+            if self._at_line_start:
+                parts.append(f"{_moment(self._times.at(place))} ".encode())
+            parts.append(line)
+            place += len(line)
+            self._at_line_start = line.endswith(b"\n")
+        return b"".join(parts)
+
+
+def _moment(at: float | None) -> str:
+    """Return a time as Kubernetes writes it."""
+    if at is None:
+        return UNKNOWN
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -13,18 +13,28 @@ _INTEGER_DEFINE = re.compile(r"#define\s+(\w+)\s+(0x[0-9a-fA-F]+|\d+)\b")
 
 
 @cache
-def header(path: Path) -> tuple[Any, dict[str, int]]:
-    """Return the structs of a header as a cffi ``FFI``, and its integer ``#define``s.
+def structs(header: Path) -> Any:
+    """Return the structs of a header as a cffi ``FFI``.
 
     The header holds plain declarations; everything else that begins with # is passed over.
 
     Raises:
         FileNotFoundError: The libraries are not built.
     """
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing: run `make build`") from None
     ffi = FFI()
-    ffi.cdef("\n".join(line for line in text.splitlines() if not line.startswith("#")))
-    return ffi, {name: int(value, 0) for name, value in _INTEGER_DEFINE.findall(text)}
+    lines = _text(header).splitlines()
+    ffi.cdef("\n".join(line for line in lines if not line.startswith("#")))
+    return ffi
+
+
+@cache
+def constants(header: Path) -> dict[str, int]:
+    """Return the integer ``#define``s of a header. Raises FileNotFoundError like `structs`."""
+    return {name: int(value, 0) for name, value in _INTEGER_DEFINE.findall(_text(header))}
+
+
+def _text(header: Path) -> str:
+    try:
+        return header.read_text()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{header} is missing: run `make build`") from None

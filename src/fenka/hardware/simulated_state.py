@@ -25,7 +25,8 @@ _FIXED: Final = (
 
 def layout() -> tuple[Any, dict[str, int]]:
     """Return the header's structs as a cffi ``FFI``, and its integer constants."""
-    return built.header(NATIVE / "layout.h")
+    header = NATIVE / "layout.h"
+    return built.structs(header), built.constants(header)
 
 
 def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:

@@ -13,9 +13,9 @@ HEADER: Final = native.DIRECTORY / "lease.h"
 
 def constant(name: str) -> int:
     """Return the value of an integer ``#define`` of the header. Raises KeyError."""
-    return native.header(HEADER)[1][name]
+    return native.constants(HEADER)[name]
 
 
 def layout() -> Any:
     """Return the header's structs as a cffi ``FFI``. Raises FileNotFoundError if nothing was built."""
-    return native.header(HEADER)[0]
+    return native.structs(HEADER)

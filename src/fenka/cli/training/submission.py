@@ -8,7 +8,6 @@ from typing import NoReturn
 from fenka.cli import cluster
 from fenka.cli.options import Target
 from fenka.cli.training.backend import JobTarget, LogRequest, report_submission
-from fenka.cli.training.cluster_backend import ClusterJobs
 from fenka.core.errors import FAILURE
 from fenka.jobs.collection import collect
 from fenka.jobs.manifests.contents import Contents
@@ -39,6 +38,9 @@ def submit_to_cluster(spec: TrainingSpec, target: Target, namespace: str, *, fol
 
 
 def _follow(name: str, target: Target, namespace: str) -> NoReturn:
+    # Most submissions read nothing of other jobs.
+    from fenka.cli.training.cluster_backend import ClusterJobs
+
     jobs = ClusterJobs(
         JobTarget(target.local, target.cluster, target.kubeconfig, target.context), namespace
     )

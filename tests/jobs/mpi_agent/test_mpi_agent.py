@@ -339,6 +339,23 @@ def test_script_names_what_is_missing_when_the_image_has_neither(
     assert "has neither Python (3.5 or newer) nor ssh and sshd" in result.stderr
 
 
+def test_script_names_ssh_keygen_when_the_job_has_no_keys_for_ssh(
+    directory: Path, tmp_path: Path
+) -> None:
+    """The machine that submitted the job could not make them."""
+    path = bin_without(tmp_path, "dirname", "id")
+    (Path(path) / "ssh").touch(mode=0o755)
+    result = subprocess.run(
+        [str(shutil.which("sh")), str(directory / "agent"), "host", "true"],
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 127
+    assert "or ssh-keygen where the job is submitted" in result.stderr
+
+
 def test_ssh_is_used_when_the_image_has_no_python(directory: Path, tmp_path: Path) -> None:
     """The job's own key is that of the host and of its user."""
     for program in ("ssh", "sshd", "ssh-keygen"):

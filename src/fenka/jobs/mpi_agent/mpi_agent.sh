@@ -24,8 +24,13 @@ if [ "$1" = serve ]; then
 else
     program=$(command -v ssh)
 fi
-if [ -z "$program" ] || [ ! -e "$directory/ssh-key" ]; then
+if [ -z "$program" ]; then
     echo "fenka: this image has neither Python (3.5 or newer) nor ssh and sshd: install one of them in it" >&2
+    exit 127
+fi
+if [ ! -e "$directory/ssh-key" ]; then
+    echo "fenka: this image has no Python (3.5 or newer), and the job has no keys for ssh: install Python in the" \
+        "image, or ssh-keygen where the job is submitted" >&2
     exit 127
 fi
 copy_key || exit 127

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
@@ -105,9 +105,10 @@ _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-def single() -> typer.Typer:
+def single(cls: type[TyperGroup] | None = None) -> typer.Typer:
     """Return an application for one command."""
     return typer.Typer(
+        cls=cls,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -115,9 +116,9 @@ def single() -> typer.Typer:
     )
 
 
-def group(summary: str) -> typer.Typer:
-    """Return an application for commands that share their first word."""
-    app = single()
+def group(summary: str, cls: type[TyperGroup] | None = None) -> typer.Typer:
+    """Return an application for commands that share their first word. cls: finds them by name."""
+    app = single(cls)
     # A callback makes it a group even if it has only one command.
     app.callback(help=summary, no_args_is_help=True)(lambda: None)
     return app

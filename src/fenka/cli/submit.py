@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
+from typer.core import TyperGroup
 
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, group, register
@@ -34,11 +35,21 @@ _REFUSED = {
     ("rayjob", "ray"): "use Ray's own ray job submit",
 }
 
-app = group("Submit a distributed training.")
+_ALIASES = {alias: names[0] for names in (*TYPE_NAMES.values(), *_REFUSED) for alias in names[1:]}
 
 
-def _add(kind: TrainingKind, names: tuple[str, ...], summary: str) -> None:
-    """Add the commands of one kind of training."""
+class _Kinds(TyperGroup):
+    """Finds a kind of training by all of its names. Its dozens of options are made only once."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+
+
+app = group("Submit a distributed training.", _Kinds)
+
+
+def _add(kind: TrainingKind, name: str, summary: str) -> None:
+    """Add the command of one kind of training."""
 
     def submit(
         *,
@@ -79,12 +90,11 @@ def _add(kind: TrainingKind, names: tuple[str, ...], summary: str) -> None:
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
     submit.__signature__ = inspect.Signature([*parameters(kind), *own])  # type: ignore[attr-defined]
-    for name in names:
-        register(app, submit, summary, name=name, hidden=name != names[0], cls=SubmitCommand)
+    register(app, submit, summary, name=name, cls=SubmitCommand)
 
 
-def _add_refused(names: tuple[str, ...], instead: str) -> None:
-    """Add commands of arena that are not supported."""
+def _add_refused(name: str, instead: str) -> None:
+    """Add a command of arena that is not supported."""
 
     def refuse(
         context: typer.Context, words: Annotated[list[str] | None, typer.Argument()] = None
@@ -92,14 +102,13 @@ def _add_refused(names: tuple[str, ...], instead: str) -> None:
         del words
         raise UserError(f"submit {context.info_name} is not supported: {instead}", INVALID_INPUT)
 
-    for name in names:
-        register(app, refuse, "", name=name, hidden=True, passes_arguments=True)
+    register(app, refuse, "", name=name, hidden=True, passes_arguments=True)
 
 
 for _kind, _summary in _SUMMARIES.items():
-    _add(_kind, TYPE_NAMES[TRAINERS[_kind]], _summary)
+    _add(_kind, TRAINERS[_kind], _summary)
 for _names, _instead in _REFUSED.items():
-    _add_refused(_names, _instead)
+    _add_refused(_names[0], _instead)
 
 
 def _training(

@@ -6,12 +6,7 @@ without decoding. Each run is a whole process, from its start to its exit.
 """
 
 import asyncio
-import os
-import platform
-import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -19,8 +14,7 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.extender.run import printed_port, process
-from bench.screens.run import kubeconfig, measure
+from bench.commands import FENKA, by_turns, machine, print_table, server
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOBSET_NAME, JOBSETS_API
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
@@ -116,41 +110,18 @@ async def serve() -> None:
     await asyncio.Event().wait()
 
 
-def main() -> None:
-    """Print a Markdown table of medians, and of each command's processor time as a ratio."""
-    words = (sys.executable, __file__, "serve")
-    with process(*words, stdout=subprocess.PIPE) as server, tempfile.TemporaryDirectory() as folder:
-        url = f"http://127.0.0.1:{printed_port(server)}"
-        config = Path(folder) / "config"
-        config.write_text(kubeconfig(url))
-        program = str(Path(sys.executable).parent / "fenka")
-        commands = {"fetch only": [sys.executable, "-c", FETCH, url, *lists()]}
+def measure() -> bool:
+    """Print a table of medians. Return whether the goal is met."""
+    with server(sys.executable, __file__) as served:
+        commands = {"fetch only": [sys.executable, "-c", FETCH, served.url, *lists()]}
         for screen in ("list", "list --layout arena", "top job", "list -o json"):
-            commands[f"fenka {screen}"] = [program, *screen.split(), "--kubeconfig", str(config)]
-        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
-        for number in range(RUNS + 1):
-            for name, command in commands.items():
-                run = measure(command, folder)
-                if number:  # The first time files are read from disk.
-                    runs[name].append(run)
-    fetching = statistics.median(cpu for _, cpu in runs["fetch only"])
-    print(f"| {JOBS} jobs, {3 * JOBS} pods, {NODES} nodes | median ms | processor ms | ratio |")
-    print("|---|---|---|---|")
-    slowest = 0.0
-    for name, of in runs.items():
-        wall, cpu = (statistics.median(each) for each in zip(*of, strict=True))
-        slowest = max(slowest, wall / 1e3)
-        print(f"| `{name}` | {wall:.0f} | {cpu:.0f} | {cpu / fetching:.1f} |")
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(
-        f"\nslowest {slowest:.2f} s, goal {GOAL_S:g} s or less; Python {platform.python_version()},"
-    )
-    print(f"{os.cpu_count()} cores, load averages at the end {load}")
-    sys.exit(slowest > GOAL_S)
+            config = ("--kubeconfig", str(served.config))
+            commands[f"fenka {screen}"] = [FENKA, *screen.split(), *config]
+        runs = by_turns(lambda _: commands, RUNS)
+    slowest = max(print_table(f"{JOBS} jobs, {3 * JOBS} pods, {NODES} nodes", runs).values())
+    print(f"\nslowest {slowest:.2f} s, goal {GOAL_S:g} s or less; {machine()}")
+    return slowest <= GOAL_S
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        asyncio.run(serve())
-    else:
-        main()
+    asyncio.run(serve())

@@ -6,15 +6,10 @@ row of 200 submissions is one process.
 """
 
 import asyncio
-import os
-import platform
 import resource
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,8 +18,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.extender.run import printed_port, process
-from bench.screens.run import kubeconfig, measure
+from bench.commands import FENKA, by_turns, machine, print_table, server
 from fenka.cluster.training_objects import JOBSETS_API
 from fenka.jobs.collection import collect
 from fenka.jobs.manifests.render import render
@@ -39,8 +33,6 @@ GOAL_S = 1.0
 GOAL_ROW_S = 20.0
 """For 200 submissions in a row."""
 NAMESPACE = "/namespaces/default"
-
-Submit = Callable[[str], Awaitable[None]]
 
 
 def training(name: str) -> TrainingSpec:
@@ -105,56 +97,36 @@ def row(work: Awaitable[None]) -> tuple[float, float]:
     return time.perf_counter() - began, cpu
 
 
-def main() -> None:
-    """Print a Markdown table; exit with 1 if a goal is missed."""
-    words = (sys.executable, __file__, "serve")
-    with process(*words, stdout=subprocess.PIPE) as server, tempfile.TemporaryDirectory() as folder:
-        url = f"http://127.0.0.1:{printed_port(server)}"
-        config = Path(folder) / "config"
-        config.write_text(kubeconfig(url))
-        program = [str(Path(sys.executable).parent / "fenka"), "submit", "mpi", "--image=i"]
-        runs: dict[str, list[tuple[float, float]]] = {"create only": [], "fenka submit": []}
-        for number in range(RUNS + 1):
-            commands = {
+def measure() -> bool:
+    """Print tables of medians. Return whether the goals are met."""
+    with server(sys.executable, __file__, "serve") as served:
+        url, config = served.url, str(served.config)
+
+        def commands(number: int) -> dict[str, list[str]]:
+            options = [f"--name=b-{number}", "--image=i", "--workers=2", "--gpu-mem=4"]
+            return {
                 "create only": [sys.executable, __file__, "create", url, f"a-{number}"],
                 "fenka submit": [
-                    *program,
-                    *(f"--name=b-{number}", "--workers=2", "--gpu-mem=4", f"--kubeconfig={config}"),
-                    "mpirun train",
+                    *(FENKA, "submit", "mpi", *options, f"--kubeconfig={config}", "mpirun train")
                 ],
             }
-            for name, command in commands.items():
-                run = measure(command, folder)
-                if number:  # The first time files are read from disk.
-                    runs[name].append(run)
+
+        runs = by_turns(commands, RUNS)
         rows = {
             "create only": row(create_row(url, "c")),
-            "submit": row(submit_to(str(config), "d")),
+            "submit": row(submit_to(config, "d")),
         }
-    print("| one job, a process each | median ms | processor ms | ratio |\n|---|---|---|---|")
-    medians = {
-        name: tuple(statistics.median(each) for each in zip(*of, strict=True))
-        for name, of in runs.items()
-    }
-    for name, (wall, cpu) in medians.items():
-        print(f"| `{name}` | {wall:.0f} | {cpu:.0f} | {cpu / medians['create only'][1]:.1f} |")
+    command_s = print_table("one job, a process each", runs)["fenka submit"]
     print(f"\n| {JOBS} jobs in a row, one process | s | processor s | ratio |\n|---|---|---|---|")
     for name, (wall, cpu) in rows.items():
         print(f"| `{name}` | {wall:.1f} | {cpu:.1f} | {cpu / rows['create only'][1]:.1f} |")
-    command_s, row_s = medians["fenka submit"][0] / 1e3, rows["submit"][0]
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    row_s = rows["submit"][0]
     print(
         f"\none command {command_s:.2f} s, goal {GOAL_S:g} s or less; {JOBS} in a row {row_s:.1f} s, goal "
-        f"{GOAL_ROW_S:g} s or less; Python {platform.python_version()},"
+        f"{GOAL_ROW_S:g} s or less; {machine()}"
     )
-    print(f"{os.cpu_count()} cores, load averages at the end {load}")
-    sys.exit(command_s > GOAL_S or row_s > GOAL_ROW_S)
+    return command_s <= GOAL_S and row_s <= GOAL_ROW_S
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        asyncio.run(serve())
-    elif sys.argv[1:2] == ["create"]:
-        asyncio.run(create(*sys.argv[2:]))
-    else:
-        main()
+    asyncio.run(serve() if sys.argv[1] == "serve" else create(*sys.argv[2:]))

@@ -5,22 +5,14 @@ with the fields that objects have in a real cluster. The baseline is a bare aioh
 lists without decoding them. Each run is a whole process, from its start to its exit.
 """
 
-import json
-import os
-import platform
-import resource
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
 import urllib.request
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.commands import FENKA, by_turns, machine, print_table, server
 from bench.extender import workload
-from bench.extender.run import compiled, printed_port, process
 from fenka.kubernetes.cluster_reader import PAGE
 
 NODES, PENDING, RUNS = 1000, 100, 5
@@ -43,73 +35,28 @@ asyncio.run(main())
 """
 
 
-def kubeconfig(url: str) -> str:
-    """Return a configuration that names the server."""
-    return json.dumps(
-        {
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": ""}}],
-            "current-context": "x",
-        }
-    )
-
-
-def measure(command: list[str], folder: str) -> tuple[float, float]:
-    """Return the milliseconds of one run, and those of the processor. folder: for bytecode."""
-    environment = {**compiled(folder), "FENKA_RUNTIME": "/-"}
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env=environment)
-    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall * 1e3, cpu * 1e3
-
-
 def main() -> None:
     """Print a Markdown table of medians, and of each command's processor time as a ratio."""
-    words = (sys.executable, SERVER, str(NODES), QUIET)
-    with process(*words, stdout=subprocess.PIPE) as server, tempfile.TemporaryDirectory() as folder:
-        url = f"http://127.0.0.1:{printed_port(server)}"
-        request = urllib.request.Request(f"{url}/bench/pending/0/{PENDING}", method="POST")
-        urllib.request.urlopen(request).close()
-        config = Path(folder) / "config"
-        config.write_text(kubeconfig(url))
+    with server(sys.executable, SERVER, str(NODES), QUIET) as served:
+        path = f"{served.url}/bench/pending/0/{PENDING}"
+        urllib.request.urlopen(urllib.request.Request(path, method="POST")).close()
         meta = workload.pending(0)["metadata"]
-        programs = Path(sys.executable).parent
+        pod = f"{meta['namespace']}/{meta['name']}"
+        inspect = str(Path(FENKA).with_name("kubectl-inspect-gpushare"))
         screens = {
-            "kubectl inspect gpushare": [str(programs / "kubectl-inspect-gpushare")],
+            "kubectl inspect gpushare": [inspect],
             **{
-                f"fenka {words}": [str(programs / "fenka"), *words.split()]
+                f"fenka {words}": [FENKA, *words.replace("POD", pod).split()]
                 for words in ("top node", "top node -s", "top node -s -d", "queue", "why POD")
             },
         }
-        screens["fenka why POD"][-1] = f"{meta['namespace']}/{meta['name']}"
-        commands = {"fetch only": [sys.executable, "-c", FETCH, url]}
-        for name, screen in screens.items():
-            commands[name] = [*screen, "--kubeconfig", str(config)]
-        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
-        for number in range(RUNS + 1):
-            for name, command in commands.items():
-                if number:  # The first time files are read from disk and compiled.
-                    runs[name].append(measure(command, folder))
-                else:
-                    measure(command, folder)
-    medians = {
-        name: [statistics.median(each) for each in zip(*of, strict=True)]
-        for name, of in runs.items()
-    }
+        config = ["--kubeconfig", str(served.config)]
+        commands = {"fetch only": [sys.executable, "-c", FETCH, served.url]}
+        commands |= {name: [*screen, *config] for name, screen in screens.items()}
+        runs = by_turns(lambda _: commands, RUNS)
     pods = NODES * workload.PODS_PER_NODE + PENDING
-    print(f"| {NODES} nodes, {pods} pods | median ms | processor ms | least | ratio |")
-    print("|---|---|---|---|---|")
-    for name, (wall, cpu) in medians.items():
-        least = min(cpu for _, cpu in runs[name])
-        ratio = cpu / medians["fetch only"][1]
-        print(f"| `{name}` | {wall:.0f} | {cpu:.0f} | {least:.0f} | {ratio:.1f} |")
-    slowest = max(wall for wall, _ in medians.values()) / 1e3
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(
-        f"\nslowest {slowest:.2f} s, goal {GOAL_S:g} s or less; Python {platform.python_version()},"
-    )
-    print(f"{os.cpu_count()} cores, load averages at the end {load}")
+    slowest = max(print_table(f"{NODES} nodes, {pods} pods", runs).values())
+    print(f"\nslowest {slowest:.2f} s, goal {GOAL_S:g} s or less; {machine()}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""Measure training jobs: screens of 500, and submissions.
+
+``python bench/jobs/run.py [--only screens submissions]``. Exits 1 when a goal is missed.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.jobs import screens, submissions
+
+PARTS = {
+    "screens": screens.measure,
+    "submissions": submissions.measure,
+}
+
+
+def main() -> int:
+    """Measure and print; return 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=[*PARTS], default=[*PARTS])
+    met = []
+    for part in parser.parse_args().only:
+        met.append(PARTS[part]())
+        print(flush=True)
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

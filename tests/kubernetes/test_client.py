@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cluster.objects import Pod, Status
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, decode_event
 from fenka.kubernetes.kube_config import load
 from tests.fakes.api_server import api_server
 from tests.waiting import until
@@ -52,6 +52,39 @@ async def test_error_has_status_reason_and_message_when_the_server_refuses(
     async with api_server() as server, server.api() as api:
         server.before = refuse
         await go(api)
+
+
+DEEP = 9_990
+"""Levels of nested values: Go's decoder, and so the API server, accepts 10,000."""
+
+
+@pytest.mark.parametrize("nested", ["[" * DEEP + "]" * DEEP, '{"f:a":' * DEEP + "1" + "}" * DEEP])
+async def test_object_is_read_when_a_tenant_has_nested_what_nobody_reads(nested: str) -> None:
+    """Managed fields, say, or the spec of a kind without a schema. It would hide all objects of the kind."""
+    pod = f'{{"metadata":{{"name":"p","managedFields":[{{"fieldsV1":{nested}}}]}}}}'
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=f'{{"items":[{pod},{{"metadata":{{"name":"q"}}}}]}}')
+
+    async with api_server() as server, server.api() as api:
+        server.before = answer
+        pods, _ = await api.list("/api/v1/pods", Pod)
+    assert [each.metadata.name for each in pods] == ["p", "q"]
+    event = decode_event(f'{{"type":"ADDED","object":{pod}}}'.encode(), Pod)
+    assert event.object is not None
+    assert event.object.metadata.name == "p"
+
+
+async def test_answer_is_refused_when_it_is_nested_deeper_than_a_server_accepts() -> None:
+    """By an error that callers handle, not by the interpreter's."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="[" * 1_000_000)
+
+    async with api_server() as server, server.api() as api:
+        server.before = answer
+        with pytest.raises(ApiError, match="not understood"):
+            await api.get("/api/v1/pods/p", Pod)
 
 
 async def test_client_fails_when_no_server_answers() -> None:

@@ -153,9 +153,8 @@ class BatchJob(Object):
 
 
 class JobTemplate(Object):
-    """The template of a JobSet's Jobs."""
+    """The template of a JobSet's Jobs. Clients in Go write null for the times in its metadata."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: BatchJobSpec = msgspec.field(default_factory=BatchJobSpec)
 
 

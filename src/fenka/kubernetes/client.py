@@ -5,10 +5,12 @@ written back whole, so that fields unknown here survive.
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -40,6 +42,9 @@ HEARTBEAT_S = 30.0
 _PAGE = 500
 _READ_BUFFER = 2**21
 """Bytes; an object has at most 1.5 MiB."""
+
+_MAX_DEPTH = 10_000
+"""Levels of nested values that Go decodes."""
 
 _LIST_HEAD = re.compile(rb'\{(?:"(?:kind|apiVersion)":"[^"\\]*",)*"metadata":(\{[^{}]*\}),"items":')
 """The beginning of a list, as the API server writes it, with its metadata before its items."""
@@ -169,7 +174,7 @@ class Api:
 
     async def get(self, path: str, kind: type[T], **query: str | int) -> T:
         """Return the object at this path. Raises ApiError, ApiUnreachable."""
-        return _decoded(await self._call("GET", path, query), kind)
+        return decoded(await self._call("GET", path, query), kind)
 
     async def list(self, path: str, kind: type[T], **query: str | int) -> tuple[list[T], str]:
         """Return all objects of a collection, page by page, and the version to watch from.
@@ -269,7 +274,7 @@ class Api:
 
         Raises ApiError, ApiUnreachable.
         """
-        return _decoded(await self._call("PATCH", path, {}, body), kind)
+        return decoded(await self._call("PATCH", path, {}, body), kind)
 
     async def create(
         self,
@@ -290,7 +295,7 @@ class Api:
         query = {} if within_s is None else {"timeout": f"{max(int(within_s * 750), 1)}ms"}
         if dry_run:
             query["dryRun"] = "All"
-        return _decoded(await self._call("POST", path, query, body, within_s=within_s), kind)
+        return decoded(await self._call("POST", path, query, body, within_s=within_s), kind)
 
     async def delete(self, path: str, body: Mapping[str, Any] | None = None) -> None:
         """Remove an object; `body` may hold preconditions. Raises ApiError, ApiUnreachable."""
@@ -355,32 +360,48 @@ def _environment_proxy(server: str) -> str | None:
     return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
 
 
-def _decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+def decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Return an object, or a part of an answer. Raises ApiError."""
     try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as why:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except RecursionError:
+            with _deep_recursion():
+                return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as why:
         raise ApiError(
             0, "Unreadable", f"the API server's answer is not understood: {why}"
         ) from None
 
 
+@contextlib.contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Allow to decode, or skip, whatever the API server accepts: tenants nest fields that nobody reads."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 2 * _MAX_DEPTH)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 def _list_meta(data: bytes) -> ListMeta:
     """Return a list's metadata, without reading all of the list if the metadata comes first."""
     head = _LIST_HEAD.match(data)
-    return _decoded(head[1], ListMeta) if head else _decoded(data, Page[msgspec.Raw]).metadata
+    return decoded(head[1], ListMeta) if head else decoded(data, Page[msgspec.Raw]).metadata
 
 
 def _page(data: bytes, kind: type[T], known: Mapping[str, T] | None) -> Page[T]:
     if not known:
-        return _decoded(data, Page[kind])  # type: ignore[valid-type]
-    page = _decoded(data, Page[msgspec.Raw])
-    items = [_known(raw, known) or _decoded(raw, kind) for raw in page.items or ()]
+        return decoded(data, Page[kind])  # type: ignore[valid-type]
+    page = decoded(data, Page[msgspec.Raw])
+    items = [_known(raw, known) or decoded(raw, kind) for raw in page.items or ()]
     return Page(items, page.metadata)
 
 
 def _known(listed: msgspec.Raw, objects: Mapping[str, T]) -> T | None:
     """Return the object that was known in the version that is listed."""
-    identity = _decoded(listed, _Versioned).metadata
+    identity = decoded(listed, _Versioned).metadata
     known: Any = objects.get(identity.uid)
     same = known is not None and known.metadata.resource_version == identity.resource_version
     return known if same else None
@@ -414,9 +435,9 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 def decode_event(line: bytes, kind: type[T]) -> WatchEvent[T]:
     """Return the event of one line of a watch. Raises ApiError."""
-    raw = _decoded(line, _Raw)
+    raw = decoded(line, _Raw)
     if raw.type == "ERROR":
         raise _refusal(0, raw.object)
-    version = _decoded(raw.object, _Versioned).metadata.resource_version
-    obj = None if raw.type == "BOOKMARK" else _decoded(raw.object, kind)
+    version = decoded(raw.object, _Versioned).metadata.resource_version
+    obj = None if raw.type == "BOOKMARK" else decoded(raw.object, kind)
     return WatchEvent(raw.type, obj, version)

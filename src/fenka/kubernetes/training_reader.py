@@ -20,7 +20,7 @@ from fenka.cluster.training_objects import (
     TrainingObjects,
     TrainingPod,
 )
-from fenka.kubernetes.client import Api, if_accepted
+from fenka.kubernetes.client import Api, ApiError, decoded, if_accepted
 from fenka.kubernetes.cluster_reader import PAGE
 
 OPERATORS = {
@@ -143,8 +143,8 @@ async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> li
     for answer in answers:
         for raw in answer[0] if answer else ():
             try:
-                job = msgspec.json.decode(raw, type=ForeignJob)
-            except msgspec.MsgspecError:
+                job = decoded(raw, ForeignJob)
+            except ApiError:
                 # Some versions of these kinds accept any status.
                 continue
             jobs.setdefault(job.metadata.uid, job)

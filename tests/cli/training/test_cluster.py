@@ -204,6 +204,34 @@ def test_foreign_job_whose_status_cannot_be_read_is_left_out(
     assert [line.split()[0] for line in run("list").stdout.splitlines()] == ["NAME", "good"]
 
 
+def test_foreign_job_is_shown_when_another_is_nested_without_end(
+    run: Run, server: FakeApiServer
+) -> None:
+    """A kind without a schema stores whatever its tenants write."""
+    server.groups = {"kubeflow.org": ["v1"]}
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/tfjobs"):
+            return None
+        deep = json.dumps(foreign_job("deep", "TFJob", [])).replace(
+            '"spec": {}', f'"spec": {"[" * 9_990}{"]" * 9_990}'
+        )
+        good = json.dumps(foreign_job("good", "TFJob", []))
+        return web.Response(text=f'{{"items":[{deep},{good}]}}', content_type="application/json")
+
+    server.before = answer
+    assert [line.split()[0] for line in run("list").stdout.splitlines()] == ["NAME", "deep", "good"]
+
+
+def test_job_is_shown_when_its_template_has_no_time(run: Run, server: FakeApiServer) -> None:
+    """Webhooks in Go write null there; it would hide all jobs of the namespace."""
+    job = an_mpi_job()
+    for replicated in job["spec"]["replicatedJobs"]:
+        replicated["template"]["metadata"] = {"creationTimestamp": None}
+    put(server, job)
+    assert len(run("list").stdout.splitlines()) == 2
+
+
 def test_pods_of_other_programs_are_read_by_their_labels_alone(
     run: Run, server: FakeApiServer
 ) -> None:

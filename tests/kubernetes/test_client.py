@@ -1,5 +1,6 @@
 """Requests of the client, as the API server receives them."""
 
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from aiohttp import web
 
 from fenka.cluster.objects import Pod, Status
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, decode_event
-from fenka.kubernetes.kube_config import load
+from fenka.kubernetes.kube_config import load, without_default_certificates
 from tests.fakes.api_server import api_server
 from tests.waiting import until
 
@@ -134,3 +135,10 @@ async def test_next_page_is_requested_when_one_is_being_used(
         rest = [page async for page in pages]
         assert [len(page.items or ()) for page in rest] == [2, 1]
         assert len({page.metadata.resource_version for page in (first, *rest)}) == 1
+
+
+def test_default_certificates_are_loaded_when_a_context_is_made_after_the_import() -> None:
+    """What is replaced for the import of aiohttp is there again, also if the import fails."""
+    with pytest.raises(ModuleNotFoundError), without_default_certificates():
+        raise ModuleNotFoundError
+    assert "set_default_verify_paths" not in vars(ssl.SSLContext)

@@ -17,12 +17,14 @@ from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 import msgspec
 
 from fenka.cluster.objects import Object, Status
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.kube_config import load
+from fenka.kubernetes.kube_config import load, without_default_certificates
+
+with without_default_certificates():
+    import aiohttp
 
 T = TypeVar("T")
 Query = Mapping[str, str | int] | Sequence[tuple[str, str]]

@@ -6,7 +6,7 @@ Unknown fields are ignored, so newer servers are supported. Nothing is ever writ
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +14,8 @@ from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
 from fenka.dialects.gpushare import peak_units
 from fenka.dialects.registry import WITH_HAMI
+
+V = TypeVar("V")
 
 QUEUE_GATE = "fenka.io/queue"
 """The scheduling gate that the chart's admission policy puts on pods that request cards.
@@ -230,22 +232,22 @@ class Pod(_Demanding, Object):
     @property
     def request(self) -> PodRequest:
         """Return the fields by which dialects recognise a request."""
-        inits = [
+        containers = [
             ContainerRequest(
                 container.name,
-                dict(container.resources.limits.items()),
+                _dict(container.resources.limits),
                 ContainerKind.SIDECAR
                 if container.restart_policy == "Always"
                 else ContainerKind.INIT,
             )
             for container in self.spec.init_containers
         ]
-        apps = [
-            ContainerRequest(container.name, dict(container.resources.limits.items()))
+        containers += [
+            ContainerRequest(container.name, _dict(container.resources.limits))
             for container in self.spec.containers
         ]
-        annotations = dict(self.metadata.annotations.items())
-        return PodRequest((*inits, *apps), self.metadata.labels, annotations)
+        meta = self.metadata
+        return PodRequest(tuple(containers), meta.labels, _dict(meta.annotations))
 
     def demand(
         self, dialects: tuple[Dialect, ...] = WITH_HAMI, request: PodRequest | None = None
@@ -279,6 +281,10 @@ class Pod(_Demanding, Object):
     def path(self) -> str:
         """Return the pod's path at the API server."""
         return pod_path(self.metadata.namespace, self.metadata.name)
+
+
+def _dict(mapping: Mapping[str, V]) -> dict[str, V]:
+    return mapping if isinstance(mapping, dict) else dict(mapping.items())
 
 
 def pod_path(namespace: str, name: str) -> str:

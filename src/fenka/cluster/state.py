@@ -121,7 +121,7 @@ class ClusterState:
         uids = self._uids_by_node.get(node, ())
         allocations = [self._allocations[uid] for uid in uids if uid in self._allocations]
         allocations += self._lingering.get(node, {}).values()
-        return sorted(allocations, key=lambda held: _by_name(held.pod))
+        return sorted(allocations, key=_by_name)
 
     def refusals(self, node: str) -> Mapping[str, Refusal]:
         """Return the pods, by UID, that the node reports to have refused for a minute."""
@@ -219,14 +219,14 @@ class ClusterState:
         return assumed[0].node if assumed else self._bound[uid].spec.node_name
 
     def _bind(self, pod: Pod, assumed: tuple[Placement, ...] = ()) -> None:
-        uid = pod.metadata.uid
+        uid, node = pod.metadata.uid, pod.spec.node_name
         self._unbind(uid)
         self._bound[uid] = pod
         if assumed:
             self._assumed[uid] = assumed
-        node = self._node_of(uid)
+            node = assumed[0].node
         self._uids_by_node.setdefault(node, []).append(uid)
-        self._allocate(uid)
+        self._allocate(uid, node)
         self._count_lingering(node)
 
     def _renew(self, pod: Pod) -> None:
@@ -248,13 +248,13 @@ class ClusterState:
             self._release(uid)
             self._count_lingering(node)
 
-    def _allocate(self, uid: str) -> None:
-        allocation = self._allocation_of(uid)
+    def _allocate(self, uid: str, node: str) -> None:
+        allocation = self._allocation_of(uid, node)
         if allocation is not None:
             self._allocations[uid] = allocation
             for placement in allocation.placements:
                 self._totals.add(placement)
-            self._touch(allocation.node)
+            self._touch(node)
 
     def _release(self, uid: str) -> None:
         allocation = self._allocations.pop(uid, None)
@@ -265,10 +265,10 @@ class ClusterState:
 
     def _reallocate(self, uid: str) -> None:
         self._release(uid)
-        self._allocate(uid)
+        self._allocate(uid, self._node_of(uid))
 
-    def _allocation_of(self, uid: str) -> PodAllocation | None:
-        pod, node = self._bound[uid], self._node_of(uid)
+    def _allocation_of(self, uid: str, node: str) -> PodAllocation | None:
+        pod = self._bound[uid]
         shared, report = self._shared.get(node), self._reports.get(node)
         if shared is None:
             return None
@@ -380,8 +380,9 @@ class ClusterState:
         self.version += 1
 
 
-def _by_name(pod: Pod) -> tuple[str, str]:
-    return pod.metadata.namespace, pod.metadata.name
+def _by_name(held: PodAllocation) -> tuple[str, str]:
+    meta = held.pod.metadata
+    return meta.namespace, meta.name
 
 
 def _sizes(shared: SharedNode | None) -> object:

@@ -88,7 +88,7 @@ class Request:
             )
         if self.cpu_milli < 0 or self.host_memory_mib < 0:
             raise InvalidRequest("CPU and host memory cannot be negative")
-        if max(self.cpu_milli, self.host_memory_mib) > MAX_HOST:
+        if self.cpu_milli > MAX_HOST or self.host_memory_mib > MAX_HOST:
             raise InvalidRequest("no host has so much CPU or memory: ask for less")
         if self.whole and (self.memory is not None or self.compute):
             raise InvalidRequest(

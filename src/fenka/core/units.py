@@ -27,6 +27,8 @@ def mib_to_units(mib: int, card_mib: int, unit_mib: int) -> float:
     total = card_units(card_mib, unit_mib)
     if total == 0:
         return 0
+    if total == card_mib:
+        return mib
     above = -(-mib * total // card_mib)
     return above if units_to_mib(above, card_mib, unit_mib) == mib else mib * total / card_mib
 

@@ -90,14 +90,15 @@ class UsageTotals:
                 del cards[piece.uuid]
             else:
                 cards[piece.uuid] = usage
-        cpu, memory = self.host_usage(placement.node)
-        of_host = cpu + sign * placement.cpu_milli, memory + sign * placement.host_memory_mib
-        self._hosts[placement.node] = of_host
         # Nodes come and go: nothing is kept of those that nobody uses.
         if not cards:
             del self._cards[placement.node]
-        if of_host == (0, 0):
-            del self._hosts[placement.node]
+        if placement.cpu_milli or placement.host_memory_mib:
+            cpu, memory = self.host_usage(placement.node)
+            of_host = cpu + sign * placement.cpu_milli, memory + sign * placement.host_memory_mib
+            self._hosts[placement.node] = of_host
+            if of_host == (0, 0):
+                del self._hosts[placement.node]
         for changed in self._watching:
             changed.add(placement.node)
 

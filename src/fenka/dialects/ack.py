@@ -67,7 +67,7 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
             "a share of compute is of one card, leave out one of the two"
         )
     containers = tuple(ask.name for ask in asks if ask.units)
-    return (SliceRequest(containers, request),)
+    return (SliceRequest(containers, request, asks=asks),)
 
 
 def _compute(pod: PodRequest, asks: Sequence[ContainerUnits]) -> int:
@@ -114,8 +114,8 @@ def decode(
     pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
 ) -> tuple[Placement, ...] | None:
     """Return the placement by gpushare's annotations, with the requested compute. Raises InvalidRecord."""
-    asks, percent = pod.container_units(MEMORY), parts[0].request.compute
-    placement = gpushare.decode_placement(shared, pod.annotations, asks, percent)
+    percent = parts[0].request.compute
+    placement = gpushare.decode_placement(shared, pod.annotations, parts[0].asks, percent)
     if placement is None:
         return None
     if percent and len(placement.slices) > 1:

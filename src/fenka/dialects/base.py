@@ -165,20 +165,23 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 
     def requested_resources(self, resources: Iterable[str]) -> list[str]:
         """Return those of the resources that some container requests. Raises InvalidRecord."""
-        return [name for name in resources if self._requests(name)]
+        # These loops take half of the time of any(), and run several times for each pod of a cluster.
+        requested = []
+        for name in resources:
+            for each in self.containers:
+                if name in each.resources and each.amount(name):
+                    requested.append(name)
+                    break
+        return requested
 
-    def _requests(self, resource: str) -> bool:
-        # The loop takes half of the time of any(), and runs several times for each pod of a cluster.
-        for each in self.containers:  # noqa: SIM110
-            if resource in each.resources and each.amount(resource):
-                return True
-        return False
-
-    def container_units(self, resource: str) -> list[ContainerUnits]:
+    def container_units(self, resource: str) -> tuple[ContainerUnits, ...]:
         """Return the amounts of all containers. Raises InvalidRecord."""
-        return [
-            ContainerUnits(each.name, each.amount(resource), each.kind) for each in self.containers
-        ]
+        return tuple(
+            [
+                ContainerUnits(each.name, each.amount(resource), each.kind)
+                for each in self.containers
+            ]
+        )
 
 
 class SliceRequest(msgspec.Struct, frozen=True, gc=False):
@@ -187,6 +190,7 @@ class SliceRequest(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         containers: their names.
         request: what they request.
+        asks: what each container of the pod requests of its sum, for dialects that have such a sum.
         burst_percent: percent of compute up to which they may use idle time; None for no more than requested.
         requires_opt_in: whether a shared node gives its whole cards only if its labels allow that.
     """
@@ -195,6 +199,7 @@ class SliceRequest(msgspec.Struct, frozen=True, gc=False):
     request: Request
     burst_percent: int | None = None
     requires_opt_in: bool = False
+    asks: tuple[ContainerUnits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,10 @@ UNHEALTHY_CONFIG_MAP = "unhealthy-gpu-"
 """Prefix of the ConfigMap, in kube-system, in which gpushare's health daemon names unhealthy cards."""
 
 
+_APP, _INIT = ContainerKind.APP, ContainerKind.INIT
+"""Reading a member of an enum takes ten times as long."""
+
+
 def node_of_config_map(name: str) -> str:
     """Return the node whose unhealthy cards a ConfigMap of this name has; empty for another ConfigMap."""
     prefix, node = name[: len(UNHEALTHY_CONFIG_MAP)], name[len(UNHEALTHY_CONFIG_MAP) :]
@@ -62,14 +66,15 @@ def peak_units(asks: Iterable[ContainerUnits]) -> int:
     Containers and sidecars run together; an init container runs with the sidecars before it.
     """
     sidecars = apps = peak = 0
-    for ask in asks:
-        if ask.kind is ContainerKind.SIDECAR:
-            sidecars += ask.units
-        elif ask.kind is ContainerKind.INIT:
-            peak = max(peak, sidecars + ask.units)
+    for _, units, kind in asks:
+        if kind is _APP:
+            apps += units
+        elif kind is _INIT:
+            peak = max(peak, sidecars + units)
         else:
-            apps += ask.units
-    return max(peak, sidecars + apps)
+            sidecars += units
+    running = sidecars + apps
+    return running if running > peak else peak
 
 
 def card_count(labels: Mapping[str, str]) -> int:
@@ -103,6 +108,7 @@ UnitsByContainer = dict[int, dict[int, int]]
 """Units by container (its number in the pod's spec) and card index."""
 
 _ALLOCATION = Decoder(dict[Count, dict[CardIndex, Count]])
+_ALLOCATION_NAME = f"annotation {ALLOCATION}"
 
 
 def decode_allocation(
@@ -113,11 +119,10 @@ def decode_allocation(
     gpushare's first generation records one card for the whole pod: each container has what it requests there.
     The pod's owner can write the record, so one that gives a container more than it requests is invalid.
     """
-    apps = [ask.units for ask in asks if ask.kind is ContainerKind.APP]
-    if ALLOCATION in annotations:
-        allocation = records.decode(
-            annotations[ALLOCATION], _ALLOCATION, f"annotation {ALLOCATION}"
-        )
+    apps = [units for _, units, kind in asks if kind is _APP]
+    text = annotations.get(ALLOCATION)
+    if text is not None:
+        allocation = records.decode(text, _ALLOCATION, _ALLOCATION_NAME)
         _check_asked(allocation, apps)
         return allocation
     if IDX not in annotations:
@@ -158,6 +163,9 @@ def units_by_card(
         for index, units in by_card.items():
             total[index] = total.get(index, 0) + units
     peak = peak_units(asks)
+    if peak and len(total) == 1:
+        # Nearly all pods of a cluster.
+        return {index: max(units, peak) for index, units in total.items()}
     if not total and peak:
         total = dict.fromkeys(cards, 0)
         if not total:
@@ -244,7 +252,8 @@ def shown_units(shared: SharedNode, slices: Iterable[Slice]) -> dict[int, float]
     held: dict[int, int] = {}
     for piece in slices:
         held[piece.card] = held.get(piece.card, 0) + piece.memory_mib
+    node = shared.node
     return {
-        index: mib_to_units(mib, card_at(shared.node, index).memory_mib, shared.unit_mib)
+        index: mib_to_units(mib, card_at(node, index).memory_mib, node.unit_mib)
         for index, mib in held.items()
     }

@@ -22,7 +22,10 @@ def valid_request(make: Callable[[], Request]) -> Request:
 
 def memory_request(amount: int, unit_mib: int | None, compute: int, cards: int = 1) -> Request:
     """Return a request for units and percent on each of the cards. Raises InvalidRecord."""
-    return valid_request(lambda: Request(Memory(amount, unit_mib), compute=compute, cards=cards))
+    try:
+        return Request(Memory(amount, unit_mib), compute, cards)
+    except InvalidRequest as why:
+        raise InvalidRecord(str(why)) from None
 
 
 def whole_card_request(cards: int) -> Request:

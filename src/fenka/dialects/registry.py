@@ -52,7 +52,7 @@ def detect(pod: PodRequest, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect
     Raises:
         InvalidRecord: if it uses two dialects, or an amount is no number.
     """
-    names = {name for container in pod.containers for name in container.resources}
+    names = set().union(*[container.resources for container in pod.containers])
     matching = [
         dialect
         for dialect in dialects

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from fenka.core.errors import FenkaError
+from fenka.jobs.cluster_checks import SubmissionRefused
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.submission import submit
 from fenka.jobs.training import TrainingSpec
@@ -187,6 +188,83 @@ async def test_user_is_told_what_is_left_when_the_root_cannot_be_deleted() -> No
         "job mpi-dist was created and could not be completed or deleted: it is suspended, delete it by "
         "fenka delete mpi-dist (no space)"
     )
+
+
+def taken(name: str) -> str:
+    """Return the sentence about a name that a job has."""
+    return (
+        f"job {name} already exists in namespace default: delete it (fenka delete {name}) or choose "
+        "another --name"
+    )
+
+
+async def test_one_of_two_users_succeeds_when_both_submit_the_same_name() -> None:
+    """The other one is told that it is taken, and what the first has created stays."""
+    async with api_server() as server:
+        checked = asyncio.Barrier(2)
+
+        async def meet(request: web.Request) -> None:
+            # Both have seen that the name is free.
+            if request.path.endswith("/jobsets") and request.query.get("dryRun"):
+                await checked.wait()
+
+        server.before = meet
+        both = [submitted(with_jobset(server), MPI) for _ in range(2)]
+        results = await asyncio.gather(*both, return_exceptions=True)
+        assert sorted(map(str, results)) == ["None", taken("mpi-dist")]
+        (root,) = server.all("jobsets")
+        assert root["spec"]["suspend"] is False
+        for item in (*server.all("configmaps"), *server.all("secrets")):
+            assert item["metadata"]["ownerReferences"][0]["uid"] == root["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("other", [False, True])
+async def test_deletion_is_reported_when_it_meets_the_submission(other: bool) -> None:
+    """Another job that has received the name meanwhile stays."""
+    async with api_server() as server:
+
+        async def delete(request: web.Request) -> web.Response | None:
+            if request.method == "PATCH":
+                server.remove("jobsets", "mpi-dist", "default")
+                if other:
+                    new = {"name": "mpi-dist", "namespace": "default", "uid": "new"}
+                    server.put("jobsets", {"metadata": new})
+                    return web.json_response({"message": "another uid", "code": 404}, status=404)
+            if request.method == "DELETE" and other:
+                return web.json_response({"message": "another uid", "code": 409}, status=409)
+            return None
+
+        server.before = delete
+        with pytest.raises(SubmissionRefused) as raised:
+            await submitted(with_jobset(server), MPI)
+        assert str(raised.value) == "job mpi-dist was deleted while it was being submitted"
+        assert len(server.all("jobsets")) == other
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "name"),
+    [
+        (MPI, "ConfigMap", "mpi-dist-mpi"),
+        (MPI, "Job", "mpi-dist-worker-0"),
+        (INDEXED, "Service", "equal"),
+    ],
+)
+async def test_name_is_refused_when_objects_of_a_deleted_job_are_left(
+    spec: TrainingSpec, kind: str, name: str
+) -> None:
+    """The garbage collector has not removed them yet: `fenka delete` finds no job."""
+    async with api_server() as server:
+        meta = {"name": name, "namespace": "default", "labels": {"fenka.io/job": spec.name}}
+        server.put(f"{kind.lower()}s", {"metadata": meta})
+        if spec is MPI:
+            with_jobset(server)
+        with pytest.raises(SubmissionRefused) as raised:
+            await submitted(server, spec)
+        assert str(raised.value) == (
+            f"{kind} {name} of job {spec.name} already exists in namespace default: if a job of this name "
+            "was deleted just now, submit again in a moment, else choose another --name"
+        )
+        assert not server.writes
 
 
 @pytest.mark.parametrize(

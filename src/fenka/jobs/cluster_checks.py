@@ -20,6 +20,19 @@ class SubmissionRefused(FenkaError):
     """A training cannot be submitted to this cluster; the message says why and what to do."""
 
 
+def name_taken(kind: str, name: str, job: str, namespace: str) -> SubmissionRefused:
+    """Return the error for an object of a job that exists already."""
+    if name == job and kind in ("Job", "JobSet"):
+        return SubmissionRefused(
+            f"job {job} already exists in namespace {namespace}: delete it (fenka delete {job}) or "
+            "choose another --name"
+        )
+    return SubmissionRefused(
+        f"{kind} {name} of job {job} already exists in namespace {namespace}: if a job of this name was "
+        "deleted just now, submit again in a moment, else choose another --name"
+    )
+
+
 class Named(Object):
     """An object of any kind: its metadata alone is read."""
 
@@ -65,10 +78,7 @@ async def _check_name(api: Api, namespace: str, name: str) -> None:
         if found is None:
             continue
         if found.metadata.labels.get(JOB) == name:
-            raise SubmissionRefused(
-                f"job {name} already exists in namespace {namespace}: delete it (fenka delete {name}) or "
-                "choose another --name"
-            )
+            raise name_taken(kind, name, name, namespace)
         raise SubmissionRefused(
             f"{kind} {name}, which is not fenka's, already exists in namespace {namespace}: choose another "
             "--name"

@@ -68,7 +68,11 @@ async def submit(
         path = f"{_collection(namespace, root)}/{spec.name}"
         await api.patch(path, msgspec.Raw, _resumption(spec, submitted))
     except BaseException as why:
-        await _remove(api, namespace, root, created.metadata.uid)
+        removed = await _remove(api, namespace, root, created.metadata.uid)
+        if not removed and isinstance(why, ApiError) and why.status == 404:
+            raise cluster_checks.SubmissionRefused(
+                f"job {spec.name} was deleted while it was being submitted"
+            ) from None
         if isinstance(why, ExceptionGroup):
             raise why.exceptions[0] from None
         raise
@@ -104,20 +108,36 @@ def _unsupported(why: BaseException) -> bool:
 
 
 async def _create(api: Api, namespace: str, item: Manifest, *, dry_run: bool = False) -> Named:
-    return await api.create(_collection(namespace, item), Named, item, dry_run=dry_run)
+    """Create an object. Raises SubmissionRefused if its name is taken, ApiError, ApiUnreachable."""
+    try:
+        return await api.create(_collection(namespace, item), Named, item, dry_run=dry_run)
+    except ApiError as why:
+        if why.reason != "AlreadyExists":
+            raise
+    meta = item["metadata"]
+    raise cluster_checks.name_taken(
+        item["kind"], meta["name"], meta["labels"][training_objects.JOB], namespace
+    )
 
 
-async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> None:
-    """Delete the root of a submission that failed, with what it owns already."""
+async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> bool:
+    """Delete the root of a submission that failed, with what it owns already.
+
+    Return False if it does not exist any more. Raises SubmissionRefused.
+    """
     name = root["metadata"]["name"]
     body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
     try:
         await api.delete(f"{_collection(namespace, root)}/{name}", body)
     except (ApiError, ApiUnreachable) as why:
+        # Somebody has deleted it, and perhaps submitted another.
+        if isinstance(why, ApiError) and why.status in (404, 409):
+            return False
         raise cluster_checks.SubmissionRefused(
             f"job {name} was created and could not be completed or deleted: it is suspended, delete it by "
             f"fenka delete {name} ({why})"
         ) from why
+    return True
 
 
 def _owner(root: Manifest, uid: str) -> Manifest:

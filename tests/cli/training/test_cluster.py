@@ -402,6 +402,43 @@ def test_prune_deletes_jobs_that_ended_some_time_ago(run: Run, server: FakeApiSe
     assert run("prune", "--since", "2h").stdout == "no job has ended more than 2h ago\n"
 
 
+def ended(name: str, **given: Any) -> Json:
+    """Return a job that failed two hours ago."""
+    end = {"type": "Failed", "status": "True", "lastTransitionTime": ago(120)}
+    return an_mpi_job(name, minutes=125, conditions=[end], **given)
+
+
+def test_prune_deletes_the_others_when_some_cannot_be_deleted(
+    run: Run, server: FakeApiServer
+) -> None:
+    """Somebody else deletes one meanwhile, and for another the user has no right."""
+    put(server, *(ended(f"j{number}") for number in range(100)))
+
+    async def answer(request: web.Request) -> web.Response | None:
+        if request.method == "DELETE" and request.path.endswith("/j98"):
+            return web.json_response({"message": "no right", "code": 403}, status=403)
+        if request.method == "DELETE" and request.path.endswith("/j0"):
+            return web.json_response({"message": "not found", "code": 404}, status=404)
+        return None
+
+    server.before = answer
+    assert run("prune", "--since", "1h") == Completed(1, "", "fenka: no right\n")
+    assert {item["metadata"]["name"] for item in server.all("jobsets")} == {"j0", "j98"}
+
+
+def test_delete_leaves_a_later_job_of_the_same_name(run: Run, server: FakeApiServer) -> None:
+    """The API server refuses by the UID: the job that was meant is gone."""
+    put(server, an_mpi_job("j"))
+
+    async def answer(request: web.Request) -> web.Response | None:
+        if request.method == "DELETE":
+            return web.json_response({"message": "another uid", "code": 409}, status=409)
+        return None
+
+    server.before = answer
+    assert run("delete", "j").exit_code == 0
+
+
 def test_prune_needs_a_time(run: Run, server: FakeApiServer) -> None:
     """Nothing is deleted by a mistyped one."""
     assert run("prune", "--since", "soon") == Completed(

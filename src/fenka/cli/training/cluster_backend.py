@@ -10,9 +10,9 @@ from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
 from fenka.cli.training.backend import JobTarget, LogRequest
 from fenka.cluster.objects import seconds
-from fenka.cluster.training_objects import TrainingObjects, TrainingPod
+from fenka.cluster.training_objects import Root, TrainingObjects, TrainingPod
 from fenka.kubernetes import pod_logs
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.pod_logs import (
     LogOptions,
     LogSource,
@@ -23,6 +23,9 @@ from fenka.kubernetes.pod_logs import (
 from fenka.kubernetes.training_reader import read_events, read_roots, read_training_objects
 from fenka.views.cluster_jobs import training_jobs
 from fenka.views.jobs import Instance, JobEvent, TrainingJob
+
+MAX_DELETIONS = 32
+"""Requests at a time."""
 
 _NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 
@@ -110,19 +113,12 @@ class ClusterJobs:
 
         async def delete(api: Api) -> None:
             roots = await read_roots(api, self._scope)
-            await asyncio.gather(
-                *(
-                    api.delete(
-                        root.path,
-                        {
-                            "propagationPolicy": "Background",
-                            "preconditions": {"uid": root.metadata.uid},
-                        },
-                    )
-                    for root in roots
-                    if root.metadata.uid in uids
-                )
-            )
+            at_once = asyncio.Semaphore(MAX_DELETIONS)
+            deletions = [_delete(api, root, at_once) for root in roots if root.metadata.uid in uids]
+            # All of them, even if some are refused.
+            for result in await asyncio.gather(*deletions, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
 
         cluster.ask(self._target, delete, cluster.explain_denial)
 
@@ -173,6 +169,15 @@ class ClusterJobs:
             raise UserError(f"job {name} not found in namespace {self.namespace}")
         shown = _shown_instance(jobs[0], instance)
         return jobs[0], _pod_of(objects, shown) if shown else None
+
+
+async def _delete(api: Api, root: Root, at_once: asyncio.Semaphore) -> None:
+    """Delete a root object, unless somebody else has. Raises ApiError, ApiUnreachable."""
+    uid = {"uid": root.metadata.uid}
+    async with at_once:
+        request = api.delete(root.path, {"propagationPolicy": "Background", "preconditions": uid})
+        # 409: the name is another job's now.
+        await if_accepted(request, (404, 409))
 
 
 def require_instance(job: TrainingJob, name: str) -> Instance:

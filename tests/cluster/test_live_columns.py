@@ -4,7 +4,7 @@ from fenka.cluster.live_columns import MAX_SPARE_VALUES, LiveColumns
 from fenka.cluster.pod_placement import BEST
 from fenka.cluster.queue_constraints import QueueConstraints
 from fenka.cluster.state import ClusterState
-from fenka.core.columns import CARD_MEMORY
+from fenka.core.card_columns import CARD_MEMORY
 from fenka.dialects import node_modes
 from tests.builders import T4_MIB, a_node, a_pod, on_card
 from tests.fakes.evaluators import ComparedEvaluator

@@ -12,12 +12,12 @@ from fenka.core.columnar import (
     CODES,
     FITS,
     NO_CARD,
-    JointJudgement,
     Judgement,
     count_all,
     count_reasons,
     has_expressions,
 )
+from fenka.core.columnar_joint import JointJudgement
 from fenka.core.columns import Columns
 from fenka.core.evaluate import SCORES, Candidate, Fit, NodeCandidate, evaluate
 from fenka.core.gangs import place_gang
@@ -117,7 +117,7 @@ def test_reasons_and_joint_fits_are_those_of_the_definition_on_many_nodes(
     nodes, view = cluster
     columns = Columns(nodes, view)
     codes = Judgement(columns, asked[0]).codes()
-    counts = count_reasons(columns, codes, columns.slots(it.name for it in nodes))
+    counts = count_reasons(codes, columns.starts, columns.most_cards)
     total = Counter[ReasonCode]()
     for verdict, number in zip(
         evaluate(view, asked[0], "binpack", nodes), counts.of_slot.tolist(), strict=True
@@ -129,10 +129,17 @@ def test_reasons_and_joint_fits_are_those_of_the_definition_on_many_nodes(
     mask = ~Judgement(columns, asked[0]).fits[columns.cards[2]]
     assert count_all(codes[mask]) == total
     joint = JointJudgement(columns, asked, "spread")
+    # Of many slots they are those of all cards, of few they are computed again.
+    of_all, _, firsts = joint.codes(np.arange(len(nodes)))
     for slot, each in enumerate(nodes):
         together = place_gang(view, asked, "spread", (each,))
         if isinstance(together, Unschedulable):
             assert not joint.fits[slot]
+            few, cards, starts = joint.codes(np.array([slot]))
+            assert few.tolist() == of_all[firsts[slot] :][: few.size].tolist()
+            assert cards.tolist() == list(range(firsts[slot], firsts[slot] + few.size))
+            (reasons,) = count_reasons(few, starts, columns.most_cards).distinct.values()
+            assert reasons == Counter(it.code for it in together.rejections[0].reasons)
         else:
             assert joint.possible[slot]
 
@@ -250,11 +257,11 @@ def test_equal_counts_share_a_number_when_nodes_have_many_cards(count: int) -> N
     other = Node("c", tuple(card(it, node="c", healthy=it > 0) for it in range(count)))
     columns = Columns([*alike, other])
     codes = Judgement(columns, exact(T4_MIB + 1)).codes()
-    counts = count_reasons(columns, codes, columns.slots("cba"))
-    third, second, first = (counts.distinct[it] for it in counts.of_slot.tolist())
+    counts = count_reasons(codes, columns.starts, columns.most_cards)
+    first, second, third = (counts.distinct[it] for it in counts.of_slot.tolist())
     assert first == second == {ReasonCode.MEMORY: count}
     assert third == Counter({ReasonCode.UNHEALTHY: 1, ReasonCode.MEMORY: count - 1}) + Counter()
-    assert counts.of_slot[1] == counts.of_slot[2] != counts.of_slot[0]
+    assert counts.of_slot[0] == counts.of_slot[1] != counts.of_slot[2]
     assert count_all(codes) == Counter({ReasonCode.MEMORY: 3 * count - 1, ReasonCode.UNHEALTHY: 1})
 
 

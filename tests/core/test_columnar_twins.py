@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fenka.core.availability import Timeline
 from fenka.core.backfill import Backfill
-from fenka.core.columnar import JointJudgement, Judgement, count_reasons
+from fenka.core.columnar import Judgement, count_reasons
+from fenka.core.columnar_joint import JointJudgement
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import SPARE, CardStates, ColumnarTimeline
 from fenka.core.columns import Columns
@@ -148,7 +149,10 @@ def test_judgement_equals_evaluate_on_every_history(
         assert (best is None) == (not in_order)
         assert best is None or columns.nodes[best].name == in_order[0]  # type: ignore[union-attr]
         rejected = {n: v for n, v in verdicts.items() if isinstance(v, NodeRejection)}
-        counts = count_reasons(columns, judgement.codes(), columns.slots(rejected))
+        cards, starts = columns.columns_of(columns.slots(rejected))
+        codes = judgement.codes(cards)
+        assert codes.tolist() == judgement.codes()[cards].tolist()
+        counts = count_reasons(codes, starts, columns.most_cards)
         for number, verdict in zip(counts.of_slot.tolist(), rejected.values(), strict=True):
             assert counts.distinct[number] == Counter(reason.code for reason in verdict.reasons)
 
@@ -221,7 +225,8 @@ def test_joint_judgement_never_contradicts_place_gang(
         assert not judgement.fits[slot] or not isinstance(placed, Unschedulable)
         assert judgement.possible[slot] or isinstance(placed, Unschedulable)
         if isinstance(placed, Unschedulable):
-            counts = count_reasons(world.columns, judgement.codes(), np.array([slot]))
+            codes, _, starts = judgement.codes(np.array([slot]))
+            counts = count_reasons(codes, starts, world.columns.most_cards)
             (reasons,) = counts.distinct.values()
             assert reasons == Counter(it.code for it in placed.rejections[0].reasons)
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from fenka.cluster.node_admission import AdmissionRule, admission_rule
 from fenka.cluster.state import ClusterState
-from fenka.core.columns import Columns, Ints
+from fenka.core.card_columns import Ints
+from fenka.core.columns import Columns
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.usage import UsageOverlay, UsageView
 

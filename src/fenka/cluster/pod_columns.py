@@ -22,15 +22,16 @@ from fenka.cluster.pod_placement import (
 )
 from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.state import ClusterState
+from fenka.core.card_columns import Bools, Ints
 from fenka.core.columnar import (
     CODES,
     Codes,
-    JointJudgement,
     count_all,
     count_reasons,
     has_expressions,
 )
-from fenka.core.columns import SLOT, Bools, Columns, Ints
+from fenka.core.columnar_joint import JointJudgement
+from fenka.core.columns import Columns
 from fenka.core.evaluate import Policy
 from fenka.core.gangs import NO_DEVICES, place_gang
 from fenka.core.inventory import DeviceId
@@ -42,12 +43,25 @@ _FITS = Feasible((), ())
 
 
 @dataclass(frozen=True, slots=True)
+class _Constrained:
+    """The nodes that fit a pod and that the queue's constraints are about: the judgement of them under these.
+
+    Attributes:
+        slots: of these nodes, in ascending order.
+        judgement: of these nodes alone.
+    """
+
+    slots: Ints
+    judgement: JointJudgement
+
+
+@dataclass(frozen=True, slots=True)
 class _Verdicts:
     """The verdicts on nodes. Valid until the columns change.
 
     Attributes:
         judgement: of all nodes, without the queue's constraints.
-        constrained: of all nodes under the constraints, None if there are none.
+        constrained: of some nodes under the constraints, None if these are about no node that fits.
         asked: bool, by slot: for which nodes the verdict was asked.
         fits: bool, by slot; False for nodes that were not asked for.
         waits: bool, by slot: whether only entries before the pod keep it from the node.
@@ -55,7 +69,7 @@ class _Verdicts:
     """
 
     judgement: JointJudgement
-    constrained: JointJudgement | None
+    constrained: _Constrained | None
     asked: Bools
     fits: Bools
     waits: Bools
@@ -65,19 +79,20 @@ class _Verdicts:
         """Return those of the slots that fit, the best first. most: how many at most, 0 for all."""
         among = np.zeros_like(self.fits)
         among[slots] = True
-        judgement = self.constrained or self.judgement
-        return judgement.first.order(policy, np.flatnonzero(self.fits & among), most)
+        return self.judgement.first.order(policy, np.flatnonzero(self.fits & among), most)
 
-    def codes(self) -> Codes:
-        """Return why each card does not fit."""
-        codes, columns = self.judgement.codes(), self.judgement.columns
-        if self.constrained is None:
-            return codes
-        # A card that would fit without the constraints is kept for others.
-        of_others = np.where(
-            self.judgement.first.card_fits, CODES[ReasonCode.RESERVED], self.constrained.codes()
-        )
-        return np.where(self.waits[columns.cards[SLOT]] & columns.exists, of_others, codes)
+    def codes(self, slots: Ints) -> tuple[Codes, Ints]:
+        """Return why the cards of these slots do not fit, and where among them those of each slot start."""
+        codes, cards, starts = self.judgement.codes(slots)
+        waits = self.waits[slots]
+        if self.constrained is not None and waits.any():
+            of_waiting = np.repeat(waits, np.diff(starts, append=codes.size))
+            positions = np.searchsorted(self.constrained.slots, slots[waits])
+            of_others, _, _ = self.constrained.judgement.codes(positions)
+            # Cards that fit without the constraints are kept for others.
+            fits = self.judgement.first.card_fits[cards[of_waiting]]
+            codes[of_waiting] = np.where(fits, CODES[ReasonCode.RESERVED], of_others)
+        return codes, starts
 
 
 class ColumnarPodEvaluator(PodEvaluator):
@@ -112,15 +127,17 @@ class ColumnarPodEvaluator(PodEvaluator):
         fits = verdicts.fits[slots]
         if 0 < max_nodes < np.count_nonzero(fits):
             return FilterResult(self._names(verdicts.order(self._policy, slots, max_nodes)))
+        if fits.all():
+            return FilterResult(names)
         result = FilterResult(list(compress(names, fits.tolist())))
-        if not fits.all():
-            rejected = list(compress(names, (~fits).tolist()))
-            numbers, reasons = self._reasons(verdicts, parts, slots[~fits])
-            sentences = {number: why.sentence for number, why in reasons.items()}
-            result.failed.update(zip(rejected, map(sentences.__getitem__, numbers), strict=True))
-            never = {number for number, why in reasons.items() if why.unresolvable}
-            for name in compress(rejected, map(never.__contains__, numbers)) if never else ():
-                result.unresolvable[name] = result.failed.pop(name)
+        places = np.flatnonzero(~fits)
+        rejected = [names[place] for place in places.tolist()]
+        numbers, reasons = self._reasons(verdicts, parts, slots[places])
+        sentences = {number: why.sentence for number, why in reasons.items()}
+        result.failed.update(zip(rejected, map(sentences.__getitem__, numbers), strict=True))
+        never = {number for number, why in reasons.items() if why.unresolvable}
+        for name in compress(rejected, map(never.__contains__, numbers)) if never else ():
+            result.unresolvable[name] = result.failed.pop(name)
         return with_position(result, constraints)
 
     def prioritize(
@@ -184,7 +201,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         if excluded.all() and slots.size:
             why = verdicts.excluded[self._live.rules.of_slot[slots[0]]]
             return why.sentence if why else None
-        of_cards = verdicts.codes()[np.isin(columns.cards[SLOT], slots[~excluded])]
+        of_cards, _ = verdicts.codes(slots[~excluded])
         _, reasons = self._reasons(verdicts, parts, slots)
         hint = self._hint(pod) if all(why.unresolvable for why in reasons.values()) else ""
         text = counts_sentence(count_all(of_cards))
@@ -268,17 +285,27 @@ class ColumnarPodEvaluator(PodEvaluator):
         judgement = JointJudgement(columns, requests, self._policy)
         fits = self._decide(judgement, requests, admitted, NO_DEVICES)
         waits = np.zeros_like(fits)
-        if not constraints.nodes:
-            return _Verdicts(judgement, None, asked, fits, waits, excluded)
         limits = columns.slots(constraints.nodes)
         waits[limits[limits >= 0]] = True
         waits &= fits
-        left = columns.copy()
+        limited = np.flatnonzero(waits)
+        if not limited.size:
+            return _Verdicts(judgement, None, asked, fits, waits, excluded)
+        left = columns.part(limited)
         left.add(*(it.placement for on_node in constraints.held.values() for it in on_node))
-        reserved = columns.mask_of(constraints.reserved)
+        reserved = columns.mask_of(constraints.reserved)[left.columns]
         constrained = JointJudgement(left, requests, self._policy, reserved)
-        waits &= ~self._decide(constrained, requests, waits, constraints.reserved)
-        return _Verdicts(judgement, constrained, asked, fits & ~waits, waits, excluded)
+        every = np.ones(limited.size, np.bool_)
+        waits[limited] = ~self._decide(constrained, requests, every, constraints.reserved)
+        judgement.first.replace(limited, constrained.first)
+        return _Verdicts(
+            judgement,
+            _Constrained(limited, constrained),
+            asked,
+            fits & ~waits,
+            waits,
+            excluded,
+        )
 
     def _decide(
         self,
@@ -305,7 +332,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         self, verdicts: _Verdicts, parts: tuple[SliceRequest, ...], slots: Ints
     ) -> tuple[list[int], dict[int, Infeasible]]:
         """Return why the pod does not fit these slots: a number for each, and the reason of each number."""
-        columns, live = self._live.read(), self._live
+        live = self._live
         numbers = -1 - live.rules.of_slot[slots]
         by_rule = self._excluded(verdicts, slots)
         by_cards = slots[~by_rule]
@@ -318,7 +345,8 @@ class ColumnarPodEvaluator(PodEvaluator):
             unknown = set(kinds[~could[kinds]].tolist())
             for node, number in live.kinds.numbers.items() if unknown else ():
                 could[number] |= number in unknown and fits_when_empty(requests, node)
-            counts = count_reasons(columns, verdicts.codes(), by_cards)
+            codes, starts = verdicts.codes(by_cards)
+            counts = count_reasons(codes, starts, live.read().most_cards)
             distinct = counts.distinct
             numbers[~by_rule] = 2 * counts.of_slot + (could[kinds] | verdicts.waits[by_cards])
         of_slot: list[int] = numbers.tolist()

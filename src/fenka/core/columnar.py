@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fenka.core.columns import (
+from fenka.core.card_columns import (
     CARD_COMPUTE,
     CARD_POLICY,
     CLASS,
@@ -33,11 +33,10 @@ from fenka.core.columns import (
     WHOLE,
     Bools,
     CardColumns,
-    Columns,
     Ints,
 )
+from fenka.core.columns import NodeColumns
 from fenka.core.evaluate import FILTERS, Fit, Policy, evaluate
-from fenka.core.gangs import request_size
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import ReasonCode
 from fenka.core.request import Request
@@ -48,6 +47,8 @@ Floats = npt.NDArray[np.float64]
 REASONS = tuple(ReasonCode)
 FITS = 0
 """The code of a card that fits. REASONS[code - 1] is the reason of the others."""
+ALL = slice(None)
+"""All cards."""
 NO_CARD = len(REASONS) + 1
 """The code of a column without a card."""
 CODES = {reason: np.uint8(code) for code, reason in enumerate(REASONS, 1)}
@@ -83,7 +84,9 @@ def _in_use(on: "CardJudgement") -> Bools | None:
 
 
 def _memory(on: "CardJudgement") -> Bools:
-    too_small: Bools = on.needs.memory[on.card_class] > on.columns.usage[FREE_MEMORY]
+    by_class = on.needs.memory
+    needed = by_class[on.card_class] if by_class.size > 1 else by_class[0]
+    too_small: Bools = on.columns.usage[FREE_MEMORY] < needed
     return too_small
 
 
@@ -106,13 +109,15 @@ _REJECTED: dict[ReasonCode, Callable[["CardJudgement"], Bools | None]] = {
 }
 """The cards that each filter rejects, None for none."""
 assert list(_REJECTED) == list(FILTERS), "each filter has one expression here, in the same order"
+_CLOSED = {ReasonCode.UNHEALTHY, ReasonCode.CORDONED}
+"""The filters of cards that `CardColumns.open` leaves out."""
 
 
 _PREFERS_MOST = {"binpack": False, "spread": True}
 """The twins of evaluate.SCORES: whether the policy prefers the most free share, memory and compute."""
 
 
-def has_expressions(columns: Columns, policy: Policy) -> bool:
+def has_expressions(columns: NodeColumns, policy: Policy) -> bool:
     """Return whether this policy, and those that nodes have of their own, are known here."""
     return {policy, *columns.card_policies} <= _PREFERS_MOST.keys()
 
@@ -131,10 +136,12 @@ class CardJudgement:
         self.columns, self.request = columns, request
         self.needs, self.card_class = columns.needs(request), columns.cards[CLASS]
         self.rejected = {reason: rejected(self) for reason, rejected in _REJECTED.items()}
-        unfit = ~columns.exists
-        for mask in (*self.rejected.values(), reserved):
-            if mask is not None:
+        unfit = ~columns.open
+        for reason, mask in self.rejected.items():
+            if mask is not None and reason not in _CLOSED:
                 unfit |= mask
+        if reserved is not None:
+            unfit |= reserved
         self.fits: Bools = ~unfit
 
 
@@ -146,12 +153,15 @@ class Judgement:
         card_fits: bool, by card: whether the card fits by itself.
     """
 
-    def __init__(self, columns: Columns, request: Request, reserved: Bools | None = None) -> None:
+    def __init__(
+        self, columns: NodeColumns, request: Request, reserved: Bools | None = None
+    ) -> None:
         """reserved: True for cards that are kept for other requests."""
         self.columns, self._reserved = columns, reserved
+        self._replaced: list[tuple[Ints, Judgement]] = []
         self._cards = CardJudgement(columns, request, reserved)
         self.request, self.needs, self.card_fits = request, self._cards.needs, self._cards.fits
-        self.fits: Bools = _at_least(columns, self.card_fits, request.cards)
+        self.fits: Bools = _at_least(self.card_fits, columns.starts, request.cards)
         self._lacks_cpu = self._lacks(CPU, CPU_USED, request.cpu_milli)
         self._lacks_memory = self._lacks(HOST_MEMORY, HOST_MEMORY_USED, request.host_memory_mib)
         for lacking in (self._lacks_cpu, self._lacks_memory):
@@ -167,6 +177,10 @@ class Judgement:
         return lacking
 
     # ---- scores ----
+
+    def replace(self, slots: Ints, judgement: "Judgement") -> None:
+        """Take the scores of these slots from another judgement, of a part that has just them."""
+        self._replaced.append((slots, judgement))
 
     def order(self, policy: Policy, slots: Ints, most: int = 0) -> Ints:
         """Return those of the slots that fit, the best first; of equal nodes the first by name.
@@ -229,7 +243,11 @@ class Judgement:
         )
         free, total = (hosts[row] for row in rows)
         share: Floats = free / np.maximum(total, 1)
-        return -share if _PREFERS_MOST[policy] else share
+        if _PREFERS_MOST[policy]:
+            share = -share
+        for slots, judgement in self._replaced:
+            share[slots] = judgement._share(policy)
+        return share
 
     @property
     def _of_compute(self) -> bool:
@@ -252,14 +270,17 @@ class Judgement:
         """Return the smallest key of the cards of each of these slots."""
         of_card = self.columns.cards[SLOT]
         if slots.size > self.fits.size // 8:
-            return np.minimum.reduceat(self._card_keys(policy), self.columns.starts)[slots]
-        best = np.full(self.fits.size, _LAST)
-        best[slots] = 0
-        cards = np.flatnonzero(best[of_card] == 0)
-        if cards.size:
-            starts = np.flatnonzero(np.diff(of_card[cards], prepend=-1))
-            keys = np.minimum.reduceat(self._card_keys(policy, cards), starts)
-            best[of_card[cards[starts]]] = keys
+            best = np.minimum.reduceat(self._card_keys(policy), self.columns.starts)
+        else:
+            best = np.full(self.fits.size, _LAST)
+            best[slots] = 0
+            cards = np.flatnonzero(best[of_card] == 0)
+            if cards.size:
+                starts = np.flatnonzero(np.diff(of_card[cards], prepend=-1))
+                keys = np.minimum.reduceat(self._card_keys(policy, cards), starts)
+                best[of_card[cards[starts]]] = keys
+        for replaced, judgement in self._replaced:
+            best[replaced] = judgement._best_cards(policy, np.arange(replaced.size))
         return best[slots]
 
     def chosen_cards(self, policy: Policy) -> Bools:
@@ -280,15 +301,16 @@ class Judgement:
 
     # ---- reasons ----
 
-    def codes(self) -> Codes:
+    def codes(self, cards: Ints | slice = ALL) -> Codes:
         """Return why each card does not fit, by itself or because of its node; or FITS, or NO_CARD."""
         columns = self.columns
-        codes = np.zeros(columns.exists.shape, np.uint8)
+        exists = columns.exists[cards]
+        codes = np.zeros(exists.shape, np.uint8)
         if self._reserved is not None:
-            np.copyto(codes, CODES[ReasonCode.RESERVED], where=self._reserved)
+            np.copyto(codes, CODES[ReasonCode.RESERVED], where=self._reserved[cards])
         for reason, mask in reversed(self._cards.rejected.items()):
             if mask is not None:
-                np.copyto(codes, CODES[reason], where=mask)
+                np.copyto(codes, CODES[reason], where=mask[cards])
         lacking = {ReasonCode.HOST_MEMORY: self._lacks_memory, ReasonCode.CPU: self._lacks_cpu}
         shortages = {reason: mask for reason, mask in lacking.items() if mask is not None}
         # One card that fits is enough for a request for one card, unless its node lacks something.
@@ -297,8 +319,8 @@ class Judgement:
             for reason, mask in shortages.items():
                 shortage[mask] = CODES[reason]
             # That is the reason of those of its cards that fit by themselves.
-            codes = np.where(codes == FITS, shortage[columns.cards[SLOT]], codes)
-        codes[~columns.exists] = NO_CARD
+            codes = np.where(codes == FITS, shortage[columns.cards[SLOT, cards]], codes)
+        codes[~exists] = NO_CARD
         return codes
 
 
@@ -308,27 +330,33 @@ class ReasonCounts:
 
     Attributes:
         distinct: the different counts, each by a number.
-        of_slot: for each slot as given, the number of its counts.
+        of_slot: for each slot, the number of its counts.
     """
 
     distinct: dict[int, Counter[ReasonCode]]
     of_slot: Ints
 
 
-def count_reasons(columns: Columns, codes: Codes, slots: Ints) -> ReasonCounts:
-    """Count the reasons on each of these slots."""
-    bits = columns.most_cards.bit_length()
+def count_reasons(codes: Codes, starts: Ints, most_cards: int) -> ReasonCounts:
+    """Count the reasons on each slot.
+
+    Args:
+        codes: of the cards.
+        starts: the first card of each slot.
+        most_cards: the most that a slot has.
+    """
+    bits = most_cards.bit_length()
     if bits * NO_CARD < 63:
         # The counts of a node are the digits of one number.
         digits = np.zeros(NO_CARD + 1, np.int64)
         digits[1:NO_CARD] = 1 << bits * np.arange(len(REASONS))
-        of_slot = np.add.reduceat(digits[codes], columns.starts)[slots]
+        of_slot = np.add.reduceat(digits.take(codes), starts)
         counts = {
             number: [(number >> bits * place) & ((1 << bits) - 1) for place in range(len(REASONS))]
             for number in set(of_slot.tolist())
         }
     else:
-        rows = np.stack([_sum_by_slot(columns, codes == code)[slots] for code in CODES.values()])
+        rows = np.stack([_sum_by_slot(codes == code, starts) for code in CODES.values()])
         distinct, of_slot = np.unique(rows, axis=1, return_inverse=True)
         counts = dict(enumerate(distinct.T.tolist()))
     return ReasonCounts({number: _counter(each) for number, each in counts.items()}, of_slot)
@@ -344,112 +372,17 @@ def _counter(counts: Sequence[int]) -> Counter[ReasonCode]:
     return Counter({reason: count for reason, count in zip(REASONS, counts, strict=True) if count})
 
 
-def _at_least(columns: Columns, flags: Bools, count: int) -> Bools:
+def _at_least(flags: Bools, starts: Ints, count: int) -> Bools:
     """Return which slots have at least so many True cards."""
     enough: Bools = (
-        np.logical_or.reduceat(flags, columns.starts)
+        np.logical_or.reduceat(flags, starts)
         if count == 1
-        else _sum_by_slot(columns, flags) >= count
+        else _sum_by_slot(flags, starts) >= count
     )
     return enough
 
 
-def _sum_by_slot(columns: Columns, flags: Bools) -> Ints:
+def _sum_by_slot(flags: Bools, starts: Ints) -> Ints:
     """Return the number of True cards of each slot."""
-    sums: Ints = np.add.reduceat(flags, columns.starts, dtype=np.int64)
+    sums: Ints = np.add.reduceat(flags, starts, dtype=np.int64)
     return sums
-
-
-# ---- several requests on one node ----
-
-
-class JointJudgement:
-    """Requests that are placed together on one node, judged on all nodes. Valid until the columns change.
-
-    `gangs.place_gang` on each node is the definition. It begins by placing the requests one after the other,
-    which is done here for all nodes at once. Where that fails although each request alone fits, `place_gang`
-    itself decides.
-
-    Attributes:
-        first: the judgement of the first request, by which nodes are ordered.
-        fits: bool, by slot: whether the requests certainly fit together.
-        possible: bool, by slot: whether they may fit together; True wherever `fits` is.
-    """
-
-    def __init__(
-        self,
-        columns: Columns,
-        requests: Sequence[Request],
-        policy: Policy,
-        reserved: Bools | None = None,
-    ) -> None:
-        self.columns, self._requests, self._reserved = columns, requests, reserved
-        self.first = Judgement(columns, requests[0], reserved)
-        self.fits: Bools = self.first.fits
-        self.possible: Bools = self.first.fits
-        self._codes: Codes | None = None
-        if len(requests) == 1:
-            return
-        if not has_expressions(columns, policy):
-            self.fits = np.zeros_like(self.fits)
-            return
-        self.fits, self._codes = self._one_by_one(requests, policy)
-        self.possible = self._possible()
-        by_size = tuple(sorted(requests, key=request_size, reverse=True))
-        for order, by in dict.fromkeys(((by_size, policy), (by_size, "binpack"))):
-            if (order, by) != (tuple(requests), policy) and (self.possible & ~self.fits).any():
-                self.fits = self.fits | self._one_by_one(order, by)[0]
-
-    def _possible(self) -> Bools:
-        """Return the nodes on which each request fits alone, with room for the sum of all slices."""
-        columns, (first, *others) = self.columns, dict.fromkeys(self._requests)
-        judgements = {it: Judgement(columns, it, self._reserved) for it in others}
-        judgements[first] = self.first
-        possible: Bools = np.logical_and.reduce(
-            [judgement.fits for judgement in judgements.values()]
-        )
-        if any(request.whole or request.cards > 1 for request in judgements):
-            return possible
-        # Where the requests fit one by one, that is known already.
-        uncertain = possible & ~self.fits
-        cards = np.flatnonzero(uncertain[columns.cards[SLOT]])
-        if not cards.size:
-            return possible
-        starts = np.flatnonzero(np.diff(columns.cards[SLOT, cards], prepend=-1))
-        enough = np.ones(starts.size, np.bool_)
-        usable = np.logical_or.reduce(
-            [judgement.card_fits[cards] for judgement in judgements.values()]
-        )
-        by_class, count = columns.cards[CLASS, cards], len(self._requests)
-        for row, amounts in ((FREE_MEMORY, "memory"), (FREE_COMPUTE, "compute")):
-            needs = {it: getattr(judgement.needs, amounts) for it, judgement in judgements.items()}
-            free = np.where(usable, columns.usage[row, cards], 0)
-            smallest = np.minimum.reduce(list(needs.values()))[by_class]
-            slices = np.where(smallest > 0, free // np.maximum(smallest, 1), count * usable)
-            enough &= np.add.reduceat(np.minimum(slices, count), starts) >= count
-            least = sum(int(needs[request].min()) for request in self._requests)
-            enough &= np.add.reduceat(free, starts) >= least
-        possible[columns.cards[SLOT, cards[starts]]] = enough
-        return possible
-
-    def codes(self) -> Codes:
-        """Return the codes of the first request that does not fit beside those before it."""
-        return self.first.codes() if self._codes is None else self._codes
-
-    def _one_by_one(self, requests: Sequence[Request], policy: Policy) -> tuple[Bools, Codes]:
-        fits = np.ones(self.fits.shape, np.bool_)
-        codes = np.zeros(self.columns.exists.shape, np.uint8)
-        columns = None
-        for number, request in enumerate(requests):
-            judgement = self.first
-            if columns is not None or request != self._requests[0]:
-                judgement = Judgement(columns or self.columns, request, self._reserved)
-            failed = fits & ~judgement.fits
-            if failed.any():
-                codes = np.where(failed[judgement.columns.cards[SLOT]], judgement.codes(), codes)
-            fits &= judgement.fits
-            if number + 1 < len(requests):
-                columns = columns or self.columns.copy()
-                chosen = judgement.chosen_cards(policy) & fits[columns.cards[SLOT]]
-                columns.take(np.flatnonzero(chosen), request, judgement.needs)
-        return fits, codes

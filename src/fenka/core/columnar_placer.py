@@ -6,8 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from fenka.core.columnar import JointJudgement, Judgement, count_all
-from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools, Columns
+from fenka.core.card_columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools
+from fenka.core.columnar import Judgement, count_all
+from fenka.core.columnar_joint import JointJudgement
+from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, Policy, evaluate
 from fenka.core.gangs import NO_LIMITS, Limits, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
@@ -241,6 +243,8 @@ class _Rejected(Unschedulable):
     def counts(self) -> Counter[ReasonCode]:
         """Return how many cards have which reason."""
         reserved, among = self._limits
-        with self._placer.as_of(self._change) as columns:
-            codes = self._placer.judge_together(self._requests, self._policy, reserved).codes()
-            return count_all(codes[self._placer.among_mask(among)[columns.cards[SLOT]]])
+        slots = np.flatnonzero(self._placer.among_mask(among))
+        with self._placer.as_of(self._change):
+            judgement = self._placer.judge_together(self._requests, self._policy, reserved)
+            codes, _, _ = judgement.codes(slots)
+        return count_all(codes)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fenka.core.availability import Start, Timeline, card_states, needs_host
+from fenka.core.card_columns import INDEX, SLOT, Bools, CardClass, CardColumns, Ints, amounts_of
 from fenka.core.columnar import CardJudgement
-from fenka.core.columns import INDEX, SLOT, Bools, CardClass, CardColumns, Ints, amounts_of
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
 from fenka.core.request import Request
@@ -26,7 +26,7 @@ SPARE = 8
 """Columns that a node has to spare for more states, beside half as many as it has."""
 _STATE_ROWS = 12
 """Rows of a block's states: uncertain ends, `CardColumns.usage`, `CardColumns.cards`."""
-_CARD_SLOT, _EXISTS = 7 + SLOT, 2
+_CARD_SLOT, _FLAGS, _EXISTS = 7 + SLOT, 4, 2
 _MOST = (1 << 31) - 1
 """Larger amounts, which no hardware has, count as this one: so all states take half the memory."""
 
@@ -43,7 +43,7 @@ class _Block:
     at: Floats
     states: SmallInts
     flags: Bools
-    """Rows: unhealthy, cordoned, whether the column has a state."""
+    """Rows: unhealthy, cordoned, whether the column has a state, and whether such a card may be used."""
     starts: Ints
     """The first column of each card, in the block."""
 
@@ -93,13 +93,14 @@ class CardStates(CardColumns):
         for card, states in zip(node.cards, card_states(node, allocations), strict=True):
             starts.append(len(rows))
             of_card = self.class_of(node, card), card.index, 0, card.memory_mib, card.compute
+            flags = not card.healthy, card.cordoned, 1, card.healthy and not card.cordoned
             for begin, uncertain, usage in states:
                 used = amounts_of(usage)
                 free = max(card.memory_mib - used[0], 0), max(card.compute - used[1], 0)
                 times.append(begin)
-                rows.append((uncertain, *used, *free, *of_card, not card.healthy, card.cordoned, 1))
+                rows.append((uncertain, *used, *free, *of_card, *flags))
         room = SPARE + len(rows) * 3 // 2
-        table = np.zeros((_STATE_ROWS + 3, room), np.int32)
+        table = np.zeros((_STATE_ROWS + _FLAGS, room), np.int32)
         table[:, : len(rows)] = np.minimum(np.array(rows, np.int64), _MOST).T
         at = np.zeros(room)
         at[: len(rows)] = times
@@ -136,11 +137,11 @@ class CardStates(CardColumns):
         self.names = list(self._blocks)
         at = [np.zeros(0), *(block.at for block in blocks)]
         states = [np.zeros((_STATE_ROWS, 0), np.int32), *(block.states for block in blocks)]
-        flags = [np.zeros((3, 0), np.bool_), *(block.flags for block in blocks)]
+        flags = [np.zeros((_FLAGS, 0), np.bool_), *(block.flags for block in blocks)]
         self.at, table = np.concatenate(at), np.concatenate(states, axis=1)
         marks = np.concatenate(flags, axis=1)
         self.uncertain, self.usage, self.cards = table[0], table[1:7], table[7:]
-        self.unhealthy, self.cordoned, self.exists = marks
+        self.unhealthy, self.cordoned, self.exists, self.open = marks
         counts = [block.starts.size for block in blocks]
         self.node_of_card = np.repeat(np.arange(len(counts)), counts)
         starts, column, card = [np.zeros(0, np.int64)], 0, 0

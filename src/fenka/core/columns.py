@@ -5,120 +5,50 @@ that an event costs the same on any number of nodes.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.card_columns import (
+    CARD_MEMORY,
+    CARD_POLICY,
+    CLASS,
+    COMPUTE,
+    CPU,
+    CPU_USED,
+    FREE_COMPUTE_SUM,
+    FREE_MEMORY,
+    FREE_MEMORY_SUM,
+    HOLDERS,
+    HOST_MEMORY,
+    HOST_MEMORY_USED,
+    MAX_INDEX,
+    MEMORY,
+    MEMORY_SUM,
+    NEVER,
+    SLOT,
+    WHOLE,
+    Bools,
+    CardClass,
+    CardColumns,
+    Ints,
+    Needs,
+    amounts_of,
+)
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.request import Placement, Request
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
-
-AnyInts = npt.NDArray[np.signedinteger[Any]]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-MEMORY, COMPUTE, HOLDERS, WHOLE, FREE_MEMORY, FREE_COMPUTE = range(6)
-"""Rows of `Columns.usage`."""
-CLASS, INDEX, SLOT, CARD_MEMORY, CARD_COMPUTE = range(5)
-"""Rows of `Columns.cards`."""
-(
-    FREE_MEMORY_SUM,
-    FREE_COMPUTE_SUM,
-    CPU_USED,
-    HOST_MEMORY_USED,
-    MEMORY_SUM,
-    COMPUTE_SUM,
-    CPU,
-    HOST_MEMORY,
-    CARD_POLICY,
-) = range(9)
-"""Rows of `Columns.hosts`. The sums are over the open cards of the node."""
-
-MAX_INDEX = (1 << 13) - 1
-"""Cards with larger indexes, which no hardware has, count as equal in scores."""
-
-NEVER = 1 << 60
-"""More than any card or host has."""
 
 _FLAGS = ("unhealthy", "cordoned", "open", "exists")
 
 
-class CardClass(NamedTuple):
-    """What a request is compared with, apart from usage and health. A cluster has few classes."""
-
-    memory_mib: int
-    unit_mib: int
-    compute: int
-    model: str
-
-    def needs(self, request: Request) -> tuple[int, int, bool]:
-        """Return memory, compute and whether the model is another: the definition decides.
-
-        The memory is NEVER for a card with too few units.
-        """
-        memory: int | None = self.memory_mib if request.whole else 0
-        if request.memory is not None:
-            memory = request.memory.mib_on(self.memory_mib, self.unit_mib)
-        return (
-            NEVER if memory is None else memory,
-            self.compute if request.whole else request.compute,
-            bool(request.models) and self.model not in request.models,
-        )
-
-
-class Needs(NamedTuple):
-    """What a request takes of a card, by class."""
-
-    memory: Ints
-    compute: Ints
-    other_model: Bools
-
-
-class CardColumns:
-    """Cards as arrays, in groups: the cards of a node each, or the states of a card over time each.
-
-    Attributes:
-        usage: the rows MEMORY to FREE_COMPUTE, a column for each card. FREE_ rows are never negative.
-        cards: the rows CLASS to CARD_COMPUTE, a column for each card. SLOT is the card's group.
-        unhealthy, cordoned: bool, one for each card.
-        exists: bool, False for a column that no card has now.
-        starts: int64, the first column of each group.
-        hosts: int64, the rows FREE_MEMORY_SUM to CARD_POLICY, a column for each group.
-        classes: the number of each class of cards.
-    """
-
-    usage: AnyInts
-    cards: AnyInts
-    unhealthy: Bools
-    cordoned: Bools
-    exists: Bools
-    starts: Ints
-    hosts: Ints
-    classes: dict[CardClass, int]
-
-    def needs(self, request: Request) -> Needs:
-        """Return what the request takes of a card of each class."""
-        # The columns of nodes without cards are of class 0 too, which must exist then.
-        by_class = [each.needs(request) for each in self.classes] or [(NEVER, 0, False)]
-        memory, compute, other_model = zip(*by_class, strict=True)
-        return Needs(
-            np.array(memory, np.int64), np.array(compute, np.int64), np.array(other_model, np.bool_)
-        )
-
-    def class_of(self, node: Node, card: Card) -> int:
-        """Return the number of the card's class, a new one if there is none."""
-        each = CardClass(card.memory_mib, node.unit_mib, card.compute, card.model)
-        return self.classes.setdefault(each, len(self.classes))
-
-
-class Columns(CardColumns):
+class NodeColumns(CardColumns):
     """Nodes, their cards, and what is allocated of them. It is a `UsageView` of these nodes.
 
     Attributes:
         usage, cards: int64.
-        open: bool, True for cards that are neither unhealthy nor cordoned.
         nodes: the node of each slot, None for a slot that no node has now.
         card_policies: the number of each policy that nodes have of their own, in the row CARD_POLICY.
         most_cards: the most cards that a node has had.
@@ -126,7 +56,138 @@ class Columns(CardColumns):
 
     usage: Ints
     cards: Ints
-    open: Bools
+    nodes: list[Node | None]
+    card_policies: dict[str, int]
+    most_cards: int
+    _slots: dict[str, int]
+    _ranks: Ints | None = None
+
+    def copy(self) -> Self:
+        """Return a copy whose usage changes independently."""
+        twin = copy(self)
+        twin.usage, twin.hosts = self.usage.copy(), self.hosts.copy()
+        return twin
+
+    def part(self, slots: Ints) -> "PartOfColumns":
+        """Return a copy of these slots, in this order."""
+        return PartOfColumns(self, slots)
+
+    def columns_of(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Return the columns of these slots, and where among them those of each slot start."""
+        sizes = np.diff(self.starts, append=self.exists.size)[slots]
+        starts = np.cumsum(sizes) - sizes
+        columns = np.repeat(self.starts[slots] - starts, sizes)
+        columns += np.arange(columns.size)
+        return columns, starts
+
+    # ---- reading ----
+
+    def slot(self, name: str) -> int:
+        """Return the slot of a node; -1 for an unknown one."""
+        return self._slots.get(name, -1)
+
+    def ranks(self) -> Ints:
+        """Return the position of each slot's node among all nodes by name."""
+        if self._ranks is None:
+            self._ranks = np.zeros(len(self.nodes), np.int64)
+            self._ranks[[self._slots[name] for name in sorted(self._slots)]] = np.arange(
+                len(self._slots)
+            )
+        return self._ranks
+
+    # ---- a UsageView ----
+
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card."""
+        (column, *_) = self._columns_of_device(self._slots[node], device)
+        return CardUsage(*self.usage[:FREE_MEMORY, column].tolist())
+
+    def host_usage(self, node: str) -> tuple[int, int]:
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
+        cpu, memory = self.hosts[CPU_USED:MEMORY_SUM, self._slots[node]].tolist()
+        return cpu, memory
+
+    # ---- what is allocated ----
+
+    def add(self, *placements: Placement) -> None:
+        """Add placements. Those on unknown nodes, or of unknown devices, do not count."""
+        self._count(placements, 1)
+
+    def remove(self, *placements: Placement) -> None:
+        """Remove placements."""
+        self._count(placements, -1)
+
+    def take(self, columns: Ints, request: Request, needs: Needs) -> None:
+        """Allocate these cards for a request, and its part of the host once for each of their nodes.
+
+        The sums of free memory and compute are not renewed.
+        """
+        cards, usage = self.cards[:, columns], self.usage[:, columns]
+        usage[MEMORY] += needs.memory[cards[CLASS]]
+        usage[COMPUTE] += needs.compute[cards[CLASS]]
+        usage[HOLDERS] += 1
+        usage[WHOLE] += request.whole
+        usage[FREE_MEMORY:] = _free(cards, usage)
+        self.usage[:, columns] = usage
+        if request.cpu_milli or request.host_memory_mib:
+            slots = np.flatnonzero(np.bincount(cards[SLOT]))
+            self.hosts[CPU_USED, slots] += request.cpu_milli
+            self.hosts[HOST_MEMORY_USED, slots] += request.host_memory_mib
+
+    # ---- inside ----
+
+    def _columns_of_device(self, slot: int, device: DeviceId) -> list[int]:
+        node = self.nodes[slot]
+        assert node is not None
+        first = int(self.starts[slot])
+        return [column for column, card in enumerate(node.cards, first) if card.uuid == device]
+
+    def _count(self, placements: Sequence[Placement], sign: int) -> None:
+        columns: list[int] = []
+        amounts: list[tuple[int, int, int, int]] = []
+        for placement in placements:
+            slot = self.slot(placement.node)
+            if slot < 0:
+                continue
+            for piece in placement.slices:
+                of_device = self._columns_of_device(slot, piece.uuid)
+                columns += of_device
+                amount = piece.memory_mib, piece.compute, 1, int(placement.whole)
+                amounts += [amount] * len(of_device)
+            self.hosts[CPU_USED, slot] += sign * placement.cpu_milli
+            self.hosts[HOST_MEMORY_USED, slot] += sign * placement.host_memory_mib
+        for row, values in enumerate(zip(*amounts, strict=True)):
+            np.add.at(self.usage[row], columns, sign * np.array(values, np.int64))
+        self._renew_free(np.array(sorted(set(columns)), np.int64))
+
+    def _renew_free(self, columns: Ints) -> None:
+        """Compute what is free of these cards, and the sums of their nodes."""
+        free = _free(self.cards[:, columns], self.usage[:, columns])
+        more = (free - self.usage[FREE_MEMORY:, columns]) * self.open[columns]
+        self.usage[FREE_MEMORY:, columns] = free
+        for row in (FREE_MEMORY_SUM, FREE_COMPUTE_SUM):
+            np.add.at(self.hosts[row], self.cards[SLOT, columns], more[row])
+
+
+class PartOfColumns(NodeColumns):
+    """Some of the slots of other columns. Attributes: columns: the columns that it has of those, int64."""
+
+    def __init__(self, whole: NodeColumns, slots: Ints) -> None:
+        self.columns, self.starts = whole.columns_of(slots)
+        self.usage, self.cards = whole.usage[:, self.columns], whole.cards[:, self.columns]
+        self.cards[SLOT] = np.repeat(
+            np.arange(slots.size), np.diff(self.starts, append=self.columns.size)
+        )
+        self.unhealthy, self.cordoned = whole.unhealthy[self.columns], whole.cordoned[self.columns]
+        self.exists, self.open = whole.exists[self.columns], whole.open[self.columns]
+        self.hosts, self.classes = whole.hosts[:, slots], whole.classes
+        self.nodes = [whole.nodes[slot] for slot in slots.tolist()]
+        self.card_policies, self.most_cards = whole.card_policies, whole.most_cards
+        self._slots = {node.name: slot for slot, node in enumerate(self.nodes) if node is not None}
+
+
+class Columns(NodeColumns):
+    """All nodes, which come, change and go."""
 
     def __init__(self, nodes: Iterable[Node] = (), view: UsageView | None = None) -> None:
         self.nodes: list[Node | None] = []
@@ -138,7 +199,6 @@ class Columns(CardColumns):
         self._vacant: dict[int, list[int]] = {}
         """Slots without a node, by their number of columns."""
         self._columns: dict[DeviceId, tuple[int, ...]] = {}
-        self._ranks: Ints | None = None
         self._width = self.most_cards = 0
         """The number of card columns that slots own."""
         self._arrays: dict[str, Ints | Bools] = {
@@ -154,14 +214,12 @@ class Columns(CardColumns):
         for node in nodes:
             self.set_node(node, view)
 
-    def copy(self) -> "Columns":
+    def copy(self) -> Self:
         """Return a copy that changes independently. Only what is allocated is copied at once."""
         self._shared = True
-        twin = Columns.__new__(Columns)
-        twin.__dict__.update(self.__dict__, usage=self.usage.copy(), hosts=self.hosts.copy())
-        return twin
+        return super().copy()
 
-    def emptied(self) -> "Columns":
+    def emptied(self) -> Self:
         """Return a copy in which nothing is allocated."""
         twin = self.copy()
         twin.usage[:FREE_MEMORY] = 0
@@ -177,13 +235,9 @@ class Columns(CardColumns):
         """Return the number of nodes."""
         return len(self._slots)
 
-    def slot(self, name: str) -> int:
-        """Return the slot of a node; -1 for an unknown one."""
-        return self._slots.get(name, -1)
-
     def slots(self, names: Iterable[str]) -> Ints:
         """Return the slot of each node; -1 for unknown ones."""
-        return np.array(list(map(self._slots.get, names, repeat(-1))), np.int64)
+        return np.fromiter(map(self._slots.get, names, repeat(-1)), np.int64)
 
     def mask_of(self, devices: Iterable[DeviceId]) -> Bools:
         """Return an array that is True for these devices' columns."""
@@ -192,25 +246,6 @@ class Columns(CardColumns):
             for column in self._columns.get(device, ()):
                 mask[column] = True
         return mask
-
-    def ranks(self) -> Ints:
-        """Return the position of each slot's node among all nodes by name."""
-        if self._ranks is None:
-            self._ranks = np.zeros(len(self.nodes), np.int64)
-            self._ranks[[self._slots[name] for name in sorted(self._slots)]] = np.arange(self.count)
-        return self._ranks
-
-    # ---- a UsageView ----
-
-    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
-        """Return what is allocated of this card."""
-        (column, *_) = self._columns_of_device(self._slots[node], device)
-        return CardUsage(*self.usage[:FREE_MEMORY, column].tolist())
-
-    def host_usage(self, node: str) -> tuple[int, int]:
-        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
-        cpu, memory = self.hosts[CPU_USED:MEMORY_SUM, self._slots[node]].tolist()
-        return cpu, memory
 
     # ---- changes ----
 
@@ -278,58 +313,7 @@ class Columns(CardColumns):
         used = min(cpu, NEVER), min(host_memory, NEVER)
         self.hosts[:MEMORY_SUM, slot] = free_memory, free_compute, *used
 
-    def add(self, *placements: Placement) -> None:
-        """Add placements. Those on unknown nodes, or of unknown devices, do not count."""
-        self._count(placements, 1)
-
-    def remove(self, *placements: Placement) -> None:
-        """Remove placements."""
-        self._count(placements, -1)
-
-    def take(self, columns: Ints, request: Request, needs: Needs) -> None:
-        """Allocate these cards for a request, and its part of the host once for each of their nodes.
-
-        The sums of free memory and compute are not renewed.
-        """
-        cards, usage = self.cards[:, columns], self.usage[:, columns]
-        usage[MEMORY] += needs.memory[cards[CLASS]]
-        usage[COMPUTE] += needs.compute[cards[CLASS]]
-        usage[HOLDERS] += 1
-        usage[WHOLE] += request.whole
-        usage[FREE_MEMORY:] = _free(cards, usage)
-        self.usage[:, columns] = usage
-        if request.cpu_milli or request.host_memory_mib:
-            slots = np.flatnonzero(np.bincount(cards[SLOT]))
-            self.hosts[CPU_USED, slots] += request.cpu_milli
-            self.hosts[HOST_MEMORY_USED, slots] += request.host_memory_mib
-
     # ---- inside ----
-
-    def _count(self, placements: Sequence[Placement], sign: int) -> None:
-        columns: list[int] = []
-        amounts: list[tuple[int, int, int, int]] = []
-        for placement in placements:
-            slot = self.slot(placement.node)
-            if slot < 0:
-                continue
-            for piece in placement.slices:
-                of_device = self._columns_of_device(slot, piece.uuid)
-                columns += of_device
-                amount = piece.memory_mib, piece.compute, 1, int(placement.whole)
-                amounts += [amount] * len(of_device)
-            self.hosts[CPU_USED, slot] += sign * placement.cpu_milli
-            self.hosts[HOST_MEMORY_USED, slot] += sign * placement.host_memory_mib
-        for row, values in enumerate(zip(*amounts, strict=True)):
-            np.add.at(self.usage[row], columns, sign * np.array(values, np.int64))
-        self._renew_free(np.array(sorted(set(columns)), np.int64))
-
-    def _renew_free(self, columns: Ints) -> None:
-        """Compute what is free of these cards, and the sums of their nodes."""
-        free = _free(self.cards[:, columns], self.usage[:, columns])
-        more = (free - self.usage[FREE_MEMORY:, columns]) * self.open[columns]
-        self.usage[FREE_MEMORY:, columns] = free
-        for row in (FREE_MEMORY_SUM, FREE_COMPUTE_SUM):
-            np.add.at(self.hosts[row], self.cards[SLOT, columns], more[row])
 
     def _unshare(self) -> None:
         """Copy what a copy may share, before a node changes it."""
@@ -369,9 +353,6 @@ class Columns(CardColumns):
     def _length(self, name: str) -> int:
         return len(self.nodes) if name in ("hosts", "starts") else self._width
 
-    def _columns_of_device(self, slot: int, device: DeviceId) -> list[int]:
-        return [it for it in self._columns.get(device, ()) if self.cards[SLOT, it] == slot]
-
     def _forget_devices(self, slot: int) -> None:
         node = self.nodes[slot]
         assert node is not None
@@ -381,11 +362,6 @@ class Columns(CardColumns):
                 self._columns[device] = others
             else:
                 del self._columns[device]
-
-
-def amounts_of(usage: CardUsage) -> tuple[int, int, int, int]:
-    """Return memory, compute, holders and whole. What a node reports may exceed 64 bits."""
-    return min(usage.memory_mib, NEVER), min(usage.compute, NEVER), usage.holders, usage.whole
 
 
 def _size(columns: slice) -> int:

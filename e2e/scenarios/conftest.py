@@ -19,7 +19,6 @@ from e2e.scenarios.installation import (
     call_extender,
     on_control_plane,
 )
-from e2e.scenarios.jobs import Jobs
 from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, VirtualNodes
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
@@ -74,17 +73,11 @@ def install(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def jobset(installation: Installation) -> Iterator[None]:
-    """Let JobSet's controller run for a module's tests.
+    """Let JobSet's controller run for a module's tests, added by an upgrade of the release.
 
     The next modules upgrade from the chart without JobSet's.
     """
-    install_jobset(installation.cluster)
-    yield
-    installation.cluster.helm("rollback", RELEASE, "-n", RELEASE, "--wait")
-
-
-def install_jobset(cluster: Cluster) -> None:
-    """Upgrade the release to one with JobSet's controller."""
+    cluster = installation.cluster
     chart = cluster.state / "chart"
     run([sys.executable, str(CHART.parent / "package.py"), str(chart)])
     values = cluster.state / "jobset.yaml"
@@ -94,13 +87,8 @@ def install_jobset(cluster: Cluster) -> None:
     # The controller is ready some time before kube-proxy forwards to its webhooks.
     create = ("create", "--dry-run=server", "-f", "-")
     wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))
-
-
-@pytest.fixture
-def jobs(jobset: None, installation: Installation, namespace: str) -> Jobs:
-    """Provide the jobs of a new namespace, on a cluster with JobSet."""
-    del jobset
-    return Jobs(installation, namespace)
+    yield
+    cluster.helm("rollback", RELEASE, "-n", RELEASE, "--wait")
 
 
 @pytest.fixture

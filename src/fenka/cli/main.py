@@ -79,8 +79,9 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
 PROGRAMS = (
     Command("scheduler", "scheduler:scheduler", "Serve kube-scheduler as its extender."),
     Command("node", "node:node", "Serve this node's cards to its kubelet."),
+    Command("gateway", "gateway:gateway", "Pass a service's requests on to its replicas."),
 )
-"""Programs that only the chart starts; not shown in the help."""
+"""Programs that people do not start themselves; not shown in the help."""
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """`fenka queue`: the pending requests, in the order in which they are served."""
 
 import time
-from collections.abc import Callable
 
 from fenka.cli import cluster, tables
 from fenka.cli.durations import short_duration
@@ -32,18 +31,14 @@ def rows_of(target: Target) -> list[QueueRow]:
         from fenka.workstation.views import queue_rows
 
         return queue_rows(snapshot)
-    return cluster.ask(target, cluster_rows)
+    return cluster.ask(target, _cluster_rows)
 
 
-async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) -> list[QueueRow]:
-    """Return the pending requests of a cluster in order. Raises ApiError, ApiUnreachable.
-
-    report: receives a sentence if the scheduler's options cannot be read.
-    """
+async def _cluster_rows(api: Api) -> list[QueueRow]:
     try:
         options = await read_scheduler_options(api)
     except (ApiError, InvalidRecord) as error:
-        report(f"cannot read the scheduler's options, so its defaults are assumed: {error}")
+        print_error(f"cannot read the scheduler's options, so its defaults are assumed: {error}")
         options = SchedulerOptions()
     # Finished pods count for what their namespaces have used.
     snapshot = await read_cluster(api, dialects=options.dialects, all_pods=True)

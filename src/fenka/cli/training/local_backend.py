@@ -22,9 +22,8 @@ class LocalJobs:
         """The user."""
         return user_name(os.geteuid())
 
-    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
-        """Return all jobs, or the one with this name, the newest first. Their positions are known."""
-        del positions
+    def jobs(self, name: str | None = None) -> list[TrainingJob]:
+        """Return all jobs, or the one with this name, the newest first."""
         return manage.jobs(name)
 
     def events(self, job: TrainingJob) -> list[JobEvent]:

@@ -1,0 +1,251 @@
+"""Gives each request a connection to a replica, and lets it wait while no replica accepts any.
+
+A request is sent to a second replica if the first accepted no connection, so nothing was sent to it. It is
+sent a second time if it is idempotent, none of its body was sent, and a connection that had been idle ended
+before a byte of the response came.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from fenka.gateway.buffer import BufferLimits, RequestBuffer
+from fenka.gateway.exchange import Exchange
+from fenka.gateway.replica_connection import ReplicaConnection
+from fenka.gateway.routing import Replica, Router
+from fenka.gateway.statistics import Statistics
+from fenka.gateway.table import RoutingTable
+
+TICK_S = 0.1
+"""Between two looks at requests that wait and at connections that are idle."""
+BUFFER_FULL = "no replica is ready, and too many requests wait for one: try again later"
+
+
+class ReplicaTimeouts(msgspec.Struct, frozen=True):
+    """How long replicas are waited for.
+
+    Attributes:
+        connect_s: Seconds for a connection; after that another replica is selected.
+        response_s: Seconds from a request's arrival to the head of its response. Models may compute long.
+        idle_s: Seconds for which an idle connection is used again. Common servers keep one for longer
+            (gunicorn 2 s, uvicorn 5 s). A request that meets the end of its connection may be lost.
+    """
+
+    connect_s: float = 5.0
+    response_s: float = 300.0
+    idle_s: float = 1.5
+
+
+class Dispatcher:
+    """The way of each request from a client's connection to a replica's."""
+
+    def __init__(
+        self,
+        limits: BufferLimits,
+        timeouts: ReplicaTimeouts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.router = Router()
+        self.buffer: RequestBuffer[Exchange] = RequestBuffer(limits)
+        self.statistics = Statistics()
+        self.clock = clock
+        self._timeouts = timeouts
+        self._idle: dict[tuple[Replica, str], list[ReplicaConnection]] = {}
+        self._unanswered: set[Exchange] = set()
+        """Requests at a replica."""
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    # ---- called by clients' connections ----
+
+    def submit(self, exchange: Exchange) -> None:
+        """Send a request to a replica as soon as one accepts it."""
+        now = self.clock()
+        replica = self.router.acquire(exchange.client.port, now)
+        if replica is not None:
+            self._start(exchange, replica, now)
+            return
+        if self.buffer.add(exchange, exchange.size, exchange.began_at):
+            self.statistics.buffered += 1
+        else:
+            self._reject(exchange, "buffer_full", 503, BUFFER_FULL)
+
+    def on_body(self, exchange: Exchange) -> None:
+        """Send what has come of a request's body, or count it while the request waits."""
+        if exchange.upstream is not None:
+            exchange.upstream.send_body()
+        elif exchange in self.buffer and not self.buffer.resize(exchange, exchange.size):
+            self.buffer.remove(exchange)
+            self._reject(exchange, "buffer_full", 503, BUFFER_FULL)
+
+    def abandon(self, exchange: Exchange) -> None:
+        """End a request whose client has gone."""
+        exchange.abandoned = True
+        self.buffer.remove(exchange)
+        upstream = exchange.upstream
+        if exchange.status == 101 and upstream is not None:
+            upstream.close()
+        else:
+            self.statistics.abandoned += 1
+            if upstream is None:
+                return  # A connection that is being made is closed once it is open.
+            upstream.abort()
+        self._end(exchange)
+
+    # ---- called by replicas' connections ----
+
+    def on_response(self, exchange: Exchange, connection: ReplicaConnection) -> None:
+        """Keep the connection for another request, and let the client's connection go on."""
+        self._end(exchange)
+        if connection.is_open() and not connection.replica.terminating:
+            connection.idle_since = self.clock()
+            self._idle.setdefault((connection.replica, connection.port), []).append(connection)
+        elif connection.is_open():
+            connection.close()
+        exchange.client.on_finished()
+
+    def on_failure(self, exchange: Exchange, sentence: str, *, begun: bool) -> None:
+        """Send the request again if that is safe. Otherwise the client gets an error."""
+        upstream = exchange.upstream
+        reused = isinstance(upstream, ReplicaConnection) and upstream.used
+        if (
+            reused
+            and not begun
+            and not exchange.retried
+            and exchange.head.idempotent
+            and not exchange.body_sent
+        ):
+            self._leave(exchange)
+            exchange.retried = True
+            self.statistics.retries += 1
+            self.submit(exchange)
+            return
+        self._fail(exchange, "replica_failed", 502, sentence)
+
+    def on_lost(self, connection: ReplicaConnection) -> None:
+        """Forget an idle connection that has ended."""
+        idle = self._idle.get((connection.replica, connection.port))
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    # ---- called by the program ----
+
+    def update(self, table: RoutingTable) -> None:
+        """Replace the routing table."""
+        for replica in self.router.update(table):
+            for key in [key for key in self._idle if key[0] is replica]:
+                for connection in self._idle.pop(key):
+                    connection.close()
+        self._drain_buffer()
+
+    def tick(self) -> None:
+        """Look at what has waited or been idle for too long."""
+        now = self.clock()
+        self._drain_buffer()
+        for exchange in self.buffer.expire(now):
+            waited = f"no replica was ready within {self.buffer.limits.wait_s:g} s"
+            self._reject(exchange, "buffer_timeout", 503, waited)
+        overdue = now - self._timeouts.response_s
+        for exchange in [each for each in self._unanswered if each.began_at < overdue]:
+            if exchange.upstream is not None and not exchange.status:
+                exchange.upstream.abort()
+                waited = f"the replica did not answer within {self._timeouts.response_s:g} s"
+                self._fail(exchange, "replica_timeout", 504, waited)
+        for key, idle in list(self._idle.items()):
+            while idle and now - idle[0].idle_since > self._timeouts.idle_s:
+                idle.pop(0).close()
+            if not idle:
+                del self._idle[key]
+
+    def close(self) -> None:
+        """End all connections to replicas that are idle or not open yet."""
+        for task in self._connecting:
+            task.cancel()
+        for idle in self._idle.values():
+            for connection in list(idle):
+                connection.close()
+        self._idle.clear()
+
+    # ---- one request ----
+
+    def _start(self, exchange: Exchange, replica: Replica, now: float) -> None:
+        exchange.replica = replica
+        self._unanswered.add(exchange)
+        port = exchange.client.port
+        idle = self._idle.get((replica, port))
+        while idle and not exchange.retried:
+            # The last one is the most likely to be still open, and others may end.
+            connection = idle.pop()
+            if connection.is_open() and now - connection.idle_since < self._timeouts.idle_s:
+                connection.start(exchange)
+                return
+            connection.close()
+        task = asyncio.create_task(self._connect(exchange, replica, port))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, exchange: Exchange, replica: Replica, port: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeouts.connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: ReplicaConnection(self, replica, port),
+                    replica.host,
+                    replica.ports[port],
+                )
+        except (OSError, TimeoutError):
+            self.router.on_unreachable(replica, self.clock())
+            self._leave(exchange)
+            if not exchange.abandoned:
+                self.statistics.unreachable += 1
+                self.submit(exchange)
+            return
+        self.router.on_reached(replica)
+        if exchange.abandoned:
+            self._end(exchange)
+            connection.close()
+            return
+        connection.start(exchange)
+
+    def _drain_buffer(self) -> None:
+        now = self.clock()
+        unserved = set[str]()
+        for exchange in list(self.buffer):
+            port = exchange.client.port
+            replica = None if port in unserved else self.router.acquire(port, now)
+            if replica is None:
+                unserved.add(port)
+            else:
+                self.buffer.remove(exchange)
+                self._start(exchange, replica, now)
+
+    def _leave(self, exchange: Exchange) -> None:
+        """Count the request as no longer in flight at its replica."""
+        replica, exchange.replica, exchange.upstream = exchange.replica, None, None
+        self._unanswered.discard(exchange)
+        if replica is not None:
+            self.router.release(replica)
+
+    def _end(self, exchange: Exchange) -> None:
+        replica = exchange.replica
+        self._leave(exchange)
+        if replica is not None and exchange.status:
+            elapsed_s = self.clock() - exchange.began_at
+            self.statistics.observe(replica.version, exchange.status, elapsed_s)
+
+    def _fail(self, exchange: Exchange, reason: str, status: int, sentence: str) -> None:
+        if exchange.status:
+            # The client knows the status already, and sees that the body is incomplete.
+            self._end(exchange)
+            self.statistics.reject("response_incomplete")
+            exchange.client.abort()
+            return
+        exchange.status = status
+        self._end(exchange)
+        self._reject(exchange, reason, status, sentence)
+
+    def _reject(self, exchange: Exchange, reason: str, status: int, sentence: str) -> None:
+        self.statistics.reject(reason)
+        exchange.status = status
+        exchange.client.answer(status, sentence)

@@ -1,0 +1,114 @@
+"""`fenka gateway`: serves until the process is told to stop, then finishes what it has begun."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.gateway.buffer import MIB, BufferLimits
+from fenka.gateway.dispatcher import ReplicaTimeouts
+from fenka.gateway.metrics import GatewayMetrics, admin_app
+from fenka.gateway.server import Gateway, GatewayLimits, listening_socket
+from fenka.gateway.table import NAME
+from fenka.gateway.table_file import TableFile
+from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, serve_app
+from fenka.kubernetes.http_listener import listening_socket as admin_socket
+
+
+class InvalidAddress(FenkaError):
+    """An address to listen on is invalid."""
+
+    exit_code = INVALID_INPUT
+
+
+class GatewayOptions(msgspec.Struct, frozen=True):
+    """Options of `fenka gateway`."""
+
+    table: Annotated[Path, Meta(title="FILE", description="the routing table")]
+    listen: Annotated[
+        list[str],
+        Meta(
+            title="NAME=ADDRESS:PORT",
+            description="where to listen for the replicas' port of this name",
+        ),
+    ]
+    admin: Annotated[
+        str, Meta(title="ADDRESS:PORT", description="serve /metrics, /healthz and /readyz")
+    ] = ""
+    wait: Annotated[
+        float, Meta(title="SECONDS", description="how long a request waits for a replica", gt=0)
+    ] = 60.0
+    buffer: Annotated[int, Meta(title="N", description="number of requests that wait", ge=0)] = 1000
+    buffer_mib: Annotated[
+        int, Meta(title="MIB", description="memory of requests that wait", ge=0)
+    ] = 64
+    response_timeout: Annotated[
+        float,
+        Meta(title="SECONDS", description="limit from request to the head of its response", gt=0),
+    ] = 300.0
+    grace: Annotated[
+        float, Meta(title="SECONDS", description="limit of finishing requests at the end", ge=0)
+    ] = 30.0
+
+    def limits(self) -> GatewayLimits:
+        """Return the limits of the gateway."""
+        return GatewayLimits(
+            BufferLimits(self.buffer, self.buffer_mib * MIB, self.wait),
+            ReplicaTimeouts(response_s=self.response_timeout),
+        )
+
+    def sockets(self) -> dict[str, socket.socket]:
+        """Return the listening sockets by name. Raises InvalidAddress, and OSError if a port is in use."""
+        places = [entry.partition("=") for entry in self.listen]
+        names = [name for name, _, _ in places]
+        for name, text in zip(names, self.listen, strict=True):
+            if not NAME.fullmatch(name) or names.count(name) > 1:
+                raise InvalidAddress(
+                    f"invalid --listen {text[:80]!r}: expected NAME=ADDRESS:PORT, each name once"
+                )
+        return {name: listening_socket(*_address("--listen", place)) for name, _, place in places}
+
+
+async def serve(options: GatewayOptions) -> None:
+    """Serve until SIGTERM or SIGINT, then finish requests.
+
+    Raises:
+        InvalidTable: The routing table is invalid.
+        InvalidAddress: An address is invalid.
+        OSError: The table cannot be read, or a port is in use.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    gateway = Gateway(options.limits())
+    file = TableFile(options.table, gateway.dispatcher.update)
+    file.read()
+    async with contextlib.AsyncExitStack() as stack:
+        if options.admin:
+            metrics = GatewayMetrics(gateway, lambda: file.error is None)
+            listening = admin_socket(*_address("--admin", options.admin))
+            readers = HttpListener(max_connections=MAX_READERS)
+            await stack.enter_async_context(
+                serve_app(admin_app(gateway, metrics), listening, readers)
+            )
+        await stack.enter_async_context(gateway.serve(options.sockets()))
+        following = asyncio.create_task(file.follow())
+        stack.callback(following.cancel)
+        await stop.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(options.grace):
+                await gateway.drain()
+
+
+def _address(option: str, text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise InvalidAddress(f"invalid {option} {text[:80]!r}: expected ADDRESS:PORT")
+    return host.strip("[]"), int(port)

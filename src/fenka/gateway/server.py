@@ -1,0 +1,98 @@
+"""Listens for clients, and does what is due at times. `Gateway` is the program without table and options."""
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from fenka.gateway.buffer import BufferLimits
+from fenka.gateway.client_connection import ClientConnection
+from fenka.gateway.client_registry import ClientRegistry, ClientTimeouts
+from fenka.gateway.dispatcher import TICK_S, Dispatcher, ReplicaTimeouts
+
+BACKLOG = 1024
+"""Connections that the kernel accepts while the program is busy."""
+SPARE_DESCRIPTORS = 64
+
+
+class GatewayLimits(msgspec.Struct, frozen=True):
+    """All limits of a gateway.
+
+    Attributes:
+        max_connections: Clients' connections; None for half of the descriptors that the process may have.
+    """
+
+    buffer: BufferLimits = BufferLimits()
+    replicas: ReplicaTimeouts = ReplicaTimeouts()
+    clients: ClientTimeouts = ClientTimeouts()
+    max_connections: int | None = None
+
+
+class Gateway:
+    """A gateway: its dispatcher and its clients."""
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self.dispatcher = Dispatcher(limits.buffer, limits.replicas)
+        self.clients = ClientRegistry(
+            self.dispatcher, limits.clients, limits.max_connections or _affordable_connections()
+        )
+        self._servers: list[asyncio.Server] = []
+
+    @contextlib.asynccontextmanager
+    async def serve(self, listening: dict[str, socket.socket]) -> AsyncIterator[None]:
+        """Accept connections while the block runs. Then end all connections.
+
+        Args:
+            listening: The sockets by the name of the replicas' port that they stand for.
+        """
+        loop = asyncio.get_running_loop()
+        async with contextlib.AsyncExitStack() as stack:
+            for port, listener in listening.items():
+                server = await loop.create_server(
+                    lambda port=port: ClientConnection(self.clients, port),  # type: ignore[misc]
+                    sock=listener,
+                    backlog=BACKLOG,
+                )
+                self._servers.append(server)
+            stack.callback(self._stop_accepting)
+            ticking = asyncio.create_task(self._tick())
+            stack.callback(ticking.cancel)
+            stack.callback(self._close)
+            yield
+
+    async def drain(self) -> None:
+        """Accept no more connections, end each with its current response, and return after the last."""
+        self._stop_accepting()
+        self.clients.drain()
+        while self.clients.connections:
+            await asyncio.sleep(TICK_S)
+
+    def _stop_accepting(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    def _close(self) -> None:
+        for connection in list(self.clients.connections):
+            connection.abort()
+        self.dispatcher.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.dispatcher.tick()
+            self.clients.sweep()
+
+
+def listening_socket(address: str, port: int) -> socket.socket:
+    """Return a listening socket. Several gateways may listen on one port; the kernel spreads connections."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=True)
+
+
+def _affordable_connections() -> int:
+    """Return how many clients' connections the process can have beside as many to replicas."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (limit - SPARE_DESCRIPTORS) // 2)

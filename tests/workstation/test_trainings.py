@@ -171,14 +171,15 @@ MPIRUN = """
 import os, subprocess, sys
 hosts = [line.split()[0] for line in open(os.environ["OMPI_MCA_orte_default_hostfile"])]
 agent = os.environ["OMPI_MCA_plm_rsh_agent"]
-script = "test -e /run/fenka/lease/control && echo rank $FENKA_INDEX here; exit ${CODE-0}"
+script = "test -e /run/fenka/lease/control && mkdir $TMPDIR/session && "
+script += "echo rank $FENKA_INDEX here; exit ${CODE-0}"
 calls = [subprocess.Popen([agent, host, script]) for host in hosts]
 sys.exit(max(call.wait() for call in calls))
 """
 
 
 def test_launcher_starts_ranks_in_leases_when_all_agents_listen(t4: Workstation) -> None:
-    """The launcher has none; its exit code is the training's."""
+    """The launcher has none; its exit code is the training's. Each worker has a TMPDIR of its own."""
     words = ("--workers", "2", "--gpu-mem", "4")
     launcher = (sys.executable, "-c", MPIRUN)
     done = follow(t4, "mpi", "m", *words, "--", *launcher)

@@ -83,10 +83,11 @@ def hosts(mpi: str, directory: Path, number: int, slots: int = 1) -> Iterator[Cl
         "OMPI_MCA_oob_tcp_if_include": "lo",
         "FENKA_AGENT_SOCKETS": str(sockets),
     }
-    agents = [
-        subprocess.Popen(["sh", str(directory / "agent"), "serve", name], env=environment)
-        for name in names
-    ]
+    agents = []
+    for name in names:
+        (directory / name).mkdir()
+        own = {**environment, "TMPDIR": str(directory / name)}
+        agents.append(subprocess.Popen(["sh", str(directory / "agent"), "serve", name], env=own))
     try:
         wait_until(lambda: len(list(sockets.iterdir())) == number)
         yield Cluster(f"mpirun.{mpi}", RANK[mpi], environment)

@@ -35,7 +35,7 @@ def files(directory: Path) -> Path:
 
 
 def sockets(record: TrainingRecord) -> Path:
-    """Return the directory of the agents' sockets, whose paths must be short."""
+    """Return the directory of the agents' sockets and of temporary files, whose paths must be short."""
     return Path(tempfile.gettempdir()) / f"fenka-{record.uid}"
 
 
@@ -61,6 +61,8 @@ def prepare(record: TrainingRecord, directory: Path, workers: Sequence[str]) -> 
     (place / "hydra-hosts").write_text(roles.hostfile(hosts, slots, hydra=True))
     remove_sockets(record)
     sockets(record).mkdir(mode=0o700)
+    for worker in workers:
+        (sockets(record) / worker).mkdir()
 
 
 def remove_sockets(record: TrainingRecord) -> None:
@@ -73,8 +75,8 @@ def agent_command(directory: Path, worker: str) -> list[str]:
     return [*_agent(files(directory)), "serve", host(worker)]
 
 
-def environment(record: TrainingRecord, directory: Path) -> dict[str, str]:
-    """Return the variables of the launcher and the workers."""
+def launcher_environment(record: TrainingRecord, directory: Path) -> dict[str, str]:
+    """Return the variables of the process that calls mpirun."""
     place = PurePosixPath(files(directory))
     variables = roles.mpi_environment(place / "agent", place / "hosts", place / "hydra-hosts")
     return {
@@ -82,6 +84,18 @@ def environment(record: TrainingRecord, directory: Path) -> dict[str, str]:
         **_LOOPBACK,
         "FENKA_AGENT_SOCKETS": str(sockets(record)),
         "FENKA_AGENT_KEY": str(place / "key"),
+    }
+
+
+def worker_environment(record: TrainingRecord, directory: Path, worker: str) -> dict[str, str]:
+    """Return the variables of a worker: the launcher's, and a directory for temporary files of its own.
+
+    Open MPI's daemons take each other's files for their own where several share a host's directory. Its own
+    option for that directory would be passed on, from daemons to those that they start.
+    """
+    return {
+        **launcher_environment(record, directory),
+        "TMPDIR": str(sockets(record) / worker),
     }
 
 

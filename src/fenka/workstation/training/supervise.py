@@ -201,8 +201,10 @@ class Supervisor:
             spec = self.record.spec
             command = spec.argv
             if spec.kind == "mpi":
-                environment |= mpi.environment(self.record, self.directory)
-                if not process.chief:
+                if process.chief:
+                    environment |= mpi.launcher_environment(self.record, self.directory)
+                else:
+                    environment |= mpi.worker_environment(self.record, self.directory, process.name)
                     command = mpi.agent_command(self.directory, process.name)
             environment |= plan.environment(spec, process, ports, self.record.restarts)
             _change_directory(self.record.directory)

@@ -9,7 +9,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from fenka.cluster import scheduler_options
+from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.core.errors import FenkaError
+from fenka.core.request import InvalidRequest
 from fenka.jobs.cluster_checks import SubmissionRefused
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.submission import submit
@@ -188,6 +191,33 @@ async def test_user_is_told_what_is_left_when_the_root_cannot_be_deleted() -> No
         "job mpi-dist was created and could not be completed or deleted: it is suspended, delete it by "
         "fenka delete mpi-dist (no space)"
     )
+
+
+@pytest.mark.parametrize("hami", [True, False, None])
+async def test_hamis_names_are_used_when_the_scheduler_reads_them(hami: bool | None) -> None:
+    """It publishes that. Users of one namespace may not read it, and other requests need no look."""
+    spec = changed(SIMPLE, gpu_mem="4000MiB")
+    async with api_server() as server:
+        options = {scheduler_options.ANNOTATION: SchedulerOptions(hami=bool(hami)).encode()}
+        name, _, value = scheduler_options.LABEL.partition("=")
+        meta = {"name": "l", "namespace": "x", "labels": {name: value}, "annotations": options}
+        server.put("leases", {"metadata": meta, "spec": {}})
+        if hami is None:
+            server.forbidden.add("leases")
+        if hami:
+            await submitted(with_jobset(server), spec, Contents())
+            (job,) = server.get("jobsets", "simple", "default")["spec"]["replicatedJobs"]
+            (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+            assert container["resources"]["limits"]["nvidia.com/gpumem"] == "4000"
+        else:
+            with pytest.raises(
+                InvalidRequest, match="the exact size 4000MiB is requested by HAMi's names"
+            ):
+                await submitted(with_jobset(server), spec, Contents())
+            assert not server.writes
+        server.requests.clear()
+        await submitted(server, changed(SIMPLE, name="other", gpu_mem="4"), Contents())
+        assert not any("leases" in request for request in server.requests)
 
 
 def taken(name: str) -> str:

@@ -7,10 +7,13 @@ import msgspec
 from fenka.cluster.objects import Object, ObjectMeta
 from fenka.cluster.training_objects import JOB, JOBS_API, JOBSETS_API
 from fenka.core.errors import FenkaError
+from fenka.dialects.base import InvalidRecord
 from fenka.jobs import roles
+from fenka.jobs.manifests.cards import requires_hami
 from fenka.jobs.manifests.names import BACKFILL_CLASS
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.cluster_reader import read_scheduler_options
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
 _PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -47,18 +50,37 @@ class _Claim(Object):
     spec: _ClaimSpec = msgspec.field(default_factory=_ClaimSpec)
 
 
-async def check(api: Api, namespace: str, spec: TrainingSpec) -> bool:
-    """Return whether the cluster has JobSet. Raises SubmissionRefused, ApiError, ApiUnreachable."""
-    jobset, *_ = await asyncio.gather(
-        if_accepted(api.get(JOBSETS_API, msgspec.Raw)),
-        _check_name(api, namespace, spec.name),
-        _check_priority(api, spec),
-        *(
-            _check_claim(api, namespace, spec, claim)
-            for claim in {claim for claim, _ in spec.mounts}
+async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, bool]:
+    """Return whether the cluster has JobSet, and whether it reads HAMi's names if those are needed.
+
+    Raises SubmissionRefused, ApiError, ApiUnreachable.
+    """
+    claims = {claim for claim, _ in spec.mounts}
+    jobset, hami, _ = await asyncio.gather(
+        _has_jobset(api),
+        _reads_hami(api, spec),
+        asyncio.gather(
+            _check_name(api, namespace, spec.name),
+            _check_priority(api, spec),
+            *(_check_claim(api, namespace, spec, claim) for claim in claims),
         ),
     )
-    return jobset is not None
+    return jobset, hami
+
+
+async def _has_jobset(api: Api) -> bool:
+    return await if_accepted(api.get(JOBSETS_API, msgspec.Raw)) is not None
+
+
+async def _reads_hami(api: Api, spec: TrainingSpec) -> bool:
+    """Return whether HAMi's names are needed, and the scheduler publishes that it reads them."""
+    if not any(requires_hami(role.gpu) for role in roles.roles(spec)):
+        return False
+    try:
+        return (await read_scheduler_options(api)).hami
+    except (ApiError, InvalidRecord):
+        # Users of one namespace may not read it.
+        return False
 
 
 async def _check_name(api: Api, namespace: str, name: str) -> None:

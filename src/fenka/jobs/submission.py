@@ -48,8 +48,8 @@ async def submit(
         InvalidRequest, InvalidSize: No cluster, or none without JobSet, can run it.
         ApiError, ApiUnreachable: The API server refused an object or did not answer.
     """
-    jobset = await cluster_checks.check(api, namespace, spec)
-    rendered = render(spec, contents, jobset=jobset)
+    jobset, hami = await cluster_checks.check(api, namespace, spec)
+    rendered = render(spec, contents, jobset=jobset, hami=hami)
     await _check_objects(api, namespace, rendered)
     submitted = {training_objects.SUBMITTED: now.isoformat(timespec="seconds")}
     root = rendered.root

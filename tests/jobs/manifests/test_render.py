@@ -215,20 +215,29 @@ def test_password_is_in_a_secret_only() -> None:
             {"gpu_core_mode": "weight"},
             "--gpu-core-mode weight is not supported on Kubernetes: use hard or soft",
         ),
-        (
-            ALONE,
-            {"gpu_core": 33},
-            "--gpu-core must be from 5 to 100 in steps of 5 on Kubernetes, got 33",
-        ),
+        (ALONE, {"gpu_core": 101}, "--gpu-core must be from 0 to 100, got 101"),
         (
             ALONE,
             {"cards": 2},
-            "--gpu-core on Kubernetes is a share of one card, not of 2: leave out --gpu-core or --cards",
+            "a share of each of 2 cards is requested by HAMi's names, and this cluster's scheduler does not "
+            "report that it reads them (hamiNames=true): leave out --gpu-core or --cards",
+        ),
+        (
+            ALONE,
+            {"gpu_mem": "4000MiB", "gpu_core": 0},
+            "the exact size 4000MiB is requested by HAMi's names, and this cluster's scheduler does not "
+            "report that it reads them (hamiNames=true): write --gpu-mem 4",
         ),
         (
             ALONE,
             {"gpu_mem": "4000MiB"},
-            "--gpu-mem 4000MiB is an exact size, and pods request units of a card: write --gpu-mem 4",
+            "the exact size 4000MiB is requested by HAMi's names, and this cluster's scheduler does not "
+            "report that it reads them (hamiNames=true): use a multiple of 256MiB",
+        ),
+        (
+            ALONE,
+            {"gpu_core": 100, "cards": 2},
+            "--gpu-core 100 with a share of each of 2 cards must be below 100 on Kubernetes",
         ),
         (
             TENSORFLOW,
@@ -259,7 +268,7 @@ def test_training_is_rejected_in_one_sentence_when_pods_cannot_request_it(
 ) -> None:
     """Test that training is rejected in one sentence when pods cannot request it."""
     with pytest.raises(InvalidRequest) as raised:
-        render(msgspec.structs.replace(spec, **fields), Contents())
+        render(msgspec.structs.replace(spec, **fields), Contents(), hami=False)
     assert str(raised.value) == sentence
 
 

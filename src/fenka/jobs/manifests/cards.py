@@ -1,12 +1,15 @@
 """Writes a request for cards in the names that pods use.
 
-Slices have ACK's names, slices that may use idle time have gpu-manager's, and whole cards have NVIDIA's.
+Slices have ACK's names where those express them. gpu-manager's express any share of one card, and those that
+may use idle time; HAMi's, which a cluster may not read, exact sizes and shares of several cards. Whole cards
+have NVIDIA's.
 """
 
 from dataclasses import dataclass, field
 
 from fenka.core.request import InvalidRequest, Memory
 from fenka.dialects import ack, gpu_manager, gpushare
+from fenka.dialects import hami as hami_names
 from fenka.dialects.base import NVIDIA_GPU
 from fenka.dialects.sizes import parse_memory
 from fenka.jobs.spec import GpuResources
@@ -29,8 +32,16 @@ class CardRequest:
     annotations: dict[str, str] = field(default_factory=dict)
 
 
-def card_request(gpu: GpuResources | None) -> CardRequest:
-    """Return what a pod that gets these cards says. Raises InvalidRequest, InvalidSize."""
+def card_request(gpu: GpuResources | None, *, hami: bool = True) -> CardRequest:
+    """Return what a pod that gets these cards says.
+
+    Args:
+        gpu: The cards.
+        hami: The cluster reads HAMi's names.
+
+    Raises:
+        InvalidRequest, InvalidSize: No pod can request them.
+    """
     if gpu is None:
         return CardRequest()
     if gpu.whole:
@@ -39,35 +50,77 @@ def card_request(gpu: GpuResources | None) -> CardRequest:
         raise InvalidRequest(
             "--gpu-core-mode weight is not supported on Kubernetes: use hard or soft"
         )
-    if gpu.core and gpu.cards > 1:
+    if not 0 <= gpu.core <= ack.MOST:
+        raise InvalidRequest(f"--gpu-core must be from 0 to {ack.MOST}, got {gpu.core}")
+    if gpu.core_mode == "soft":
+        return _soft_slice(gpu)
+    if _has_units(gpu):
+        return _units(gpu)
+    if _has_blocks(gpu):
+        return _blocks(gpu)
+    if gpu.core == hami_names.FULL:
         raise InvalidRequest(
-            f"--gpu-core on Kubernetes is a share of one card, not of {gpu.cards}: leave out --gpu-core or "
-            "--cards"
+            f"--gpu-core {gpu.core} with {_reason(gpu)} must be below {hami_names.FULL} on Kubernetes"
         )
-    return _soft_slice(gpu) if gpu.core_mode == "soft" else _slices(gpu)
+    if not hami:
+        raise InvalidRequest(
+            f"{_reason(gpu)} is requested by HAMi's names, and this cluster's scheduler does not report "
+            f"that it reads them (hamiNames=true): {_instead(gpu)}"
+        )
+    return _slices_by_hami(gpu)
 
 
-def _slices(gpu: GpuResources) -> CardRequest:
-    """Request slices by ACK's names: the pod's units are shared out over its cards."""
-    memory = parse_memory(gpu.memory, _GIB_MIB)
-    if memory.unit_mib != _GIB_MIB:
-        raise InvalidRequest(
-            f"--gpu-mem {gpu.memory} is an exact size, and pods request units of a card: write "
-            f"--gpu-mem {_units(memory)}"
-        )
-    limits = {gpushare.MEMORY: str(memory.amount * gpu.cards)}
-    if gpu.core % ack.STEP or gpu.core > ack.MOST:
-        raise InvalidRequest(
-            f"--gpu-core must be from {ack.STEP} to {ack.MOST} in steps of {ack.STEP} on Kubernetes, got "
-            f"{gpu.core}"
-        )
+def requires_hami(gpu: GpuResources | None) -> bool:
+    """Return whether only HAMi's names express a valid request."""
+    if gpu is None or gpu.whole or gpu.core_mode != "hard":
+        return False
+    return not (_has_units(gpu) or _has_blocks(gpu))
+
+
+def _memory(gpu: GpuResources) -> Memory:
+    """Return the memory of each slice. Raises InvalidSize."""
+    return parse_memory(gpu.memory, _GIB_MIB)
+
+
+def _mib(gpu: GpuResources) -> int:
+    return _memory(gpu).nominal_mib(_GIB_MIB)
+
+
+# ---- units of the nodes' cards: ACK's names ----
+
+
+def _has_units(gpu: GpuResources) -> bool:
+    counted = _memory(gpu).unit_mib == _GIB_MIB
+    return counted and not gpu.core % ack.STEP and (gpu.cards == 1 or not gpu.core)
+
+
+def _units(gpu: GpuResources) -> CardRequest:
+    """The pod's units are shared out over its cards."""
+    limits = {gpushare.MEMORY: str(_memory(gpu).amount * gpu.cards)}
     if gpu.core:
         limits[ack.CORE] = str(gpu.core)
     return CardRequest(limits, {gpushare.COUNT: str(gpu.cards)} if gpu.cards > 1 else {})
 
 
+# ---- blocks of memory with any share of one card: gpu-manager's names ----
+
+
+def _has_blocks(gpu: GpuResources) -> bool:
+    whole_blocks = not _mib(gpu) % gpu_manager.UNIT_MIB
+    return whole_blocks and gpu.cards == 1 and 1 <= gpu.core < gpu_manager.WHOLE
+
+
+def _blocks(gpu: GpuResources) -> CardRequest:
+    return CardRequest(
+        {
+            gpu_manager.CORE: str(gpu.core),
+            gpu_manager.MEMORY: str(_mib(gpu) // gpu_manager.UNIT_MIB),
+        }
+    )
+
+
 def _soft_slice(gpu: GpuResources) -> CardRequest:
-    """Request a slice by gpu-manager's names, with the whole card as the ceiling of its compute."""
+    """Request a slice with the whole card as the ceiling of its compute."""
     if gpu.cards > 1:
         raise InvalidRequest(
             f"--gpu-core-mode soft on Kubernetes takes a slice of one card, not of {gpu.cards}: leave out "
@@ -77,22 +130,36 @@ def _soft_slice(gpu: GpuResources) -> CardRequest:
         raise InvalidRequest(
             f"--gpu-core-mode soft requires --gpu-core from 1 to 99 on Kubernetes, got {gpu.core}"
         )
-    memory = parse_memory(gpu.memory, _GIB_MIB)
-    mib = memory.nominal_mib(_GIB_MIB)
-    if mib % gpu_manager.UNIT_MIB:
+    if not _has_blocks(gpu):
         raise InvalidRequest(
             f"--gpu-mem {gpu.memory} with --gpu-core-mode soft must be a multiple of "
             f"{gpu_manager.UNIT_MIB}MiB on Kubernetes"
         )
-    return CardRequest(
-        {
-            gpu_manager.CORE: str(gpu.core),
-            gpu_manager.MEMORY: str(mib // gpu_manager.UNIT_MIB),
-        },
-        annotations={gpu_manager.CEILING: str(gpu_manager.WHOLE)},
-    )
+    ceiling = {gpu_manager.CEILING: str(gpu_manager.WHOLE)}
+    return CardRequest(_blocks(gpu).limits, annotations=ceiling)
 
 
-def _units(memory: Memory) -> int:
-    """Return the units of 1 GiB that hold an exact size."""
-    return -(-memory.amount // _GIB_MIB)
+# ---- exact sizes, and shares of several cards: HAMi's names ----
+
+
+def _slices_by_hami(gpu: GpuResources) -> CardRequest:
+    limits = {hami_names.COUNT: str(gpu.cards), hami_names.MEMORY: str(_mib(gpu))}
+    if gpu.core:
+        limits[hami_names.CORES] = str(gpu.core)
+    return CardRequest(limits)
+
+
+def _reason(gpu: GpuResources) -> str:
+    """Return what only HAMi's names express."""
+    if gpu.core and gpu.cards > 1:
+        return f"a share of each of {gpu.cards} cards"
+    return f"the exact size {gpu.memory}"
+
+
+def _instead(gpu: GpuResources) -> str:
+    if gpu.core and gpu.cards > 1:
+        return "leave out --gpu-core or --cards"
+    if gpu.core:
+        return f"use a multiple of {gpu_manager.UNIT_MIB}MiB"
+    # As many units of 1 GiB as hold it.
+    return f"write --gpu-mem {-(-_mib(gpu) // _GIB_MIB)}"

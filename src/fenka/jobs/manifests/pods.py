@@ -72,11 +72,13 @@ class Rendering:
         spec: The training.
         contents: Its files and secrets.
         engine: What runs its pods.
+        hami: The cluster reads HAMi's names.
     """
 
     spec: TrainingSpec
     contents: Contents
     engine: Engine
+    hami: bool = True
 
     def host(self, role: RoleName, index: int) -> str:
         """Return the address of a process."""
@@ -109,7 +111,7 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
     image = role.resources.image
     if not image:
         raise InvalidRequest("--image is required on Kubernetes")
-    cards = card_request(role.gpu)
+    cards = card_request(role.gpu, hami=rendering.hami)
     volumes = _volumes(rendering, role)
     container = {
         "name": spec.kind,

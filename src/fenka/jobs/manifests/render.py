@@ -25,17 +25,20 @@ class Rendered:
     role_jobs: list[Manifest]
 
 
-def render(spec: TrainingSpec, contents: Contents, *, jobset: bool = True) -> Rendered:
+def render(
+    spec: TrainingSpec, contents: Contents, *, jobset: bool = True, hami: bool = True
+) -> Rendered:
     """Return the objects of a valid training.
 
     Args:
         spec: The training.
         contents: Its files and secrets.
         jobset: The cluster has JobSet.
+        hami: The cluster reads HAMi's names.
 
     Raises:
         InvalidRequest, InvalidSize: It cannot run on this cluster.
     """
     spec.validate_tensorboard()
-    rendering = Rendering(spec, contents, engine(spec, jobset=jobset))
+    rendering = Rendering(spec, contents, engine(spec, jobset=jobset), hami)
     return Rendered(root(rendering), dependents(rendering), role_jobs(rendering))

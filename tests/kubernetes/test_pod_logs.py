@@ -125,6 +125,18 @@ async def test_following_shows_the_whole_log_after_the_first_lines_of_tail() -> 
         assert await followed(server, [running, ended], *logs, tail=1) == ["two", "three"]
 
 
+async def test_following_returns_a_line_in_pieces_when_it_has_no_end() -> None:
+    """A progress bar ends its lines by a carriage return: nothing would be shown, and all be kept."""
+    bar = "".join(f"\r{number}" for number in range(100_000))
+    source = LogSource(a_pod(ENDED), last=True)
+    log = [line(1, "begin"), line(2, bar), line(3, "end")]
+    async with api_server() as server:
+        first, *pieces, last = await followed(server, [source], log)
+    assert (first, "".join(pieces), last) == ("begin", bar, "end")
+    assert len(pieces) > 1
+    assert max(map(len, pieces)) < len(bar)
+
+
 async def test_following_ends_when_the_api_server_is_gone() -> None:
     """The next look at the pod says so."""
     async with api_server() as server, server.api() as api:

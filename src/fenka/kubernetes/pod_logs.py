@@ -16,6 +16,9 @@ from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 POLL_S = 1.0
 """Between two looks at a pod that has not started, or has ended and may be replaced."""
 
+MAX_LINE_BYTES = 1 << 16
+"""Longer lines are returned in pieces."""
+
 _FRACTION = re.compile(r"\.\d+")
 
 
@@ -147,9 +150,13 @@ async def _new_lines(
         query["sinceTime"] = cursor.since
     cursor.rewind()
     try:
-        async for line in _lines(api.stream(f"{pod.path}/log", **query)):
-            stamp, _, text = line.decode(errors="replace").partition(" ")
-            if cursor.is_new(stamp):
+        stamp, shown = "", False
+        async for piece, begins in _lines(api.stream(f"{pod.path}/log", **query)):
+            text = piece.decode(errors="replace")
+            if begins:
+                stamp, _, text = text.partition(" ")
+                shown = cursor.is_new(stamp)
+            if shown:
                 yield f"{stamp} {text}" if options.timestamps else text
     except ApiUnreachable:
         # Whether the API server is there is seen when the pod is looked at again.
@@ -160,14 +167,23 @@ async def _new_lines(
             raise
 
 
-async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
+async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield lines, long ones in pieces, each with whether it begins a line.
+
+    A progress bar is one line as long as its training runs.
+    """
+    rest, begins = b"", True
     async for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
-            yield line
+            if begins or line:
+                yield line, begins
+            begins = True
+        if len(rest) >= MAX_LINE_BYTES:
+            yield rest, begins
+            rest, begins = b"", False
     if rest:
-        yield rest
+        yield rest, begins
 
 
 def _query(options: LogOptions) -> dict[str, str | int]:

@@ -204,6 +204,20 @@ def test_foreign_job_whose_status_cannot_be_read_is_left_out(
     assert [line.split()[0] for line in run("list").stdout.splitlines()] == ["NAME", "good"]
 
 
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "soon"])
+def test_foreign_job_is_shown_when_its_times_are_in_no_calendar(
+    run: Run, server: FakeApiServer, at: str
+) -> None:
+    """Kinds without a schema store any."""
+    server.groups = {"kubeflow.org": ["v1"]}
+    end = {"type": "Failed", "status": "True", "lastTransitionTime": at}
+    put(server, foreign_job("t", "TFJob", [end]))
+    for words in (("list",), ("get", "t", "-o", "json"), ("top", "job", "t")):
+        assert run(*words).exit_code == 0
+    lines = run("get", "t", "--layout", "arena").stdout.splitlines()
+    assert "EndTime:     N/A" in lines or at == "soon"
+
+
 def test_foreign_job_is_shown_when_another_is_nested_without_end(
     run: Run, server: FakeApiServer
 ) -> None:

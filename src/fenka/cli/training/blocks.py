@@ -37,7 +37,13 @@ def chief_address(job: TrainingJob) -> str:
 
 def moment(seconds: float | None) -> str:
     """Return a time of this machine's zone; empty for None."""
-    return "" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    if seconds is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        # Tenants write the times of other operators' jobs.
+        return UNKNOWN
 
 
 def head(job: TrainingJob, now: float) -> list[str]:

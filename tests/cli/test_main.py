@@ -113,3 +113,32 @@ def test_words_after_two_dashes_stay_as_they_are() -> None:
     """They are another program's."""
     result = fenka("attach", "j", "--local", "--", "x", "--kubeConfig")
     assert "deprecated" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "before", "code", "last"),
+    [
+        (["--version"], "atexit.register(print, 'last')", 0, "last"),
+        (["nope"], "atexit.register(print, 'last')", 2, "last"),
+        # A thread that ends after the main thread is waited for, as always.
+        (["--version"], "threading.Thread(target=later).start()", 0, "later"),
+    ],
+)
+def test_everything_is_written_when_a_process_ends_at_once(
+    words: list[str], before: str, code: int, last: str
+) -> None:
+    """No object is freed one by one at the end, but exit functions run and threads are waited for."""
+    script = f"""
+import atexit, sys, threading
+from fenka.__main__ import main
+def later():
+    threading.main_thread().join()
+    print("later")
+{before}
+sys.argv[1:] = {words!r}
+main()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout.splitlines()[-1:]) == (code, [last])

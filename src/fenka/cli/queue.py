@@ -42,7 +42,7 @@ async def _cluster_rows(api: Api) -> list[QueueRow]:
         options = SchedulerOptions()
     # Finished pods count for what their namespaces have used.
     snapshot = await read_cluster(api, dialects=options.dialects, all_pods=True)
-    return cluster_queue(snapshot, options, time.time())
+    return cluster_queue(cluster.keep(snapshot), options, time.time())
 
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:

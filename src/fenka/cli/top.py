@@ -55,7 +55,7 @@ def node_rows(target: Target) -> list[NodeRow]:
 
 
 async def _cluster_rows(api: Api) -> list[NodeRow]:
-    return cluster_nodes(await read_cluster(api))
+    return cluster_nodes(cluster.keep(await read_cluster(api)))
 
 
 def node(

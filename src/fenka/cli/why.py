@@ -54,7 +54,8 @@ async def _surroundings(api: Api, pod: Pod) -> ClusterSnapshot:
     """Read all nodes for a pending pod, else its own."""
     if pod.finished:
         return ClusterSnapshot.of([], [])
-    return await read_cluster(api, pod.spec.node_name or None, dialects=WITH_HAMI)
+    name = pod.spec.node_name or None
+    return cluster.keep(await read_cluster(api, name, dialects=WITH_HAMI))
 
 
 def screen(explanation: PodExplanation) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fenka.cli import tables
-from fenka.cli.cluster import ask
+from fenka.cli.cluster import ask, keep
 from fenka.cli.errors import report_errors
 from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption, register, single
 from fenka.cluster.allocation import PodAllocation
@@ -75,7 +75,7 @@ def inspect(
     """Print one of the two screens, or their data."""
 
     async def question(api: Api) -> list[NodeUnits]:
-        return read_nodes(await read_cluster(api, node or None))
+        return read_nodes(keep(await read_cluster(api, node or None)))
 
     nodes = ask(target.target, question)
     if tables.print_data(nodes, output):

@@ -149,13 +149,7 @@ def test_two_users_of_long_and_short_jobs_have_the_card_for_as_long() -> None:
 
 def test_a_slice_counts_for_the_larger_of_its_shares() -> None:
     """A quarter of memory, half of the compute; a whole card is one card, whatever it says."""
-    cards = {
-        card.uuid: card
-        for card in (
-            Card(0, DeviceId("GPU-0"), "Tesla T4", T4_MIB),
-            Card(1, DeviceId("GPU-1"), "Tesla T4", T4_MIB),
-        )
-    }
+    cards = [Card(index, DeviceId(f"GPU-{index}"), "Tesla T4", T4_MIB) for index in range(2)]
     one = Placement(
         "n", (Slice(0, DeviceId("GPU-0"), T4_MIB // 4, 50), Slice(1, DeviceId("GPU-1"), T4_MIB, 0))
     )
@@ -288,9 +282,9 @@ def test_slice_is_the_larger_of_its_shares_of_its_card(
     """Of a card that the node does not have any more it is a whole card."""
     known = Card(0, DeviceId("GPU-0"), "Tesla T4", T4_MIB)
     placement = Placement("n", (Slice(0, known.uuid, mib, compute),))
-    assert cards_of([placement], {known.uuid: known}) == pytest.approx(cards)
-    assert cards_of([placement, placement], {known.uuid: known}) == pytest.approx(2 * cards)
-    assert cards_of([placement], {}) == 1
+    assert cards_of([placement], [known]) == pytest.approx(cards)
+    assert cards_of([placement, placement], [known]) == pytest.approx(2 * cards)
+    assert cards_of([placement], []) == 1
 
 
 @pytest.mark.parametrize(
@@ -314,4 +308,4 @@ def test_slice_counts_when_its_card_reports_no_memory_or_no_compute(
     """A node that offers fewer units than it has cards has cards of 0 MiB, and pods from before."""
     card = Card(0, DeviceId("GPU-0"), "", card_mib, card_compute)
     placement = Placement("n", (Slice(0, card.uuid, mib, compute),))
-    assert cards_of([placement], {card.uuid: card}) == cards
+    assert cards_of([placement], [card]) == cards

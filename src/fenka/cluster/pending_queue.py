@@ -371,6 +371,8 @@ class PendingQueue:
     def _deadline(self, pod: Pod, now: float) -> float | None:
         """Return when the pod has ended whatever it does; None without a limit, or long after it."""
         uid, limit = pod.metadata.uid, time_limit_s(pod)
+        if limit is None and pod.metadata.deletion_timestamp is None:
+            return None
         deadlines = []
         if limit is not None:
             started = seconds(pod.status.start_time)

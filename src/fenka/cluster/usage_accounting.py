@@ -89,4 +89,4 @@ class UsageAccounting:
 
 def _cards(shared: SharedNode, placements: Iterable[Placement]) -> float:
     """Return the placements' share of cards."""
-    return cards_of(placements, {card.uuid: card for card in shared.node.cards})
+    return cards_of(placements, shared.node.cards)

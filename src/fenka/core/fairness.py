@@ -5,7 +5,7 @@ decays: after one half-life half of it counts. Time is passed in as a number.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log
 
@@ -100,7 +100,9 @@ class UsageHistory:
             return
         resized = holder in self._open
         self.stop(holder, now, now)
-        record = self._users.setdefault(user, _User())
+        record = self._users.get(user)
+        if record is None:
+            record = self._users[user] = _User()
         self._advance(record, now)
         at = now if resized else min(at, now)
         record.used_s += cards * self._weight(now - at)
@@ -160,6 +162,8 @@ class UsageHistory:
         return (1 - exp(-self._decay * seconds)) / self._decay
 
     def _advance(self, record: _User, now: float) -> None:
+        if record.at == now and self._decay < inf:
+            return
         # A clock that was set back adds nothing.
         passed = max(0.0, now - record.at) if record.at > -inf else 0.0
         kept = exp(-self._decay * passed) if self._decay < inf else 0.0
@@ -167,26 +171,35 @@ class UsageHistory:
         record.at = now
 
     def _served(self, record: _User, requested_at: float, at: float) -> None:
-        earlier = record.starts[: bisect_right(record.starts, (requested_at, -inf))]
-        if earlier and earlier[-1][1] >= at:
+        starts = record.starts
+        index = bisect_right(starts, (requested_at, -inf))
+        if index and starts[index - 1][1] >= at:
             return
         # `served_at` returns the latest start of requests made until then: later starts hide earlier ones.
-        later = [start for start in record.starts[len(earlier) :] if start[1] > at]
-        record.starts = [*earlier, (requested_at, at), *later][-REMEMBERED:]
+        later = [start for start in starts[index:] if start[1] > at]
+        record.starts = [*starts[:index], (requested_at, at), *later][-REMEMBERED:]
 
 
-def cards_of(placements: Iterable[Placement], cards: Mapping[DeviceId, Card]) -> float:
+def cards_of(placements: Iterable[Placement], cards: Sequence[Card]) -> float:
     """Return how many cards the placements on one node amount to. cards: the node's."""
     total = 0.0
     for placement in placements:
         for piece in placement.slices:
-            card = cards.get(piece.uuid)
-            if placement.whole or card is None:
+            card = None if placement.whole else _card(cards, piece.uuid)
+            if card is None:
                 total += 1
             else:
                 memory = _share(piece.memory_mib, card.memory_mib)
                 total += max(memory, _share(piece.compute, card.compute))
     return total
+
+
+def _card(cards: Sequence[Card], uuid: DeviceId) -> Card | None:
+    # For the few cards of a node this takes less time than to make a dictionary.
+    for card in reversed(cards):
+        if card.uuid == uuid:
+            return card
+    return None
 
 
 def _share(part: int, total: int) -> float:

@@ -54,9 +54,12 @@ def cluster_queue(
     for pod in snapshot.pods:
         usage.set(pod, now)
         # The scheduler counts members in the same way (`GangMembers.status`).
+        gang = group_key(pod)
+        if gang is None:
+            continue
         is_alive = not pod.finished and pod.metadata.deletion_timestamp is None
         if is_alive or pod.status.phase == "Succeeded":
-            gangs.setdefault(group_key(pod), []).append(pod)
+            gangs.setdefault(gang, []).append(pod)
 
     def is_complete(members: Sequence[Pod]) -> bool:
         # A member that requests no card, such as a launcher, counts too.

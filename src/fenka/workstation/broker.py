@@ -285,7 +285,7 @@ class Broker:
         job.placement = placement
         deadline = None if job.deadline is None or job.retained else job.deadline + GRACE_S
         self._allocations[job.id] = Allocation(placement, deadline, str(job.uid))
-        cards = cards_of((placement,), {card.uuid: card for card in self.node.cards})
+        cards = cards_of((placement,), self.node.cards)
         since = now if job.started_at is None else job.started_at
         self.usage_history.start(job.id, str(job.uid), cards, job.requested_at, since, now)
 

@@ -453,3 +453,25 @@ async def test_nothing_is_created_when_the_server_does_not_answer() -> None:
         with pytest.raises(ApiUnreachable):
             await submitted(server, MPI)
         await server.start()
+
+
+@pytest.mark.parametrize("spec", [SIMPLE, MPI])
+async def test_user_is_told_how_to_find_out_when_the_answer_about_the_root_is_lost(
+    spec: TrainingSpec,
+) -> None:
+    """The job exists. It runs if it owns nothing, and is suspended otherwise."""
+    async with api_server() as server:
+
+        async def lose(request: web.Request) -> None:
+            if request.path.endswith("/jobsets") and "dryRun" not in request.query:
+                assert request.transport is not None
+                request.transport.close()
+
+        server.after = lose
+        with pytest.raises(SubmissionRefused) as raised:
+            await submitted(with_jobset(server), spec, Contents())
+        (root,) = server.all("jobsets")
+        assert bool(root["spec"].get("suspend")) is (spec is MPI)
+    assert str(raised.value).endswith(
+        f": fenka get {spec.name} tells whether job {spec.name} was created"
+    )

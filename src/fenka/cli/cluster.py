@@ -100,8 +100,10 @@ def explain_denial(why: ApiError) -> str:
     if denied is None:
         return str(why)
     user, verb, resource, namespace = denied.groups()
-    place = f"in namespace {namespace}" if namespace else "in the cluster"
-    return f"user {user} may not {verb} {resource} {place}: ask for the ClusterRole fenka-user"
+    refused = f"user {user} may not {verb} {resource}"
+    if not namespace:
+        return f"{refused} in all namespaces: leave out -A, or ask for the ClusterRole fenka-user there"
+    return f"{refused} in namespace {namespace}: ask for the ClusterRole fenka-user"
 
 
 def namespace(target: Target) -> str:

@@ -55,10 +55,10 @@ async def submit(
     root = rendered.root
     if not rendered.dependents and not spec.queue:
         root["metadata"]["annotations"] |= submitted
-        await _create(api, namespace, root)
+        await _create_root(api, namespace, root)
         return
     root["spec"]["suspend"] = True
-    created = await _create(api, namespace, root)
+    created = await _create_root(api, namespace, root)
     try:
         owner = _owner(root, created.metadata.uid)
         async with asyncio.TaskGroup() as group:
@@ -105,6 +105,17 @@ async def _check_objects(api: Api, namespace: str, rendered: Rendered) -> None:
 def _unsupported(why: BaseException) -> bool:
     """Return whether a webhook of the cluster does not allow dry runs."""
     return isinstance(why, ApiError) and "does not support dry run" in str(why)
+
+
+async def _create_root(api: Api, namespace: str, root: Manifest) -> Named:
+    """Create the root. Raises what `_create` does, and SubmissionRefused if no answer comes."""
+    try:
+        return await _create(api, namespace, root)
+    except ApiUnreachable as why:
+        name = root["metadata"]["name"]
+        raise cluster_checks.SubmissionRefused(
+            f"{why}: fenka get {name} tells whether job {name} was created"
+        ) from None
 
 
 async def _create(api: Api, namespace: str, item: Manifest, *, dry_run: bool = False) -> Named:

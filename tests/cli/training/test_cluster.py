@@ -193,6 +193,19 @@ def test_user_without_rights_is_told_what_to_ask_for(run: Run, server: FakeApiSe
     )
 
 
+def test_user_of_one_namespace_is_told_to_leave_out_the_others(
+    run: Run, server: FakeApiServer
+) -> None:
+    """`-A` asks for all of them."""
+    server.forbidden = {"jobsets"}
+    assert run("list", "-A") == Completed(
+        1,
+        "",
+        "fenka: user alice may not list jobsets in all namespaces: leave out -A, or ask for the ClusterRole "
+        "fenka-user there\n",
+    )
+
+
 def test_foreign_job_whose_status_cannot_be_read_is_left_out(
     run: Run, server: FakeApiServer
 ) -> None:

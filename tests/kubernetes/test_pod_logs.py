@@ -2,11 +2,13 @@
 
 import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.training_objects import TrainingPod
-from fenka.kubernetes.client import ApiUnreachable
+from fenka.kubernetes import pod_logs
+from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.kubernetes.pod_logs import (
     LogCursor,
     LogOptions,
@@ -100,6 +102,27 @@ async def test_following_resumes_without_repeating_a_line_when_the_connection_br
     assert lines == ["one", "two", "two", "two", "again", "", "three"]
 
 
+async def test_following_reads_on_when_the_connection_breaks_off_after_the_jobs_end() -> None:
+    """The last log is complete only if the API server has ended it."""
+    log = [line(1, "one"), line(2, "two")]
+    breaks = iter([True])
+
+    async def break_off(request: web.Request) -> web.StreamResponse | None:
+        if not next(breaks, False):
+            return None
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(f"{log[0]}\n".encode())
+        assert request.transport
+        request.transport.close()
+        return answer
+
+    ended = LogSource(a_pod(ENDED), last=True)
+    async with api_server() as server:
+        server.before = break_off
+        assert await followed(server, [ended, ended], log, log) == ["one", "two"]
+
+
 async def test_following_goes_on_with_the_next_pod_when_the_job_restarts() -> None:
     """And with the next container when the pod's own restarts."""
     sources = [
@@ -137,8 +160,42 @@ async def test_following_returns_a_line_in_pieces_when_it_has_no_end() -> None:
     assert max(map(len, pieces)) < len(bar)
 
 
-async def test_following_ends_when_the_api_server_is_gone() -> None:
-    """The next look at the pod says so."""
+@pytest.mark.parametrize(
+    "outage", [ApiUnreachable("no answer"), ApiError(503, "", "starting"), ApiError(429, "", "")]
+)
+async def test_following_goes_on_when_the_api_server_is_away_for_a_while(
+    outage: Exception,
+) -> None:
+    """It answers again before the last look that is allowed."""
+    away = iter([outage] * (pod_logs.OUTAGE_LOOKS - 1))
+    async with api_server() as server, server.api() as api:
+        server.logs["p", "main"] = [line(1, "one")]
+
+        async def find() -> LogSource:
+            for why in away:
+                raise why
+            return LogSource(a_pod(ENDED), last=True)
+
+        assert [each async for each in follow_log(api, find, LogOptions(), poll_s=0)] == ["one"]
+
+
+async def test_following_ends_at_once_when_the_api_server_refuses() -> None:
+    """A right that is missing does not come back by waiting."""
+    looks = 0
+
+    async def find() -> LogSource:
+        nonlocal looks
+        looks += 1
+        raise ApiError(403, "Forbidden", "no")
+
+    async with api_server() as server, server.api() as api:
+        with pytest.raises(ApiError, match="no"):
+            assert [each async for each in follow_log(api, find, LogOptions(), poll_s=0)] == []
+    assert looks == 1
+
+
+async def test_following_ends_when_the_api_server_stays_away() -> None:
+    """The last look at the pod says so."""
     async with api_server() as server, server.api() as api:
 
         async def find() -> LogSource:

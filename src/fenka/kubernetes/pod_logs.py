@@ -1,7 +1,8 @@
 """Reads logs of containers from the API server, and follows an instance of a job over its restarts.
 
 A connection that breaks off is made again. Lines are asked for with their timestamps, because the API server
-resumes at whole seconds: what was already returned is left out by its timestamp.
+resumes at whole seconds: what was already returned is left out by its timestamp. An API
+server that starts again is waited for.
 """
 
 import asyncio
@@ -18,6 +19,11 @@ POLL_S = 1.0
 
 MAX_LINE_BYTES = 1 << 16
 """Longer lines are returned in pieces."""
+
+OUTAGE_LOOKS = 60
+"""Looks at a pod while the API server does not answer; about a minute if it refuses connections."""
+
+_TOO_MANY_REQUESTS = 429
 
 _FRACTION = re.compile(r"\.\d+")
 
@@ -56,12 +62,15 @@ class LogCursor:
     def __init__(self) -> None:
         self.since = ""
         """The time from which the log is to be read again; empty for its beginning."""
+        self.broken = False
+        """Whether the connection broke off at the last reading, so that lines may follow."""
         self._returned: Counter[str] = Counter()
         """Timestamps of the lines returned since then."""
         self._overlap: Counter[str] = Counter()
 
     def rewind(self) -> None:
         """Begin to read again from `since`."""
+        self.broken = False
         self._overlap = self._returned.copy()
 
     def is_new(self, stamp: str) -> bool:
@@ -118,13 +127,14 @@ async def follow_log(
         poll_s: seconds between two looks at a pod that has no log now; normally POLL_S.
 
     Raises:
-        ApiError, ApiUnreachable: if the pod cannot be read.
+        ApiError: if the API server refuses to read the pod.
+        ApiUnreachable: if it does not answer for OUTAGE_LOOKS looks in a row.
     """
     cursors: dict[tuple[str, str, int], LogCursor] = {}
     while True:
-        source = await find()
+        source = await _find_patiently(find, poll_s)
         container = log_container(source.pod, options.container) if source.pod else ""
-        is_new = False
+        is_new = broken = False
         if source.pod is not None and container:
             status = source.pod.container(container)
             key = source.pod.metadata.uid, container, status.restart_count if status else 0
@@ -135,10 +145,25 @@ async def follow_log(
             selected = options if first else LogOptions(timestamps=options.timestamps)
             async for line in _new_lines(api, source.pod, container, selected, cursor):
                 yield line
-        if source.last:
+            broken = cursor.broken
+        if source.last and not broken:
             return
         if not is_new:
             await asyncio.sleep(poll_s)
+
+
+async def _find_patiently(find: Callable[[], Awaitable[LogSource]], poll_s: float) -> LogSource:
+    """Return what `find` returns; call it again while the API server is not able to answer."""
+    for _ in range(OUTAGE_LOOKS - 1):
+        try:
+            return await find()
+        except ApiUnreachable:
+            pass
+        except ApiError as why:
+            if why.status < 500 and why.status != _TOO_MANY_REQUESTS:
+                raise
+        await asyncio.sleep(poll_s)
+    return await find()
 
 
 async def _new_lines(
@@ -160,7 +185,7 @@ async def _new_lines(
                 yield f"{stamp} {text}" if options.timestamps else text
     except ApiUnreachable:
         # Whether the API server is there is seen when the pod is looked at again.
-        return
+        cursor.broken = True
     except ApiError as why:
         # The container has not started, or the pod is gone, since it was looked at.
         if why.status not in (400, 404):

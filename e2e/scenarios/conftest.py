@@ -19,6 +19,7 @@ from e2e.scenarios.installation import (
     call_extender,
     on_control_plane,
 )
+from e2e.scenarios.jobs import Jobs
 from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, VirtualNodes
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
@@ -89,6 +90,13 @@ def jobset(installation: Installation) -> Iterator[None]:
     wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))
     yield
     cluster.helm("rollback", RELEASE, "-n", RELEASE, "--wait")
+
+
+@pytest.fixture
+def jobs(jobset: None, installation: Installation, namespace: str) -> Jobs:
+    """Provide the jobs of a new namespace, on a cluster with JobSet."""
+    del jobset
+    return Jobs(installation, namespace)
 
 
 @pytest.fixture

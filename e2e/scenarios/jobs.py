@@ -1,18 +1,47 @@
 """Submit training jobs in scenarios, and look at them with fenka's commands."""
 
 import json
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from e2e.cluster import wait_until
 from e2e.images import GIT, TRAINING
 from e2e.scenarios.installation import Installation
 
 PROGRAMS = Path(__file__).parent / "training"
+CODE = f"--code={PROGRAMS}"
+FENKA = (sys.executable, "-m", "fenka")
 JOB_LABEL = "fenka.io/job"
+VOLUME = """
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: NAMESPACE}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteMany]
+  claimRef: {name: CLAIM, namespace: NAMESPACE}
+  hostPath: {path: FOLDER, type: DirectoryOrCreate}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [NODE]}]
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: CLAIM, namespace: NAMESPACE}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  volumeName: NAMESPACE
+  resources: {requests: {storage: 1Gi}}
+"""
 
 
 @dataclass(frozen=True)
@@ -26,13 +55,41 @@ class Jobs:
         """Run a command of fenka in the namespace."""
         return self.installation.fenka(*arguments, "-n", self.namespace)
 
+    @contextmanager
+    def client(self, *argv: str, **streams: Any) -> "Iterator[subprocess.Popen[str]]":
+        """Run a program beside the test, with subprocess's arguments for its streams.
+
+        At the end of the block it is killed if it still runs.
+        """
+        cluster = self.installation.cluster
+        command, environment = cluster.command(*argv), cluster.environment()
+        with subprocess.Popen(command, env=environment, text=True, **streams) as client:
+            try:
+                yield client
+            finally:
+                client.kill()
+
+    @contextmanager
+    def claim(self, name: str, node: str) -> Iterator[str]:
+        """Provide a claim of a folder of one node, which all pods that mount it run on. Yield the folder."""
+        cluster, folder = self.installation.cluster, f"/var/lib/fenka/{self.namespace}"
+        values = {"NAMESPACE": self.namespace, "CLAIM": name, "NODE": node, "FOLDER": folder}
+        text = VOLUME
+        for word, value in values.items():
+            text = text.replace(word, value)
+        cluster.kubectl("apply", "-f", "-", stdin=text)
+        try:
+            yield folder
+        finally:
+            cluster.kubectl("delete", "pv", self.namespace, "--wait=false")
+
     def submission(
         self, kind: str, name: str, *options: str, command: Sequence[str]
     ) -> Sequence[str]:
         """Return the command line that submits a training in the image of trainings."""
         images = ("--image", TRAINING, "--sync-image", GIT)
         given = ("-n", self.namespace, "--name", name, *images, *options)
-        return (sys.executable, "-m", "fenka", "submit", kind, *given, "--", *command)
+        return (*FENKA, "submit", kind, *given, "--", *command)
 
     def submit(self, kind: str, name: str, *options: str, command: Sequence[str]) -> str:
         """Submit a training in the image of trainings, and return what the client prints."""
@@ -49,11 +106,13 @@ class Jobs:
         return document
 
     def wait_for(self, name: str, status: str, seconds: float = 90) -> dict[str, Any]:
-        """Wait until a job has this status, and return its record."""
+        """Wait until a job has this status, and return its record. Fail at once if it ended otherwise."""
         seen: dict[str, Any] = {}
 
         def has_status() -> bool:
             seen.update(self.record(name))
+            if seen["status"] in {"SUCCEEDED", "FAILED"} - {status}:
+                pytest.fail(f"{name}: {seen['status']}\n{self.fenka('logs', name)}")
             assert seen["status"] == status, (seen["status"], self.explain())
             return True
 

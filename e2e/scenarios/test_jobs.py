@@ -1,28 +1,32 @@
-"""Submit training jobs as users do: whole cards and slices, a failing rank, an interrupted submission."""
+"""Submit training jobs as users do: whole cards and slices, a failing rank, an interrupted submission.
 
+Follow their logs, run commands in their instances, and open their TensorBoard.
+"""
+
+import json
+import os
+import pty
 import subprocess
+import termios
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from e2e.cluster import Cluster, ClusterError, wait_until
+from e2e.images import TRAINING
 from e2e.repository import Repository
 from e2e.scenarios.containers import wait_for_no_leases
 from e2e.scenarios.installation import WHOLE, Installation, deployment
-from e2e.scenarios.jobs import Jobs, program
+from e2e.scenarios.jobs import CODE, FENKA, Jobs, program
 
 # A job's pods start one after another, and each of its steps takes seconds.
 pytestmark = pytest.mark.timeout(600)
 
 TRAIN = "mpirun python3 code/project/sum_ranks.py"
-
-
-@pytest.fixture
-def jobs(jobset: None, installation: Installation, namespace: str) -> Jobs:
-    """Provide the jobs of a new namespace, on a cluster with JobSet."""
-    del jobset
-    return Jobs(installation, namespace)
 
 
 @pytest.fixture
@@ -129,8 +133,6 @@ def test_workers_of_slices_share_one_card_and_see_their_limit(
         jobs.installation.cluster.node(node).address
     }
     assert "0.9" in jobs.fenka("top", "job").split()
-    attach = ("attach", "slices", "-n", jobs.namespace, "--", "sh", "-c", "echo $FENKA_JOB")
-    assert jobs.installation.fenka(*attach) == "slices\n"
     jobs.let_go(next(name for name in pod_names(jobs, "worker") if "-worker-0-0" in name))
     jobs.wait_for("slices", "SUCCEEDED")
     assert [
@@ -207,12 +209,8 @@ def test_nothing_runs_and_delete_leaves_nothing_when_the_client_is_killed(
         argv = jobs.submission(
             "mpijob", "halfway", "--workers=2", "--gpu-mem=4", *code, command=[TRAIN]
         )
-        client = subprocess.Popen(cluster.command(*argv), env=cluster.environment())
-        try:
+        with jobs.client(*argv):
             wait_until("the root object", lambda: cluster.get("jobset", "halfway", namespace))
-        finally:
-            client.kill()
-            client.wait()
     assert cluster.get("jobset", "halfway", namespace)["spec"]["suspend"] is True
     assert jobs.record("halfway")["status"] == "QUEUING"
     # A submission that takes long is not yet an interrupted one.
@@ -223,3 +221,108 @@ def test_nothing_runs_and_delete_leaves_nothing_when_the_client_is_killed(
     wait_until("nothing of the job is left", lambda: not jobs.objects())
     with pytest.raises(ClusterError, match="job halfway not found in namespace"):
         jobs.fenka("get", "halfway")
+
+
+def steps_by_attempt(log: Path) -> dict[str, list[int]]:
+    """Return the steps in a log of talking.py, by rank and attempt."""
+    steps = defaultdict(list)
+    for line in log.read_text().splitlines():
+        if line.startswith("rank="):
+            who, _, step = line.partition(" step=")
+            steps[who].append(int(step))
+    return steps
+
+
+def end_attempt(jobs: Jobs, attempt: int, logs: list[Path]) -> None:
+    """Let the processes of an attempt fail when all logs have its first line."""
+    first = f"attempt={attempt} step=0\n"
+    wait_until(first, lambda: all(first in log.read_text() for log in logs))
+    for pod in pod_names(jobs):
+        jobs.let_go(pod)
+
+
+def test_followed_logs_have_each_line_once_until_the_end_of_a_job_that_restarts(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """The API server is away meanwhile. A submission that is followed ends with the job's code."""
+    command = ["python3", "code/talking.py"]
+    options = ("--workers=2", "--retry=1", "--follow", CODE)
+    submission = jobs.submission("pytorchjob", "talking", *options, command=command)
+    of_worker = ("talking", "-n", jobs.namespace, "-i", "talking-worker-0")
+    logs = [tmp_path / "chief", tmp_path / "worker"]
+    with (
+        logs[0].open("w") as chief,
+        logs[1].open("w") as worker,
+        jobs.client(*submission, stdout=chief) as submitted,
+    ):
+        jobs.wait_for("talking", "RUNNING")
+        with jobs.client(*FENKA, "logs", "-f", *of_worker, stdout=worker) as followed:
+            wait_until("lines of both", lambda: all("step=1\n" in log.read_text() for log in logs))
+            jobs.installation.cluster.restart_apiserver()
+            sizes = {log: log.stat().st_size for log in logs}
+            wait_until(
+                "lines after the outage",
+                lambda: all(log.stat().st_size > size for log, size in sizes.items()),
+            )
+            end_attempt(jobs, 0, logs)
+            end_attempt(jobs, 1, logs)
+            assert submitted.wait() == 3
+            assert followed.wait() == 0
+    assert jobs.record("talking")["status"] == "FAILED"
+    for rank, log in enumerate(logs):
+        steps = steps_by_attempt(log)
+        assert list(steps) == [f"rank={rank} attempt={attempt}" for attempt in range(2)]
+        for each in steps.values():
+            assert each == list(range(len(each)))
+
+
+def test_attached_command_has_the_clients_streams_and_its_exit_code_is_the_clients(
+    jobs: Jobs,
+) -> None:
+    """With a terminal it has one of the same size; without one it has both outputs apart."""
+    jobs.submit("pytorchjob", "talking", CODE, command=["python3", "code/talking.py"])
+    jobs.wait_for("talking", "RUNNING")
+    attach = (*FENKA, "attach", "talking", "-n", jobs.namespace)
+    script = "cat; echo $FENKA_JOB >&2; exit 5"
+    pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
+    with jobs.client(*attach, "--", "sh", "-c", script, **pipes) as piped:
+        assert piped.communicate("typed\n") == ("typed\n", "talking\n")
+        assert piped.returncode == 5
+
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (43, 77))
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with jobs.client(*attach, "-i", "talking-master-0", **streams) as shell:
+        os.write(controller, b"until stty size | grep -q '43 77'; do sleep 0.1; done; exit 4\n")
+        assert shell.wait() == 4
+    os.close(controller)
+    os.close(terminal)
+
+    with pytest.raises(ClusterError, match="has no instance nobody: its instances are"):
+        jobs.fenka("logs", "talking", "-i", "nobody")
+
+
+def test_tensorboard_shows_the_logs_on_a_claim_until_the_job_is_deleted(
+    jobs: Jobs, node: str
+) -> None:
+    """Its address is in `fenka get`, and answers through the Service, also after the job's end."""
+    cluster = jobs.installation.cluster
+    options = ["--data=results:/data", "--logdir=/data/logs", "--tensorboard"]
+    options += [f"--tensorboard-image={TRAINING}", CODE]
+    with jobs.claim("results", node):
+        jobs.submit("pytorchjob", "losing", *options, command=["python3", "code/losing.py"])
+        url = jobs.wait_for("losing", "SUCCEEDED")["tensorboard"]
+        assert f"{url}   \n" in jobs.fenka("get", "losing")
+        wait_until("the page", lambda: "<title>TensorBoard</title>" in cluster.fetch(url))
+        scalars = f"{url}/data/plugin/scalars/scalars?tag=loss&run=."
+
+        def losses() -> bool:
+            points = json.loads(cluster.fetch(scalars))
+            assert [point[2] for point in points] == pytest.approx([1, 1 / 2, 1 / 3]), points
+            return True
+
+        wait_until("the losses", losses)
+        jobs.fenka("delete", "losing")
+        wait_until("nothing of the job is left", lambda: not jobs.objects())
+        with pytest.raises(ClusterError, match="refused"):
+            cluster.fetch(url)

@@ -14,4 +14,8 @@ RUN python3 -m venv /opt/uv \
  && /opt/uv/bin/uv pip install --quiet --python /opt/tensorflow/bin/python \
       --exclude-newer 2026-11-01 tensorflow-cpu==2.21.0 \
  && rm -r /opt/uv
+# Since Python 3.11 iterating over a Flag leaves out 0, which torchrun 1.13 has as its default and then does not find.
+RUN sed -i 's/^\( *for s in \)Std:$/\1(Std.NONE, *Std):/' \
+      /usr/lib/python3/dist-packages/torch/distributed/elastic/multiprocessing/api.py \
+ && python3 -c 'from torch.distributed.elastic.multiprocessing import Std; assert Std.from_str("0") == Std.NONE'
 CMD ["sleep", "infinity"]

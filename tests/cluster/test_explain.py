@@ -131,7 +131,9 @@ def test_hints_are_those_of_trying_each_pod_when_nodes_are_full(
     cluster = objects(nodes=nodes, pods=[asked, *placed])
     quick = data(cluster, "p")["hints"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_verdicts._SharedCards, "_may_fit_without", lambda *_: True)
+        patch.setattr(
+            node_verdicts._SharedCards, "_may_make_room", lambda self, name: self._held[name]
+        )
         assert data(cluster, "p")["hints"] == quick
 
 

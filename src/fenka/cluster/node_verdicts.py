@@ -5,7 +5,7 @@ as such (cordons, taints, selectors) and GPU resources. For all others its messa
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -18,10 +18,13 @@ from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import Feasible, PodEvaluator
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.evaluate import never_fits
+from fenka.core.inventory import Node as CoreNode
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.request import Request, Slice
 from fenka.core.units import card_units, format_units, mib_to_units
 from fenka.dialects import base, gpushare, node_modes
 from fenka.dialects.base import InvalidRecord, SharedNode
+from fenka.dialects.placements import card_at
 from fenka.dialects.registry import DIALECTS
 
 POLICY = "binpack"
@@ -144,9 +147,13 @@ class _SharedCards(_Evaluation):
     def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
         super().__init__(pod, snapshot)
         self._state = snapshot.state
-        self._evaluator = PodEvaluator(self._state, POLICY)
+        self._evaluator = _Evaluator(self._state, POLICY)
         self._rejections: dict[str, NodeRejection] = {}
         """By node, of the nodes whose cards do not fit."""
+        self._held = {
+            shared.node.name: self._state.allocations(shared.node.name)
+            for shared in self._state.shared_nodes()
+        }
 
     def verdicts(self) -> NodeVerdicts:
         verdicts = NodeVerdicts([self._verdict(node) for node in self._snapshot.nodes])
@@ -206,7 +213,7 @@ class _SharedCards(_Evaluation):
         notes = [
             f"{held.pod.full_name} on {name}: {held.error}; until it ends what it asks for "
             "counts on the first cards of the node"
-            for held in self._state.allocations(name)
+            for held in self._held[name]
             if held.error
         ]
         # A pod whose card is unknown may fill a card twice although nothing was overcommitted.
@@ -256,8 +263,7 @@ class _SharedCards(_Evaluation):
             (held.pod.demand().units(shared), held.pod.full_name, held)
             for shared in self._state.shared_nodes()
             if shared.node.name in names
-            for held in self._state.allocations(shared.node.name)
-            if self._may_fit_without(held)
+            for held in self._may_make_room(shared.node.name)
         ]
         holders.sort(key=lambda holder: holder[:2])
         helpful = (holder for holder in holders if self._fits_without(holder[2]))
@@ -268,27 +274,25 @@ class _SharedCards(_Evaluation):
             hints.append(f"it starts when {name} ends ({where})")
         return hints
 
-    def _may_fit_without(self, held: PodAllocation) -> bool:
-        """Return whether another pod has enough of what the cards of its node lack.
+    def _may_make_room(self, name: str) -> list[PodAllocation]:
+        """Return the pods of a node that hold enough of what its cards lack.
 
         It is necessary, not sufficient. Most pods of a large cluster need no evaluation because of it.
         """
-        parts, rejection = self._pod.demand().parts, self._rejections.get(held.node)
+        parts, rejection = self._pod.demand().parts, self._rejections.get(name)
         if rejection is None or len(parts) > 1:
-            return True
-        slices, lacking = held.slices, parts[0].request.cards
-        lacking -= sum([reason.code is ReasonCode.TOO_FEW for reason in rejection.reasons])
-        if len(slices) < lacking:
-            return False
-        memory, compute = Counter[int](), Counter[int]()
-        for piece in slices:
-            memory[piece.card] += piece.memory_mib
-            compute[piece.card] += piece.compute
+            return self._held[name]
+        lacking, reasons = parts[0].request.cards, dict[int, Reason]()
         for reason in rejection.reasons:
-            if reason.code is not ReasonCode.TOO_FEW and reason.card in memory:
-                held_there = compute if reason.code is ReasonCode.COMPUTE else memory
-                lacking -= held_there[reason.card] >= reason.needed - reason.available
-        return lacking <= 0
+            if reason.code is ReasonCode.TOO_FEW:
+                lacking -= 1
+            else:
+                reasons[reason.card] = reason
+        return [
+            held
+            for held in self._held[name]
+            if len(held.slices) >= lacking and _frees(held.slices, reasons) >= lacking
+        ]
 
     def _fits_without(self, held: PodAllocation) -> bool:
         """Return whether the pod fits the node of another pod once that has ended."""
@@ -298,6 +302,32 @@ class _SharedCards(_Evaluation):
         fits = isinstance(verdict, Feasible) and node is not None and not self._too_few_units(node)
         self._state.set_pod(held.pod)
         return fits
+
+
+class _Evaluator(PodEvaluator):
+    """Finds the reasons of cards, without the sentence on each node that only kube-scheduler is given."""
+
+    def _infeasible(
+        self,
+        requests: tuple[Request, ...],  # noqa: ARG002
+        node: CoreNode,  # noqa: ARG002
+        rejection: NodeRejection,
+    ) -> Infeasible:
+        return Infeasible("", unresolvable=False, rejection=rejection)
+
+
+def _frees(slices: Sequence[Slice], reasons: Mapping[int, Reason]) -> int:
+    """Return how many cards would have enough without these slices. reasons: what cards lack, by index."""
+    memory, compute = Counter[int](), Counter[int]()
+    for piece in slices:
+        memory[piece.card] += piece.memory_mib
+        compute[piece.card] += piece.compute
+    return sum(
+        (compute if reason.code is ReasonCode.COMPUTE else memory)[card]
+        >= reason.needed - reason.available
+        for card, reason in reasons.items()
+        if card in memory
+    )
 
 
 def _only_full(verdict: NodeVerdict) -> bool:
@@ -329,7 +359,7 @@ def _sentence(node: SharedNode, reason: Reason) -> str:
         return f"{reason.code.value}: {reason.needed} cards asked, {reason.available} fit"
     if reason.code is not ReasonCode.MEMORY:
         return reason.code.value
-    size = next(card.memory_mib for card in node.node.cards if card.index == reason.card)
+    size = card_at(node.node, reason.card).memory_mib
     free = int(mib_to_units(reason.available, size, node.unit_mib))
     total = card_units(size, node.unit_mib)
     return f"{reason.code.value} ({free} of {total} units free)"

@@ -248,6 +248,28 @@ async def test_one_of_two_users_succeeds_when_both_submit_the_same_name() -> Non
             assert item["metadata"]["ownerReferences"][0]["uid"] == root["metadata"]["uid"]
 
 
+@pytest.mark.parametrize("first", ["jobs", "jobsets"])
+async def test_name_has_one_job_when_users_submit_it_as_different_kinds(first: str) -> None:
+    """The later one sees the earlier one, and removes what it has created."""
+    alone = changed(ALONE, name="x", code="", config_file=[], priority="")
+    specs = {"jobs": alone, "jobsets": changed(MPI, name="x")}
+    second = "jobs" if first == "jobsets" else "jobsets"
+    async with api_server() as server:
+
+        async def wait(request: web.Request) -> None:
+            # Both have seen that the name is free.
+            if request.path.endswith(f"/{second}") and "dryRun" not in request.query:
+                await until(first_done.done)
+
+        server.before = wait
+        contents = {"jobs": Contents(), "jobsets": MPI_CONTENTS}
+        late = asyncio.create_task(submitted(with_jobset(server), specs[second], contents[second]))
+        first_done = asyncio.create_task(submitted(server, specs[first], contents[first]))
+        results = await asyncio.gather(first_done, late, return_exceptions=True)
+        assert list(map(str, results)) == ["None", taken("x")]
+        assert [len(server.all(kind)) for kind in (first, second)] == [1, 0]
+
+
 @pytest.mark.parametrize("other", [False, True])
 async def test_deletion_is_reported_when_it_meets_the_submission(other: bool) -> None:
     """Another job that has received the name meanwhile stays."""

@@ -1,6 +1,7 @@
 """Checks what a training needs of a cluster before anything is created."""
 
 import asyncio
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,14 @@ from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.cluster_reader import read_scheduler_options
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
+NamedKind = Literal["Job", "JobSet", "Service"]
+"""Kinds whose objects are called like the job: roots, and the Service of the pods' names."""
+
+_PATHS: dict[NamedKind, str] = {
+    "Job": f"{JOBS_API}/namespaces/{{namespace}}/jobs",
+    "JobSet": f"{JOBSETS_API}/namespaces/{{namespace}}/jobsets",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+}
 _PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -85,26 +94,22 @@ async def _reads_hami(api: Api, spec: TrainingSpec) -> bool:
 
 async def _check_name(api: Api, namespace: str, name: str) -> None:
     """Check that nothing has the name of the root or of the Service of the pods' names."""
+    await asyncio.gather(*(check_unused(api, namespace, kind, name) for kind in _PATHS))
+
+
+async def check_unused(api: Api, namespace: str, kind: NamedKind, name: str) -> None:
+    """Check that no object of this kind has a job's name. Raises SubmissionRefused."""
+    path = _PATHS[kind].format(namespace=namespace)
     # Without the right to read them, the dry run tells of the right to create them.
-    job, jobset, service = await asyncio.gather(
-        *(
-            if_accepted(api.get(f"{path}/namespaces/{namespace}/{kind}/{name}", Named), (403, 404))
-            for path, kind in (
-                (JOBS_API, "jobs"),
-                (JOBSETS_API, "jobsets"),
-                ("/api/v1", "services"),
-            )
-        )
+    existing = await if_accepted(api.get(f"{path}/{name}", Named), (403, 404))
+    if existing is None:
+        return
+    if existing.metadata.labels.get(JOB) == name:
+        raise name_taken(kind, name, name, namespace)
+    raise SubmissionRefused(
+        f"{kind} {name}, which is not fenka's, already exists in namespace {namespace}: choose another "
+        "--name"
     )
-    for kind, found in (("Job", job), ("JobSet", jobset), ("Service", service)):
-        if found is None:
-            continue
-        if found.metadata.labels.get(JOB) == name:
-            raise name_taken(kind, name, name, namespace)
-        raise SubmissionRefused(
-            f"{kind} {name}, which is not fenka's, already exists in namespace {namespace}: choose another "
-            "--name"
-        )
 
 
 async def _check_priority(api: Api, spec: TrainingSpec) -> None:

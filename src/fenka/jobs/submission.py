@@ -14,7 +14,7 @@ import msgspec
 
 from fenka.cluster import training_objects
 from fenka.jobs import cluster_checks
-from fenka.jobs.cluster_checks import Named
+from fenka.jobs.cluster_checks import Named, NamedKind
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.render import Rendered, render
@@ -29,6 +29,8 @@ _PLURALS = {
     "Service": "services",
     "Deployment": "deployments",
 }
+
+_OTHER: dict[str, NamedKind] = {"Job": "JobSet", "JobSet": "Job"}
 
 
 async def submit(
@@ -53,20 +55,25 @@ async def submit(
     await _check_objects(api, namespace, rendered)
     submitted = {training_objects.SUBMITTED: now.isoformat(timespec="seconds")}
     root = rendered.root
-    if not rendered.dependents and not spec.queue:
+    suspended = bool(rendered.dependents or spec.queue)
+    if suspended:
+        root["spec"]["suspend"] = True
+    else:
         root["metadata"]["annotations"] |= submitted
-        await _create_root(api, namespace, root)
-        return
-    root["spec"]["suspend"] = True
     created = await _create_root(api, namespace, root)
     try:
         owner = _owner(root, created.metadata.uid)
         async with asyncio.TaskGroup() as group:
+            # Another user may have submitted the name at the same time, as a root of the other kind.
+            group.create_task(
+                cluster_checks.check_unused(api, namespace, _OTHER[root["kind"]], spec.name)
+            )
             for item in rendered.dependents:
                 item["metadata"]["ownerReferences"] = [owner]
                 group.create_task(_create(api, namespace, item))
-        path = f"{_collection(namespace, root)}/{spec.name}"
-        await api.patch(path, msgspec.Raw, _resumption(spec, submitted))
+        if suspended:
+            path = f"{_collection(namespace, root)}/{spec.name}"
+            await api.patch(path, msgspec.Raw, _resumption(spec, submitted))
     except BaseException as why:
         removed = await _remove(api, namespace, root, created.metadata.uid)
         if not removed and isinstance(why, ApiError) and why.status == 404:

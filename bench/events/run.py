@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.extender import workload
 from bench.extender.workload import CARDS, PODS_PER_NODE, Json
 from fenka.cluster.compact import CompactNode, CompactPod
+from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.queue_state import queue_state
@@ -92,7 +93,7 @@ class Cluster:
         self._rng, self._version = random.Random(nodes), 1
         self._generations: dict[int, int] = {}
         state = ClusterState()
-        queue = QueueController(queue_state(state))
+        queue, self._live = QueueController(queue_state(state)), LiveColumns(state)
         self._reporter = reporter = EventReporter(
             state,
             PodEvaluator(state, "binpack"),
@@ -106,7 +107,10 @@ class Cluster:
         self.informers: tuple[Informer[Any], ...] = (
             Informer(cast(Api, self._nodes), "nodes", CompactNode, NodeListener(state, reporter)),
             Informer(
-                cast(Api, self._pods), "pods", CompactPod, PodListener(state, queue, reporter)
+                cast(Api, self._pods),
+                "pods",
+                CompactPod,
+                PodListener(state, self._live, queue, reporter),
             ),
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.objects import ObjectMeta, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.queue_state import queue_state
@@ -92,7 +93,11 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     evaluator, queue = PodEvaluator(state, POLICY), QueueController(queue_state(state, POLICY))
     recorder = EventRecorder(api, "rights", "rights")
     cluster = ClusterInformers(
-        api, state, queue, EventReporter(state, evaluator, recorder, lambda: False)
+        api,
+        state,
+        LiveColumns(state),
+        queue,
+        EventReporter(state, evaluator, recorder, lambda: False),
     )
     errors = await watches(cluster.run(), dict(cluster.by_collection))
     election = Election(api, namespace, LEASE, "rights", address="http://rights")

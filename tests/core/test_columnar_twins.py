@@ -225,7 +225,7 @@ def test_joint_judgement_never_contradicts_place_gang(
         assert not judgement.fits[slot] or not isinstance(placed, Unschedulable)
         assert judgement.possible[slot] or isinstance(placed, Unschedulable)
         if isinstance(placed, Unschedulable):
-            codes, _, starts = judgement.codes(np.array([slot]))
+            codes, starts = judgement.codes(np.array([slot]))
             counts = count_reasons(codes, starts, world.columns.most_cards)
             (reasons,) = counts.distinct.values()
             assert reasons == Counter(it.code for it in placed.rejections[0].reasons)

@@ -39,7 +39,7 @@ class SlotValues(Generic[V]):
 
 
 class LiveColumns:
-    """Columns that are brought up to date when they are read: an event only names its node until then.
+    """Columns that follow the cluster: an event only names its node until they are read or follow.
 
     Attributes:
         usage: what is used of the cards.
@@ -73,6 +73,11 @@ class LiveColumns:
             if max(len(self.rules.numbers), len(self.kinds.numbers)) > most:
                 self._begin()
         return self._columns
+
+    def follow(self) -> None:
+        """Bring the columns up to date, once they have been read: between requests rather than in one."""
+        if self._columns.count:
+            self.read()
 
     def _follow(self, name: str) -> None:
         columns, shared = self._columns, self._cluster.shared_node(name)

@@ -83,14 +83,15 @@ class _Verdicts:
 
     def codes(self, slots: Ints) -> tuple[Codes, Ints]:
         """Return why the cards of these slots do not fit, and where among them those of each slot start."""
-        codes, cards, starts = self.judgement.codes(slots)
+        codes, starts = self.judgement.codes(slots)
         waits = self.waits[slots]
         if self.constrained is not None and waits.any():
-            of_waiting = np.repeat(waits, np.diff(starts, append=codes.size))
+            of_waiting = waits.repeat(self.judgement.columns.sizes[slots])
+            cards, _ = self.judgement.columns.columns_of(slots[waits])
             positions = np.searchsorted(self.constrained.slots, slots[waits])
-            of_others, _, _ = self.constrained.judgement.codes(positions)
+            of_others, _ = self.constrained.judgement.codes(positions)
             # Cards that fit without the constraints are kept for others.
-            fits = self.judgement.first.card_fits[cards[of_waiting]]
+            fits = self.judgement.first.card_fits[cards]
             codes[of_waiting] = np.where(fits, CODES[ReasonCode.RESERVED], of_others)
         return codes, starts
 
@@ -121,7 +122,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         names, parts = list(names), self._columnar_parts(pod)
         columns, max_nodes = self._live.read(), self._max_nodes
         slots = columns.slots(names)
-        if parts is None or len(names) < self.min_nodes or (slots < 0).any():
+        if parts is None or len(names) < self.min_nodes or slots.min(initial=0) < 0:
             return super().filter(pod, names, constraints)
         verdicts = self._verdicts(pod, parts, slots, constraints)
         fits = verdicts.fits[slots]

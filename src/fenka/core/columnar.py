@@ -8,6 +8,7 @@ scored by the definition, on the nodes that fit.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -348,9 +349,7 @@ def count_reasons(codes: Codes, starts: Ints, most_cards: int) -> ReasonCounts:
     bits = most_cards.bit_length()
     if bits * NO_CARD < 63:
         # The counts of a node are the digits of one number.
-        digits = np.zeros(NO_CARD + 1, np.int64)
-        digits[1:NO_CARD] = 1 << bits * np.arange(len(REASONS))
-        of_slot = np.add.reduceat(digits.take(codes), starts)
+        of_slot = np.add.reduceat(_digits(bits).take(codes), starts)
         counts = {
             number: [(number >> bits * place) & ((1 << bits) - 1) for place in range(len(REASONS))]
             for number in set(of_slot.tolist())
@@ -360,6 +359,14 @@ def count_reasons(codes: Codes, starts: Ints, most_cards: int) -> ReasonCounts:
         distinct, of_slot = np.unique(rows, axis=1, return_inverse=True)
         counts = dict(enumerate(distinct.T.tolist()))
     return ReasonCounts({number: _counter(each) for number, each in counts.items()}, of_slot)
+
+
+@cache
+def _digits(bits: int) -> Ints:
+    """Return what each code adds to a number whose digits of so many bits count the reasons."""
+    digits = np.zeros(NO_CARD + 1, np.int64)
+    digits[1:NO_CARD] = 1 << bits * np.arange(len(REASONS))
+    return digits
 
 
 def count_all(codes: Codes) -> Counter[ReasonCode]:

@@ -246,5 +246,5 @@ class _Rejected(Unschedulable):
         slots = np.flatnonzero(self._placer.among_mask(among))
         with self._placer.as_of(self._change):
             judgement = self._placer.judge_together(self._requests, self._policy, reserved)
-            codes, _, _ = judgement.codes(slots)
+            codes, _ = judgement.codes(slots)
         return count_all(codes)

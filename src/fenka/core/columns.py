@@ -49,6 +49,7 @@ class NodeColumns(CardColumns):
 
     Attributes:
         usage, cards: int64.
+        sizes: int64, the number of columns of each slot.
         nodes: the node of each slot, None for a slot that no node has now.
         card_policies: the number of each policy that nodes have of their own, in the row CARD_POLICY.
         most_cards: the most cards that a node has had.
@@ -56,6 +57,7 @@ class NodeColumns(CardColumns):
 
     usage: Ints
     cards: Ints
+    sizes: Ints
     nodes: list[Node | None]
     card_policies: dict[str, int]
     most_cards: int
@@ -74,9 +76,9 @@ class NodeColumns(CardColumns):
 
     def columns_of(self, slots: Ints) -> tuple[Ints, Ints]:
         """Return the columns of these slots, and where among them those of each slot start."""
-        sizes = np.diff(self.starts, append=self.exists.size)[slots]
-        starts = np.cumsum(sizes) - sizes
-        columns = np.repeat(self.starts[slots] - starts, sizes)
+        sizes = self.sizes[slots]
+        starts = sizes.cumsum() - sizes
+        columns = (self.starts[slots] - starts).repeat(sizes)
         columns += np.arange(columns.size)
         return columns, starts
 
@@ -174,10 +176,10 @@ class PartOfColumns(NodeColumns):
 
     def __init__(self, whole: NodeColumns, slots: Ints) -> None:
         self.columns, self.starts = whole.columns_of(slots)
-        self.usage, self.cards = whole.usage[:, self.columns], whole.cards[:, self.columns]
-        self.cards[SLOT] = np.repeat(
-            np.arange(slots.size), np.diff(self.starts, append=self.columns.size)
-        )
+        self.sizes = whole.sizes[slots]
+        self.usage = whole.usage.take(self.columns, axis=1)
+        self.cards = whole.cards.take(self.columns, axis=1)
+        self.cards[SLOT] = np.arange(slots.size).repeat(self.sizes)
         self.unhealthy, self.cordoned = whole.unhealthy[self.columns], whole.cordoned[self.columns]
         self.exists, self.open = whole.exists[self.columns], whole.open[self.columns]
         self.hosts, self.classes = whole.hosts[:, slots], whole.classes
@@ -206,6 +208,7 @@ class Columns(NodeColumns):
             "cards": np.zeros((5, 0), np.int64),
             "hosts": np.zeros((9, 0), np.int64),
             "starts": np.zeros(0, np.int64),
+            "sizes": np.zeros(0, np.int64),
             **{name: np.zeros(0, np.bool_) for name in _FLAGS},
         }
         self._shared = False
@@ -341,7 +344,7 @@ class Columns(NodeColumns):
                 more = np.zeros((*array.shape[:-1], self._length(name)), array.dtype)
                 self._arrays[name] = np.concatenate((array, more), axis=-1)
         self._show()
-        self.starts[slot] = first
+        self.starts[slot], self.sizes[slot] = first, size
         self.cards[SLOT, first : first + size] = slot
         return slot
 
@@ -351,7 +354,7 @@ class Columns(NodeColumns):
             setattr(self, name, array[..., : self._length(name)])
 
     def _length(self, name: str) -> int:
-        return len(self.nodes) if name in ("hosts", "starts") else self._width
+        return len(self.nodes) if name in ("hosts", "starts", "sizes") else self._width
 
     def _forget_devices(self, slot: int) -> None:
         node = self.nodes[slot]

@@ -44,12 +44,22 @@ class HostPriority(msgspec.Struct, rename="pascal", gc=False):
     score: int
 
 
+class _UsualArgs(msgspec.Struct):
+    """The arguments of filter and prioritize as kube-scheduler writes them to a nodeCacheCapable extender."""
+
+    pod: Pod = msgspec.field(name="Pod")
+    names: list[str] = msgspec.field(name="NodeNames")
+
+
 class ExtenderArgs(msgspec.Struct):
     """The arguments of filter and prioritize. nodes: whole nodes, from a caller without nodeCacheCapable."""
 
     pod: Pod
     names: list[str]
     nodes: dict[str, msgspec.Raw] | None = None
+
+
+_USUAL_ARGS = msgspec.json.Decoder(_UsualArgs)
 
 
 class ExtenderBindingArgs(msgspec.Struct):
@@ -79,6 +89,15 @@ class ExtenderPreemptionArgs(msgspec.Struct):
 
 def read_args(body: bytes) -> ExtenderArgs:
     """Return the arguments of filter and prioritize. Raises InvalidExtenderRequest."""
+    try:
+        usual = _USUAL_ARGS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _read_any_args(body)
+    return ExtenderArgs(usual.pod, usual.names)
+
+
+def _read_any_args(body: bytes) -> ExtenderArgs:
+    """Return the arguments whatever the case of their names, with nulls, and with whole nodes."""
     fields = _fields(body)
     pod = _pod(fields)
     names = _optional(fields, "nodenames", list[str])

@@ -6,6 +6,7 @@ from typing import Any
 
 from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.disruption import BUDGETS_PATH, PodDisruptionBudget
+from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
 from fenka.cluster.state import ClusterState
@@ -63,9 +64,13 @@ class PodListener:
     """
 
     def __init__(
-        self, cluster: ClusterState, queue: QueueController, reporter: EventReporter
+        self,
+        cluster: ClusterState,
+        live: LiveColumns,
+        queue: QueueController,
+        reporter: EventReporter,
     ) -> None:
-        self._cluster, self._queue, self._reporter = cluster, queue, reporter
+        self._cluster, self._live, self._queue, self._reporter = cluster, live, queue, reporter
         self.gang_pods: dict[str, Pod] = {}
 
     def on_replace(self, objects: Sequence[Pod]) -> None:
@@ -83,6 +88,7 @@ class PodListener:
         else:
             self.gang_pods.pop(obj.metadata.uid, None)
         self._cluster.set_pod(obj)
+        self._live.follow()
         self._queue.set_pod(obj)
         self._reporter.pod(obj)
 
@@ -90,6 +96,7 @@ class PodListener:
         """Remove a pod."""
         self.gang_pods.pop(obj.metadata.uid, None)
         self._cluster.forget_pod(obj.metadata.uid)
+        self._live.follow()
         self._queue.forget_pod(obj.metadata.uid)
         self._reporter.forget(obj.metadata.uid)
 
@@ -150,10 +157,15 @@ class ClusterInformers:
     """All informers of one replica. `run` is their task."""
 
     def __init__(
-        self, api: Api, cluster: ClusterState, queue: QueueController, reporter: EventReporter
+        self,
+        api: Api,
+        cluster: ClusterState,
+        live: LiveColumns,
+        queue: QueueController,
+        reporter: EventReporter,
     ) -> None:
         self.nodes = Informer(api, "/api/v1/nodes", CompactNode, NodeListener(cluster, reporter))
-        self.pod_listener = PodListener(cluster, queue, reporter)
+        self.pod_listener = PodListener(cluster, live, queue, reporter)
         self.pods = Informer(api, "/api/v1/pods", CompactPod, self.pod_listener)
         self.pod_groups = PodGroupIndex()
         self.budgets: Informer[PodDisruptionBudget] = Informer(

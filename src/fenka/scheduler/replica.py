@@ -153,7 +153,7 @@ class Replica:
             is_settled=lambda: queue.is_settled,
             sleep=sleep,
         )
-        self.informers = ClusterInformers(api, cluster, queue, reporter)
+        self.informers = ClusterInformers(api, cluster, gangs.live, queue, reporter)
         election = self.election = Election(
             api,
             settings.namespace,

@@ -270,6 +270,21 @@ async def test_name_has_one_job_when_users_submit_it_as_different_kinds(first: s
         assert [len(server.all(kind)) for kind in (first, second)] == [1, 0]
 
 
+async def test_job_stays_when_the_other_kind_cannot_be_looked_for() -> None:
+    """It runs already."""
+    async with api_server() as server:
+
+        async def fail(request: web.Request) -> web.Response | None:
+            created = server.all("jobsets")
+            if created and request.method == "GET":
+                return web.json_response({"message": "too busy", "code": 429}, status=429)
+            return None
+
+        server.before = fail
+        await submitted(with_jobset(server), SIMPLE, Contents())
+        assert server.all("jobsets")
+
+
 @pytest.mark.parametrize("other", [False, True])
 async def test_deletion_is_reported_when_it_meets_the_submission(other: bool) -> None:
     """Another job that has received the name meanwhile stays."""

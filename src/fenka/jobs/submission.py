@@ -6,6 +6,7 @@ is resumed when they exist. A client that dies in between leaves a suspended roo
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -64,10 +65,7 @@ async def submit(
     try:
         owner = _owner(root, created.metadata.uid)
         async with asyncio.TaskGroup() as group:
-            # Another user may have submitted the name at the same time, as a root of the other kind.
-            group.create_task(
-                cluster_checks.check_unused(api, namespace, _OTHER[root["kind"]], spec.name)
-            )
+            group.create_task(_check_other_kind(api, namespace, root))
             for item in rendered.dependents:
                 item["metadata"]["ownerReferences"] = [owner]
                 group.create_task(_create(api, namespace, item))
@@ -114,6 +112,15 @@ def _unsupported(why: BaseException) -> bool:
     return isinstance(why, ApiError) and "does not support dry run" in str(why)
 
 
+async def _check_other_kind(api: Api, namespace: str, root: Manifest) -> None:
+    """Check that no other user has submitted the name, as a root of the other kind, at the same time."""
+    # Whoever looks later sees it. So a look that fails is no reason to give up.
+    with contextlib.suppress(ApiError, ApiUnreachable):
+        await cluster_checks.check_unused(
+            api, namespace, _OTHER[root["kind"]], root["metadata"]["name"]
+        )
+
+
 async def _create_root(api: Api, namespace: str, root: Manifest) -> Named:
     """Create the root. Raises what `_create` does, and SubmissionRefused if no answer comes."""
     try:
@@ -151,8 +158,9 @@ async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> bool:
         # Somebody has deleted it, and perhaps submitted another.
         if isinstance(why, ApiError) and why.status in (404, 409):
             return False
+        state = "is suspended" if root["spec"].get("suspend") else "may run"
         raise cluster_checks.SubmissionRefused(
-            f"job {name} was created and could not be completed or deleted: it is suspended, delete it by "
+            f"job {name} was created and could not be completed or deleted: it {state}, delete it by "
             f"fenka delete {name} ({why})"
         ) from why
     return True

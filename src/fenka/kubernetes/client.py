@@ -21,12 +21,10 @@ import msgspec
 
 from fenka.cluster.objects import Object, Status
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.connections import MAX_CONNECTIONS, Connections, Limits
-from fenka.kubernetes.kube_config import load, tls_context, without_default_certificates
+from fenka.kubernetes.kube_config import load, without_default_certificates
 
 with without_default_certificates():
     import aiohttp
-    from aiohttp.http import SERVER_SOFTWARE
 
 T = TypeVar("T")
 Query = Mapping[str, str | int] | Sequence[tuple[str, str]]
@@ -128,18 +126,16 @@ class Api:
 
     def __init__(self, configuration: Any) -> None:
         self._configuration = configuration
-        self._server_hostname: str | None = configuration.tls_server_name
-        context = tls_context(configuration)
-        proxy = configuration.proxy or _environment_proxy(configuration.host)
+        rest = load().RESTClientObject(configuration)
+        self._server_hostname: str | None = rest.server_hostname
+        connector = rest.pool_manager.connector
+        rest.pool_manager.detach()
         # The library's session reads ~/.netrc and the environment for each request, in other threads.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=context),
-            proxy=proxy,
+            connector=connector,
+            proxy=rest.proxy or _environment_proxy(configuration.host),
             read_bufsize=_READ_BUFFER,
         )
-        self._connections: Connections | None = None
-        if proxy is None:
-            self._connections = Connections(self.server, context, self._server_hostname)
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:
@@ -170,8 +166,6 @@ class Api:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._connections is not None:
-            self._connections.close()
         await self._session.close()
 
     async def __aenter__(self) -> Self:
@@ -317,39 +311,18 @@ class Api:
         body: Mapping[str, Any] | None = None,
         within_s: float | None = None,
     ) -> bytes:
-        limits = Limits(TIMEOUT_S, TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         if within_s is not None:
-            limits = Limits(within_s, within_s / 4)
+            timeout = aiohttp.ClientTimeout(total=within_s, connect=within_s / 4)
         try:
-            status, data = await self._exchange(method, path, query, limits, body)
+            async with await self._send(method, path, query, timeout, body) as answer:
+                await _refuse(answer)
+                return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
             reason = str(why) or "no answer in time"
             raise ApiUnreachable(
                 f"the API server {self.server} does not answer: {reason}"
             ) from None
-        if status >= 300:
-            raise _refusal(status, data)
-        return data
-
-    async def _exchange(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str | int],
-        limits: Limits,
-        body: Mapping[str, Any] | None,
-    ) -> tuple[int, bytes]:
-        if body is None or self._connections is None:
-            timeout = aiohttp.ClientTimeout(total=limits.total_s, connect=limits.connect_s)
-            async with await self._send(method, path, query, timeout, body) as answer:
-                return answer.status, await answer.read()
-        headers = await self._headers(JSON, method)
-        headers["User-Agent"] = SERVER_SOFTWARE
-        data = msgspec.json.encode(body)
-        status, content, _ = await self._connections.send(
-            method, self._url(path, query), headers, data, limits
-        )
-        return status, content
 
     async def _send(
         self,
@@ -360,20 +333,20 @@ class Api:
         body: Mapping[str, Any] | None = None,
         accept: str = JSON,
     ) -> aiohttp.ClientResponse:
+        headers = await self._headers(accept)
+        if body is not None:
+            headers["Content-Type"] = MERGE if method == "PATCH" else JSON
         return await self._session.request(
             method,
             self._url(path, query),
-            headers=await self._headers(accept, "" if body is None else method),
+            headers=headers,
             data=None if body is None else msgspec.json.encode(body),
             timeout=timeout,
             server_hostname=self._server_hostname,
         )
 
-    async def _headers(self, accept: str, writing: str = "") -> dict[str, str]:
-        """Return the headers of a request. writing: the method, if it has a body."""
+    async def _headers(self, accept: str = JSON) -> dict[str, str]:
         headers = {"Accept": accept}
-        if writing:
-            headers["Content-Type"] = MERGE if writing == "PATCH" else JSON
         for setting in (await self._configuration.auth_settings()).values():
             if setting["in"] == "header" and setting["value"]:
                 headers[setting["key"]] = setting["value"]

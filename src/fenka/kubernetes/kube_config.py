@@ -46,19 +46,6 @@ def without_default_certificates() -> Iterator[None]:
         del ssl.SSLContext.set_default_verify_paths
 
 
-def tls_context(configuration: Any) -> ssl.SSLContext:
-    """Return the context for connections to the server of a configuration. Raises OSError."""
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, configuration.key_file)
-    if not configuration.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if configuration.disable_strict_ssl_verification:
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
-
-
 def load() -> SimpleNamespace:
     """Return the classes and functions that `Api` uses, as attributes by their own names."""
     if "kubernetes_asyncio" not in sys.modules:
@@ -82,6 +69,7 @@ def load() -> SimpleNamespace:
     kubeconfig = import_module("kubernetes_asyncio.config.kube_config")
     return SimpleNamespace(
         Configuration=import_module("kubernetes_asyncio.client.configuration").Configuration,
+        RESTClientObject=import_module("kubernetes_asyncio.client.rest").RESTClientObject,
         ConfigException=import_module("kubernetes_asyncio.config.config_exception").ConfigException,
         load_incluster_config=incluster.load_incluster_config,
         load_kube_config=kubeconfig.load_kube_config,

@@ -1,6 +1,9 @@
 """`fenka queue`: the pending requests, in the order in which they are served."""
 
+import asyncio
+import os
 import time
+from importlib import import_module
 
 from fenka.cli import cluster, tables
 from fenka.cli.durations import short_duration
@@ -10,7 +13,7 @@ from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.cluster_reader import read_cluster, read_scheduler_options
-from fenka.views.queue import QueueRow, cluster_queue
+from fenka.views.queue import QueueRow
 
 
 def queue(target: Target, output: OutputOption = "table") -> None:
@@ -35,14 +38,21 @@ def rows_of(target: Target) -> list[QueueRow]:
 
 
 async def _cluster_rows(api: Api) -> list[QueueRow]:
+    # fenka needs no linear algebra, whose threads would wait in a loop for 0.1 s when numpy is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         options = await read_scheduler_options(api)
     except (ApiError, InvalidRecord) as error:
         print_error(f"cannot read the scheduler's options, so its defaults are assumed: {error}")
         options = SchedulerOptions()
-    # Finished pods count for what their namespaces have used.
-    snapshot = await read_cluster(api, dialects=options.dialects, all_pods=True)
-    return cluster_queue(cluster.keep(snapshot), options, time.time())
+    snapshot, views = await asyncio.gather(
+        # Finished pods count for what their namespaces have used.
+        read_cluster(api, dialects=options.dialects, all_pods=True),
+        # It imports numpy, while the server answers.
+        asyncio.to_thread(import_module, "fenka.views.cluster_queue"),
+    )
+    rows: list[QueueRow] = views.cluster_queue(cluster.keep(snapshot), options, time.time())
+    return rows
 
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:

@@ -363,7 +363,8 @@ class PendingQueue:
             if deadline is not None:
                 valid_until = min(valid_until, deadline + OVERDUE_TTL_S)
             user = allocation.pod.metadata.namespace
-            allocations += [Allocation(it, deadline, user) for it in allocation.placements]
+            for placement in allocation.placements:
+                allocations.append(Allocation(placement, deadline, user))
         self._allocations[name] = valid_until, allocations
         self._valid_until = min(self._valid_until, valid_until)
         self._held.update(it.user for it in allocations)

@@ -99,7 +99,8 @@ class UsageHistory:
         if self._open.get(holder) == (user, cards):
             return
         resized = holder in self._open
-        self.stop(holder, now, now)
+        if resized:
+            self.stop(holder, now, now)
         record = self._users.get(user)
         if record is None:
             record = self._users[user] = _User()
@@ -190,7 +191,8 @@ def cards_of(placements: Iterable[Placement], cards: Sequence[Card]) -> float:
                 total += 1
             else:
                 memory = _share(piece.memory_mib, card.memory_mib)
-                total += max(memory, _share(piece.compute, card.compute))
+                compute = _share(piece.compute, card.compute) if piece.compute else 0.0
+                total += max(memory, compute)
     return total
 
 

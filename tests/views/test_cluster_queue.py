@@ -8,7 +8,8 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.fairness import Fairness
-from fenka.views.queue import QueueRow, cluster_queue
+from fenka.views.cluster_queue import cluster_queue
+from fenka.views.queue import QueueRow
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
 from tests.fakes.queue import START, make, pending
 

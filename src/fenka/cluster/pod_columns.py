@@ -162,9 +162,11 @@ class ColumnarPodEvaluator(PodEvaluator):
     ) -> list[tuple[str, Verdict | None]]:
         """Return the verdict on each node, for several nodes without score and placements."""
         names = list(names)
-        parts, demand = self._columnar_parts(pod), pod.demand(self._cluster.dialects)
-        if parts is None or len(names) < self.min_nodes:
+        # Columns that are not read need not follow the cluster yet.
+        parts = None if len(names) < self.min_nodes else self._columnar_parts(pod)
+        if parts is None:
             return super().evaluate(pod, names, constraints)
+        demand = pod.demand(self._cluster.dialects)
         slots = self._live.read().slots(names)
         shared = slots[slots >= 0]
         verdicts = self._verdicts(pod, parts, shared, constraints)

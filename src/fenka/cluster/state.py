@@ -166,7 +166,10 @@ class ClusterState:
             if known is not None and self._node_of(uid) != pod.spec.node_name:
                 # It was bound elsewhere: nothing that was known applies to this node.
                 self.forget_pod(uid)
-            elif known is not None and uid not in self._assumed and _hold_alike(known, pod):
+            elif known is not None and uid in self._assumed:
+                self._confirm(pod)
+                return
+            elif known is not None and _hold_alike(known, pod):
                 self._renew(pod)
                 return
             self._bind(pod)
@@ -228,6 +231,18 @@ class ClusterState:
         self._uids_by_node.setdefault(node, []).append(uid)
         self._allocate(uid, node)
         self._count_lingering(node)
+
+    def _confirm(self, pod: Pod) -> None:
+        """Take a pod that is bound as was assumed. Mostly it holds just that, and no verdict changes."""
+        uid = pod.metadata.uid
+        before, assumed = self._bound[uid], self._assumed.pop(uid)
+        self._bound[uid] = pod
+        allocation = self._allocation_of(uid, pod.spec.node_name)
+        alike = uid in self._allocations and _end_alike(before, pod)
+        if alike and allocation is not None and allocation.placements == assumed:
+            self._allocations[uid] = allocation
+        else:
+            self._reallocate(uid)
 
     def _renew(self, pod: Pod) -> None:
         """Take a version of a bound pod by which it holds what it held."""
@@ -398,9 +413,18 @@ def _hold_alike(before: Pod, after: Pod) -> bool:
     return (
         before.metadata.annotations == after.metadata.annotations
         and before.metadata.labels == after.metadata.labels
-        and before.metadata.deletion_timestamp == after.metadata.deletion_timestamp
         and before.spec == after.spec
-        and before.status.start_time == after.status.start_time
+        and _end_alike(before, after)
+    )
+
+
+def _end_alike(before: Pod, after: Pod) -> bool:
+    """Return whether two versions of a pod end at the same time, as far as that is known."""
+    limit = after.spec.active_deadline_seconds
+    return (
+        before.metadata.deletion_timestamp == after.metadata.deletion_timestamp
+        and before.spec.active_deadline_seconds == limit
+        and (limit is None or before.status.start_time == after.status.start_time)
     )
 
 

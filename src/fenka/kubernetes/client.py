@@ -13,20 +13,30 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 
-from fenka.cluster.objects import Object, Status
+from fenka.cluster.objects import Object, ObjectMeta, Status
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.kube_config import load, without_default_certificates
 
 with without_default_certificates():
     import aiohttp
 
+
+class HasMeta(Protocol):
+    """Any Kubernetes object."""
+
+    @property
+    def metadata(self) -> ObjectMeta:
+        """Return its metadata."""
+
+
 T = TypeVar("T")
+M = TypeVar("M", bound=HasMeta)
 Query = Mapping[str, str | int] | Sequence[tuple[str, str]]
 
 TIMEOUT_S = 10.0
@@ -213,8 +223,8 @@ class Api:
                 await asyncio.gather(following, return_exceptions=True)
 
     async def watch(
-        self, path: str, kind: type[T], version: str, *, seconds: int = 300, **query: str | int
-    ) -> AsyncIterator[WatchEvent[T]]:
+        self, path: str, kind: type[M], version: str, *, seconds: int = 300, **query: str | int
+    ) -> AsyncIterator[WatchEvent[M]]:
         """Yield what changes from this version on, until the server ends the watch.
 
         Raises ApiError (status 410: the version is too old, list again), ApiUnreachable.
@@ -435,11 +445,13 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield line
 
 
-def decode_event(line: bytes, kind: type[T]) -> WatchEvent[T]:
+def decode_event(line: bytes, kind: type[M]) -> WatchEvent[M]:
     """Return the event of one line of a watch. Raises ApiError."""
     raw = decoded(line, _Raw)
     if raw.type == "ERROR":
         raise _refusal(0, raw.object)
-    version = decoded(raw.object, _Versioned).metadata.resource_version
-    obj = None if raw.type == "BOOKMARK" else decoded(raw.object, kind)
-    return WatchEvent(raw.type, obj, version)
+    if raw.type == "BOOKMARK":
+        version = decoded(raw.object, _Versioned).metadata.resource_version
+        return WatchEvent(raw.type, None, version)
+    obj = decoded(raw.object, kind)
+    return WatchEvent(raw.type, obj, obj.metadata.resource_version)

@@ -11,8 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from fenka.cluster.objects import ObjectMeta
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, HasMeta
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 WATCH_S = 300
@@ -26,14 +25,6 @@ SLICE_S = 0.002
 
 _MAX_TOMBSTONES = 10_000
 """Deleted UIDs that are remembered between two lists."""
-
-
-class HasMeta(Protocol):
-    """Any Kubernetes object."""
-
-    @property
-    def metadata(self) -> ObjectMeta:
-        """Return its metadata."""
 
 
 T = TypeVar("T", bound=HasMeta)

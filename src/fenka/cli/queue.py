@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from importlib import import_module
 
 from fenka.cli import cluster, tables
@@ -34,16 +35,20 @@ def rows_of(target: Target) -> list[QueueRow]:
         from fenka.workstation.views import queue_rows
 
         return queue_rows(snapshot)
-    return cluster.ask(target, _cluster_rows)
+    return cluster.ask(target, cluster_rows)
 
 
-async def _cluster_rows(api: Api) -> list[QueueRow]:
+async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) -> list[QueueRow]:
+    """Return the pending requests of a cluster in order. Raises ApiError, ApiUnreachable.
+
+    report: receives a sentence if the scheduler's options cannot be read.
+    """
     # fenka needs no linear algebra, whose threads would wait in a loop for 0.1 s when numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         options = await read_scheduler_options(api)
     except (ApiError, InvalidRecord) as error:
-        print_error(f"cannot read the scheduler's options, so its defaults are assumed: {error}")
+        report(f"cannot read the scheduler's options, so its defaults are assumed: {error}")
         options = SchedulerOptions()
     snapshot, views = await asyncio.gather(
         # Finished pods count for what their namespaces have used.

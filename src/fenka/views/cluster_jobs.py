@@ -3,10 +3,12 @@
 A pod's owner writes its labels, so pods count only for roles and indexes that the root object declares.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from fenka.cluster.objects import Condition, seconds
+from fenka.cluster.pod_groups import group_name
 from fenka.cluster.pod_status import status_word
 from fenka.cluster.training_objects import (
     COMPLETION_INDEX,
@@ -57,12 +59,27 @@ _FOREIGN: dict[ForeignKind, Trainer] = {
     "TrainJob": "trainjob",
 }
 
+_POSITION = re.compile(r"; position ([0-9]{1,9}) of [0-9]{1,9} in the queue")
+"""The end of the scheduler's sentence in kube-scheduler's message."""
+
 Members = dict[tuple[str, int], TrainingPod]
 """The current pods of a job, by role and index."""
 
+Queue = Mapping[tuple[str, str], int]
+"""Positions in the queue by namespace and name, of a pod or its gang."""
 
-def training_jobs(objects: TrainingObjects, now: float) -> list[TrainingJob]:
-    """Return all jobs, the newest first. now: Unix seconds."""
+
+def training_jobs(
+    objects: TrainingObjects, now: float, queue: Queue | None = None
+) -> list[TrainingJob]:
+    """Return all jobs, the newest first.
+
+    Args:
+        objects: the objects.
+        now: Unix seconds.
+        queue: the cluster's queue. None if that is not known: then a job has the position at which
+            kube-scheduler tried its pods the last time, if it did.
+    """
     cards = PodCards(objects.nodes, objects.pods)
     own, others = _group(objects)
     services = {
@@ -75,8 +92,10 @@ def training_jobs(objects: TrainingObjects, now: float) -> list[TrainingJob]:
     for root in objects.roots:
         key = root.metadata.namespace, root.metadata.name
         url = _tensorboard(services.get(key), address)
-        jobs.append(_own_job(root, own.get(key, []), cards, url, now))
-    jobs += [_foreign_job(job, others.get(job.metadata.uid, []), cards) for job in objects.foreign]
+        jobs.append(_own_job(root, own.get(key, []), cards, url, now, queue))
+    jobs += [
+        _foreign_job(job, others.get(job.metadata.uid, []), cards, queue) for job in objects.foreign
+    ]
     return sorted(jobs, key=lambda job: (-job.created, job.namespace, job.name))
 
 
@@ -106,7 +125,12 @@ def _group(
 
 
 def _own_job(
-    root: Root, pods: Iterable[TrainingPod], cards: PodCards, tensorboard: str, now: float
+    root: Root,
+    pods: Iterable[TrainingPod],
+    cards: PodCards,
+    tensorboard: str,
+    now: float,
+    queue: Queue | None,
 ) -> TrainingJob:
     meta = root.metadata
     trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
@@ -123,6 +147,7 @@ def _own_job(
         ended=None if end is None else _ended_at(root, end),
         instances=_own_instances(root, trainer, members, cards),
         priority=root.priority_class,
+        position=_position(status, members.values(), queue),
         why=_why(status, end, members.values()),
         tensorboard=tensorboard,
         note=_note(root, now - created),
@@ -203,6 +228,18 @@ def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) 
     return next((pod.unschedulable for pod in pods if pod.unschedulable), "")
 
 
+def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | None) -> int | None:
+    """Return the first position in the queue of a job's pods."""
+    if status != "PENDING":
+        return None
+    waiting = [pod for pod in pods if not (pod.spec.node_name or pod.finished)]
+    if queue is None:
+        matches = (_POSITION.search(pod.unschedulable or "") for pod in waiting)
+        return min((int(match[1]) for match in matches if match), default=None)
+    names = {(pod.metadata.namespace, group_name(pod) or pod.metadata.name) for pod in waiting}
+    return min((queue[name] for name in names & queue.keys()), default=None)
+
+
 def _note(root: Root, age_s: float) -> str:
     meta = root.metadata
     if (
@@ -237,7 +274,9 @@ def _cluster_address(objects: TrainingObjects) -> str:
 # ---- other operators' ----
 
 
-def _foreign_job(job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards) -> TrainingJob:
+def _foreign_job(
+    job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards, queue: Queue | None
+) -> TrainingJob:
     meta = job.metadata
     status, end = _foreign_status(job, pods)
     places = [_foreign_place(pod) for pod in pods]
@@ -265,6 +304,7 @@ def _foreign_job(job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards) 
         ended=None if end is None else _ended_at(job, end),
         instances=tuple(instances),
         priority=next((pod.spec.priority_class_name for pod in pods), ""),
+        position=_position(status, pods, queue),
         why=_why(status, end, pods),
         foreign=True,
     )

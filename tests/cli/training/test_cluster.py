@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cluster.training_objects import JOB
-from tests.builders import Json, node, on_card, sharing, units
+from tests.builders import Json, gang_labels, node, on_card, pod, sharing, units
 from tests.cli.command import Completed
 from tests.cli.training.conftest import Run
 from tests.fakes.api_server import FakeApiServer
@@ -296,6 +296,60 @@ def test_slices_of_running_pods_are_shown_with_their_cards(run: Run, server: Fak
     lines = run("get", "j", "-g", "--layout", "arena").stdout.splitlines()
     assert lines[-3].split() == ["j-worker-1", "10.0.0.1", "0.3", "0", "N/A", "N/A"]
     assert lines[-1] == "  Allocated/Requested GPUs of Job: 0.9/0.9"
+
+
+def waiting(name: str, **given: Any) -> list[Json]:
+    """Return a job of two pods for which there is no room, and its pods."""
+    message = (
+        "0/1 nodes are available: 1 0/1 GPUs fit; position 9 of 12 in the queue. preemption: 0/1"
+    )
+    refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    status = {"phase": "Pending", "conditions": [{**refusal, "message": message}]}
+    labels = gang_labels(f"pytorchjob-{name}", 2)
+    pods = [
+        member(name, "worker", index, units(8), status=status, labels=labels, **given)
+        for index in range(2)
+    ]
+    return [job_set(name, "pytorch", roles={"worker": 2}), *pods]
+
+
+def positions(run: Run, *words: str) -> dict[str, int | None]:
+    """Return the positions in the queue that a command prints."""
+    return {job["name"]: job["queuePosition"] for job in json.loads(run(*words).stdout)}
+
+
+def test_positions_are_those_of_the_queue_when_jobs_wait(run: Run, server: FakeApiServer) -> None:
+    """Gangs and single pods, behind those of other namespaces; the tables do not need them."""
+    put(server, sharing("a"), *waiting("second", created=ago(5)), *waiting("first", created=ago(9)))
+    put(server, batch_job("alone", "pytorch", "worker"), an_mpi_job("runs"), *running("runs"))
+    refused = waiting("any")[1]["status"]
+    put(server, member("alone", "worker", limits=units(14), status=refused, created=ago(3)))
+    put(server, pod("other", units(14), namespace="other", status=refused))
+    server.get("pods", "other", "other")["metadata"]["creationTimestamp"] = ago(7)
+    expected = {"first": 1, "second": 3, "alone": 4, "runs": None}
+    assert positions(run, "list", "-o", "json") == expected
+    assert positions(run, "top", "job", "-o", "json") == expected
+    assert json.loads(run("get", "second", "-o", "json").stdout)["queuePosition"] == 3
+    server.requests.clear()
+    run("list")
+    assert "GET /api/v1/pods" not in server.requests
+
+
+def test_position_is_the_last_one_reported_when_the_queue_may_not_be_read(
+    run: Run, server: FakeApiServer
+) -> None:
+    """Users of one namespace: kube-scheduler's message on a pod has it, and nothing else is printed."""
+    put(server, *waiting("j"), batch_job("gated", "pytorch", "worker"), member("gated", "worker"))
+
+    async def refuse(request: web.Request) -> web.Response | None:
+        if request.path in ("/api/v1/pods", "/api/v1/nodes") or "coordination" in request.path:
+            return web.json_response({"message": "forbidden", "code": 403}, status=403)
+        return None
+
+    server.before = refuse
+    answer = run("list", "-o", "json")
+    assert answer.stderr == ""
+    assert positions(run, "list", "-o", "json") == {"j": 9, "gated": None}
 
 
 def test_events_are_those_of_the_job_and_its_pods(run: Run, server: FakeApiServer) -> None:

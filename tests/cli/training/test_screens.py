@@ -31,8 +31,9 @@ class FakeBackend:
     def __init__(self, jobs: Sequence[TrainingJob], events: Sequence[JobEvent] = ()) -> None:
         self._jobs, self._events = jobs, events
 
-    def jobs(self, name: str | None = None) -> list[TrainingJob]:
+    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
         """Return those with this name."""
+        del positions
         return [job for job in self._jobs if name in (None, job.name)]
 
     def events(self, _: TrainingJob) -> list[JobEvent]:

@@ -73,8 +73,11 @@ class JobBackend(Protocol):
     def namespace(self) -> str:
         """Return the namespace of the jobs, for messages; on this machine the user."""
 
-    def jobs(self, name: str | None = None) -> list[TrainingJob]:
-        """Return all jobs, or those with this name, the newest first."""
+    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
+        """Return all jobs, or those with this name, the newest first.
+
+        positions: find out the positions in the queue even if that takes longer.
+        """
 
     def events(self, job: TrainingJob) -> list[JobEvent]:
         """Return the events of a job and its instances, the oldest first."""

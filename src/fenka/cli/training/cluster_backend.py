@@ -21,7 +21,7 @@ from fenka.kubernetes.pod_logs import (
     read_log,
 )
 from fenka.kubernetes.training_reader import read_events, read_roots, read_training_objects
-from fenka.views.cluster_jobs import training_jobs
+from fenka.views.cluster_jobs import Queue, training_jobs
 from fenka.views.jobs import Instance, JobEvent, TrainingJob
 
 MAX_DELETIONS = 32
@@ -39,13 +39,19 @@ class ClusterJobs:
         self._target, self.namespace = target, namespace
         self._scope = None if all_namespaces else namespace
 
-    def jobs(self, name: str | None = None) -> list[TrainingJob]:
-        """Return all jobs, or those with this name, the newest first."""
+    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
+        """Return all jobs, or those with this name, the newest first.
+
+        positions: read the queue of the cluster if a job waits.
+        """
         if name is not None and not _NAME.fullmatch(name):
             return []
 
         async def read(api: Api) -> list[TrainingJob]:
-            return training_jobs(await read_training_objects(api, self._scope, name), time.time())
+            objects = await read_training_objects(api, self._scope, name)
+            waiting = any(not (pod.spec.node_name or pod.finished) for pod in objects.pods)
+            queue = await _read_queue(api) if positions and waiting else None
+            return training_jobs(objects, time.time(), queue)
 
         return cluster.ask(self._target, read, cluster.explain_denial)
 
@@ -169,6 +175,14 @@ class ClusterJobs:
             raise UserError(f"job {name} not found in namespace {self.namespace}")
         shown = _shown_instance(jobs[0], instance)
         return jobs[0], _pod_of(objects, shown) if shown else None
+
+
+async def _read_queue(api: Api) -> Queue | None:
+    """Return the cluster's queue; None without the right to read it. Raises ApiError, ApiUnreachable."""
+    from fenka.cli.queue import cluster_rows
+
+    rows = await if_accepted(cluster_rows(api, report=lambda _: None), (403,))
+    return None if rows is None else {(row.namespace, row.name): row.position for row in rows}
 
 
 async def _delete(api: Api, root: Root, at_once: asyncio.Semaphore) -> None:

@@ -9,6 +9,11 @@ from fenka.views.jobs import CardUse, Instance, TrainingJob
 MIB = 1024 * 1024
 
 
+def is_document(output: str) -> bool:
+    """Return whether this output is data and no table."""
+    return output in ("json", "yaml")
+
+
 def print_document(data: object, output: str) -> bool:
     """Print data as JSON or YAML; return False if the output is a table."""
     if output == "json":

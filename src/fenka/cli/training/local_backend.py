@@ -22,8 +22,9 @@ class LocalJobs:
         """The user."""
         return user_name(os.geteuid())
 
-    def jobs(self, name: str | None = None) -> list[TrainingJob]:
-        """Return all jobs, or the one with this name, the newest first."""
+    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
+        """Return all jobs, or the one with this name, the newest first. Their positions are known."""
+        del positions
         return manage.jobs(name)
 
     def events(self, job: TrainingJob) -> list[JobEvent]:

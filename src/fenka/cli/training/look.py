@@ -19,7 +19,7 @@ from fenka.cli.training.backend import (
     JobTarget,
     TypeOption,
 )
-from fenka.cli.training.document import document, documents, print_document
+from fenka.cli.training.document import document, documents, is_document, print_document
 from fenka.cli.training.selection import find_job, of_type, open_backend
 from fenka.views.jobs import Instance, TrainingJob
 
@@ -36,7 +36,8 @@ def list_jobs(
     """Print all jobs, the newest first."""
     layout_screens = arena_jobs if layouts.uses_arena(layout) else screens
     backend = open_backend(target, all_namespaces=all_namespaces)
-    jobs, now = of_type(backend.jobs(), type_), time.time()
+    jobs = of_type(backend.jobs(positions=is_document(output)), type_)
+    now = time.time()
     if not print_document(documents(jobs, now), output):
         lines = layout_screens.list_screen(jobs, now, all_namespaces=all_namespaces)
         tables.print_lines(lines)
@@ -54,7 +55,7 @@ def get(
     """Print one job."""
     layout_screens = arena_jobs if layouts.uses_arena(layout) else screens
     backend = open_backend(target)
-    job = find_job(backend, name, type_)
+    job = find_job(backend, name, type_, positions=is_document(output))
     shown_events, now = backend.events(job) if events else [], time.time()
     if print_document(document(job, now), output):
         return
@@ -84,8 +85,13 @@ def top_job(
         raise UserError("--instance requires a job: fenka top job NAME -i INSTANCE")
     layout_screens = arena_jobs if layouts.uses_arena(layout) else screens
     backend = open_backend(target, all_namespaces=all_namespaces)
+    positions = is_document(output)
     while True:
-        jobs = [find_job(backend, name, type_)] if name else of_type(backend.jobs(), type_)
+        jobs = (
+            [find_job(backend, name, type_, positions=positions)]
+            if name
+            else of_type(backend.jobs(positions=positions), type_)
+        )
         jobs, now = sorted(jobs, key=_most_cards_first), time.time()
         if not print_document(documents(jobs, now), output):
             lines = (

@@ -34,9 +34,11 @@ def _cluster_configured() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.is_file() for file in files)
 
 
-def find_job(backend: JobBackend, name: str, type_: TypeName | None = None) -> TrainingJob:
+def find_job(
+    backend: JobBackend, name: str, type_: TypeName | None = None, *, positions: bool = False
+) -> TrainingJob:
     """Return the job with this name; fenka's own before those of other programs. Raises UserError."""
-    jobs = of_type(backend.jobs(name), type_)
+    jobs = of_type(backend.jobs(name, positions=positions), type_)
     if not jobs:
         raise UserError(f"job {name} not found in namespace {backend.namespace}")
     return min(jobs, key=lambda job: job.foreign)

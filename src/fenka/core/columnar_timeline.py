@@ -6,13 +6,24 @@ all cards stand in one table, so that the first state in which a request fits is
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from fenka.core.availability import Start, Timeline, card_states, needs_host
-from fenka.core.card_columns import INDEX, SLOT, Bools, CardClass, CardColumns, Ints, amounts_of
+from fenka.core.card_columns import (
+    CARD_COMPUTE,
+    CARD_MEMORY,
+    INDEX,
+    SLOT,
+    Bools,
+    CardClass,
+    CardColumns,
+    Ints,
+    amounts_of,
+)
 from fenka.core.columnar import CardJudgement
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
@@ -89,19 +100,22 @@ class CardStates(CardColumns):
 
     def _block(self, node: Node, allocations: Sequence[Allocation]) -> _Block:
         times, starts = list[float](), list[int]()
-        rows = list[tuple[int, ...]]()
+        cards, rows = list[tuple[int, ...]](), list[tuple[int, ...]]()
         for card, states in zip(node.cards, card_states(node, allocations), strict=True):
             starts.append(len(rows))
-            of_card = self.class_of(node, card), card.index, 0, card.memory_mib, card.compute
+            size = card.memory_mib, card.compute
             flags = not card.healthy, card.cordoned, 1, card.healthy and not card.cordoned
+            cards.append((self.class_of(node, card), card.index, 0, *size, *flags))
             for begin, uncertain, usage in states:
-                used = amounts_of(usage)
-                free = max(card.memory_mib - used[0], 0), max(card.compute - used[1], 0)
                 times.append(begin)
-                rows.append((uncertain, *used, *free, *of_card, *flags))
+                rows.append((uncertain, *amounts_of(usage)))
+        changing = np.array(rows, np.int64).T
+        counts = [end - start for start, end in pairwise((*starts, len(rows)))]
+        lasting = np.array(cards, np.int64).repeat(counts, axis=0).T
+        free = np.maximum(lasting[CARD_MEMORY : CARD_COMPUTE + 1] - changing[1:3], 0)
         room = SPARE + len(rows) * 3 // 2
         table = np.zeros((_STATE_ROWS + _FLAGS, room), np.int32)
-        table[:, : len(rows)] = np.minimum(np.array(rows, np.int64), _MOST).T
+        table[:, : len(rows)] = np.minimum(np.concatenate((changing, free, lasting)), _MOST)
         at = np.zeros(room)
         at[: len(rows)] = times
         return _Block(

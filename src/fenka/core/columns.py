@@ -158,6 +158,8 @@ class NodeColumns(CardColumns):
                 amounts += [amount] * len(of_device)
             self.hosts[CPU_USED, slot] += sign * placement.cpu_milli
             self.hosts[HOST_MEMORY_USED, slot] += sign * placement.host_memory_mib
+        if not columns:
+            return
         for row, values in enumerate(zip(*amounts, strict=True)):
             np.add.at(self.usage[row], columns, sign * np.array(values, np.int64))
         self._renew_free(np.array(sorted(set(columns)), np.int64))

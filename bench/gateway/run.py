@@ -5,6 +5,7 @@ connection, one request after the other. Capacity: requests of 32 connections pe
 processor time, which does not depend on what else the machine does at the moment.
 """
 
+import contextlib
 import os
 import select
 import shutil
@@ -15,16 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from fenka.gateway.table import ReplicaEntry, RoutingTable, VersionEntry
-from fenka.gateway.table_file import write_table
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-Start = Callable[[Path, int, int], subprocess.Popen[bytes]]
-"""Starts a proxy, given a folder, the replica's port and its own port."""
+from bench.gateway import http2
+from bench.gateway.proxies import LOOPBACK, PROXY, free_port, gateway, nginx, processor_s
 
-LOOPBACK = "127.0.0.1"
 CONNECTIONS = 32
 REQUESTS = 30_000
 SEQUENTIAL = 2_000
@@ -43,23 +41,6 @@ RESPONSE = (
     b"Content-Type: application/json\r\nX-Model-Version: 7\r\nContent-Length: %d\r\n\r\n%s"
     % (len(BODY), BODY)
 )
-NGINX = """
-worker_processes 1; daemon off; pid {root}/nginx.pid; error_log {root}/error.log;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off; keepalive_requests 100000000;
-  client_body_temp_path {root}/body; proxy_temp_path {root}/proxy; fastcgi_temp_path {root}/fastcgi;
-  uwsgi_temp_path {root}/uwsgi; scgi_temp_path {root}/scgi;
-  upstream service {{ least_conn; server {replica}; keepalive 64; keepalive_requests 100000000; }}
-  server {{
-    listen {address};
-    location / {{
-      proxy_pass http://service; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_set_header Host $host; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
-    }}
-  }}
-}}
-"""
 
 
 def serve_replica(listening: socket.socket) -> None:
@@ -140,96 +121,57 @@ def load(port: int) -> None:
         connection.close()
 
 
-def processor_s(pid: int) -> float:
-    """Return the processor time of a process so far, which the kernel counts in nanoseconds."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-def capacity(port: int, pid: int) -> float:
+def capacity(port: int, process: subprocess.Popen[bytes]) -> float:
     """Return how many requests a process serves in a second of its processor time."""
-    before = processor_s(pid)
+    before = processor_s(process)
     load(port)
-    return REQUESTS / (processor_s(pid) - before)
+    return REQUESTS / (processor_s(process) - before)
 
 
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server((LOOPBACK, 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def wait_for(port: int) -> None:
-    """Wait until something listens on a port."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        with socket.socket() as trial:
-            if trial.connect_ex((LOOPBACK, port)) == 0:
-                return
-        time.sleep(0.05)
-    sys.exit(f"nothing listens on port {port} after 60 s")
-
-
-def start_gateway(root: Path, replica: int, port: int) -> subprocess.Popen[bytes]:
-    """Start a gateway with one process."""
-    entry = ReplicaEntry(LOOPBACK, {"http": replica})
-    table = RoutingTable("fenka.gateway/1", "bert", [VersionEntry("v1", 100, [entry])])
-    write_table(root / "table.json", table)
-    words = ["gateway", "--table", str(root / "table.json"), "--listen", f"http={LOOPBACK}:{port}"]
-    return subprocess.Popen([sys.executable, "-m", "fenka", *words])
-
-
-def start_nginx(root: Path, replica: int, port: int) -> subprocess.Popen[bytes]:
-    """Start nginx with one worker."""
-    configuration = root / "nginx.conf"
-    configuration.write_text(
-        NGINX.format(root=root, replica=f"{LOOPBACK}:{replica}", address=f"{LOOPBACK}:{port}")
-    )
-    return subprocess.Popen(["nginx", "-c", str(configuration)])
-
-
-def worker_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the process that serves: nginx's is a child."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return int(children[0]) if children else process.pid
-
-
-def measure(replica: int, starts: dict[str, Start]) -> bool:
+def measure(replica: int) -> bool:
     """Alternate all, and print a Markdown table. Return whether the goals are met."""
-    ports = {name: free_port() for name in starts}
     direct: list[float] = []
-    latencies: dict[str, list[float]] = {name: [] for name in starts}
-    capacities: dict[str, list[float]] = {name: [] for name in starts}
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+    figures: dict[str, list[tuple[float, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root.chmod(0o755)
-        processes = {name: start(root, replica, ports[name]) for name, start in starts.items()}
-        try:
-            for port in ports.values():
-                wait_for(port)
-            for _ in range(ROUNDS):
-                direct.append(latency_ms(replica))
-                for name, port in ports.items():
-                    latencies[name].append(latency_ms(port))
-                    capacities[name].append(capacity(port, worker_of(processes[name])))
-        finally:
-            for process in processes.values():
-                process.send_signal(signal.SIGTERM)
-                process.wait()
-    base = statistics.median(direct)
-    print("| way to the replica | p50 ms | added ms | requests/s of one core |\n|---|---|---|---|")
-    print(f"| direct (baseline) | {base:.3f} | | |")
-    for name in starts:
-        p50, served = statistics.median(latencies[name]), statistics.median(capacities[name])
-        print(f"| {name} | {p50:.3f} | {p50 - base:.3f} | {served:,.0f} |")
-    added = statistics.median(latencies["gateway"]) - base
-    served = statistics.median(capacities["gateway"])
-    met = added <= LATENCY_GOAL_MS and served >= CAPACITY_GOAL
-    print(
-        f"\nAdded {added:.3f} ms, goal {LATENCY_GOAL_MS} ms; {served:,.0f} requests/s of one core,"
+        proxies = []
+        if shutil.which("nginx"):
+            port = free_port()
+            running = nginx(root, PROXY, port, f"{LOOPBACK}:{replica}")
+            proxies.append(("nginx", port, stack.enter_context(running)))
+        port = free_port()
+        proxies.append(("gateway", port, stack.enter_context(gateway(root, replica, port))))
+        for _ in range(ROUNDS):
+            direct.append(latency_ms(replica))
+            for name, port, process in proxies:
+                figure = latency_ms(port), capacity(port, process)
+                figures.setdefault(name, []).append(figure)
+    return report(
+        statistics.median(direct),
+        {
+            name: (
+                statistics.median(latency for latency, _ in rows),
+                statistics.median(served for _, served in rows),
+            )
+            for name, rows in figures.items()
+        },
     )
-    print(f"goal {CAPACITY_GOAL:,}.", end=" ")
-    if "nginx" in starts:
-        share = served / statistics.median(capacities["nginx"])
+
+
+def report(direct: float, medians: dict[str, tuple[float, float]]) -> bool:
+    """Print the figures. Return whether the goals are met."""
+    print("| way to the replica | p50 ms | added ms | requests/s of one core |\n|---|---|---|---|")
+    print(f"| direct (baseline) | {direct:.3f} | | |")
+    for name, (p50, served) in medians.items():
+        print(f"| {name} | {p50:.3f} | {p50 - direct:.3f} | {served:,.0f} |")
+    p50, served = medians["gateway"]
+    added = p50 - direct
+    met = added <= LATENCY_GOAL_MS and served >= CAPACITY_GOAL
+    print(f"\nAdded {added:.3f} ms, goal {LATENCY_GOAL_MS} ms.", end=" ")
+    print(f"{served:,.0f} requests/s of one core, goal {CAPACITY_GOAL:,}.", end=" ")
+    if "nginx" in medians:
+        share = served / medians["nginx"][1]
         met = met and share >= NGINX_GOAL
         print(f"That is {share:.2f} of nginx, goal {NGINX_GOAL:.2f}.", end=" ")
     else:
@@ -244,15 +186,12 @@ def main() -> None:
     replica = os.fork()
     if replica == 0:
         serve_replica(listening)
-    starts: dict[str, Start] = {"gateway": start_gateway}
-    if shutil.which("nginx"):
-        starts = {"nginx": start_nginx, **starts}
     try:
-        met = measure(listening.getsockname()[1], starts)
+        met = measure(listening.getsockname()[1])
     finally:
         os.kill(replica, signal.SIGKILL)
         os.waitpid(replica, 0)
-    sys.exit(not met)
+    sys.exit(not all((met, http2.measure())))
 
 
 main()

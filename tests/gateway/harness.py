@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from fenka.gateway.client_connection import ClientConnection
+from fenka.gateway.client_registry import ClientTimeouts
+from fenka.gateway.dispatcher import ReplicaTimeouts
+from fenka.gateway.http1_client import Http1ClientConnection
 from fenka.gateway.server import Gateway, GatewayLimits, listening_socket
 from fenka.gateway.table import ReplicaEntry, RoutingTable, VersionEntry
 
@@ -13,7 +15,10 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 GET = b"GET / HTTP/1.1\r\nHost: service\r\n\r\n"
 LOOPBACK = "127.0.0.1"
-DEFAULT_LIMITS = GatewayLimits()
+DEFAULT_LIMITS = GatewayLimits(
+    replicas=ReplicaTimeouts(idle_s=100), clients=ClientTimeouts(head_s=100, body_s=100)
+)
+"""Limits that a test does not reach on a busy machine."""
 
 
 class FakeReplica:
@@ -148,10 +153,10 @@ class Installation:
             return await client.rest()
 
     @property
-    def connection(self) -> ClientConnection:
+    def connection(self) -> Http1ClientConnection:
         """The gateway's side of the only client's connection."""
         (connection,) = self.gateway.clients.connections
-        assert isinstance(connection, ClientConnection)
+        assert isinstance(connection, Http1ClientConnection)
         return connection
 
     @property

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fenka.gateway.client_connection import MAX_PIPELINED
+from fenka.gateway.http1_client import MAX_PIPELINED
 from tests.gateway.harness import GET, OK, FakeReplica, installation
 
 CLOSE = b"Connection: close\r\n"

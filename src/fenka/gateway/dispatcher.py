@@ -13,7 +13,9 @@ import msgspec
 
 from fenka.gateway.buffer import BufferLimits, RequestBuffer
 from fenka.gateway.exchange import Exchange
-from fenka.gateway.replica_connection import ReplicaConnection
+from fenka.gateway.http1_pool import Http1Pool
+from fenka.gateway.http1_replica import Http1ReplicaConnection
+from fenka.gateway.http2_replica import Http2Exchange, Http2Pool, Http2ReplicaConnection
 from fenka.gateway.routing import Replica, Router
 from fenka.gateway.statistics import Statistics
 from fenka.gateway.table import RoutingTable
@@ -52,7 +54,8 @@ class Dispatcher:
         self.statistics = Statistics()
         self.clock = clock
         self._timeouts = timeouts
-        self._idle: dict[tuple[Replica, str], list[ReplicaConnection]] = {}
+        self._http1 = Http1Pool(self, timeouts.idle_s)
+        self._http2 = Http2Pool(self)
         self._unanswered: set[Exchange] = set()
         """Requests at a replica."""
         self._connecting: set[asyncio.Task[None]] = set()
@@ -95,20 +98,15 @@ class Dispatcher:
 
     # ---- called by replicas' connections ----
 
-    def on_response(self, exchange: Exchange, connection: ReplicaConnection) -> None:
-        """Keep the connection for another request, and let the client's connection go on."""
+    def finish(self, exchange: Exchange) -> None:
+        """Count a complete response, and let the client's connection go on."""
         self._end(exchange)
-        if connection.is_open() and not connection.replica.terminating:
-            connection.idle_since = self.clock()
-            self._idle.setdefault((connection.replica, connection.port), []).append(connection)
-        elif connection.is_open():
-            connection.close()
         exchange.client.on_finished()
 
     def on_failure(self, exchange: Exchange, sentence: str, *, begun: bool) -> None:
         """Send the request again if that is safe. Otherwise the client gets an error."""
         upstream = exchange.upstream
-        reused = isinstance(upstream, ReplicaConnection) and upstream.used
+        reused = isinstance(upstream, Http1ReplicaConnection) and upstream.used
         if (
             reused
             and not begun
@@ -123,20 +121,30 @@ class Dispatcher:
             return
         self._fail(exchange, "replica_failed", 502, sentence)
 
-    def on_lost(self, connection: ReplicaConnection) -> None:
-        """Forget an idle connection that has ended."""
-        idle = self._idle.get((connection.replica, connection.port))
-        if idle and connection in idle:
-            idle.remove(connection)
+    def on_lost(self, connection: Http1ReplicaConnection) -> None:
+        """Forget a connection that has ended."""
+        self._http1.discard(connection)
+
+    def on_reset(self, exchange: Exchange) -> None:
+        """Count a stream that its replica has ended without a response."""
+        self._end(exchange)
+        self.statistics.reject("replica_failed")
+
+    def on_unsent(self, exchange: Exchange) -> None:
+        """Count a request as not in flight: its client hung up before it could be sent."""
+        self._leave(exchange)
+
+    def on_idle(self, connection: Http1ReplicaConnection) -> None:
+        """Keep a connection for another request."""
+        self._http1.put(connection, self.clock())
 
     # ---- called by the program ----
 
     def update(self, table: RoutingTable) -> None:
         """Replace the routing table."""
         for replica in self.router.update(table):
-            for key in [key for key in self._idle if key[0] is replica]:
-                for connection in self._idle.pop(key):
-                    connection.close()
+            self._http1.close_idle(replica)
+            self._http2.close_idle(replica)
         self._drain_buffer()
 
     def tick(self) -> None:
@@ -152,61 +160,50 @@ class Dispatcher:
                 exchange.upstream.abort()
                 waited = f"the replica did not answer within {self._timeouts.response_s:g} s"
                 self._fail(exchange, "replica_timeout", 504, waited)
-        for key, idle in list(self._idle.items()):
-            while idle and now - idle[0].idle_since > self._timeouts.idle_s:
-                idle.pop(0).close()
-            if not idle:
-                del self._idle[key]
+        self._http1.tick(now)
 
     def close(self) -> None:
         """End all connections to replicas that are idle or not open yet."""
         for task in self._connecting:
             task.cancel()
-        for idle in self._idle.values():
-            for connection in list(idle):
-                connection.close()
-        self._idle.clear()
+        self._http1.close()
+        self._http2.close()
 
     # ---- one request ----
 
     def _start(self, exchange: Exchange, replica: Replica, now: float) -> None:
         exchange.replica = replica
         self._unanswered.add(exchange)
+        pool = self._http2 if isinstance(exchange, Http2Exchange) else self._http1
         port = exchange.client.port
-        idle = self._idle.get((replica, port))
-        while idle and not exchange.retried:
-            # The last one is the most likely to be still open, and others may end.
-            connection = idle.pop()
-            if connection.is_open() and now - connection.idle_since < self._timeouts.idle_s:
-                connection.start(exchange)
-                return
-            connection.close()
-        task = asyncio.create_task(self._connect(exchange, replica, port))
+        connection = None if exchange.retried else pool.take(replica, port, now)
+        if connection is not None:
+            connection.start(exchange)
+            return
+        connection = pool.make(replica, port)
+        connection.start(exchange)
+        task = asyncio.create_task(self._connect(connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, exchange: Exchange, replica: Replica, port: str) -> None:
+    async def _connect(self, connection: Http1ReplicaConnection | Http2ReplicaConnection) -> None:
+        """Open a connection, which then sends its first requests. If that fails, they go elsewhere."""
+        replica = connection.replica
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: ReplicaConnection(self, replica, port),
-                    replica.host,
-                    replica.ports[port],
+                await loop.create_connection(
+                    lambda: connection, replica.host, replica.ports[connection.port]
                 )
         except (OSError, TimeoutError):
             self.router.on_unreachable(replica, self.clock())
-            self._leave(exchange)
-            if not exchange.abandoned:
-                self.statistics.unreachable += 1
-                self.submit(exchange)
-            return
-        self.router.on_reached(replica)
-        if exchange.abandoned:
-            self._end(exchange)
-            connection.close()
-            return
-        connection.start(exchange)
+            for exchange in connection.give_up():
+                self._leave(exchange)
+                if not exchange.abandoned:
+                    self.statistics.unreachable += 1
+                    self.submit(exchange)
+        else:
+            self.router.on_reached(replica)
 
     def _drain_buffer(self) -> None:
         now = self.clock()

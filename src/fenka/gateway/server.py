@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from fenka.gateway.buffer import BufferLimits
-from fenka.gateway.client_connection import ClientConnection
 from fenka.gateway.client_registry import ClientRegistry, ClientTimeouts
 from fenka.gateway.dispatcher import TICK_S, Dispatcher, ReplicaTimeouts
+from fenka.gateway.http1_client import Http1ClientConnection
 
 BACKLOG = 1024
 """Connections that the kernel accepts while the program is busy."""
@@ -52,7 +52,7 @@ class Gateway:
         async with contextlib.AsyncExitStack() as stack:
             for port, listener in listening.items():
                 server = await loop.create_server(
-                    lambda port=port: ClientConnection(self.clients, port),  # type: ignore[misc]
+                    lambda port=port: Http1ClientConnection(self.clients, port),  # type: ignore[misc]
                     sock=listener,
                     backlog=BACKLOG,
                 )

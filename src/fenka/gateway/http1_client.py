@@ -12,7 +12,7 @@ from http import HTTPStatus
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from fenka.gateway.client_registry import ClientRegistry
-from fenka.gateway.exchange import Exchange
+from fenka.gateway.exchange import Http1Exchange
 from fenka.gateway.heads import (
     MAX_HEAD_BYTES,
     BadMessage,
@@ -20,8 +20,10 @@ from fenka.gateway.heads import (
     read_request,
     sentence_response,
 )
+from fenka.gateway.http1_replica import reset
+from fenka.gateway.http2_client import Http2ClientConnection
+from fenka.gateway.http2_connection import PREFACE
 from fenka.gateway.reading import Reader
-from fenka.gateway.replica_connection import reset
 
 MAX_PIPELINED = 32
 """Requests that a client may send before it has the response to the first."""
@@ -32,7 +34,7 @@ _TOO_LARGE = BadMessage(431, f"the head of the request exceeds {MAX_HEAD_BYTES /
 _TOO_MANY = BadMessage(429, f"more than {MAX_PIPELINED} requests are unanswered on one connection")
 
 
-class ClientConnection(Reader):
+class Http1ClientConnection(Reader):
     """A client's connection.
 
     Attributes:
@@ -47,17 +49,19 @@ class ClientConnection(Reader):
         self._address = b""
         self._parser = HttpRequestParser(self)
         self._url, self._fields, self._head_bytes = b"", Fields(), 0
-        self._receiving: Exchange | None = None
+        self._receiving: Http1Exchange | None = None
         """The request whose body is read."""
-        self._active: Exchange | None = None
+        self._active: Http1Exchange | None = None
         """The request that is answered."""
-        self._queue: deque[Exchange] = deque()
+        self._queue: deque[Http1Exchange] = deque()
         """Requests behind it."""
         self._held = b""
         """What came behind a request for a websocket."""
         self._error: BadMessage | None = None
         """What the client is answered after all requests."""
-        self._upgrading = self._tunnel = False
+        self._first = b""
+        """The first bytes, which may be those of HTTP/2."""
+        self._selected = self._upgrading = self._tunnel = False
         self._pauses: set[str] = set()
         self._idle_since: float = self._clock()
         self._read_at = self._idle_since
@@ -123,6 +127,10 @@ class ClientConnection(Reader):
             self._active.upstream.send(data)
             return
         self._read_at = self._clock()
+        if not self._selected:
+            data = self._select_protocol(data)
+            if not data:
+                return
         if self._upgrading:
             self._hold(data)
             return
@@ -256,7 +264,7 @@ class ClientConnection(Reader):
         except BadMessage as error:
             self._error = error
             return
-        self._receiving = Exchange(self, head, self._read_at)
+        self._receiving = Http1Exchange(self, head, self._read_at)
         self._queue.append(self._receiving)
 
     def on_body(self, data: bytes) -> None:
@@ -292,6 +300,22 @@ class ClientConnection(Reader):
                 if self._head_bytes >= MAX_HEAD_BYTES:
                     self._error = self._error or _TOO_LARGE
             return
+
+    def _select_protocol(self, data: bytes) -> bytes:
+        """Return what is to be parsed: nothing while that is unknown, or if the client speaks HTTP/2."""
+        self._first += data
+        if self._first.startswith(PREFACE):
+            self._registry.on_close(self)
+            http2 = Http2ClientConnection(self._registry, self.port)
+            self._transport.set_protocol(http2)
+            http2.connection_made(self._transport)
+            http2.data_received(self._first)
+            return b""
+        if PREFACE.startswith(self._first):
+            self._head_since = self._head_since or self._read_at
+            return b""
+        self._selected = True
+        return self._first
 
     def _hold(self, data: bytes) -> None:
         self._held += data

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from fenka.gateway.exchange import Exchange
+from fenka.gateway.exchange import Exchange, Http1Exchange
 from fenka.gateway.heads import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
@@ -35,17 +35,23 @@ def reset(transport: asyncio.Transport) -> None:
 class Owner(Protocol):
     """Decides what follows the end of an exchange."""
 
-    def on_response(self, exchange: Exchange, connection: "ReplicaConnection") -> None:
+    def finish(self, exchange: Exchange) -> None:
         """Go on after a complete response."""
+
+    def on_unsent(self, exchange: Exchange) -> None:
+        """Go on after a request whose client hung up before it was sent."""
+
+    def on_idle(self, connection: "Http1ReplicaConnection") -> None:
+        """Keep a connection for another request, if it can take one."""
 
     def on_failure(self, exchange: Exchange, sentence: str, *, begun: bool) -> None:
         """Go on after a connection without a complete response. begun: the replica has answered a part."""
 
-    def on_lost(self, connection: "ReplicaConnection") -> None:
+    def on_lost(self, connection: "Http1ReplicaConnection") -> None:
         """Forget the connection, which has ended."""
 
 
-class ReplicaConnection(Reader):
+class Http1ReplicaConnection(Reader):
     """A connection to a replica.
 
     Attributes:
@@ -58,13 +64,13 @@ class ReplicaConnection(Reader):
 
     def __init__(self, owner: Owner, replica: Replica, port: str) -> None:
         self.replica, self.port = replica, port
-        self.exchange: Exchange | None = None
+        self.exchange: Http1Exchange | None = None
         self.idle_since = 0.0
         self.used = False
         self.reusable = True
         self._owner = owner
         self._transport: asyncio.Transport
-        self._tunnel = self._paused = False
+        self._connected = self._tunnel = self._paused = False
         self._parser = HttpResponseParser(self)
         self._expect_response()
 
@@ -84,9 +90,18 @@ class ReplicaConnection(Reader):
 
     def start(self, exchange: Exchange) -> None:
         """Send a request, as far as it has come."""
-        self.exchange, exchange.upstream = exchange, self
+        assert isinstance(exchange, Http1Exchange)
+        self.exchange = exchange
+        if not self._connected:
+            return
+        exchange.upstream = self
         self._transport.write(exchange.head.wire + exchange.take_body())
         exchange.client.on_connected()
+
+    def give_up(self) -> list[Http1Exchange]:
+        """Return the request that waits for the connection, which cannot be made."""
+        exchange, self.exchange = self.exchange, None
+        return [exchange] if exchange is not None else []
 
     def is_open(self) -> bool:
         """Return whether a request can be sent."""
@@ -125,9 +140,17 @@ class ReplicaConnection(Reader):
     # ---- called by asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Await the first request."""
+        """Send the request that waits."""
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport, self._connected = transport, True
+        exchange, self.exchange = self.exchange, None
+        if exchange is None:
+            return
+        if exchange.abandoned:
+            self._owner.on_unsent(exchange)
+            self._owner.on_idle(self)
+        else:
+            self.start(exchange)
 
     def pause_writing(self) -> None:
         """Stop reading from the client: the replica does not read."""
@@ -149,7 +172,7 @@ class ReplicaConnection(Reader):
         if self._tunnel or (self._until_close and exc is None):
             if self._chunked:
                 exchange.client.send(b"0\r\n\r\n")
-            self._owner.on_response(exchange, self)
+            self._owner.finish(exchange)
             return
         self._owner.on_failure(
             exchange, "the replica closed the connection without a response", begun=self._begun
@@ -226,7 +249,7 @@ class ReplicaConnection(Reader):
             self._error = error
         self._fields, self._reason = [], b""
 
-    def _on_final_head(self, exchange: Exchange, status: int) -> None:
+    def _on_final_head(self, exchange: Http1Exchange, status: int) -> None:
         close = exchange.client.closes() or not exchange.complete
         head = read_response(status, self._reason, self._fields, exchange.head, close=close)
         exchange.status, exchange.closing = status, head.close
@@ -257,7 +280,7 @@ class ReplicaConnection(Reader):
 
     # ---- the end of an exchange ----
 
-    def _switch(self, exchange: Exchange, rest: bytes) -> None:
+    def _switch(self, exchange: Http1Exchange, rest: bytes) -> None:
         if self._error or exchange.status != 101:
             self._fail(exchange, self._error or BadMessage(502, "the replica switched protocols"))
             return
@@ -265,7 +288,7 @@ class ReplicaConnection(Reader):
         exchange.client.send(b"".join(self._out) + rest)
         exchange.client.on_switched()
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: Http1Exchange) -> None:
         reusable = self.reusable and exchange.complete
         self.exchange, self.used, self.reusable = None, True, reusable
         if reusable:
@@ -275,9 +298,10 @@ class ReplicaConnection(Reader):
             self.resume()
         else:
             self._transport.close()
-        self._owner.on_response(exchange, self)
+        self._owner.on_idle(self)
+        self._owner.finish(exchange)
 
-    def _fail(self, exchange: Exchange, error: BadMessage) -> None:
+    def _fail(self, exchange: Http1Exchange, error: BadMessage) -> None:
         self.exchange = None
         self._transport.abort()
         self._owner.on_failure(exchange, str(error), begun=True)

@@ -37,7 +37,8 @@ class Command:
 COMMANDS: dict[str, tuple[Command, ...]] = {
     "Use": (
         Command("run", "run:run", "Run a program with a slice of a GPU.", passes_arguments=True),
-        Command("notebook", "run:notebook", "Start a Jupyter server with a slice of a GPU."),
+        Command("notebook", "notebook:notebook", "Start a Jupyter server with a slice of a GPU."),
+        Command("start", "notebook:start", "Start a notebook again that was stopped or was idle."),
         Command("submit", "submit:app", "Submit a distributed training."),
         Command(
             "logs",
@@ -48,7 +49,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command(
             "attach", "training.connect:attach", "Run a command in an instance of a training job."
         ),
-        Command("stop", "jobs:stop", "End running or waiting programs and release their slices."),
+        Command("stop", "stop:stop", "End running or waiting programs and release their slices."),
         Command("resize", "resize:resize", "Change the slice of a running job or pod."),
         Command("delete", "training.remove:delete", "Delete training jobs.", aliases=("del",)),
         Command("prune", "training.remove:prune", "Delete training jobs that ended some time ago."),

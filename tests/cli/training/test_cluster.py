@@ -144,6 +144,7 @@ def test_list_reads_each_kind_once_however_many_jobs_there_are(
         "GET /api/v1/namespaces/default/pods",
         "GET /api/v1/namespaces/default/services",
         "GET /api/v1/nodes",
+        "GET /apis/apps/v1/namespaces/default/deployments",
         "GET /apis/batch/v1/namespaces/default/jobs",
         "GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets",
     ]

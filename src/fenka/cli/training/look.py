@@ -63,6 +63,7 @@ def get(
     if gpus and job.status != "SUCCEEDED":
         lines += blocks.gpus_block(job)
     lines += layout_screens.tensorboard_lines(job)
+    lines += blocks.notebook(job)
     if events:
         lines += blocks.events_block(shown_events, now)
     tables.print_lines([*lines, *blocks.note(job)])

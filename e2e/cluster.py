@@ -300,6 +300,11 @@ class Cluster(Administrator):
 
     # Components.
 
+    @property
+    def audit_log(self) -> Path:
+        """The API server's audit log: a JSON object for each request of the namespace `audited`."""
+        return self.state / "logs" / "audit.log"
+
     def make_certificates(self) -> None:
         """Create a certificate for each component; RBAC is on, so that a missing right is noticed."""
         address = self.layout.control_plane
@@ -339,7 +344,10 @@ class Cluster(Administrator):
         """Start etcd and the API server, and wait until it is ready."""
         plane, pki = self.control_plane, self.state / "pki"
         plane.start("etcd", configuration.etcd(self.state / "etcd"))
-        plane.start("kube-apiserver", configuration.apiserver(pki, plane.address))
+        policy = self.state / "audit-policy.yaml"
+        policy.write_text(configuration.audit_policy())
+        log = self.audit_log
+        plane.start("kube-apiserver", configuration.apiserver(pki, plane.address, policy, log))
         self.wait_for_apiserver()
 
     def wait_for_apiserver(self) -> None:

@@ -16,6 +16,8 @@ POD_GROUP_FEATURE = "GenericWorkload"
 ISSUER = f"https://kubernetes.default.svc.{DOMAIN}"
 CONTAINERD = "/run/containerd/containerd.sock"
 PAUSE = "localhost/pause:e2e"
+AUDITED = "audited"
+"""The namespace whose ServiceAccounts' requests are in the API server's audit log."""
 FRONT_PROXY = "front-proxy-client"
 """The name of the API server as a client of extension API servers, and the folder of that authority."""
 
@@ -178,8 +180,23 @@ def etcd(data: Path) -> list[str]:
     ]
 
 
-def apiserver(pki: Path, address: str) -> list[str]:
-    """Return the command line of kube-apiserver."""
+def audit_policy() -> str:
+    """Return the policy of the API server's audit log, which tests read to count a client's requests."""
+    return yaml.safe_dump(
+        {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "rules": [
+                {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{AUDITED}"]},
+                {"level": "None"},
+            ],
+        }
+    )
+
+
+def apiserver(pki: Path, address: str, audit: Path, audit_log: Path) -> list[str]:
+    """Return the command line of kube-apiserver. audit: the file of the policy."""
     return [
         "kube-apiserver",
         "--etcd-servers=http://127.0.0.1:2379",
@@ -205,6 +222,8 @@ def apiserver(pki: Path, address: str) -> list[str]:
         "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         f"--proxy-client-cert-file={pki}/{FRONT_PROXY}/{FRONT_PROXY}.crt",
         f"--proxy-client-key-file={pki}/{FRONT_PROXY}/{FRONT_PROXY}.key",
+        f"--audit-policy-file={audit}",
+        f"--audit-log-path={audit_log}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         f"--feature-gates={POD_GROUP_FEATURE}=true",

@@ -23,6 +23,7 @@ FENKA = "localhost/fenka:e2e"
 JOBSET = "localhost/jobset:e2e"
 GIT = "localhost/fenka-git:e2e"
 TRAINING = "localhost/fenka-training:e2e"
+MPI_SSH = "localhost/fenka-mpi-ssh:e2e"
 FRAMEWORKS = "localhost/fenka-frameworks:e2e"
 FULL = os.environ.get("FENKA_E2E_TIER") == "full"
 """Whether the scenarios run that take minutes each, and the image that only they need is built."""
@@ -60,8 +61,8 @@ def all_images() -> list[Path]:
     if missing:
         raise ClusterError(f"the images need programs that are not installed: {', '.join(missing)}")
     with exclusive_lock(cache() / "images.lock"):
-        images = [pause, busybox, jobset, workload, git, training, *([frameworks] * FULL), fenka]
-        return [build() for build in images]
+        images = [pause, busybox, jobset, workload, git, mpi_ssh, training]
+        return [build() for build in (*images, *([frameworks] * FULL), fenka)]
 
 
 def image_store() -> Path:
@@ -204,6 +205,16 @@ def git() -> Path:
         build_image(GIT, dockerfile, [], target)
 
     return archive("git", hash_of(base_key(), dockerfile), make)
+
+
+def mpi_ssh() -> Path:
+    """Return the image with Open MPI and ssh, but without Python."""
+    dockerfile = HERE / "mpi_ssh.Dockerfile"
+
+    def make(target: Path) -> None:
+        build_image(MPI_SSH, dockerfile, [], target)
+
+    return archive("mpi-ssh", hash_of(base_key(), dockerfile), make, keep=2)
 
 
 def training() -> Path:

@@ -74,11 +74,17 @@ def install(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def jobset(installation: Installation) -> Iterator[None]:
-    """Let JobSet's controller run for a module's tests, added by an upgrade of the release.
+    """Let JobSet's controller run for a module's tests.
 
     The next modules upgrade from the chart without JobSet's.
     """
-    cluster = installation.cluster
+    install_jobset(installation.cluster)
+    yield
+    installation.cluster.helm("rollback", RELEASE, "-n", RELEASE, "--wait")
+
+
+def install_jobset(cluster: Cluster) -> None:
+    """Upgrade the release to one with JobSet's controller."""
     chart = cluster.state / "chart"
     run([sys.executable, str(CHART.parent / "package.py"), str(chart)])
     values = cluster.state / "jobset.yaml"
@@ -88,8 +94,6 @@ def jobset(installation: Installation) -> Iterator[None]:
     # The controller is ready some time before kube-proxy forwards to its webhooks.
     create = ("create", "--dry-run=server", "-f", "-")
     wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))
-    yield
-    cluster.helm("rollback", RELEASE, "-n", RELEASE, "--wait")
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from e2e.cluster import Cluster, wait_until
 
 HERE = Path(__file__).parent
@@ -53,6 +55,16 @@ def call_extender(cluster: Cluster, url: str, body: str = "") -> str:
     """Return the extender's answer to a caller with kube-scheduler's certificate."""
     command = ("python3", "-c", CALL_EXTENDER, url, CERTIFICATES)
     return cluster.control_plane.run(*command, stdin=body)
+
+
+def kubeconfig_of(cluster: Cluster, account: str, namespace: str, target: Path) -> Path:
+    """Write a kubeconfig with the token of a ServiceAccount, and return its path."""
+    token = cluster.kubectl("-n", namespace, "create", "token", account).strip()
+    written = yaml.safe_load(cluster.kubeconfig.read_text())
+    for user in written["users"]:
+        user["user"] = {"token": token}
+    target.write_text(yaml.safe_dump(written))
+    return target
 
 
 @dataclass(frozen=True)

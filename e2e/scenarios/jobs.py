@@ -84,16 +84,18 @@ class Jobs:
             cluster.kubectl("delete", "pv", self.namespace, "--wait=false")
 
     def submission(
-        self, kind: str, name: str, *options: str, command: Sequence[str]
+        self, kind: str, name: str, *options: str, command: Sequence[str], image: str = TRAINING
     ) -> Sequence[str]:
-        """Return the command line that submits a training in the image of trainings."""
-        images = ("--image", TRAINING, "--sync-image", GIT)
+        """Return the command line that submits a training."""
+        images = ("--image", image, "--sync-image", GIT)
         given = ("-n", self.namespace, "--name", name, *images, *options)
         return (*FENKA, "submit", kind, *given, "--", *command)
 
-    def submit(self, kind: str, name: str, *options: str, command: Sequence[str]) -> str:
-        """Submit a training in the image of trainings, and return what the client prints."""
-        argv = self.submission(kind, name, *options, command=command)
+    def submit(
+        self, kind: str, name: str, *options: str, command: Sequence[str], image: str = TRAINING
+    ) -> str:
+        """Submit a training, and return what the client prints."""
+        argv = self.submission(kind, name, *options, command=command, image=image)
         return self.installation.cluster.run(*argv)
 
     def table(self, *arguments: str) -> list[list[str]]:

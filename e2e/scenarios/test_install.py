@@ -16,7 +16,13 @@ from e2e.images import BUSYBOX
 from e2e.programs import directories
 from e2e.scenarios.conftest import CHART, RELEASE
 from e2e.scenarios.containers import installed_with
-from e2e.scenarios.installation import HERE, MEMORY, Installation, deployment
+from e2e.scenarios.installation import (
+    HERE,
+    MEMORY,
+    Installation,
+    deployment,
+    kubeconfig_of,
+)
 from e2e.supervisor import REPOSITORY
 
 Json = dict[str, Any]
@@ -60,16 +66,6 @@ def roles_without_one_verb(objects: list[Json]) -> Iterator[tuple[str, Json]]:
                 reduced["rules"] = [rule for rule in reduced["rules"] if rule["verbs"]]
                 (resource,) = rule["resources"]
                 yield f"{verb} {resource}", reduced
-
-
-def kubeconfig_of(cluster: Cluster, account: str, namespace: str, target: Path) -> Path:
-    """Write a kubeconfig with the token of a ServiceAccount, and return its path."""
-    token = cluster.kubectl("-n", namespace, "create", "token", account).strip()
-    written = yaml.safe_load(cluster.kubeconfig.read_text())
-    for user in written["users"]:
-        user["user"] = {"token": token}
-    target.write_text(yaml.safe_dump(written))
-    return target
 
 
 OBJECTS = """

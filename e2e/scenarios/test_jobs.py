@@ -17,7 +17,7 @@ from subprocess import PIPE
 import pytest
 
 from e2e.cluster import Cluster, ClusterError, wait_until
-from e2e.images import TRAINING
+from e2e.images import MPI_SSH, TRAINING
 from e2e.repository import Repository
 from e2e.scenarios.containers import wait_for_no_leases
 from e2e.scenarios.installation import WHOLE, Installation, deployment
@@ -159,6 +159,23 @@ def test_all_pods_are_new_once_when_a_rank_fails_with_one_retry(
     wait_until("the job's failure", ended, 180)
     assert sorted(attempts.values()) == ["0"] * 3 + ["1"] * 3
     wait_for_no_leases(jobs.installation, node)
+
+
+def test_ranks_start_over_ssh_when_the_image_has_no_python(jobs: Jobs) -> None:
+    """The same agents of the job then run sshd and ssh, with keys that only this job has."""
+    rank = 'echo "rank=$OMPI_COMM_WORLD_RANK host=$(hostname)"'
+    wait = '[ "$OMPI_COMM_WORLD_RANK" != 0 ] || until [ -e /tmp/go ]; do sleep 0.1; done'
+    train = ["mpirun", "sh", "-c", f"{wait}; {rank}; ! command -v python3"]
+    jobs.submit("mpijob", "over-ssh", "--workers=2", command=train, image=MPI_SSH)
+    jobs.wait_for("over-ssh", "RUNNING")
+    logs = [("logs", "over-ssh", "-i", f"over-ssh-worker-{index}") for index in range(2)]
+    accepted = "Accepted publickey for root"
+    wait_until("mpirun's daemons", lambda: all(accepted in jobs.fenka(*log) for log in logs))
+    jobs.let_go(next(name for name in pod_names(jobs, "worker") if "-worker-0-0" in name))
+    jobs.wait_for("over-ssh", "SUCCEEDED")
+    assert jobs.lines("over-ssh") == [
+        {"rank": str(number), "host": f"over-ssh-worker-0-{number}"} for number in range(2)
+    ]
 
 
 # Accepts connections and never answers.

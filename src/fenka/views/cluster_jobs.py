@@ -5,7 +5,6 @@ A pod's owner writes its labels, so pods count only for roles and indexes that t
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import get_args
 
 from fenka.cluster.objects import Condition, seconds
@@ -28,7 +27,6 @@ from fenka.cluster.training_objects import (
     Service,
     TrainingObjects,
     TrainingPod,
-    final_condition,
 )
 from fenka.views.jobs import (
     TRAINERS,
@@ -45,9 +43,6 @@ from fenka.views.pod_cards import PodCards
 SUBMISSION_S = 60.0
 """A submission that has not resumed its root object after this time was interrupted."""
 
-EXTERNAL_ADDRESS = "its Service has no external address yet"
-"""Why a notebook that runs is not reached as its user has asked for."""
-
 _PHASES: dict[str, Phase] = {phase: phase for phase in get_args(Phase)}
 _ENDED: dict[str, JobStatus] = {
     "Failed": "FAILED",
@@ -55,7 +50,7 @@ _ENDED: dict[str, JobStatus] = {
     "Completed": "SUCCEEDED",
     "Succeeded": "SUCCEEDED",
 }
-"""Statuses by the types of final conditions."""
+"""Statuses by the types of final conditions. A Job may have both; its failure counts."""
 
 _FOREIGN: dict[ForeignKind, Trainer] = {
     "MPIJob": "mpijob",
@@ -87,17 +82,17 @@ def training_jobs(
     """
     cards = PodCards(objects.nodes, objects.pods)
     own, others = _group(objects)
-    services: dict[tuple[str, str], list[Service]] = {}
-    for service in objects.services:
-        key = service.metadata.namespace, service.metadata.labels.get(JOB, "")
-        services.setdefault(key, []).append(service)
+    services = {
+        (service.metadata.namespace, service.metadata.labels.get(JOB, "")): service
+        for service in objects.services
+        if service.spec.type == "NodePort"
+    }
     address = _cluster_address(objects)
     jobs = []
     for root in objects.roots:
         key = root.metadata.namespace, root.metadata.name
-        job = _own_job(root, objects.current(root), own.get(key, []), cards, now, queue)
-        reach = _reach_notebook if job.trainer == "notebook" else _reach_tensorboard
-        jobs.append(reach(job, own.get(key, []), services.get(key, []), address))
+        url = _tensorboard(services.get(key), address)
+        jobs.append(_own_job(root, own.get(key, []), cards, url, now, queue))
     jobs += [
         _foreign_job(job, others.get(job.metadata.uid, []), cards, queue) for job in objects.foreign
     ]
@@ -131,17 +126,17 @@ def _group(
 
 def _own_job(
     root: Root,
-    run: Root,
     pods: Iterable[TrainingPod],
     cards: PodCards,
+    tensorboard: str,
     now: float,
     queue: Queue | None,
 ) -> TrainingJob:
     meta = root.metadata
     trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
-    members = _members(run, pods)
-    status, end = _own_status(run, trainer, members), final_condition(run.status.conditions)
-    created = seconds(run.metadata.creation_timestamp) or 0
+    members = _members(root, pods)
+    status, end = _own_status(root, members), _end(root.status.conditions)
+    created = seconds(meta.creation_timestamp) or 0
     return TrainingJob(
         meta.name,
         meta.namespace,
@@ -149,30 +144,31 @@ def _own_job(
         status,
         trainer,
         created,
-        ended=None if end is None else _ended_at(run, end),
-        instances=_own_instances(run, meta.name, trainer, members, cards),
-        priority=run.priority_class,
+        ended=None if end is None else _ended_at(root, end),
+        instances=_own_instances(root, trainer, members, cards),
+        priority=root.priority_class,
         position=_position(status, members.values(), queue),
         why=_why(status, end, members.values()),
-        note=_note(run, status, now - created),
+        tensorboard=tensorboard,
+        note=_note(root, now - created),
     )
 
 
 def _own_instances(
-    root: Root, job: str, trainer: Trainer, members: Members, cards: PodCards
+    root: Root, trainer: Trainer, members: Members, cards: PodCards
 ) -> tuple[Instance, ...]:
     """Return the instances that are shown, the chief first."""
     order = [*root.roles]
     chief = chief_role(order)
     order.sort(key=lambda role: role != chief)
-    if final_condition(root.status.conditions) is not None:
+    if _end(root.status.conditions) is not None:
         # Pods that still run are about to be removed.
         members = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
     return tuple(
         _instance(
             members[role, index],
             cards,
-            name=instance_name(job, trainer, role, index),
+            name=instance_name(root.metadata.name, trainer, role, index),
             role=role,
             index=index,
             chief=(role, index) == (chief, 0),
@@ -201,17 +197,22 @@ def _generation(pod: TrainingPod) -> tuple[int, bool, str]:
     return attempt or 0, not pod.gone, pod.metadata.creation_timestamp
 
 
-def _own_status(root: Root, trainer: Trainer, members: Members) -> JobStatus:
-    end, restartable = final_condition(root.status.conditions), trainer == "notebook"
+def _own_status(root: Root, members: Members) -> JobStatus:
+    end = _end(root.status.conditions)
     if end is not None:
-        status = _ENDED[end.type]
-        return "STOPPED" if restartable and status == "SUCCEEDED" else status
-    if root.suspended:
-        return "STOPPED" if restartable and SUBMITTED in root.metadata.annotations else "QUEUING"
+        return _ENDED[end.type]
+    if root.spec.suspend:
+        return "QUEUING"
     running = sum(
         pod.status.phase in ("Running", "Succeeded") and not pod.gone for pod in members.values()
     )
     return "RUNNING" if running == sum(root.roles.values()) else "PENDING"
+
+
+def _end(conditions: Iterable[Condition]) -> Condition | None:
+    """Return the condition that ends a job; None while it has not ended."""
+    final = [each for each in conditions if each.status == "True" and each.type in _ENDED]
+    return min(final, key=lambda each: [*_ENDED].index(each.type), default=None)
 
 
 def _ended_at(job: Root | ForeignJob, end: Condition) -> float | None:
@@ -239,15 +240,13 @@ def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | Non
     return min((queue[name] for name in names & queue.keys()), default=None)
 
 
-def _note(root: Root, status: JobStatus, age_s: float) -> str:
+def _note(root: Root, age_s: float) -> str:
     meta = root.metadata
-    if status == "STOPPED":
-        return f"fenka start {meta.labels[JOB]} starts it again"
     if (
-        not root.suspended
+        not root.spec.suspend
         or SUBMITTED in meta.annotations
         or QUEUE_NAME in meta.labels
-        or final_condition(root.status.conditions) is not None
+        or _end(root.status.conditions) is not None
     ):
         return ""
     if age_s < SUBMISSION_S:
@@ -258,32 +257,10 @@ def _note(root: Root, status: JobStatus, age_s: float) -> str:
     )
 
 
-def _reach_tensorboard(
-    job: TrainingJob, _: Sequence[TrainingPod], services: Iterable[Service], address: str
-) -> TrainingJob:
-    """Add the address of a job's TensorBoard."""
-    port = next((each.node_port for each in services if each.spec.type == "NodePort"), 0)
-    return replace(job, tensorboard=f"http://{address}:{port}") if port and address else job
-
-
-def _reach_notebook(
-    job: TrainingJob, pods: Sequence[TrainingPod], services: Iterable[Service], address: str
-) -> TrainingJob:
-    """Add where a notebook answers, if it does."""
-    chief = job.chief
-    ready = chief is not None and any(
-        pod.metadata.name == chief.pod and pod.ready and not pod.gone for pod in pods
-    )
-    service = next((each for each in services if each.metadata.name == job.name), None)
-    if not ready or service is None:
-        return job
-    if service.external_address:
-        return replace(job, address=f"http://{service.external_address}/")
-    awaited = EXTERNAL_ADDRESS if service.spec.type == "LoadBalancer" else ""
-    if service.node_port and address:
-        return replace(job, address=f"http://{address}:{service.node_port}/", why=awaited)
-    forward = f"kubectl port-forward -n {job.namespace} service/{job.name} 8888:80"
-    return replace(job, address=f"http://localhost:8888/ after {forward}", why=awaited)
+def _tensorboard(service: Service | None, address: str) -> str:
+    ports = service.spec.ports if service is not None else ()
+    port = next((port.node_port for port in ports if port.node_port), 0)
+    return f"http://{address}:{port}" if port and address else ""
 
 
 def _cluster_address(objects: TrainingObjects) -> str:
@@ -337,7 +314,7 @@ def _foreign_status(
     job: ForeignJob, pods: Sequence[TrainingPod]
 ) -> tuple[JobStatus, Condition | None]:
     conditions = job.status.conditions or ()
-    end = final_condition(conditions)
+    end = _end(conditions)
     if end is None and job.status.launcher_status in ("Succeeded", "Failed"):
         end = Condition(type=job.status.launcher_status, status="True")
     if end is not None:

@@ -175,14 +175,25 @@ def test_no_feedback_is_written_when_the_driver_reports_no_samples(machine: Mach
     assert machine.written("a") == (0, 0)
 
 
-def test_driver_is_not_read_when_no_lease_is_limited(machine: Machine) -> None:
-    """It costs nothing until somebody is; a limit that is set later is seen."""
+def test_driver_is_read_seldom_when_no_lease_is_limited(machine: Machine) -> None:
+    """It costs little until somebody is; a limit that is set later is seen."""
     machine.lease("a", 1, Limit(CARD, 1))
-    machine.round(p1=50)
-    assert machine.asked == 0
+    for _ in range(10):
+        machine.round(p1=50)
+    assert machine.asked == 2
     control.update(machine.folder / "a", Control("a", (Limit(CARD, 1, 0, 20),)))
     machine.round(p1=50)
-    assert machine.asked == 1
+    machine.round(p1=50)
+    assert machine.asked == 4
+
+
+def test_use_is_written_when_no_lease_is_limited(machine: Machine) -> None:
+    """All samples since the last reading count, at most those of a second."""
+    machine.lease("a", 1, Limit(CARD, 1))
+    machine.round(p1=50)
+    machine.now_us += 400_000
+    machine.round(p1=50)
+    assert machine.written("a") == (500 + 250, 100)
 
 
 def test_limits_are_unchanged_when_feedback_is_written(machine: Machine) -> None:

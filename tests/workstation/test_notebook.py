@@ -1,21 +1,19 @@
 """`fenka notebook` with a real Jupyter server and a real kernel."""
 
-import http.cookiejar
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from fenka.jobs.kernel import Kernel, KernelFailed
-from tests.waiting import WAIT_S
+from fenka.jobs.notebook_server import notebook_server
+from fenka.jobs.notebook_server.notebook_server import read_usage
+from tests.jupyter_login import login
 from tests.workstation.conftest import Workstation, eventually
 
 LOOK = (
@@ -53,8 +51,8 @@ def test_login_is_required_when_a_password_is_set(t4: Workstation) -> None:
     printed = t4.ok("notebook", "--gpu-mem", "4", "--name", "nb", "--detach")
     url = printed.removeprefix("nb: ").strip()
     assert "token" not in url
-    assert _login(url, "wrong") == 401
-    assert _login(url, "mypassw0rd") == []
+    assert login(url, "wrong") == 401
+    assert login(url, "mypassw0rd") == []
 
 
 def test_notebook_ends_when_its_server_ends(t4: Workstation) -> None:
@@ -99,18 +97,45 @@ def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:
     assert (result.returncode, result.stderr) == (2, "fenka: /no/such is not a directory\n")
 
 
-def _login(url: str, password: str) -> object:
-    """Return the running kernels after logging in with the password, else the HTTP status."""
-    parts = urllib.parse.urlsplit(url)
-    base = f"http://{parts.netloc}"
-    jar = http.cookiejar.CookieJar()
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
-    opener.open(f"{base}/login", timeout=WAIT_S).read()
-    xsrf = next(cookie.value for cookie in jar if cookie.name == "_xsrf")
-    form = urllib.parse.urlencode({"password": password, "_xsrf": xsrf}).encode()
-    try:
-        opener.open(f"{base}/login", data=form, timeout=WAIT_S).read()
-        with opener.open(f"{base}/api/kernels", timeout=WAIT_S) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as why:
-        return why.code
+def test_notebook_has_its_password_and_files_when_it_is_started_again(
+    t4: Workstation, tmp_path: Path
+) -> None:
+    """After `fenka stop` as after an idle end; what it gets of the card is the same, too."""
+    (tmp_path / "work.ipynb").touch()
+    t4.environment["PASSWORD"] = "mypassw0rd"
+    given = ("--gpu-mem", "4", "--directory", str(tmp_path), "--idle", "2h")
+    t4.ok("notebook", *given, "--name", "nb", "--detach")
+    running = t4.fenka("start", "nb")
+    assert (running.returncode, running.stderr) == (
+        2,
+        "fenka: notebook nb runs or waits already: see fenka ps\n",
+    )
+    t4.ok("stop", "nb")
+    del t4.environment["PASSWORD"]
+    url = t4.ok("start", "nb").removeprefix("nb: ").strip()
+    assert login(url, "wrong") == 401
+    (file,) = login(url, "mypassw0rd", "/api/contents")["content"]  # type: ignore[index]
+    assert file["name"] == "work.ipynb"
+    (piece,) = t4.jobs()["nb"]["slices"]
+    assert piece["memory_mib"] == 4308
+    page = t4.root / "leases" / t4.jobs()["nb"]["id"] / "lease" / "control"
+    assert read_usage(page) is not None
+    assert "--idle" in " ".join(t4.jobs()["nb"]["command"])
+
+
+def test_start_is_refused_when_there_is_no_such_notebook(t4: Workstation) -> None:
+    """Nothing is started."""
+    missing = t4.fenka("start", "nothing")
+    assert (missing.returncode, missing.stderr) == (
+        1,
+        "fenka: notebook nothing not found on this machine: it was never started\n",
+    )
+
+
+def test_program_ends_when_its_slice_is_not_used(t4: Workstation) -> None:
+    """Not while it uses the card, for longer than the time after which it would be idle."""
+    watched = (sys.executable, "-P", notebook_server.__file__, "--idle", "2", "--")
+    uses = (sys.executable, str(Path(__file__).parents[1] / "programs" / "use_card.py"), "5")
+    result = t4.fenka("run", "--gpu-mem", "4", "--", *watched, *uses)
+    assert (result.returncode, result.stdout) == (0, "used\n")
+    assert "the slice has not been used for 2 s, so the notebook ends" in result.stderr

@@ -440,7 +440,8 @@ def test_directory_is_seen_elsewhere_when_it_is_mounted(t4: Workstation, tmp_pat
     for instance in ("b-worker-0", "b-ps-0"):
         assert await_lines(t4, "b", instance, 1) == ["heregiven"]
     assert not (place / "x").exists()
-    assert (data / "y").read_text() == "x\n" * 2
+    written = data / "y"
+    eventually(lambda: written.exists() and written.read_text() == "x\n" * 2)
     missing = ("--gpu-mem", "4", "--data-dir", f"{data}:{tmp_path / 'no'}", "--", "true")
     result = t4.fenka("submit", "pytorch", "--local", "--name", "n", *missing)
     refused(result, 2, f"--data-dir {data}:{tmp_path / 'no'} requires a directory .* create it.*")

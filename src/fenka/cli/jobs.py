@@ -1,12 +1,10 @@
-"""`fenka ps`, `fenka stop`, and the logs of jobs in the background: the jobs of this machine."""
+"""`fenka ps`, and stopping and the logs of jobs in the background: the jobs of this machine."""
 
 import os
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from fenka.cli import local_logs, tables
 from fenka.cli.durations import short_duration
@@ -104,11 +102,8 @@ def resize(
     print(f"{tables.escape(answer.text)}: resized")
 
 
-def stop(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
-    grace: Annotated[float, typer.Option(min=0, help="seconds between SIGTERM and SIGKILL")] = 10.0,
-) -> None:
-    """Stop all jobs named, even if some of them cannot be stopped."""
+def stop(names: Sequence[str], grace: float) -> None:
+    """Stop all jobs named, even if some of them cannot be stopped. grace: before SIGKILL, in seconds."""
     # `fenka ps` needs neither, and importing them takes an eighth of its start.
     from fenka.workstation import records
     from fenka.workstation.training import manage

@@ -1,4 +1,4 @@
-"""`fenka run` and `fenka notebook`."""
+"""`fenka run`, and what `fenka notebook` shares with it."""
 
 import math
 import shutil
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import msgspec
 import typer
 
 from fenka.cli import tables
@@ -16,7 +15,7 @@ from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption
 from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
-from fenka.jobs.processes import BackgroundProcess, run_attached, start_in_background
+from fenka.jobs.processes import BackgroundProcess, start_in_background
 from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
 from fenka.workstation import paths, records
 from fenka.workstation.launch import Launcher
@@ -66,19 +65,23 @@ class JobOptions:
         ),
     ] = None
 
+    def resources(self) -> GpuResources:
+        """Return what each process gets of the cards. Raises UserError for contradictory options."""
+        self._check()
+        return GpuResources(
+            self.gpu_mem,
+            self.gpu_core or 0,
+            self.gpu_core_mode or "hard",
+            self.gpus or self.cards,
+            bool(self.gpus),
+            self.model or [],
+        )
+
     def spec(self, kind: JobKind, command: list[str], gang: int | None = None) -> JobSpec:
         """Return the job. Raises UserError for contradictory options, and InvalidRequest."""
-        self._check()
         spec = JobSpec(
             command,
-            GpuResources(
-                self.gpu_mem,
-                self.gpu_core or 0,
-                self.gpu_core_mode or "hard",
-                self.gpus or self.cards,
-                bool(self.gpus),
-                self.model or [],
-            ),
+            self.resources(),
             name=self.name or generate_name(command),
             kind=kind,
             directory=str(Path.cwd()),
@@ -140,43 +143,11 @@ def run(
     records.check_name_is_free(spec.name)
     launcher = options.launcher(spec)
     if options.detach:
-        _detach(launcher, records.create_job_directory(launcher.runtime, spec.name))
+        detach(launcher, records.create_job_directory(launcher.runtime, spec.name))
     launcher.start(print_error)
 
 
-def notebook(
-    options: JobOptions,
-    password: Annotated[
-        str, typer.Option("--password", envvar="PASSWORD", help="password of the login page")
-    ] = "",
-    directory: Annotated[
-        Path, typer.Option("--directory", help="the notebook's root directory")
-    ] = Path(),
-) -> None:
-    """Start a Jupyter server; print its URL when it answers."""
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory", INVALID_INPUT)
-    spec = options.spec("notebook", ["notebook"])
-    job_dir = records.create_job_directory(paths.current(), spec.name)
-    server = jupyter.render(job_dir, directory.resolve(), password)
-    launcher = options.launcher(
-        msgspec.structs.replace(spec, command=server.command), server.environment
-    )
-    if options.detach:
-        _detach(launcher, job_dir)
-    code = run_attached(
-        lambda: launcher.exec_program(print_error, jupyter.ignore_interrupts),
-        lambda pid: jupyter.follow(pid, job_dir, _announce),
-        report_errors,
-    )
-    sys.exit(code)
-
-
-def _announce(url: str) -> None:
-    print(f"notebook: {url}", flush=True)
-
-
-def _detach(launcher: Launcher, job_dir: Path) -> NoReturn:
+def detach(launcher: Launcher, job_dir: Path) -> NoReturn:
     """Start the job in the background, print its state, and exit."""
 
     def body(notify: Callable[[str], None], started: Callable[[], None]) -> None:

@@ -3,14 +3,13 @@
 import inspect
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import msgspec
 import typer
 from typer.core import TyperGroup
 
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.garbage import no_collection
+from fenka.cli.manifests import DryRunOutput, print_manifests
 from fenka.cli.options import NamespaceOption, Target, group, register
 from fenka.cli.training.backend import TYPE_NAMES, LogRequest, report_submission
 from fenka.cli.training.selection import runs_here
@@ -18,8 +17,6 @@ from fenka.cli.training_options import SubmitCommand, given_fields, parameters
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
 from fenka.views.jobs import TRAINERS
-
-DryRunOutput = Literal["yaml", "json"]
 
 _SUMMARIES: dict[TrainingKind, str] = {
     "mpi": "Submit a training that mpirun starts.",
@@ -141,36 +138,13 @@ def _print_objects(
     objects = [rendered.root, *rendered.dependents]
     for item in objects:
         item["metadata"]["namespace"] = namespace or cluster.namespace(target)
-    if output == "json":
-        everything = {"apiVersion": "v1", "kind": "List", "items": objects}
-        print(msgspec.json.format(msgspec.json.encode(everything), indent=4).decode())
-    else:
-        print(_yaml(objects), end="")
-
-
-def _yaml(objects: list[Any]) -> str:
-    """Return documents of YAML in which texts of several lines stay readable."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        """Repeats values that occur twice instead of referring to them."""
-
-        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-            return True
-
-    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-        style = "|" if "\n" in text else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-    Dumper.add_representer(str, represent)
-    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, explicit_start=True, width=1000)
+    print_manifests(objects, output)
 
 
 def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:
     if runs_here(target, namespace):
         _submit_here(spec, follow=follow)
-    with no_collection():
-        from fenka.cli.training.submission import submit_to_cluster
+    from fenka.cli.training.submission import submit_to_cluster
 
     submit_to_cluster(spec, target, namespace, follow=follow)
 

@@ -31,12 +31,13 @@ def why(
     target = cluster_target.target
     namespace = before if slash else namespace or cluster.namespace(target)
 
-    explanation = cluster.ask(target, lambda api: _explain(api, namespace, name))
+    explanation = cluster.ask(target, lambda api: explain_pod(api, namespace, name))
     if not tables.print_data(explanation, output):
         tables.print_lines(screen(explanation))
 
 
-async def _explain(api: Api, namespace: str, name: str) -> PodExplanation:
+async def explain_pod(api: Api, namespace: str, name: str) -> PodExplanation:
+    """Explain a pod. Raises ApiError, ApiUnreachable."""
     # The pod first: if it does not exist, nothing else needs to be read.
     pod = await api.get(pod_path(namespace, name), Pod)
     (events, _), snapshot = await asyncio.gather(

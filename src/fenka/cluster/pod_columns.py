@@ -26,7 +26,6 @@ from fenka.core.card_columns import Bools, Ints
 from fenka.core.columnar import (
     CODES,
     Codes,
-    count_all,
     count_reasons,
     has_expressions,
 )
@@ -133,7 +132,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         result = FilterResult(list(compress(names, fits.tolist())))
         places = np.flatnonzero(~fits)
         rejected = [names[place] for place in places.tolist()]
-        numbers, reasons = self._reasons(verdicts, parts, slots[places])
+        numbers, reasons, _ = self._reasons(verdicts, parts, slots[places])
         sentences = {number: why.sentence for number, why in reasons.items()}
         result.failed.update(zip(rejected, map(sentences.__getitem__, numbers), strict=True))
         never = {number for number, why in reasons.items() if why.unresolvable}
@@ -171,7 +170,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         shared = slots[slots >= 0]
         verdicts = self._verdicts(pod, parts, shared, constraints)
         fits = verdicts.fits[shared]
-        numbers, reasons = self._reasons(verdicts, parts, shared[~fits])
+        numbers, reasons, _ = self._reasons(verdicts, parts, shared[~fits])
         rejections = map(reasons.__getitem__, numbers)
         of_shared = iter(fits.tolist())
         return [
@@ -204,10 +203,13 @@ class ColumnarPodEvaluator(PodEvaluator):
         if excluded.all() and slots.size:
             why = verdicts.excluded[self._live.rules.of_slot[slots[0]]]
             return why.sentence if why else None
-        of_cards, _ = verdicts.codes(slots[~excluded])
-        _, reasons = self._reasons(verdicts, parts, slots)
+        numbers, reasons, counts = self._reasons(verdicts, parts, slots)
         hint = self._hint(pod) if all(why.unresolvable for why in reasons.values()) else ""
-        text = counts_sentence(count_all(of_cards))
+        total = Counter[ReasonCode]()
+        for number, nodes in Counter(numbers).items():
+            for reason, cards in counts.get(number, {}).items():
+                total[reason] += nodes * cards
+        text = counts_sentence(total)
         return f"{text}; {hint}" if hint else text
 
     # ---- inside ----
@@ -333,8 +335,12 @@ class ColumnarPodEvaluator(PodEvaluator):
 
     def _reasons(
         self, verdicts: _Verdicts, parts: tuple[SliceRequest, ...], slots: Ints
-    ) -> tuple[list[int], dict[int, Infeasible]]:
-        """Return why the pod does not fit these slots: a number for each, and the reason of each number."""
+    ) -> tuple[list[int], dict[int, Infeasible], dict[int, Counter[ReasonCode]]]:
+        """Return why the pod does not fit these slots.
+
+        Returns:
+            A number for each slot; the reason of each number; its counts, where cards are the reason.
+        """
         live = self._live
         numbers = -1 - live.rules.of_slot[slots]
         by_rule = self._excluded(verdicts, slots)
@@ -353,10 +359,13 @@ class ColumnarPodEvaluator(PodEvaluator):
             distinct = counts.distinct
             numbers[~by_rule] = 2 * counts.of_slot + (could[kinds] | verdicts.waits[by_cards])
         of_slot: list[int] = numbers.tolist()
-        reasons = {}
-        for number in set(of_slot):
-            why = verdicts.excluded[-1 - number] if number < 0 else None
-            reasons[number] = why or Infeasible(
-                sentence_of_counts(distinct[number // 2]), unresolvable=number % 2 == 0
-            )
-        return of_slot, reasons
+        counts_of = {number: distinct[number // 2] for number in set(of_slot) if number >= 0}
+        reasons = {
+            number: Infeasible(sentence_of_counts(counted), unresolvable=number % 2 == 0)
+            for number, counted in counts_of.items()
+        }
+        for number in set(of_slot) - counts_of.keys():
+            why = verdicts.excluded[-1 - number]
+            assert why is not None
+            reasons[number] = why
+        return of_slot, reasons, counts_of

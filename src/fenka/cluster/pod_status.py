@@ -50,8 +50,7 @@ def _containers_word(pod: TrainingPod) -> str:
     words = [each for each in map(_container_word, status.container_statuses) if each]
     word = words[0] if words else word
     if word == "Completed" and any(each.state.running for each in status.container_statuses):
-        ready = pod.condition("Ready")
-        return "Running" if ready and ready.status == "True" else "NotReady"
+        return "Running" if pod.ready else "NotReady"
     return word
 
 

@@ -4,7 +4,7 @@ Wire facts: batch/v1; jobset.x-k8s.io/v1alpha2; kubeflow.org/v1alpha1 to v2beta1
 trainer.kubeflow.org/v1alpha1 (TrainJob). Labels and annotations of fenka are written by its renderer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +25,7 @@ from fenka.cluster.objects import (
 JOB = "fenka.io/job"
 """Label of all objects of a job: its name."""
 KIND = "fenka.io/kind"
-"""Label: mpi, tensorflow or pytorch."""
+"""Label: mpi, tensorflow, pytorch or notebook."""
 ROLE = "fenka.io/role"
 """Label of pods and of the Jobs of one role."""
 SPEC = "fenka.io/spec"
@@ -42,6 +42,9 @@ QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 
 JOBSETS_API = "/apis/jobset.x-k8s.io/v1alpha2"
 JOBS_API = "/apis/batch/v1"
+DEPLOYMENTS_API = "/apis/apps/v1"
+
+_FINAL = ("Failed", "Complete", "Completed", "Succeeded")
 
 ForeignKind = Literal["MPIJob", "TFJob", "PyTorchJob", "TrainJob"]
 
@@ -97,6 +100,12 @@ class TrainingPod(Pod):
         return next((status for status in statuses if status.name == name), None)
 
     @property
+    def ready(self) -> bool:
+        """Return whether its containers accept requests."""
+        ready = self.condition("Ready")
+        return ready is not None and ready.status == "True"
+
+    @property
     def main_container(self) -> str:
         """Return the name of the container that runs the program: the first one."""
         return self.spec.containers[0].name if self.spec.containers else ""
@@ -106,6 +115,15 @@ class TrainingPod(Pod):
         """Return the exit code of the program; None before its end."""
         main = self.container(self.main_container)
         return main.state.terminated.exit_code if main and main.state.terminated else None
+
+
+def final_condition(conditions: Iterable[Condition]) -> Condition | None:
+    """Return the condition that ends a job; None while it has not ended.
+
+    A Job may have failed and completed; its failure counts.
+    """
+    final = [each for each in conditions if each.status == "True" and each.type in _FINAL]
+    return min(final, key=lambda each: _FINAL.index(each.type), default=None)
 
 
 class PodTemplate(Object):
@@ -127,6 +145,11 @@ class RootStatus(Object):
 
     conditions: tuple[Condition, ...] = ()
     completion_time: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Return whether it has completed or failed."""
+        return final_condition(self.conditions) is not None
 
 
 class BatchJob(Object):
@@ -150,6 +173,11 @@ class BatchJob(Object):
     def priority_class(self) -> str:
         """Return the priority class of its pods."""
         return self.spec.template.spec.priority_class_name
+
+    @property
+    def suspended(self) -> bool:
+        """Return whether it has no pods because somebody wants it so."""
+        return self.spec.suspend
 
 
 class JobTemplate(Object):
@@ -199,8 +227,49 @@ class JobSet(Object):
         specs = (job.template.spec.template.spec for job in self.spec.replicated_jobs)
         return next((spec.priority_class_name for spec in specs if spec.priority_class_name), "")
 
+    @property
+    def suspended(self) -> bool:
+        """Return whether it has no pods because somebody wants it so."""
+        return self.spec.suspend
 
-Root = BatchJob | JobSet
+
+class DeploymentSpec(Object):
+    """The spec of a Deployment."""
+
+    replicas: int = 1
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+
+
+class Deployment(Object):
+    """The Deployment of a notebook that never ends by itself."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: DeploymentSpec = msgspec.field(default_factory=DeploymentSpec)
+    status: RootStatus = msgspec.field(default_factory=RootStatus)
+
+    @property
+    def path(self) -> str:
+        """Return its path at the API server."""
+        meta = self.metadata
+        return f"{DEPLOYMENTS_API}/namespaces/{meta.namespace}/deployments/{meta.name}"
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Return the number of pods that run at a time, by role."""
+        return {self.metadata.labels.get(ROLE, "main"): 1}
+
+    @property
+    def priority_class(self) -> str:
+        """Return the priority class of its pods."""
+        return self.spec.template.spec.priority_class_name
+
+    @property
+    def suspended(self) -> bool:
+        """Return whether it has no pods because somebody wants it so."""
+        return self.spec.replicas == 0
+
+
+Root = BatchJob | JobSet | Deployment
 """The object that owns all others of a job."""
 
 
@@ -257,11 +326,42 @@ class ServiceSpec(Object):
     ports: tuple[ServicePort, ...] = ()
 
 
+class Ingress(Object):
+    """An external address of a Service."""
+
+    ip: str = ""
+    hostname: str = ""
+
+
+class LoadBalancer(Object):
+    """The state of a Service's load balancer."""
+
+    ingress: tuple[Ingress, ...] = ()
+
+
+class ServiceStatus(Object):
+    """The status of a Service."""
+
+    load_balancer: LoadBalancer = msgspec.field(default_factory=LoadBalancer)
+
+
 class Service(Object):
     """A Service."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
+    status: ServiceStatus = msgspec.field(default_factory=ServiceStatus)
+
+    @property
+    def node_port(self) -> int:
+        """Return the port that is open on all nodes; 0 for none."""
+        return next((port.node_port for port in self.spec.ports if port.node_port), 0)
+
+    @property
+    def external_address(self) -> str:
+        """Return the address of its load balancer; empty without one."""
+        ingress = next(iter(self.status.load_balancer.ingress), Ingress())
+        return ingress.ip or ingress.hostname
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +370,7 @@ class TrainingObjects:
 
     Attributes:
         roots: of fenka's jobs.
+        runs: Jobs of notebooks that were started again, which their root owns.
         foreign: jobs of other operators.
         pods: of all these jobs.
         services: of fenka's jobs.
@@ -281,3 +382,20 @@ class TrainingObjects:
     pods: list[TrainingPod] = field(default_factory=list)
     services: list[Service] = field(default_factory=list)
     nodes: list[Node] | None = field(default_factory=list)
+    runs: list[BatchJob] = field(default_factory=list)
+
+    def current(self, root: Root) -> Root:
+        """Return the newest run of a job, which is the root itself unless it was started again."""
+        return current_run(root, self.runs)
+
+
+def current_run(root: Root, runs: Iterable[BatchJob]) -> Root:
+    """Return the newest of a root's runs, or the root itself."""
+    own: list[Root] = [
+        run
+        for run in runs
+        if any(owner.uid == root.metadata.uid for owner in run.metadata.owner_references)
+    ]
+    return max(
+        own, key=lambda run: (run.metadata.creation_timestamp, run.metadata.name), default=root
+    )

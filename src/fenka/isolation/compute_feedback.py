@@ -1,8 +1,11 @@
-"""Feedback for programs whose compute is limited, ten times a second.
+"""Feedback for programs about their use of cards, ten times a second if their compute is limited.
 
 It contains two values that no program can determine itself: how much of a card's time its lease has used by
 the driver's figures, which correct the shim's own estimates (native/shim/compute_budget.c); and, for the
 modes soft and weight, how much it may use now, given the demand of other leases.
+
+Programs whose compute is not limited get the first value, too, twice a second: notebooks end when they have
+not used their slice for a time.
 
 The workstation's daemon and the node agent call :meth:`ComputeFeedback.add_lease` for each lease, and
 :meth:`ComputeFeedback.update` every ``PERIOD_S``. Cards whose driver measures no processes get no feedback.
@@ -21,6 +24,9 @@ from fenka.isolation.layout import layout
 
 PERIOD_S = 0.1
 """Programs ignore feedback that is older than a second."""
+
+UNLIMITED_PERIOD_NS = 500_000_000
+"""Between readings of a card on which no lease is limited."""
 
 DEMAND_WINDOW_NS = 300_000_000
 """A lease that has used the card within this time has demand."""
@@ -113,6 +119,7 @@ class ComputeFeedback:
     _leases: dict[int, str] = field(default_factory=dict)
     _sampled_us: dict[str, int] = field(default_factory=dict)
     _unleased_ns: dict[str, int] = field(default_factory=dict)
+    _read_ns: dict[str, int] = field(default_factory=dict)
 
     def add_lease(self, lease: str, page: Path, burst_percent: int = 100) -> None:
         """Add a lease, or change the percentage up to which a soft lease may use idle time. Raises
@@ -132,7 +139,7 @@ class ComputeFeedback:
             page.close()
 
     def busy_ns(self, lease: str, uuid: str) -> int:
-        """Return how long a lease has used a card, if any lease on that card is limited."""
+        """Return how long a lease has used a card."""
         page = self._pages.get(lease)
         return page.busy_ns.get(uuid, 0) if page else 0
 
@@ -142,14 +149,21 @@ class ComputeFeedback:
             self.remove_lease(lease)
 
     def update(self) -> None:
-        """Write feedback for all cards on which a lease is limited. Raises what `samples` raises."""
+        """Write feedback for all cards that are due. Raises what `samples` raises."""
         on_cards: dict[str, dict[str, Any]] = {}
         for lease, page in self._pages.items():
             for uuid, card in page.cards().items():
                 on_cards.setdefault(uuid, {})[lease] = card
-        using: set[int] = set()
+        using, now = set[int](), self._clock_ns()
         for uuid, cards in on_cards.items():
-            if any(card.compute_percent < 100 or card.compute_mode for card in cards.values()):
+            limited = any(
+                card.compute_percent < 100 or card.compute_mode for card in cards.values()
+            )
+            if (
+                limited
+                or now - self._read_ns.get(uuid, -UNLIMITED_PERIOD_NS) >= UNLIMITED_PERIOD_NS
+            ):
+                self._read_ns[uuid] = now
                 using |= self._update_card(uuid, cards)
         self._leases = {pid: lease for pid, lease in self._leases.items() if pid in using}
 

@@ -1,40 +1,44 @@
-"""Checks what a training needs of a cluster before anything is created."""
+"""Checks what a job needs of a cluster before anything is created."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from fenka.cluster.objects import Object, ObjectMeta
-from fenka.cluster.training_objects import JOB, JOBS_API, JOBSETS_API
+from fenka.cluster.training_objects import DEPLOYMENTS_API, JOB, JOBS_API, JOBSETS_API
 from fenka.core.errors import FenkaError
 from fenka.dialects.base import InvalidRecord
 from fenka.jobs import roles
 from fenka.jobs.manifests.cards import requires_hami
 from fenka.jobs.manifests.names import BACKFILL_CLASS
+from fenka.jobs.notebook_spec import NotebookSpec
+from fenka.jobs.spec import GpuResources
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.cluster_reader import read_scheduler_options
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
-NamedKind = Literal["Job", "JobSet", "Service"]
+NamedKind = Literal["Job", "JobSet", "Deployment", "Service"]
 """Kinds whose objects are called like the job: roots, and the Service of the pods' names."""
 
 _PATHS: dict[NamedKind, str] = {
     "Job": f"{JOBS_API}/namespaces/{{namespace}}/jobs",
     "JobSet": f"{JOBSETS_API}/namespaces/{{namespace}}/jobsets",
+    "Deployment": f"{DEPLOYMENTS_API}/namespaces/{{namespace}}/deployments",
     "Service": "/api/v1/namespaces/{namespace}/services",
 }
 _PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 class SubmissionRefused(FenkaError):
-    """A training cannot be submitted to this cluster; the message says why and what to do."""
+    """A job cannot be submitted to this cluster; the message says why and what to do."""
 
 
 def name_taken(kind: str, name: str, job: str, namespace: str) -> SubmissionRefused:
     """Return the error for an object of a job that exists already."""
-    if name == job and kind in ("Job", "JobSet"):
+    if name == job and kind in ("Job", "JobSet", "Deployment"):
         return SubmissionRefused(
             f"job {job} already exists in namespace {namespace}: delete it (fenka delete {job}) or "
             "choose another --name"
@@ -66,8 +70,8 @@ async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, boo
     """
     claims = {claim for claim, _ in spec.mounts}
     jobset, hami, _ = await asyncio.gather(
-        _has_jobset(api, spec),
-        _reads_hami(api, spec),
+        _has_jobset(api),
+        _reads_hami(api, [role.gpu for role in roles.roles(spec)]),
         asyncio.gather(
             _check_name(api, namespace, spec.name),
             _check_priority(api, spec),
@@ -77,22 +81,33 @@ async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, boo
     return jobset, hami
 
 
-async def _has_jobset(api: Api, spec: TrainingSpec) -> bool:
-    # One process is a Job, whatever the cluster has. A request less is a connection less.
-    if sum(role.replicas for role in roles.roles(spec)) == 1:
-        return True
+async def _has_jobset(api: Api) -> bool:
     return await if_accepted(api.get(JOBSETS_API, msgspec.Raw)) is not None
 
 
-async def _reads_hami(api: Api, spec: TrainingSpec) -> bool:
+async def _reads_hami(api: Api, requests: Iterable[GpuResources | None]) -> bool:
     """Return whether HAMi's names are needed, and the scheduler publishes that it reads them."""
-    if not any(requires_hami(role.gpu) for role in roles.roles(spec)):
+    if not any(map(requires_hami, requests)):
         return False
     try:
         return (await read_scheduler_options(api)).hami
     except (ApiError, InvalidRecord):
         # Users of one namespace may not read it.
         return False
+
+
+async def check_notebook(api: Api, namespace: str, spec: NotebookSpec) -> bool:
+    """Return whether the cluster reads HAMi's names; False also if the notebook does not need them.
+
+    Raises SubmissionRefused, ApiError, ApiUnreachable.
+    """
+    claims = {claim for claim, _ in spec.mounts}
+    hami, *_ = await asyncio.gather(
+        _reads_hami(api, [spec.gpu]),
+        _check_name(api, namespace, spec.name),
+        asyncio.gather(*(_read_claim(api, namespace, claim) for claim in claims)),
+    )
+    return hami
 
 
 async def _check_name(api: Api, namespace: str, name: str) -> None:
@@ -131,11 +146,16 @@ async def _check_priority(api: Api, spec: TrainingSpec) -> None:
             raise
 
 
-async def _check_claim(api: Api, namespace: str, spec: TrainingSpec, claim: str) -> None:
+async def _read_claim(api: Api, namespace: str, claim: str) -> _Claim:
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{_segment(claim)}"
     found = await if_accepted(api.get(path, _Claim))
     if found is None:
         raise SubmissionRefused(f"claim {claim} not found in namespace {namespace}")
+    return found
+
+
+async def _check_claim(api: Api, namespace: str, spec: TrainingSpec, claim: str) -> None:
+    found = await _read_claim(api, namespace, claim)
     if any(mode in _SHARED_MODES for mode in found.spec.access_modes):
         return
     mode = next(iter(found.spec.access_modes), "ReadWriteOnce")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
+from fenka.jobs.notebook_server import notebook_server
 from fenka.jobs.ports import LOOPBACK, reserve_port
 
 FIRST_PORT = 8888
@@ -45,13 +46,20 @@ class Notebook:
     """Keeps the port from fenka's other notebooks while the server, which inherits it, lives."""
 
 
-def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK) -> Notebook:
+def render(
+    job_dir: Path,
+    root_dir: Path,
+    hashed_password: str,
+    idle_s: float | None = None,
+    address: str = LOOPBACK,
+) -> Notebook:
     """Return the server of one job, on the first free port from 8888. Raises NoJupyter.
 
     Args:
         job_dir: The job's directory, which receives the configuration.
         root_dir: The directory that the notebook shows.
-        password: The password of the login page; empty for a random token in the URL.
+        hashed_password: The password of the login page, hashed; empty for a random token in the URL.
+        idle_s: The server ends after so many seconds without use of its slice; None: never.
         address: The address to listen on.
     """
     program = find()
@@ -68,14 +76,18 @@ def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK
             "port_retries": 50,
         }
     }
-    if password:
-        settings["PasswordIdentityProvider"] = {"hashed_password": _hash(program, password)}
+    if hashed_password:
+        settings["PasswordIdentityProvider"] = {"hashed_password": hashed_password}
     configuration = job_dir / "jupyter_server_config.json"
     # Every user could read a hash on the command line.
     configuration.touch(mode=0o600)
     configuration.write_text(json.dumps(settings))
+    command = [*program, f"--config={configuration}"]
+    if idle_s is not None:
+        watcher = [sys.executable, "-P", notebook_server.__file__]
+        command = [*watcher, "--idle", f"{idle_s:g}", "--", *command]
     return Notebook(
-        command=[*program, f"--config={configuration}"],
+        command=command,
         environment={"JUPYTER_RUNTIME_DIR": str(job_dir / "runtime")},
         port_lock=port_lock,
     )
@@ -133,8 +145,9 @@ def find() -> list[str]:
     raise NoJupyter("no Jupyter is installed: `pip install jupyterlab`, or install fenka[notebook]")
 
 
-def _hash(program: list[str], password: str) -> str:
-    """Hash a password with the Jupyter that will check it."""
+def hash_password(password: str) -> str:
+    """Hash a password with the Jupyter that will check it. Raises NoJupyter."""
+    program = find()
     beside = Path(program[0]).parent / "python"
     python = str(beside) if len(program) == 1 and beside.exists() else sys.executable
     code = "import sys; from jupyter_server.auth import passwd; print(passwd(sys.stdin.read()))"

@@ -1,8 +1,9 @@
-"""Submits a training to a cluster.
+"""Submits a job to a cluster.
 
-What the cluster has is checked first. Several objects are also created as a dry run, in which the API server
-applies its own rules and rights. Then the root object is created, suspended if it owns others. It is resumed
-when they exist. A client that dies in between leaves a suspended root, which runs nothing.
+Everything is checked first: by what the cluster has, and by creating all objects as a dry run, in which the
+API server applies its own rules and rights. Then the root object is created, suspended if it owns others. It
+is resumed when they exist. A Deployment is suspended while it has no replicas. A client that dies in between
+leaves a suspended root, which runs nothing.
 """
 
 import asyncio
@@ -16,9 +17,11 @@ import msgspec
 from fenka.cluster import training_objects
 from fenka.jobs import cluster_checks
 from fenka.jobs.cluster_checks import Named, NamedKind
+from fenka.jobs.manifests import notebook
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.render import Rendered, render
+from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
@@ -31,7 +34,7 @@ _PLURALS = {
     "Deployment": "deployments",
 }
 
-_OTHER: dict[str, NamedKind] = {"Job": "JobSet", "JobSet": "Job"}
+_ROOTS: tuple[NamedKind, ...] = ("Job", "JobSet", "Deployment")
 
 
 async def submit(
@@ -54,29 +57,74 @@ async def submit(
     jobset, hami = await cluster_checks.check(api, namespace, spec)
     rendered = render(spec, contents, jobset=jobset, hami=hami)
     await _check_objects(api, namespace, rendered)
-    submitted = {training_objects.SUBMITTED: now.isoformat(timespec="seconds")}
-    root = rendered.root
-    suspended = bool(rendered.dependents or spec.queue)
-    if suspended:
-        root["spec"]["suspend"] = True
+    submitted = _submitted(now)
+    if rendered.dependents or spec.queue:
+        rendered.root["spec"]["suspend"] = True
+        await _create_all(api, namespace, rendered, _resumption(spec, submitted))
     else:
-        root["metadata"]["annotations"] |= submitted
+        rendered.root["metadata"]["annotations"] |= submitted
+        await _create_all(api, namespace, rendered, None)
+
+
+async def submit_notebook(
+    api: Api, namespace: str, spec: NotebookSpec, password: str, now: datetime
+) -> None:
+    """Create a notebook. If that fails, nothing is left of it.
+
+    Raises SubmissionRefused, InvalidRequest, InvalidSize, ApiError and ApiUnreachable, as `submit` does.
+    """
+    # What no cluster can run is refused before one is asked.
+    notebook.render(spec, password)
+    hami = await cluster_checks.check_notebook(api, namespace, spec)
+    rendered = notebook.render(spec, password, hami=hami)
+    await _check_objects(api, namespace, rendered)
+    alone = rendered.root["kind"] == "Job"
+    rendered.root["spec"] |= {"suspend": True} if alone else {"replicas": 0}
+    running = {"suspend": False} if alone else {"replicas": 1}
+    resumption = {"metadata": {"annotations": _submitted(now)}, "spec": running}
+    await _create_all(api, namespace, rendered, resumption)
+
+
+async def create_run(
+    api: Api, namespace: str, spec: NotebookSpec, root_uid: str, number: int, now: datetime
+) -> None:
+    """Create the Job of a later run of a notebook, owned by its root.
+
+    Raises ApiError, ApiUnreachable, InvalidRequest, InvalidSize.
+    """
+    run = notebook.render_run(spec, number)
+    run["metadata"] |= {
+        "annotations": _submitted(now),
+        "ownerReferences": [_owner(run, spec.name, root_uid)],
+    }
+    await _create(api, namespace, run)
+
+
+def _submitted(now: datetime) -> dict[str, str]:
+    return {training_objects.SUBMITTED: now.isoformat(timespec="seconds")}
+
+
+async def _create_all(
+    api: Api, namespace: str, rendered: Rendered, resumption: Mapping[str, Any] | None
+) -> None:
+    """Create the root, then what it owns. resumption: the patch that lets a suspended root start."""
+    root = rendered.root
+    name = root["metadata"]["name"]
     created = await _create_root(api, namespace, root)
     try:
-        owner = _owner(root, created.metadata.uid)
+        owner = _owner(root, name, created.metadata.uid)
         async with asyncio.TaskGroup() as group:
             group.create_task(_check_other_kind(api, namespace, root))
             for item in rendered.dependents:
                 item["metadata"]["ownerReferences"] = [owner]
                 group.create_task(_create(api, namespace, item))
-        if suspended:
-            path = f"{_collection(namespace, root)}/{spec.name}"
-            await api.patch(path, msgspec.Raw, _resumption(spec, submitted))
+        if resumption is not None:
+            await api.patch(f"{_collection(namespace, root)}/{name}", msgspec.Raw, resumption)
     except BaseException as why:
         removed = await _remove(api, namespace, root, created.metadata.uid)
         if not removed and isinstance(why, ApiError) and why.status == 404:
             raise cluster_checks.SubmissionRefused(
-                f"job {spec.name} was deleted while it was being submitted"
+                f"job {name} was deleted while it was being submitted"
             ) from None
         if isinstance(why, ExceptionGroup):
             raise why.exceptions[0] from None
@@ -92,15 +140,12 @@ def _resumption(spec: TrainingSpec, submitted: Mapping[str, str]) -> Manifest:
 
 
 async def _check_objects(api: Api, namespace: str, rendered: Rendered) -> None:
-    """Create all objects as a dry run, if there are several. Raises ApiError, ApiUnreachable."""
+    """Create all objects as a dry run. Raises ApiError, ApiUnreachable."""
     objects = {
         (item["kind"], item["metadata"]["name"]): item
         # A JobSet's Jobs would be checked by its controller only, when it creates them.
         for item in (rendered.root, *rendered.role_jobs, *rendered.dependents)
     }
-    if len(objects) == 1:
-        # Its creation is checked by the same rules, and leaves nothing if it fails.
-        return
     results = await asyncio.gather(
         *(_create(api, namespace, item, dry_run=True) for item in objects.values()),
         return_exceptions=True,
@@ -116,11 +161,13 @@ def _unsupported(why: BaseException) -> bool:
 
 
 async def _check_other_kind(api: Api, namespace: str, root: Manifest) -> None:
-    """Check that no other user has submitted the name, as a root of the other kind, at the same time."""
+    """Check that no other user has submitted the name, as a root of another kind, at the same time."""
+    name = root["metadata"]["name"]
     # Whoever looks later sees it. So a look that fails is no reason to give up.
     with contextlib.suppress(ApiError, ApiUnreachable):
-        await cluster_checks.check_unused(
-            api, namespace, _OTHER[root["kind"]], root["metadata"]["name"]
+        others = (kind for kind in _ROOTS if kind != root["kind"])
+        await asyncio.gather(
+            *(cluster_checks.check_unused(api, namespace, kind, name) for kind in others)
         )
 
 
@@ -169,11 +216,11 @@ async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> bool:
     return True
 
 
-def _owner(root: Manifest, uid: str) -> Manifest:
+def _owner(root: Manifest, name: str, uid: str) -> Manifest:
     return {
         "apiVersion": root["apiVersion"],
         "kind": root["kind"],
-        "name": root["metadata"]["name"],
+        "name": name,
         "uid": uid,
         "controller": True,
     }

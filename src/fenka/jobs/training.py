@@ -201,7 +201,7 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
     @property
     def mounts(self) -> list[tuple[str, str]]:
         """Claims and their paths, that of `--checkpoint` included. Raises InvalidRequest."""
-        mounts = [_mount(text) for text in self.data]
+        mounts = [parse_mount(text) for text in self.data]
         return [*mounts, (self.checkpoint, CHECKPOINTS)] if self.checkpoint else mounts
 
     @property
@@ -223,11 +223,7 @@ class TrainingSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
 
     def validate(self) -> None:
         """Check what can be checked without a cluster or a daemon. Raises InvalidRequest."""
-        if not NAME.fullmatch(self.name):
-            raise InvalidRequest(
-                f"invalid job name {self.name[:80]!r}: use lowercase letters, digits and '-', starting with "
-                f"a letter, at most {MAX_NAME_CHARACTERS} characters"
-            )
+        validate_name(self.name)
         if not self.command:
             raise InvalidRequest("no command given: write it after --")
         self.validate_cards()
@@ -368,7 +364,17 @@ def _config_file(text: str) -> tuple[str, str]:
     return file, path
 
 
-def _mount(text: str) -> tuple[str, str]:
+def validate_name(name: str) -> None:
+    """Check the name of a job that a cluster may run. Raises InvalidRequest."""
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"invalid job name {name[:80]!r}: use lowercase letters, digits and '-', starting with "
+            f"a letter, at most {MAX_NAME_CHARACTERS} characters"
+        )
+
+
+def parse_mount(text: str) -> tuple[str, str]:
+    """Return the claim and the path of `CLAIM:PATH`. Raises InvalidRequest."""
     claim, _, path = text.partition(":")
     if not claim or not path.startswith("/"):
         raise InvalidRequest(

@@ -1,6 +1,8 @@
 """Reads a cluster once, by lists instead of watches."""
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -8,6 +10,7 @@ from fenka.cluster import scheduler_options
 from fenka.cluster.objects import (
     Condition,
     ConfigMap,
+    Container,
     ContainerStatus,
     Node,
     ObjectMeta,
@@ -15,6 +18,7 @@ from fenka.cluster.objects import (
     Pod,
     PodSpec,
     PodStatus,
+    ResourceRequirements,
     Toleration,
 )
 from fenka.cluster.scheduler_options import SchedulerOptions
@@ -35,27 +39,53 @@ MAX_NAMED = 5
 HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
 """Field selector of the pods that can hold anything."""
 
+_NONE: Mapping[str, str | int] = MappingProxyType({})
 
-class _HolderMeta(ObjectMeta):
+
+class _Meta(ObjectMeta):
     owner_references: tuple[OwnerReference, ...] = msgspec.field(default=(), name="-owners")
 
 
-class _HolderSpec(PodSpec):
-    tolerations: tuple[Toleration, ...] = msgspec.field(default=(), name="-tolerations")
+class _Resources(ResourceRequirements):
+    requests: Mapping[str, str | int] = msgspec.field(default=_NONE, name="-requests")
 
 
-class _HolderStatus(PodStatus):
-    conditions: tuple[Condition, ...] = msgspec.field(default=(), name="-conditions")
+class _Container(Container):
+    image: str = msgspec.field(default="", name="-image")
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _Spec(PodSpec):
+    containers: tuple[_Container, ...] = ()
+    init_containers: tuple[_Container, ...] = ()
+
+
+class _Status(PodStatus):
     container_statuses: tuple[ContainerStatus, ...] = msgspec.field(default=(), name="-containers")
 
 
-class _Holder(Pod):
-    """A pod read only for what it holds.
+class _Listed(Pod):
+    """A pod with the fields that decide about cards.
 
     Renaming fields to names that no server sends leaves them empty. Not decoding them saves 5 % of a screen.
     """
 
-    metadata: _HolderMeta = msgspec.field(default_factory=_HolderMeta)
+    metadata: _Meta = msgspec.field(default_factory=_Meta)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _HolderSpec(_Spec):
+    tolerations: tuple[Toleration, ...] = msgspec.field(default=(), name="-tolerations")
+
+
+class _HolderStatus(_Status):
+    conditions: tuple[Condition, ...] = msgspec.field(default=(), name="-conditions")
+
+
+class _Holder(_Listed):
+    """A pod read only for what it holds."""
+
     spec: _HolderSpec = msgspec.field(default_factory=_HolderSpec)
     status: _HolderStatus = msgspec.field(default_factory=_HolderStatus)
 
@@ -71,13 +101,13 @@ async def read_cluster(
 
     Args:
         all_pods: include pods that hold nothing: pending and finished ones. Only then do pods have their
-            owners, tolerations, conditions and containers' states.
+            tolerations and conditions. None has its owners and images, or its containers' states.
     """
     selector = HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
     state = ClusterState(dialects=dialects)
     nodes, pods, cards = await asyncio.gather(
         _read_nodes(api, node, state),
-        _read_pods(api, Pod, {}, state)
+        _read_pods(api, _Listed, {}, state)
         if all_pods
         else _read_pods(api, _Holder, {"fieldSelector": selector}, state),
         _list_unhealthy_cards(api),

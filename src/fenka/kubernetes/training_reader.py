@@ -6,12 +6,15 @@ import msgspec
 
 from fenka.cluster.objects import Event, Node, Object
 from fenka.cluster.training_objects import (
+    DEPLOYMENTS_API,
     FOREIGN_NAME_LABELS,
     JOB,
     JOBS_API,
     JOBSET_NAME,
     JOBSETS_API,
+    KIND,
     BatchJob,
+    Deployment,
     ForeignJob,
     ForeignKind,
     JobSet,
@@ -67,14 +70,14 @@ async def read_training_objects(
         ApiUnreachable: if the API server does not answer.
     """
     own = f"{JOB}={name}" if name else JOB
-    roots, pods, foreign, (services, nodes) = await asyncio.gather(
+    (roots, runs), pods, foreign, (services, nodes) = await asyncio.gather(
         read_roots(api, namespace, name),
         api.list(_path("/api/v1", namespace, "pods"), TrainingPod, limit=PAGE, labelSelector=own),
         _read_foreign(api, namespace, name),
         _nothing() if pods_only else _read_addresses(api, namespace, own),
     )
     others = await _read_foreign_pods(api, namespace, name, {job.kind for job in foreign})
-    return TrainingObjects(roots, foreign, [*pods[0], *others], services, nodes)
+    return TrainingObjects(roots, foreign, [*pods[0], *others], services, nodes, runs)
 
 
 async def _read_addresses(
@@ -94,10 +97,15 @@ async def _nothing() -> tuple[list[Service], list[Node] | None]:
     return [], None
 
 
-async def read_roots(api: Api, namespace: str | None, name: str | None = None) -> list[Root]:
-    """Return the root objects of fenka's jobs. Raises ApiError, ApiUnreachable."""
+async def read_roots(
+    api: Api, namespace: str | None, name: str | None = None
+) -> tuple[list[Root], list[BatchJob]]:
+    """Return the root objects of fenka's jobs, and later runs of notebooks.
+
+    Raises ApiError, ApiUnreachable.
+    """
     own = f"{JOB}={name}" if name else JOB
-    (jobs, _), job_sets = await asyncio.gather(
+    (jobs, _), job_sets, notebooks = await asyncio.gather(
         # JobSet's child Jobs have the label too.
         api.list(
             _path(JOBS_API, namespace, "jobs"),
@@ -110,10 +118,25 @@ async def read_roots(api: Api, namespace: str | None, name: str | None = None) -
                 _path(JOBSETS_API, namespace, "jobsets"), JobSet, limit=PAGE, labelSelector=own
             )
         ),
+        # Rights of earlier releases do not include them.
+        if_accepted(
+            api.list(
+                _path(DEPLOYMENTS_API, namespace, "deployments"),
+                Deployment,
+                limit=PAGE,
+                labelSelector=f"{own},{KIND}=notebook",
+            ),
+            (403,),
+        ),
     )
-    roots: list[Root] = [*jobs, *(job_sets[0] if job_sets else ())]
+    roots: list[Root] = [
+        *jobs,
+        *(job_sets[0] if job_sets else ()),
+        *(notebooks[0] if notebooks else ()),
+    ]
     # The label alone does not make a root: its dependents have the label as well.
-    return [root for root in roots if root.metadata.labels[JOB] == root.metadata.name]
+    named = [root for root in roots if root.metadata.labels[JOB] == root.metadata.name]
+    return named, [job for job in jobs if job.metadata.owner_references]
 
 
 async def read_events(api: Api, namespace: str, uids: set[str]) -> list[TrainingEvent]:

@@ -16,7 +16,7 @@ from fenka.cluster.state import ClusterState
 UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"
 NODE_UNAVAILABLE = "FenkaNodeUnavailable"
 
-REPORT_INTERVAL_S = 0.05
+REPORT_INTERVAL_S = 0.1
 """Between two pods that are explained. The recorder writes fewer events in the long run."""
 
 

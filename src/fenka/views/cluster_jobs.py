@@ -5,6 +5,7 @@ A pod's owner writes its labels, so pods count only for roles and indexes that t
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import get_args
 
 from fenka.cluster.objects import Condition, seconds
@@ -27,6 +28,7 @@ from fenka.cluster.training_objects import (
     Service,
     TrainingObjects,
     TrainingPod,
+    final_condition,
 )
 from fenka.views.jobs import (
     TRAINERS,
@@ -43,6 +45,9 @@ from fenka.views.pod_cards import PodCards
 SUBMISSION_S = 60.0
 """A submission that has not resumed its root object after this time was interrupted."""
 
+EXTERNAL_ADDRESS = "its Service has no external address yet"
+"""Why a notebook that runs is not reached as its user has asked for."""
+
 _PHASES: dict[str, Phase] = {phase: phase for phase in get_args(Phase)}
 _ENDED: dict[str, JobStatus] = {
     "Failed": "FAILED",
@@ -50,7 +55,7 @@ _ENDED: dict[str, JobStatus] = {
     "Completed": "SUCCEEDED",
     "Succeeded": "SUCCEEDED",
 }
-"""Statuses by the types of final conditions. A Job may have both; its failure counts."""
+"""Statuses by the types of final conditions."""
 
 _FOREIGN: dict[ForeignKind, Trainer] = {
     "MPIJob": "mpijob",
@@ -82,17 +87,17 @@ def training_jobs(
     """
     cards = PodCards(objects.nodes, objects.pods)
     own, others = _group(objects)
-    services = {
-        (service.metadata.namespace, service.metadata.labels.get(JOB, "")): service
-        for service in objects.services
-        if service.spec.type == "NodePort"
-    }
+    services: dict[tuple[str, str], list[Service]] = {}
+    for service in objects.services:
+        key = service.metadata.namespace, service.metadata.labels.get(JOB, "")
+        services.setdefault(key, []).append(service)
     address = _cluster_address(objects)
     jobs = []
     for root in objects.roots:
         key = root.metadata.namespace, root.metadata.name
-        url = _tensorboard(services.get(key), address)
-        jobs.append(_own_job(root, own.get(key, []), cards, url, now, queue))
+        job = _own_job(root, objects.current(root), own.get(key, []), cards, now, queue)
+        reach = _reach_notebook if job.trainer == "notebook" else _reach_tensorboard
+        jobs.append(reach(job, own.get(key, []), services.get(key, []), address))
     jobs += [
         _foreign_job(job, others.get(job.metadata.uid, []), cards, queue) for job in objects.foreign
     ]
@@ -126,17 +131,17 @@ def _group(
 
 def _own_job(
     root: Root,
+    run: Root,
     pods: Iterable[TrainingPod],
     cards: PodCards,
-    tensorboard: str,
     now: float,
     queue: Queue | None,
 ) -> TrainingJob:
     meta = root.metadata
     trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
-    members = _members(root, pods)
-    status, end = _own_status(root, members), _end(root.status.conditions)
-    created = seconds(meta.creation_timestamp) or 0
+    members = _members(run, pods)
+    status, end = _own_status(run, trainer, members), final_condition(run.status.conditions)
+    created = seconds(run.metadata.creation_timestamp) or 0
     return TrainingJob(
         meta.name,
         meta.namespace,
@@ -144,31 +149,30 @@ def _own_job(
         status,
         trainer,
         created,
-        ended=None if end is None else _ended_at(root, end),
-        instances=_own_instances(root, trainer, members, cards),
-        priority=root.priority_class,
+        ended=None if end is None else _ended_at(run, end),
+        instances=_own_instances(run, meta.name, trainer, members, cards),
+        priority=run.priority_class,
         position=_position(status, members.values(), queue),
         why=_why(status, end, members.values()),
-        tensorboard=tensorboard,
-        note=_note(root, now - created),
+        note=_note(run, status, now - created),
     )
 
 
 def _own_instances(
-    root: Root, trainer: Trainer, members: Members, cards: PodCards
+    root: Root, job: str, trainer: Trainer, members: Members, cards: PodCards
 ) -> tuple[Instance, ...]:
     """Return the instances that are shown, the chief first."""
     order = [*root.roles]
     chief = chief_role(order)
     order.sort(key=lambda role: role != chief)
-    if _end(root.status.conditions) is not None:
+    if final_condition(root.status.conditions) is not None:
         # Pods that still run are about to be removed.
         members = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
     return tuple(
         _instance(
             members[role, index],
             cards,
-            name=instance_name(root.metadata.name, trainer, role, index),
+            name=instance_name(job, trainer, role, index),
             role=role,
             index=index,
             chief=(role, index) == (chief, 0),
@@ -197,22 +201,17 @@ def _generation(pod: TrainingPod) -> tuple[int, bool, str]:
     return attempt or 0, not pod.gone, pod.metadata.creation_timestamp
 
 
-def _own_status(root: Root, members: Members) -> JobStatus:
-    end = _end(root.status.conditions)
+def _own_status(root: Root, trainer: Trainer, members: Members) -> JobStatus:
+    end, restartable = final_condition(root.status.conditions), trainer == "notebook"
     if end is not None:
-        return _ENDED[end.type]
-    if root.spec.suspend:
-        return "QUEUING"
+        status = _ENDED[end.type]
+        return "STOPPED" if restartable and status == "SUCCEEDED" else status
+    if root.suspended:
+        return "STOPPED" if restartable and SUBMITTED in root.metadata.annotations else "QUEUING"
     running = sum(
         pod.status.phase in ("Running", "Succeeded") and not pod.gone for pod in members.values()
     )
     return "RUNNING" if running == sum(root.roles.values()) else "PENDING"
-
-
-def _end(conditions: Iterable[Condition]) -> Condition | None:
-    """Return the condition that ends a job; None while it has not ended."""
-    final = [each for each in conditions if each.status == "True" and each.type in _ENDED]
-    return min(final, key=lambda each: [*_ENDED].index(each.type), default=None)
 
 
 def _ended_at(job: Root | ForeignJob, end: Condition) -> float | None:
@@ -240,13 +239,15 @@ def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | Non
     return min((queue[name] for name in names & queue.keys()), default=None)
 
 
-def _note(root: Root, age_s: float) -> str:
+def _note(root: Root, status: JobStatus, age_s: float) -> str:
     meta = root.metadata
+    if status == "STOPPED":
+        return f"fenka start {meta.labels[JOB]} starts it again"
     if (
-        not root.spec.suspend
+        not root.suspended
         or SUBMITTED in meta.annotations
         or QUEUE_NAME in meta.labels
-        or _end(root.status.conditions) is not None
+        or final_condition(root.status.conditions) is not None
     ):
         return ""
     if age_s < SUBMISSION_S:
@@ -257,10 +258,32 @@ def _note(root: Root, age_s: float) -> str:
     )
 
 
-def _tensorboard(service: Service | None, address: str) -> str:
-    ports = service.spec.ports if service is not None else ()
-    port = next((port.node_port for port in ports if port.node_port), 0)
-    return f"http://{address}:{port}" if port and address else ""
+def _reach_tensorboard(
+    job: TrainingJob, _: Sequence[TrainingPod], services: Iterable[Service], address: str
+) -> TrainingJob:
+    """Add the address of a job's TensorBoard."""
+    port = next((each.node_port for each in services if each.spec.type == "NodePort"), 0)
+    return replace(job, tensorboard=f"http://{address}:{port}") if port and address else job
+
+
+def _reach_notebook(
+    job: TrainingJob, pods: Sequence[TrainingPod], services: Iterable[Service], address: str
+) -> TrainingJob:
+    """Add where a notebook answers, if it does."""
+    chief = job.chief
+    ready = chief is not None and any(
+        pod.metadata.name == chief.pod and pod.ready and not pod.gone for pod in pods
+    )
+    service = next((each for each in services if each.metadata.name == job.name), None)
+    if not ready or service is None:
+        return job
+    if service.external_address:
+        return replace(job, address=f"http://{service.external_address}/")
+    awaited = EXTERNAL_ADDRESS if service.spec.type == "LoadBalancer" else ""
+    if service.node_port and address:
+        return replace(job, address=f"http://{address}:{service.node_port}/", why=awaited)
+    forward = f"kubectl port-forward -n {job.namespace} service/{job.name} 8888:80"
+    return replace(job, address=f"http://localhost:8888/ after {forward}", why=awaited)
 
 
 def _cluster_address(objects: TrainingObjects) -> str:
@@ -314,7 +337,7 @@ def _foreign_status(
     job: ForeignJob, pods: Sequence[TrainingPod]
 ) -> tuple[JobStatus, Condition | None]:
     conditions = job.status.conditions or ()
-    end = _end(conditions)
+    end = final_condition(conditions)
     if end is None and job.status.launcher_status in ("Succeeded", "Failed"):
         end = Condition(type=job.status.launcher_status, status="True")
     if end is not None:

@@ -8,18 +8,20 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-JobStatus = Literal["QUEUING", "PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
+JobStatus = Literal["QUEUING", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
+"""STOPPED: a notebook that `fenka start` starts again."""
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
-Trainer = Literal["mpijob", "tfjob", "pytorchjob", "trainjob"]
+Trainer = Literal["mpijob", "tfjob", "pytorchjob", "trainjob", "notebook"]
 
 TRAINERS: dict[str, Trainer] = {
     "mpi": "mpijob",
     "tensorflow": "tfjob",
     "pytorch": "pytorchjob",
+    "notebook": "notebook",
 }
-"""The trainer of each kind of training, as arena calls it."""
+"""The trainer of each kind of job, as arena calls it. A notebook is a job that trains nothing."""
 
-_CHIEFS = ("launcher", "master", "chief", "worker", "main")
+_CHIEFS = ("launcher", "master", "chief", "worker", "main", "notebook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Instance:
     Attributes:
         name: JOB-ROLE-INDEX.
         pod: the pod's name; on a workstation that of the process's lease, if it has one.
-        role: launcher, worker, master, ps, chief, evaluator or main.
+        role: launcher, worker, master, ps, chief, evaluator, main or notebook.
         index: its number within the role.
         chief: whether its logs and its node are the job's.
         status: its state in kubectl's words, such as `Init:0/1`, `Completed` or `OOMKilled`.
@@ -97,12 +99,13 @@ class TrainingJob:
         namespace: on a workstation the user.
         uid: its identity: a job of the same name that is submitted later has another.
         created: when it was submitted.
-        ended: when it succeeded or failed; None before.
+        ended: when it succeeded, failed or stopped; None before, and if that is not known.
         instances: in the order of their roles and indexes.
         priority: the name of its priority class, or the number on a workstation; empty for none.
         position: its place in the queue; None if it is not queued, or that is not known.
         why: why it waits; empty if it does not, or that is not known.
         tensorboard: the URL of its TensorBoard; empty for none.
+        address: where its notebook answers, a URL or how to get one; empty for none.
         note: what the user should know or do, such as that the submission was interrupted.
         foreign: it was created by another program: fenka shows it and never changes it.
     """
@@ -119,6 +122,7 @@ class TrainingJob:
     position: int | None = None
     why: str = ""
     tensorboard: str = ""
+    address: str = ""
     note: str = ""
     foreign: bool = False
 
@@ -129,8 +133,8 @@ class TrainingJob:
 
     @property
     def finished(self) -> bool:
-        """Return whether it has ended."""
-        return self.status in ("SUCCEEDED", "FAILED")
+        """Return whether it has ended; a notebook may be started again."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
     @property
     def requested(self) -> float | None:

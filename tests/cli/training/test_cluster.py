@@ -144,6 +144,7 @@ def test_list_reads_each_kind_once_however_many_jobs_there_are(
         "GET /api/v1/namespaces/default/pods",
         "GET /api/v1/namespaces/default/services",
         "GET /api/v1/nodes",
+        "GET /apis/apps/v1/namespaces/default/deployments",
         "GET /apis/batch/v1/namespaces/default/jobs",
         "GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets",
     ]
@@ -313,25 +314,27 @@ def waiting(name: str, **given: Any) -> list[Json]:
     return [job_set(name, "pytorch", roles={"worker": 2}), *pods]
 
 
-def positions(run: Run, *words: str) -> dict[str, int | None]:
-    """Return the positions in the queue that a command prints."""
-    return {job["name"]: job["queuePosition"] for job in json.loads(run(*words).stdout)}
+def position(run: Run, *words: str) -> int | None:
+    """Return the position in the queue that a command prints of a job."""
+    answer = json.loads(run(*words, "-o", "json").stdout)
+    place: int | None = (answer[0] if isinstance(answer, list) else answer)["queuePosition"]
+    return place
 
 
-def test_positions_are_those_of_the_queue_when_jobs_wait(run: Run, server: FakeApiServer) -> None:
-    """Gangs and single pods, behind those of other namespaces; the tables do not need them."""
+def test_position_of_a_job_is_that_in_the_queue(run: Run, server: FakeApiServer) -> None:
+    """Gangs and single pods, behind those of other namespaces; tables do not need it."""
     put(server, sharing("a"), *waiting("second", created=ago(5)), *waiting("first", created=ago(9)))
     put(server, batch_job("alone", "pytorch", "worker"), an_mpi_job("runs"), *running("runs"))
     refused = waiting("any")[1]["status"]
     put(server, member("alone", "worker", limits=units(14), status=refused, created=ago(3)))
     put(server, pod("other", units(14), namespace="other", status=refused))
     server.get("pods", "other", "other")["metadata"]["creationTimestamp"] = ago(7)
-    expected = {"first": 1, "second": 3, "alone": 4, "runs": None}
-    assert positions(run, "list", "-o", "json") == expected
-    assert positions(run, "top", "job", "-o", "json") == expected
-    assert json.loads(run("get", "second", "-o", "json").stdout)["queuePosition"] == 3
+    for name, expected in {"first": 1, "second": 3, "alone": 4, "runs": None}.items():
+        assert position(run, "get", name) == expected
+        assert position(run, "top", "job", name) == expected
     server.requests.clear()
-    run("list")
+    run("get", "first")
+    run("list", "-o", "json")
     assert "GET /api/v1/pods" not in server.requests
 
 
@@ -347,9 +350,14 @@ def test_position_is_the_last_one_reported_when_the_queue_may_not_be_read(
         return None
 
     server.before = refuse
-    answer = run("list", "-o", "json")
-    assert answer.stderr == ""
-    assert positions(run, "list", "-o", "json") == {"j": 9, "gated": None}
+    assert run("get", "j", "-o", "json").stderr == ""
+    assert (position(run, "get", "j"), position(run, "get", "gated")) == (9, None)
+
+
+def test_positions_of_all_jobs_are_the_last_ones_reported(run: Run, server: FakeApiServer) -> None:
+    """Reading the whole queue would make a list of many jobs slower."""
+    put(server, sharing("a"), *waiting("j"))
+    assert (position(run, "get", "j"), position(run, "list")) == (1, 9)
 
 
 def test_events_are_those_of_the_job_and_its_pods(run: Run, server: FakeApiServer) -> None:

@@ -104,6 +104,8 @@ def trainings(draw: st.DrawFn) -> TrainingSpec:
         workers=draw(st.integers(1, 5)),
         env=draw(
             st.dictionaries(st.sampled_from(["A", "GIT_SYNC_BRANCH", "RANK"]), texts | dollars)
+            # git would read it as an option.
+            .filter(lambda env: not env.get("GIT_SYNC_BRANCH", "").startswith("-"))
         ),
         data=claims,
         tensorboard=bool(claims) and draw(st.booleans()),

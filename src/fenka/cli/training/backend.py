@@ -23,10 +23,13 @@ _MpiName = Literal["mpijob", "mpi", "mj"]
 _TensorFlowName = Literal["tfjob", "tf", "tensorflow"]
 _PyTorchName = Literal["pytorchjob", "pytorch", "py"]
 _TrainName = Literal["trainjob", "train"]
-TypeName = Literal[_MpiName, _TensorFlowName, _PyTorchName, _TrainName]
+_NotebookName = Literal["notebook", "nb"]
+TypeName = Literal[_MpiName, _TensorFlowName, _PyTorchName, _TrainName, _NotebookName]
 TypeOption = Annotated[
     TypeName | None,
-    typer.Option("-T", "--type", metavar="mpi|tf|pytorch|train", help="only this framework's jobs"),
+    typer.Option(
+        "-T", "--type", metavar="mpi|tf|pytorch|train|notebook", help="only jobs of this kind"
+    ),
 ]
 
 TYPE_NAMES: dict[Trainer, tuple[str, ...]] = {
@@ -34,6 +37,7 @@ TYPE_NAMES: dict[Trainer, tuple[str, ...]] = {
     "tfjob": get_args(_TensorFlowName),
     "pytorchjob": get_args(_PyTorchName),
     "trainjob": get_args(_TrainName),
+    "notebook": get_args(_NotebookName),
 }
 """The names of each trainer in commands: the first is shown, the others are short forms."""
 

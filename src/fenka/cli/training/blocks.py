@@ -127,6 +127,11 @@ def events_block(events: Sequence[JobEvent], now: float) -> list[str]:
     return block("Events:", ("SOURCE", "TYPE", "AGE", "MESSAGE"), rows)
 
 
+def notebook(job: TrainingJob) -> list[str]:
+    """Return where the job's notebook answers; nothing if it does not."""
+    return ["", "Notebook:", f"  {job.address}"] if job.address else []
+
+
 def note(job: TrainingJob) -> list[str]:
     """Return what the user should know of a job; nothing for most jobs."""
     return ["", f"Note: {job.note}"] if job.note else []

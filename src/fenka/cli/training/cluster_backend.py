@@ -55,6 +55,25 @@ class ClusterJobs:
 
         return cluster.ask(self._target, read, cluster.explain_denial)
 
+    def require(self, name: str) -> TrainingJob:
+        """Return the job of fenka with this name. Raises UserError."""
+        own = [job for job in self.jobs(name) if not job.foreign]
+        if not own:
+            raise UserError(f"job {name} not found in namespace {self.namespace}")
+        return own[0]
+
+    def explain(self, instance: Instance) -> str:
+        """Return why an instance is pending, as `fenka why` does; empty if its cards are not why."""
+        from fenka.cli.why import explain_pod
+
+        async def ask(api: Api) -> str:
+            explanation = await if_accepted(
+                explain_pod(api, self.namespace, instance.pod), (403, 404)
+            )
+            return explanation.sentence if explanation else ""
+
+        return cluster.ask(self._target, ask, cluster.explain_denial)
+
     def events(self, job: TrainingJob) -> list[JobEvent]:
         """Return the events of a job and its instances, the oldest first."""
 
@@ -118,7 +137,7 @@ class ClusterJobs:
         uids = {job.uid for job in jobs}
 
         async def delete(api: Api) -> None:
-            roots = await read_roots(api, self._scope)
+            roots, _ = await read_roots(api, self._scope)
             at_once = asyncio.Semaphore(MAX_DELETIONS)
             deletions = [_delete(api, root, at_once) for root in roots if root.metadata.uid in uids]
             # All of them, even if some are refused.

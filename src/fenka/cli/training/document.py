@@ -50,6 +50,7 @@ def document(job: TrainingJob, now: float) -> dict[str, object]:
         "endTimestamp": None if job.ended is None else int(job.ended),
         "queuePosition": job.position,
         "why": job.why,
+        "address": job.address,
         "note": job.note,
         "foreign": job.foreign,
     }

@@ -36,8 +36,7 @@ def list_jobs(
     """Print all jobs, the newest first."""
     layout_screens = arena_jobs if layouts.uses_arena(layout) else screens
     backend = open_backend(target, all_namespaces=all_namespaces)
-    jobs = of_type(backend.jobs(positions=is_document(output)), type_)
-    now = time.time()
+    jobs, now = of_type(backend.jobs(), type_), time.time()
     if not print_document(documents(jobs, now), output):
         lines = layout_screens.list_screen(jobs, now, all_namespaces=all_namespaces)
         tables.print_lines(lines)
@@ -63,6 +62,7 @@ def get(
     if gpus and job.status != "SUCCEEDED":
         lines += blocks.gpus_block(job)
     lines += layout_screens.tensorboard_lines(job)
+    lines += blocks.notebook(job)
     if events:
         lines += blocks.events_block(shown_events, now)
     tables.print_lines([*lines, *blocks.note(job)])
@@ -85,12 +85,11 @@ def top_job(
         raise UserError("--instance requires a job: fenka top job NAME -i INSTANCE")
     layout_screens = arena_jobs if layouts.uses_arena(layout) else screens
     backend = open_backend(target, all_namespaces=all_namespaces)
-    positions = is_document(output)
     while True:
         jobs = (
-            [find_job(backend, name, type_, positions=positions)]
+            [find_job(backend, name, type_, positions=is_document(output))]
             if name
-            else of_type(backend.jobs(positions=positions), type_)
+            else of_type(backend.jobs(), type_)
         )
         jobs, now = sorted(jobs, key=_most_cards_first), time.time()
         if not print_document(documents(jobs, now), output):

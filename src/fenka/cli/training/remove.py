@@ -52,7 +52,11 @@ def prune(
     ended: Sequence[TrainingJob] = [
         job
         for job in backend.jobs()
-        if job.finished and not job.foreign and now - (job.ended or job.created) > age_s
+        if job.finished
+        # A notebook is started again.
+        and job.status != "STOPPED"
+        and not job.foreign
+        and now - (job.ended or job.created) > age_s
     ]
     if not ended:
         print(f"no job has ended more than {since} ago")

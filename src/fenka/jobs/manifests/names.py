@@ -1,13 +1,29 @@
-"""Names of a training's objects, their labels, and the paths of fenka's files in its pods."""
+"""Names of a job's objects, their labels, and the paths of fenka's files in its pods."""
 
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from fenka.cluster import training_objects
-from fenka.jobs.training import TrainingSpec
 
 Manifest = dict[str, Any]
 """An object of Kubernetes as JSON has it."""
+
+
+class Job(Protocol):
+    """A training or a notebook, as far as its objects are named after it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the root object."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of job."""
+
+    @property
+    def mounts(self) -> list[tuple[str, str]]:
+        """Claims and their paths. Raises InvalidRequest."""
+
 
 RELEASE = "release"
 """Label by which arena's users select the pods of a job."""
@@ -17,19 +33,20 @@ AGENT = FILES / "mpi" / "agent"
 HOSTS = FILES / "mpi" / "hosts"
 HYDRA_HOSTS = FILES / "mpi" / "hydra-hosts"
 KEY = FILES / "mpi" / "key"
+NOTEBOOK_SERVER = FILES / "notebook" / "notebook_server.py"
 CODE_ARCHIVE = FILES / "code" / "code.tar.gz"
 
 BACKFILL_CLASS = "fenka-backfill"
 """The chart's PriorityClass for jobs that use what others leave idle."""
 
 
-def labels(spec: TrainingSpec, role: str = "") -> dict[str, str]:
-    """Return the labels of an object of a training; `role` for those of one role."""
+def labels(spec: Job, role: str = "") -> dict[str, str]:
+    """Return the labels of an object of a job; `role` for those of one role."""
     own = {training_objects.JOB: spec.name, training_objects.KIND: spec.kind}
     return own | {training_objects.ROLE: role} if role else own
 
 
-def object_name(spec: TrainingSpec, purpose: str) -> str:
+def object_name(spec: Job, purpose: str) -> str:
     """Return the name of a dependent object."""
     return f"{spec.name}-{purpose}"
 

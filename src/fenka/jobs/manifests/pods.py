@@ -120,7 +120,7 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
         "command": _command(rendering, role),
         "workingDir": spec.working_dir,
         "env": _environment(rendering, role),
-        "resources": _without_empty({"limits": _limits(spec, role) | cards.limits}),
+        "resources": without_empty({"limits": _limits(spec, role) | cards.limits}),
         "volumeMounts": [volume.mount for volume in volumes if volume.path],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -138,12 +138,12 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
     pod = {
         **_settings(spec, role),
         "initContainers": init,
-        "containers": [_without_empty(container)],
+        "containers": [without_empty(container)],
         "volumes": as_manifests(volumes),
     }
     return {
-        "metadata": _without_empty(metadata),
-        "spec": _without_empty(pod),
+        "metadata": without_empty(metadata),
+        "spec": without_empty(pod),
     }
 
 
@@ -278,7 +278,7 @@ def toleration(text: str) -> Manifest:
     }
     if fields["operator"] == "Exists":
         del fields["value"]
-    return _without_empty(fields)
+    return without_empty(fields)
 
 
 _TOLERATION = re.compile(
@@ -292,5 +292,6 @@ def escape(text: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def _without_empty(fields: Manifest) -> Manifest:
+def without_empty(fields: Manifest) -> Manifest:
+    """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value not in (None, "", [], {})}

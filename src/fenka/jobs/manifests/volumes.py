@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.names import Job, Manifest
 from fenka.jobs.training import TrainingSpec
 
 
@@ -37,8 +37,8 @@ def as_manifests(volumes: Iterable[Volume]) -> list[Manifest]:
     return [{"name": name, **source} for name, source in sources.items()]
 
 
-def claim_volumes(spec: TrainingSpec) -> list[Volume]:
-    """Return the claims of a training. Raises InvalidRequest."""
+def claim_volumes(spec: Job) -> list[Volume]:
+    """Return the claims of a job. Raises InvalidRequest."""
     claims = list(dict.fromkeys(claim for claim, _ in spec.mounts))
     return [
         Volume(

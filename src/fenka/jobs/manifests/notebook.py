@@ -1,0 +1,158 @@
+"""Renders a notebook: a Deployment and a Service, the password in a Secret.
+
+A notebook that ends when it is idle is a Job, since a Deployment would start it again. When the root Job has
+completed, it stays: it owns the other objects, and the Jobs of later runs.
+"""
+
+import math
+from importlib import resources
+from pathlib import PurePosixPath
+
+import msgspec
+
+from fenka.cluster import training_objects
+from fenka.jobs.manifests import names
+from fenka.jobs.manifests.cards import CardRequest, card_request
+from fenka.jobs.manifests.mpi import encoded
+from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.pods import escape, without_empty
+from fenka.jobs.manifests.render import Rendered
+from fenka.jobs.manifests.volumes import Volume, as_manifests, claim_volumes
+from fenka.jobs.notebook_spec import NotebookSpec
+
+ROLE = "notebook"
+PORT = 8888
+SERVICE_PORT = 80
+
+_JUPYTERS_GROUP = 100
+"""Jupyter's images run as a user of this group, which can then write to claims."""
+
+_MOST_RESTARTS = 2**31 - 1
+"""A notebook is restarted after each failure, as that of a Deployment is."""
+
+_START = (
+    'for python in python3 python; do command -v "$python" >/dev/null && exec "$python" "$0" "$@"; done\n'
+    'echo "fenka: this image has no Python: use an image with Jupyter" >&2; exit 127\n'
+)
+
+
+def render(spec: NotebookSpec, password: str, *, hami: bool = True) -> Rendered:
+    """Return the objects of a valid notebook.
+
+    Args:
+        spec: The notebook.
+        password: The password of its login page.
+        hami: The cluster reads HAMi's names.
+
+    Raises:
+        InvalidRequest, InvalidSize: No pod can request its cards.
+    """
+    cards = card_request(spec.gpu, hami=hami)
+    root = _deployment(spec, cards) if spec.idle_s is None else _job(spec, spec.name, cards)
+    text = msgspec.json.encode(spec).decode()
+    root["metadata"]["annotations"] = {training_objects.SPEC: text}
+    return Rendered(root, [_service(spec), _secret(spec, password), _files(spec)], [root])
+
+
+def render_run(spec: NotebookSpec, number: int) -> Manifest:
+    """Return the Job of a later run of a notebook that ended. Raises InvalidRequest, InvalidSize."""
+    return _job(spec, f"{spec.name}-run-{number}", card_request(spec.gpu))
+
+
+def _labels(spec: NotebookSpec) -> dict[str, str]:
+    return {"app": spec.name} | names.labels(spec, ROLE)
+
+
+def _selector(spec: NotebookSpec) -> dict[str, str]:
+    return {training_objects.JOB: spec.name, training_objects.ROLE: ROLE}
+
+
+def _deployment(spec: NotebookSpec, cards: CardRequest) -> Manifest:
+    fields = {
+        "replicas": 1,
+        # The slice, and a claim for one node, must be free before the next pod starts.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": _selector(spec)},
+        "template": _pod_template(spec, cards, "Always"),
+    }
+    return names.manifest("Deployment", "apps/v1", spec.name, _labels(spec), spec=fields)
+
+
+def _job(spec: NotebookSpec, name: str, cards: CardRequest) -> Manifest:
+    fields = {"backoffLimit": _MOST_RESTARTS, "template": _pod_template(spec, cards, "OnFailure")}
+    return names.manifest("Job", "batch/v1", name, _labels(spec), spec=fields)
+
+
+def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manifest:
+    own = {"cpu": spec.cpu, "memory": spec.memory}
+    limits = {name: amount for name, amount in own.items() if amount} | cards.limits
+    volumes = [*claim_volumes(spec), _files_volume(spec)]
+    secret = {"name": names.object_name(spec, ROLE), "key": "password"}
+    container = {
+        "name": ROLE,
+        "image": spec.image,
+        "command": _command(spec),
+        "env": [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": secret}}],
+        "ports": [{"name": "jupyter", "containerPort": PORT}],
+        "resources": {"limits": limits, "requests": limits},
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 2},
+        "volumeMounts": [volume.mount for volume in volumes],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    pod = {
+        "restartPolicy": restart,
+        # A Service called JUPYTER would put JUPYTER_PORT into the environment.
+        "enableServiceLinks": False,
+        "securityContext": {"fsGroup": _JUPYTERS_GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+        if spec.data
+        else {},
+        "containers": [container],
+        "volumes": as_manifests(volumes),
+    }
+    metadata = {
+        "labels": cards.labels | _labels(spec) | {names.RELEASE: spec.name},
+        "annotations": cards.annotations,
+    }
+    return {"metadata": without_empty(metadata), "spec": without_empty(pod)}
+
+
+def _command(spec: NotebookSpec) -> list[str]:
+    words = ["--port", str(PORT)]
+    if spec.idle_s is not None:
+        words += ["--idle", str(math.ceil(spec.idle_s))]
+    if spec.data:
+        words += ["--root", escape(spec.mounts[0][1])]
+    return ["sh", "-c", escape(_START), str(names.NOTEBOOK_SERVER), *words]
+
+
+def _files_volume(spec: NotebookSpec) -> Volume:
+    source = {"configMap": {"name": names.object_name(spec, ROLE)}}
+    return Volume("fenka", source, PurePosixPath(names.NOTEBOOK_SERVER.parent))
+
+
+def _files(spec: NotebookSpec) -> Manifest:
+    file = names.NOTEBOOK_SERVER.name
+    data = {file: (resources.files("fenka.jobs") / "notebook_server" / file).read_text()}
+    return names.manifest(
+        "ConfigMap", "v1", names.object_name(spec, ROLE), names.labels(spec), data=data
+    )
+
+
+def _secret(spec: NotebookSpec, password: str) -> Manifest:
+    return names.manifest(
+        "Secret",
+        "v1",
+        names.object_name(spec, ROLE),
+        names.labels(spec),
+        type="Opaque",
+        data=encoded({"password": password}),
+    )
+
+
+def _service(spec: NotebookSpec) -> Manifest:
+    fields = {
+        "type": spec.service,
+        "ports": [{"name": "jupyter", "port": SERVICE_PORT, "targetPort": PORT}],
+        "selector": _selector(spec),
+    }
+    return names.manifest("Service", "v1", spec.name, _labels(spec), spec=fields)

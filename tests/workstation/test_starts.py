@@ -138,8 +138,10 @@ DEMO = ("fenka-*", "fenka-*/simulated/server.sock", "fenka-*/daemon.sock", "fenk
 def test_nothing_is_left_when_the_demo_is_interrupted(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
-    """No daemon, notebook or directory of the demo is left."""
-    start = started("demo", "--check")
+    """No daemon, notebook or directory of the demo is left. A cluster that is configured plays no part."""
+    configured = station.root / "kubeconfig"
+    configured.touch()
+    start = started("demo", "--check", KUBECONFIG=str(configured))
     start.until_there(point)
     assert start.interrupt() == 130, start.printed()
     assert "Traceback" not in start.printed()

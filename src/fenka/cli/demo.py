@@ -226,7 +226,9 @@ def _start(demonstration: Demonstration) -> int:
     units = card_units(card.memory_mib, GIB_MIB)
     each = notebook_units(units)
     for name in NAMES:
-        demonstration.fenka("notebook", "--gpu-mem", str(each), "--name", name, "--detach")
+        demonstration.fenka(
+            *("notebook", "--local", "--gpu-mem", str(each), "--name", name, "--detach")
+        )
     return units_to_mib(each, card.memory_mib, GIB_MIB)
 
 

@@ -153,7 +153,7 @@ def _own_job(
         instances=_own_instances(run, meta.name, trainer, members, cards),
         priority=run.priority_class,
         position=_position(status, members.values(), queue),
-        why=_why(status, end, members.values()),
+        why=_why(status, end, members.values()) or _not_created(run, status),
         note=_note(run, status, now - created),
     )
 
@@ -225,6 +225,14 @@ def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) 
     if status != "PENDING":
         return ""
     return next((pod.unschedulable for pod in pods if pod.unschedulable), "")
+
+
+def _not_created(run: Root, status: JobStatus) -> str:
+    """Return why a Deployment's pod cannot be created, such as an exceeded quota; empty if it can."""
+    failures = (each for each in run.status.conditions if each.type == "ReplicaFailure")
+    return next(
+        (each.message for each in failures if status == "PENDING" and each.status == "True"), ""
+    )
 
 
 def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | None) -> int | None:

@@ -322,6 +322,34 @@ def test_reason_is_printed_while_the_notebook_waits(run: Run, server: FakeApiSer
     assert root(server)["spec"]["replicas"] == 1
 
 
+@pytest.mark.parametrize("words", [[], ["--idle", "2h"]])
+def test_reason_is_printed_when_no_pod_can_be_created(
+    run: Run, server: FakeApiServer, words: list[str]
+) -> None:
+    """An exceeded quota, for example: Deployments have it as a condition, Jobs as an event."""
+    quota = 'pods "nb-" is forbidden: exceeded quota'
+
+    async def act(request: web.Request) -> None:
+        """Do what the cluster's controllers do."""
+        if request.method != "PATCH":
+            return
+        if words:
+            event = {
+                "metadata": {"name": "nb.1", "namespace": "default"},
+                "involvedObject": {"uid": root(server, "jobs")["metadata"]["uid"]},
+                "type": "Warning",
+                "message": quota,
+            }
+            server.put("events", event)
+        else:
+            failed = condition("ReplicaFailure", message=quota)
+            server.put("deployments", {**root(server), "status": {"conditions": [failed]}})
+
+    server.after = act
+    done = run(*CREATE, *words, "--timeout", "0")
+    assert done.stderr.startswith(f"nb: {quota}\n")
+
+
 def test_wait_ends_when_the_pod_cannot_start(run: Run, server: FakeApiServer) -> None:
     """An image without Jupyter, for example."""
     state = {"name": "main", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}

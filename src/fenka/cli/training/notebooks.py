@@ -143,7 +143,9 @@ def _progress(jobs: ClusterJobs, job: TrainingJob) -> str:
     """Return what a notebook waits for."""
     chief = job.chief
     if chief is None:
-        return job.note or "waits for its pod"
+        # A Job reports by events alone that its pod cannot be created.
+        warnings = [event.message for event in jobs.events(job) if event.kind == "Warning"]
+        return job.note or job.why or next(reversed(warnings), "waits for its pod")
     if job.status == "PENDING" and not chief.node:
         return f"waits for its slice: {jobs.explain(chief) or job.why or chief.status}"
     return job.why or f"its pod is {chief.status}"

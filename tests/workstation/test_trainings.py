@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -542,6 +543,18 @@ def test_running_training_is_deleted_when_its_record_is_damaged(
     (t4.root / "jobs" / "d" / ".fenka" / "record.json").write_text("{}")
     assert t4.ok("delete", "--local", "d") == "The training job d has been deleted successfully\n"
     assert not marked(mark)
+    assert list((t4.root / "jobs").iterdir()) == []
+    assert t4.jobs() == {}
+
+
+def test_training_is_deleted_once_when_several_commands_delete_it(t4: Workstation) -> None:
+    """Those that come too late are told that there is none; no file that another has removed is named."""
+    submit(t4, "pytorch", "d", "--workers", "3", "--gpu-mem", "2", "--", "sleep", "1000")
+    with ThreadPoolExecutor(4) as pool:
+        results = [*pool.map(lambda _: t4.fenka("delete", "--local", "d"), range(4))]
+    assert 0 in {result.returncode for result in results}
+    for result in results:
+        assert result.returncode == 0 or "job d not found" in result.stderr, result.stderr
     assert list((t4.root / "jobs").iterdir()) == []
     assert t4.jobs() == {}
 

@@ -136,7 +136,10 @@ def delete(name: str) -> None:
         for pid in [pid for pid in writers if procfs.parent_pid(pid) not in writers]:
             _end(pid, lambda pid=pid: pid in _writers(directory), name, TrainingSpec().grace_s)  # type: ignore[misc]
     _release_leases(name)
-    shutil.rmtree(directory)
+    while directory.exists():
+        # Another command may be deleting it, too.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)
 
 
 def _writers(directory: Path) -> set[int]:

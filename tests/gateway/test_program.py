@@ -19,7 +19,9 @@ from fenka.cli.main import run
 from fenka.core.errors import FenkaError
 from fenka.gateway.table import InvalidTable, ReplicaEntry, decode, encode
 from fenka.gateway.table_file import write_table
+from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.gateway.harness import LOOPBACK, table, version
+from tests.gateway.test_endpoints import endpoint, endpoint_slice
 from tests.waiting import wait_until
 
 
@@ -84,12 +86,12 @@ def listens(port: int) -> bool:
 class Program:
     """A running gateway."""
 
-    def __init__(self, path: Path, *options: object) -> None:
-        self.path, self.port, self.admin = path, free_port(), free_port()
+    def __init__(self, *source: object) -> None:
+        self.port, self.admin = free_port(), free_port()
         self.process = subprocess.Popen(
             command(
-                *("--table", path, "--listen", f"http={LOOPBACK}:{self.port}"),
-                *("--admin", f"{LOOPBACK}:{self.admin}", *options),
+                *(*source, "--listen", f"http={LOOPBACK}:{self.port}"),
+                *("--admin", f"{LOOPBACK}:{self.admin}"),
             )
         )
         wait_until(lambda: self.process.poll() is not None or listens(self.port))
@@ -103,11 +105,17 @@ class Program:
 
 
 @pytest.fixture
-def program(tmp_path: Path, replica: ReplicaEntry) -> Iterator[Program]:
-    """Return a gateway of a service with one replica."""
+def path(tmp_path: Path, replica: ReplicaEntry) -> Path:
+    """Return the file with the table of a service with one replica."""
     path = tmp_path / "table.json"
     write_table(path, table(version("v1", replica)))
-    program = Program(path)
+    return path
+
+
+@pytest.fixture
+def program(path: Path) -> Iterator[Program]:
+    """Return a gateway of this service."""
+    program = Program("--table", path)
     yield program
     program.process.kill()
     program.process.wait()
@@ -123,15 +131,15 @@ def test_gateway_serves_and_reports(program: Program) -> None:
     assert program.metric('fenka_gateway_replicas{state="ready",version="v1"}') == 1
 
 
-def test_gateway_follows_the_table(program: Program, replica: ReplicaEntry) -> None:
+def test_gateway_follows_the_table(program: Program, path: Path, replica: ReplicaEntry) -> None:
     """A new table holds soon; an invalid one is reported and changes nothing."""
-    program.path.write_bytes(b"{}")
+    path.write_bytes(b"{}")
     wait_until(lambda: program.metric("fenka_gateway_table_valid") == 0)
     assert get(program.port) == (200, b"ok")
-    write_table(program.path, table(version("v2", replica)))
+    write_table(path, table(version("v2", replica)))
     wait_until(lambda: program.metric('fenka_gateway_version_weight{version="v2"}') == 1)
     assert program.metric("fenka_gateway_table_valid") == 1
-    program.path.unlink()
+    path.unlink()
     wait_until(lambda: program.metric("fenka_gateway_table_valid") == 0)
     assert get(program.port) == (200, b"ok")
 
@@ -151,16 +159,42 @@ def test_gateway_finishes_requests_when_terminated(program: Program) -> None:
     assert program.process.wait(60) == 0
 
 
-def test_requests_are_answered_when_gateway_is_killed_and_started_again(program: Program) -> None:
+def test_requests_are_answered_when_gateway_is_killed_and_started_again(
+    program: Program, path: Path
+) -> None:
     """The table is all that a gateway knows."""
     program.process.kill()
     program.process.wait()
-    again = Program(program.path)
+    again = Program("--table", path)
     try:
         assert get(again.port) == (200, b"ok")
     finally:
         again.process.kill()
         again.process.wait()
+
+
+def test_gateway_follows_a_service_on_kubernetes(tmp_path: Path, replica: ReplicaEntry) -> None:
+    """A gateway is ready once it knows the replicas, and routes to those of the service."""
+    server = FakeApiServer()
+    ports = [{"name": "http", "port": replica.ports["http"]}]
+    server.put("endpointslices", endpoint_slice("v1", endpoint(LOOPBACK, "a"), ports=ports))
+    with in_thread(server, tmp_path) as kubeconfig:
+        source = "--service", "bert", "--namespace", "d", "--kubeconfig", kubeconfig
+        program = Program(*source)
+        try:
+            wait_until(lambda: get(program.admin, "/readyz")[0] == 200)
+            assert get(program.port) == (200, b"ok")
+        finally:
+            program.process.kill()
+            program.process.wait()
+
+
+def test_gateway_refuses_to_follow_two_sources(path: Path) -> None:
+    """A service is either in a file or on Kubernetes."""
+    listen = ["--listen", "http=127.0.0.1:0"]
+    for source in ([], ["--table", str(path), "--service", "bert"]):
+        with pytest.raises(FenkaError, match="use either --table FILE or --service NAME"):
+            run(["gateway", *source, *listen])
 
 
 VALID = encode(table())
@@ -223,10 +257,10 @@ def test_invalid_table_is_refused(text: bytes, sentence: str) -> None:
     assert sentence in str(error.value)
 
 
-def test_two_gateways_share_a_port(program: Program) -> None:
+def test_two_gateways_share_a_port(program: Program, path: Path) -> None:
     """Several processes serve one address: the kernel spreads connections."""
     second = subprocess.Popen(
-        command("--table", program.path, "--listen", f"http={LOOPBACK}:{program.port}")
+        command("--table", path, "--listen", f"http={LOOPBACK}:{program.port}")
     )
     requests = 0
 

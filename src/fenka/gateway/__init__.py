@@ -4,10 +4,11 @@ The gateway passes each request to one replica. It weights versions, counts requ
 requests while no replica accepts any, and lets replicas end without losing a request.
 
 The parts, from the bottom: `table.py` (which replicas exist), `routing.py` (which of them gets a request),
-`buffer.py` (requests without a replica) and `heads.py` (heads of messages) are pure. `exchange.py` is one
-request and its response. `http1_client.py` and `http1_replica.py` are the two sides of HTTP/1.1,
-`http2_client.py` and `http2_replica.py` those of HTTP/2. `dispatcher.py` brings them together.
-`table_file.py` follows the routing table, and `main.py` wires the program.
+`buffer.py` (requests without a replica), `heads.py` (heads of messages) and `endpoints.py` (Kubernetes'
+view of replicas) are pure. `exchange.py` is one request and its response. `http1_client.py` and
+`http1_replica.py` are the two sides of HTTP/1.1, `http2_client.py` and `http2_replica.py` those of HTTP/2.
+`dispatcher.py` brings them together. `table_file.py` and `endpoint_source.py` follow the replicas, and
+`main.py` wires the program.
 
 llhttp (httptools) parses HTTP/1.1, and asyncio's protocols pass on bodies as they come. One core thus
 serves three times as many requests as with aiohttp or h11 on both sides. HTTP/2 without TLS (prior

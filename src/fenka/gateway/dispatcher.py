@@ -52,6 +52,8 @@ class Dispatcher:
         self.router = Router()
         self.buffer: RequestBuffer[Exchange] = RequestBuffer(limits)
         self.statistics = Statistics()
+        self.has_table = False
+        """Whether it is known which replicas exist. Requests wait until then."""
         self.clock = clock
         self._timeouts = timeouts
         self._http1 = Http1Pool(self, timeouts.idle_s)
@@ -142,6 +144,7 @@ class Dispatcher:
 
     def update(self, table: RoutingTable) -> None:
         """Replace the routing table."""
+        self.has_table = True
         for replica in self.router.update(table):
             self._http1.close_idle(replica)
             self._http2.close_idle(replica)

@@ -13,16 +13,18 @@ from msgspec import Meta
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.gateway.buffer import MIB, BufferLimits
 from fenka.gateway.dispatcher import ReplicaTimeouts
+from fenka.gateway.endpoint_source import EndpointSource
 from fenka.gateway.metrics import GatewayMetrics, admin_app
 from fenka.gateway.server import Gateway, GatewayLimits, listening_socket
 from fenka.gateway.table import NAME
 from fenka.gateway.table_file import TableFile
+from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, serve_app
 from fenka.kubernetes.http_listener import listening_socket as admin_socket
 
 
-class InvalidAddress(FenkaError):
-    """An address to listen on is invalid."""
+class InvalidOptions(FenkaError):
+    """An option is invalid."""
 
     exit_code = INVALID_INPUT
 
@@ -30,7 +32,6 @@ class InvalidAddress(FenkaError):
 class GatewayOptions(msgspec.Struct, frozen=True):
     """Options of `fenka gateway`."""
 
-    table: Annotated[Path, Meta(title="FILE", description="the routing table")]
     listen: Annotated[
         list[str],
         Meta(
@@ -38,6 +39,20 @@ class GatewayOptions(msgspec.Struct, frozen=True):
             description="where to listen for the replicas' port of this name",
         ),
     ]
+    table: Annotated[Path | None, Meta(title="FILE", description="file with the routing table")] = (
+        None
+    )
+    service: Annotated[
+        str, Meta(title="NAME", description="follow this service on Kubernetes instead")
+    ] = ""
+    namespace: Annotated[str, Meta(title="NAME", description="the service's namespace")] = "default"
+    kubeconfig: Annotated[
+        Path | None,
+        Meta(
+            title="FILE",
+            description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config",
+        ),
+    ] = None
     admin: Annotated[
         str, Meta(title="ADDRESS:PORT", description="serve /metrics, /healthz and /readyz")
     ] = ""
@@ -64,12 +79,12 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         )
 
     def sockets(self) -> dict[str, socket.socket]:
-        """Return the listening sockets by name. Raises InvalidAddress, and OSError if a port is in use."""
+        """Return the listening sockets by name. Raises InvalidOptions, and OSError if a port is in use."""
         places = [entry.partition("=") for entry in self.listen]
         names = [name for name, _, _ in places]
         for name, text in zip(names, self.listen, strict=True):
             if not NAME.fullmatch(name) or names.count(name) > 1:
-                raise InvalidAddress(
+                raise InvalidOptions(
                     f"invalid --listen {text[:80]!r}: expected NAME=ADDRESS:PORT, each name once"
                 )
         return {name: listening_socket(*_address("--listen", place)) for name, _, place in places}
@@ -79,8 +94,9 @@ async def serve(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT, then finish requests.
 
     Raises:
+        ApiUnreachable: There is no configuration of the cluster.
         InvalidTable: The routing table is invalid.
-        InvalidAddress: An address is invalid.
+        InvalidOptions: An option is invalid.
         OSError: The table cannot be read, or a port is in use.
     """
     stop = asyncio.Event()
@@ -88,18 +104,17 @@ async def serve(options: GatewayOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gateway = Gateway(options.limits())
-    file = TableFile(options.table, gateway.dispatcher.update)
-    file.read()
     async with contextlib.AsyncExitStack() as stack:
+        source = await _source(options, gateway, stack)
         if options.admin:
-            metrics = GatewayMetrics(gateway, lambda: file.error is None)
+            metrics = GatewayMetrics(gateway, lambda: source.error is None)
             listening = admin_socket(*_address("--admin", options.admin))
             readers = HttpListener(max_connections=MAX_READERS)
             await stack.enter_async_context(
                 serve_app(admin_app(gateway, metrics), listening, readers)
             )
         await stack.enter_async_context(gateway.serve(options.sockets()))
-        following = asyncio.create_task(file.follow())
+        following = asyncio.create_task(source.follow())
         stack.callback(following.cancel)
         await stop.wait()
         with contextlib.suppress(TimeoutError):
@@ -107,8 +122,23 @@ async def serve(options: GatewayOptions) -> None:
                 await gateway.drain()
 
 
+async def _source(
+    options: GatewayOptions, gateway: Gateway, stack: contextlib.AsyncExitStack
+) -> TableFile | EndpointSource:
+    """Return what has the routing table."""
+    update = gateway.dispatcher.update
+    if options.table is not None and not options.service:
+        file = TableFile(options.table, update)
+        file.read()
+        return file
+    if options.table is not None or not options.service:
+        raise InvalidOptions("use either --table FILE or --service NAME")
+    api = await stack.enter_async_context(await Api.connect(options.kubeconfig))
+    return EndpointSource(api, options.namespace, options.service, update)
+
+
 def _address(option: str, text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65535:
-        raise InvalidAddress(f"invalid {option} {text[:80]!r}: expected ADDRESS:PORT")
+        raise InvalidOptions(f"invalid {option} {text[:80]!r}: expected ADDRESS:PORT")
     return host.strip("[]"), int(port)

@@ -112,7 +112,7 @@ class GatewayMetrics(Collector):
 
 
 def admin_app(gateway: Gateway, metrics: GatewayMetrics) -> web.Application:
-    """Return the application with the metrics. It is not ready while the gateway drains."""
+    """Return the application with the metrics. A gateway is ready from its first table until it drains."""
     text = ThrottledText(metrics.text)
 
     async def show(_: web.Request) -> web.Response:
@@ -124,6 +124,8 @@ def admin_app(gateway: Gateway, metrics: GatewayMetrics) -> web.Application:
     async def ready(_: web.Request) -> web.Response:
         if gateway.clients.draining:
             return web.Response(status=503, text="the gateway ends\n")
+        if not gateway.dispatcher.has_table:
+            return web.Response(status=503, text="the replicas are not known yet\n")
         return web.Response(text="ok\n")
 
     app = web.Application()

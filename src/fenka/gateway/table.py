@@ -19,6 +19,10 @@ MAX_REPLICAS = 10_000
 """Of all versions: more than any cluster has cards for one service."""
 
 
+Weight = Annotated[int, Meta(ge=0, le=1_000_000)]
+"""A share of the requests, relative to the other versions' weights; 0 for none."""
+
+
 class InvalidTable(FenkaError):
     """A routing table cannot be read."""
 
@@ -38,14 +42,10 @@ class ReplicaEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VersionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A version.
-
-    Attributes:
-        weight: Its share of the requests, relative to the other versions' weights; 0 for none.
-    """
+    """A version."""
 
     name: str
-    weight: Annotated[int, Meta(ge=0, le=1_000_000)]
+    weight: Weight
     replicas: list[ReplicaEntry] = []
 
 

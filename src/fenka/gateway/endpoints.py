@@ -1,0 +1,123 @@
+"""The routing table of a service on Kubernetes, from its EndpointSlices and its Service. Pure.
+
+Each version has a Service of its own, whose labels Kubernetes copies to its EndpointSlices. The Service with
+the service's name has the weights, as an annotation.
+
+Wire facts: discovery.k8s.io/v1. `ready` is true if it is missing. A pod that ends is `terminating`, and no
+longer `ready`. With two IP families a pod is in a slice of each.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from fenka.cluster.objects import Object, ObjectMeta
+from fenka.gateway.table import InvalidTable, ReplicaEntry, RoutingTable, VersionEntry, Weight
+
+SERVICE = "servingName"
+"""arena's label of all objects of a service: its name."""
+VERSION = "servingVersion"
+"""arena's label of all objects of a version: its name."""
+WEIGHTS = "fenka.io/traffic"
+"""Annotation of the Service of all versions: a JSON object of weights. Without it all are equal."""
+EQUAL_WEIGHT = 1
+
+ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+SERVICES = "/api/v1/namespaces/{namespace}/services"
+
+
+class EndpointConditions(Object):
+    """What is known of an endpoint; None means unknown."""
+
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class EndpointTarget(Object):
+    """The pod behind an endpoint."""
+
+    uid: str = ""
+
+
+class Endpoint(Object):
+    """A pod of a Service. Its addresses are equivalent."""
+
+    addresses: tuple[str, ...] = ()
+    conditions: EndpointConditions = msgspec.field(default_factory=EndpointConditions)
+    target_ref: EndpointTarget | None = None
+
+
+class EndpointPort(Object):
+    """A port of all endpoints of a slice."""
+
+    name: str | None = None
+    port: int | None = None
+
+
+class EndpointSlice(Object):
+    """Some of the endpoints of a Service. Lists may be null."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    address_type: str = ""
+    endpoints: tuple[Endpoint, ...] | None = None
+    ports: tuple[EndpointPort, ...] | None = None
+
+
+class ServiceObject(Object):
+    """A Service, of which the annotations are read."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
+def routing_table(
+    service: str, slices: Iterable[EndpointSlice], weights: Mapping[str, int] | None
+) -> RoutingTable:
+    """Return the routing table of a service.
+
+    Args:
+        service: Its name.
+        slices: The EndpointSlices with its label. Those without a version are of its own Service.
+        weights: The weights by version; None if all are equal. A version that is missing gets no request.
+    """
+    versions: dict[str, dict[str, ReplicaEntry]] = {}
+    # IPv4 comes first, so a pod in two slices has the same address in each table.
+    for part in sorted(slices, key=lambda part: (part.address_type, part.metadata.name)):
+        version = part.metadata.labels.get(VERSION, "")
+        if version and part.address_type in {"IPv4", "IPv6"}:
+            replicas = versions.setdefault(version, {})
+            for key, replica in _replicas(part):
+                replicas.setdefault(key, replica)
+    return RoutingTable(
+        "fenka.gateway/1",
+        service,
+        [
+            VersionEntry(
+                version,
+                EQUAL_WEIGHT if weights is None else weights.get(version, 0),
+                list(replicas.values()),
+            )
+            for version, replicas in sorted(versions.items())
+        ],
+    )
+
+
+def read_weights(service: ServiceObject | None) -> dict[str, int] | None:
+    """Return the weights by version, None if the Service has none. Raises InvalidTable."""
+    text = service.metadata.annotations.get(WEIGHTS) if service is not None else None
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Weight])
+    except msgspec.DecodeError as error:
+        raise InvalidTable(f"annotation {WEIGHTS} is invalid: {error}") from error
+
+
+def _replicas(part: EndpointSlice) -> Iterable[tuple[str, ReplicaEntry]]:
+    """Yield the replicas of a slice that serve or end, by pod."""
+    ports = {port.name or "": port.port for port in part.ports or () if port.port}
+    for endpoint in part.endpoints or ():
+        terminating = endpoint.conditions.terminating is True
+        if endpoint.addresses and (terminating or endpoint.conditions.ready is not False):
+            host = endpoint.addresses[0]
+            pod = endpoint.target_ref.uid if endpoint.target_ref else ""
+            yield pod or host, ReplicaEntry(host, ports, terminating)

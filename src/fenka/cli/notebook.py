@@ -150,6 +150,8 @@ def _start_on_cluster(
     if given.dry_run:
         of_cluster.print_objects(spec, secret, target, namespace, given.output)
         return
+    if spec.idle_s is not None and not spec.data:
+        print_error("the notebook's files are lost when it ends: --data CLAIM:PATH keeps them")
     created = of_cluster.create(spec, secret, target, namespace)
     if not options.detach:
         of_cluster.report_address(created, spec.name, options.timeout)

@@ -84,6 +84,21 @@ def test_root_is_a_job_when_the_notebook_ends_when_idle(run: Run, server: FakeAp
     assert not server.all("deployments")
 
 
+def test_user_is_told_when_an_idle_notebook_would_lose_its_files(
+    run: Run, server: FakeApiServer
+) -> None:
+    """Those that are not on a claim end with the pod."""
+    server.put("persistentvolumeclaims", {"metadata": {"name": "work", "namespace": "default"}})
+    kept = run(*CREATE, "--idle", "2h", "--data", "work:/work", "--detach")
+    assert (kept.exit_code, kept.stderr) == (0, "")
+    server.objects.clear()
+    lost = run(*CREATE, "--idle", "2h", "--detach")
+    assert (lost.exit_code, lost.stderr) == (
+        0,
+        "fenka: the notebook's files are lost when it ends: --data CLAIM:PATH keeps them\n",
+    )
+
+
 def test_dry_run_prints_what_is_created(run: Run, server: FakeApiServer) -> None:
     """Nothing more, nothing less, and nothing is created."""
     printed = list(yaml.safe_load_all(ok(run(*CREATE, "--dry-run", "-o", "yaml"))))
@@ -347,7 +362,7 @@ def test_reason_is_printed_when_no_pod_can_be_created(
 
     server.after = act
     done = run(*CREATE, *words, "--timeout", "0")
-    assert done.stderr.startswith(f"nb: {quota}\n")
+    assert f"nb: {quota}\n" in done.stderr
 
 
 def test_wait_ends_when_the_pod_cannot_start(run: Run, server: FakeApiServer) -> None:

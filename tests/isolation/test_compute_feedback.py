@@ -187,6 +187,17 @@ def test_driver_is_read_seldom_when_no_lease_is_limited(machine: Machine) -> Non
     assert machine.asked == 4
 
 
+def test_lease_of_a_process_is_looked_up_once_when_no_lease_is_limited(machine: Machine) -> None:
+    """The answer is kept between two readings of the card."""
+    machine.lease("a", 1, Limit(CARD, 1))
+    machine.round(p1=50)
+    machine.leases.clear()
+    first = machine.written("a")[0]
+    for _ in range(5):
+        machine.round(p1=50)
+    assert machine.written("a")[0] > first
+
+
 def test_use_is_written_when_no_lease_is_limited(machine: Machine) -> None:
     """All samples since the last reading count, at most those of a second."""
     machine.lease("a", 1, Limit(CARD, 1))

@@ -120,6 +120,8 @@ class ComputeFeedback:
     _sampled_us: dict[str, int] = field(default_factory=dict)
     _unleased_ns: dict[str, int] = field(default_factory=dict)
     _read_ns: dict[str, int] = field(default_factory=dict)
+    _using: dict[str, set[int]] = field(default_factory=dict)
+    """The processes that used a card when it was read the last time."""
 
     def add_lease(self, lease: str, page: Path, burst_percent: int = 100) -> None:
         """Add a lease, or change the percentage up to which a soft lease may use idle time. Raises
@@ -154,7 +156,8 @@ class ComputeFeedback:
         for lease, page in self._pages.items():
             for uuid, card in page.cards().items():
                 on_cards.setdefault(uuid, {})[lease] = card
-        using, now = set[int](), self._clock_ns()
+        now = self._clock_ns()
+        self._using = {uuid: pids for uuid, pids in self._using.items() if uuid in on_cards}
         for uuid, cards in on_cards.items():
             limited = any(
                 card.compute_percent < 100 or card.compute_mode for card in cards.values()
@@ -164,7 +167,8 @@ class ComputeFeedback:
                 or now - self._read_ns.get(uuid, -UNLIMITED_PERIOD_NS) >= UNLIMITED_PERIOD_NS
             ):
                 self._read_ns[uuid] = now
-                using |= self._update_card(uuid, cards)
+                self._using[uuid] = self._update_card(uuid, cards)
+        using = set().union(*self._using.values())
         self._leases = {pid: lease for pid, lease in self._leases.items() if pid in using}
 
     def _update_card(self, uuid: str, cards: Mapping[str, Any]) -> set[int]:

@@ -123,7 +123,7 @@ def test_member_without_a_card_counts_when_it_exists() -> None:
     assert len(cluster.filter(workers[0])) == 1
     cluster.now += 10 * RESERVATION_TTL_S
     workers[1].spec.scheduling_gates = (SchedulingGate(name="quota"),)
-    assert "pods exist" in cluster.why(workers[0])
+    assert cluster.why(workers[0]) == "gang g waits for pods with scheduling gates: 1 of its 3"
 
 
 async def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() -> None:

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from fenka.cluster.objects import Pod, Toleration
-from fenka.cluster.pending_queue import OVERDUE_TTL_S, PendingQueue
+from fenka.cluster.pending_queue import PendingQueue
+from fenka.cluster.queue_allocations import OVERDUE_TTL_S
 from fenka.cluster.queue_snapshot import QueueSnapshot
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness

@@ -18,7 +18,7 @@ from fenka.kubernetes.pod_logs import (
     read_log,
 )
 from tests.builders import Json, pod
-from tests.fakes.api_server import FakeApiServer, api_server
+from tests.fakes.api_server import FakeApiServer, Fault, api_server
 
 RUNS: Json = {"running": {}}
 ENDED: Json = {"terminated": {"exitCode": 0}}
@@ -102,9 +102,8 @@ async def test_following_resumes_without_repeating_a_line_when_the_connection_br
     assert lines == ["one", "two", "two", "two", "again", "", "three"]
 
 
-async def test_following_reads_on_when_the_connection_breaks_off_after_the_jobs_end() -> None:
-    """The last log is complete only if the API server has ended it."""
-    log = [line(1, "one"), line(2, "two")]
+def breaking_off(text: str) -> Fault:
+    """Return a fault: the first connection gets this text of a log and breaks off."""
     breaks = iter([True])
 
     async def break_off(request: web.Request) -> web.StreamResponse | None:
@@ -112,15 +111,36 @@ async def test_following_reads_on_when_the_connection_breaks_off_after_the_jobs_
             return None
         answer = web.StreamResponse()
         await answer.prepare(request)
-        await answer.write(f"{log[0]}\n".encode())
+        await answer.write(text.encode())
         assert request.transport
         request.transport.close()
         return answer
 
+    return break_off
+
+
+async def test_following_reads_on_when_the_connection_breaks_off_after_the_jobs_end() -> None:
+    """The last log is complete only if the API server has ended it."""
+    log = [line(1, "one"), line(2, "two")]
     ended = LogSource(a_pod(ENDED), last=True)
     async with api_server() as server:
-        server.before = break_off
+        server.before = breaking_off(f"{log[0]}\n{log[1][:-1]}")
         assert await followed(server, [ended, ended], log, log) == ["one", "two"]
+
+
+@pytest.mark.parametrize("before", [[], [line(2, "two")]])
+async def test_following_resumes_within_a_line_that_was_returned_in_pieces(
+    before: list[str],
+) -> None:
+    """The line has the timestamp of the one before it."""
+    bar = "".join(f"\r{number}" for number in range(100_000))
+    log = [*before, line(2, bar), line(2, "end", "5")]
+    ended = LogSource(a_pod(ENDED), last=True)
+    async with api_server() as server:
+        server.before = breaking_off("\n".join(log)[: len(bar) // 2])
+        lines = await followed(server, [ended, ended], log, log)
+    assert lines[: len(before)] == ["two"] * len(before)
+    assert "".join(lines[len(before) :]) == bar + "end"
 
 
 async def test_following_goes_on_with_the_next_pod_when_the_job_restarts() -> None:
@@ -217,15 +237,27 @@ STAMPS = st.lists(
 )
 
 
-@given(STAMPS, st.lists(st.integers(0, 20), max_size=4))
+@given(STAMPS, st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=4))
 def test_cursor_returns_each_line_once_wherever_the_connection_breaks(
-    stamps: list[str], breaks: list[int]
+    stamps: list[str], breaks: list[tuple[int, int]]
 ) -> None:
-    """The log grows while it is read; each reading begins at a whole second."""
-    log = sorted(stamps)
-    cursor, returned = LogCursor(), []
-    for end in [*sorted(min(at, len(log)) for at in breaks), len(log)]:
+    """It breaks after some lines and a part of the next; each reading begins at a whole second."""
+    log = [(stamp, b"a line"[number % 7 :]) for number, stamp in enumerate(sorted(stamps))]
+    cursor, returned = LogCursor(), list[bytes]()
+    for whole, part in [*breaks, (len(log), 0)]:
         cursor.rewind()
         since = cursor.since[:19]
-        returned += [stamp for stamp in log[:end] if stamp[:19] >= since and cursor.is_new(stamp)]
-    assert returned == log
+        received = [
+            *log[:whole],
+            *((stamp, text[:part]) for stamp, text in log[whole:][:1] if part),
+        ]
+        for stamp, text in received:
+            if stamp[:19] < since:
+                continue
+            cursor.begin_line(stamp)
+            new = cursor.new_part(text)
+            if new is not None:
+                returned.append(new)
+    assert b"".join(returned) == b"".join(text for _, text in log)
+    if not any(part for _, part in breaks):
+        assert returned == [text for _, text in log]

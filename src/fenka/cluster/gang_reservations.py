@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.gang_members import GangMembers, GangStatus
 from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.node_admission import admits
 from fenka.cluster.objects import Pod
@@ -161,9 +161,7 @@ class GangScheduler:
             return None
         unplaced = [it for it in status.alive if self._members.is_placeable(it)]
         if len(unplaced) < status.missing:
-            return GangPending(
-                f"gang {gang.name} is incomplete: {status.present} of its {gang.minimum} pods exist"
-            )
+            return GangPending(_why_not_ready(gang, status, status.missing - len(unplaced)))
         backoff = self._backoffs.get(gang.key)
         if backoff is not None and self._clock() < backoff.until:
             pause_s = round(backoff.until - self._clock())
@@ -388,3 +386,10 @@ class GangScheduler:
         self._reservations.release(key)
         if self._arrivals.pop(key, None) is not None:
             self.on_settled(key)
+
+
+def _why_not_ready(gang: Gang, status: GangStatus, unready: int) -> str:
+    """Return why the gang cannot be placed while this number of its pods cannot."""
+    if status.present < gang.minimum:
+        return f"gang {gang.name} is incomplete: {status.present} of its {gang.minimum} pods exist"
+    return f"gang {gang.name} waits for pods with scheduling gates: {unready} of its {gang.minimum}"

@@ -4,10 +4,7 @@ The scheduler schedules the queue whenever it matters for a pod, `fenka queue` o
 decides; here pods become pending requests.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from math import inf
 
 import msgspec
 
@@ -21,14 +18,14 @@ from fenka.cluster.node_admission import (
     mode_labels,
     node_kind,
 )
-from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
+from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
+from fenka.cluster.queue_allocations import QueueAllocations
 from fenka.cluster.queue_snapshot import (
     BY_TIME,
     PendingEntry,
     QueueEntry,
     QueueSnapshot,
-    time_limit_s,
 )
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import Backfill
@@ -38,7 +35,6 @@ from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness, UsageHistory
 from fenka.core.inventory import DeviceId, Node
 from fenka.core.queue import (
-    Allocation,
     PendingRequest,
     QueueStatus,
     SortKey,
@@ -49,9 +45,6 @@ from fenka.core.request import Placement, Request
 from fenka.core.steps import Steps
 from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import SliceRequest
-
-OVERDUE_TTL_S = 60.0
-"""A pod that has not ended this long after it should have may end at any time, or never: its node is gone."""
 
 DEPTH = 4
 """The number of pending entries that reserve cards."""
@@ -102,19 +95,7 @@ class PendingQueue:
         """The nodes that each pending pod is eligible for and that could hold it when empty, by UID."""
         self._with_mode: frozenset[str] = frozenset()
         """Nodes whose mode may exclude a pod because of the pods that are there."""
-        self._changed: set[str] = set()
-        """Nodes whose allocations have changed."""
-        cluster.watch(self._changed)
-        self._allocations: dict[str, tuple[float, list[Allocation]]] = {}
-        """By node: until when they are valid, and the allocations."""
-        self._allocations_of: Mapping[str, Node] = {}
-        """The nodes of which the allocations were read."""
-        self._valid_until = inf
-        """Until when all of them are valid, at least."""
-        self._held: Counter[str] = Counter()
-        """The number of allocations of each namespace."""
-        self._seen_at: dict[str, float] = {}
-        """When pods were seen first whose node has not reported their start."""
+        self._allocations = QueueAllocations(cluster)
 
     @property
     def fairness(self) -> Fairness:
@@ -155,7 +136,7 @@ class PendingQueue:
         # Up to the next step, all is read of one state of the cluster.
         self._refresh_nodes()
         nodes = self._nodes.values()
-        allocations, held = self._all_allocations(gangs, now)
+        allocations, held = self._allocations.read(self._nodes, gangs, now)
         columns = self._live.read().copy()
         if not self._live_has_gangs:
             columns.add(*(it for placements in gangs.values() for it in placements))
@@ -164,14 +145,22 @@ class PendingQueue:
         order = sort_keys(requests, history, self._fairness, now)
         # The order is settled: the core sees the rank as the time of the request.
         ranked = [
-            replace(request, requested_at=float(rank), priority=0, user="")
-            for rank, (_, request) in enumerate(order)
+            PendingRequest(
+                it.id,
+                it.requests,
+                requested_at=float(rank),
+                time_limit_s=it.time_limit_s,
+                nodes=it.nodes,
+                same_node=it.same_node,
+            )
+            for rank, (_, it) in enumerate(order)
         ]
         yield
         placer = ColumnarPlacer(columns)
         timeline = ColumnarTimeline(nodes, allocations, now, self._states)
         yield
         result = yield from self._backfill.serve(ranked, placer, timeline, {}, now)
+        yield
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
         queue_entries = tuple(
             _queue_entry(
@@ -179,6 +168,7 @@ class PendingQueue:
             )
             for key, request in order
         )
+        yield
         can_reserve = sum(it.reservation is not None for it in result.pending) < DEPTH
         return QueueSnapshot(
             queue_entries, can_reserve, self._node_of_card, history, self._fairness, now
@@ -206,7 +196,7 @@ class PendingQueue:
     def forget(self, uid: str) -> None:
         """Record that the pod was deleted."""
         self._nodes_of.pop(uid, None)
-        self._seen_at.pop(uid, None)
+        self._allocations.forget(uid)
 
     # ---- pending entries ----
 
@@ -251,9 +241,7 @@ class PendingQueue:
         if not nodes:
             return None
         same_node = len(entry.pods) == 1
-        return replace(
-            entry.request(now), requests=tuple(requests), nodes=nodes, same_node=same_node
-        )
+        return entry.request(now, tuple(requests), nodes, same_node=same_node)
 
     # ---- eligible nodes ----
 
@@ -322,71 +310,6 @@ class PendingQueue:
             ):
                 names.update(alike)
         return names
-
-    # ---- allocations ----
-
-    def _all_allocations(
-        self, gangs: Mapping[str, tuple[Placement, ...]], now: float
-    ) -> tuple[dict[str, list[Allocation]], Counter[str]]:
-        """Return all allocations on shared nodes, and how many each namespace has.
-
-        They are by node, the same list as long as it is the same.
-        """
-        stale = self._changed.copy()
-        self._changed.clear()
-        if self._allocations_of is not self._nodes:
-            self._allocations_of = self._nodes
-            stale |= self._allocations.keys() ^ self._nodes.keys()
-        if now >= self._valid_until:
-            stale |= {name for name, (until, _) in self._allocations.items() if now >= until}
-            self._valid_until = min((until for until, _ in self._allocations.values()), default=inf)
-        for name in stale:
-            _, forgotten = self._allocations.pop(name, (inf, []))
-            self._held.subtract(it.user for it in forgotten)
-            if name in self._nodes:
-                self._read_allocations(name, now)
-        allocations = {name: on_node for name, (_, on_node) in self._allocations.items()}
-        held = self._held
-        for gang, placements in gangs.items():
-            user = gang.partition("/")[0]
-            for it in placements:
-                if it.node in allocations:
-                    reserved = Allocation(it, None, user)
-                    allocations[it.node] = [*allocations[it.node], reserved]
-                    held = held + Counter((user,))
-        return allocations, held
-
-    def _read_allocations(self, name: str, now: float) -> None:
-        allocations, valid_until = list[Allocation](), inf
-        for allocation in self._cluster.allocations(name):
-            deadline = self._deadline(allocation.pod, now)
-            if deadline is not None:
-                valid_until = min(valid_until, deadline + OVERDUE_TTL_S)
-            user = allocation.pod.metadata.namespace
-            for placement in allocation.placements:
-                allocations.append(Allocation(placement, deadline, user))
-        self._allocations[name] = valid_until, allocations
-        self._valid_until = min(self._valid_until, valid_until)
-        self._held.update(it.user for it in allocations)
-
-    def _deadline(self, pod: Pod, now: float) -> float | None:
-        """Return when the pod has ended whatever it does; None without a limit, or long after it."""
-        uid, limit = pod.metadata.uid, time_limit_s(pod)
-        if limit is None and pod.metadata.deletion_timestamp is None:
-            return None
-        deadlines = []
-        if limit is not None:
-            started = seconds(pod.status.start_time)
-            if started is None:
-                started = self._seen_at.setdefault(uid, now)
-            else:
-                self._seen_at.pop(uid, None)
-            deadlines.append(started + limit)
-        # The API server computes this one, with the pod's grace period.
-        deleted = seconds(pod.metadata.deletion_timestamp or "")
-        deadlines += [deleted] if deleted is not None else []
-        deadline = min(deadlines, default=None)
-        return deadline if deadline is not None and deadline + OVERDUE_TTL_S > now else None
 
 
 def is_open(pod: Pod) -> bool:

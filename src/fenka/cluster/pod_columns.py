@@ -284,16 +284,18 @@ class ColumnarPodEvaluator(PodEvaluator):
             rule.rejection(parts) if used[number] else None
             for rule, number in rules.numbers.items()
         ]
-        admits = np.array([why is None for why in excluded], np.bool_)
-        asked, admitted = np.zeros((2, len(columns.nodes)), np.bool_)
-        asked[slots], admitted[slots] = True, admits[rule_of_slot]
+        asked = np.zeros(len(columns.nodes), np.bool_)
+        asked[slots] = True
+        admitted = asked
+        if any(excluded):
+            admits = np.array([why is None for why in excluded], np.bool_)
+            admitted = np.zeros_like(asked)
+            admitted[slots] = admits[rule_of_slot]
         judgement = JointJudgement(columns, requests, self._policy)
         fits = self._decide(judgement, requests, admitted, NO_DEVICES)
-        waits = np.zeros_like(fits)
-        limits = columns.slots(constraints.nodes)
-        waits[limits[limits >= 0]] = True
-        waits &= fits
-        limited = np.flatnonzero(waits)
+        waits = np.zeros(fits.shape, np.bool_)
+        limits = [slot for name in constraints.nodes if (slot := columns.slot(name)) >= 0]
+        limited = np.array(sorted(slot for slot in limits if fits[slot]), np.int64)
         if not limited.size:
             return _Verdicts(judgement, None, asked, fits, waits, excluded)
         left = columns.part(limited)
@@ -321,6 +323,8 @@ class ColumnarPodEvaluator(PodEvaluator):
     ) -> Bools:
         """Return which of the slots fit. Where the judgement does not know, the definition decides."""
         fits = judgement.fits & asked
+        if judgement.possible is judgement.fits:
+            return fits
         for slot in np.flatnonzero(judgement.possible & ~judgement.fits & asked).tolist():
             node = judgement.columns.nodes[slot]
             assert node is not None

@@ -12,7 +12,7 @@ from fenka.core.fairness import NO_HISTORY, Fairness
 from fenka.core.inventory import DeviceId
 from fenka.core.queue import HistoryLookup, PendingRequest, Reservation, SortKey, sort_key
 from fenka.core.reasons import Unschedulable
-from fenka.core.request import Placement
+from fenka.core.request import Placement, Request
 
 GRACE_S = 30
 """Kubernetes' default for a pod that does not give its termination grace period."""
@@ -49,11 +49,19 @@ class PendingEntry:
         limits = [time_limit_s(it) for it in self.pods]
         return None if None in limits else max(it for it in limits if it is not None)
 
-    def request(self, now: float) -> PendingRequest:
-        """Return the request by which the core orders it, without what it requests of the nodes."""
+    def request(
+        self,
+        now: float,
+        requests: tuple[Request, ...] = (),
+        nodes: frozenset[str] | None = None,
+        *,
+        same_node: bool = False,
+    ) -> PendingRequest:
+        """Return the request by which the core orders it, and what it requests of which nodes."""
         created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
         at = min(now if it is None else it for it in created)
-        return PendingRequest(self.id, (), at, self.priority, self.namespace, self.time_limit_s)
+        user, limit = self.namespace, self.time_limit_s
+        return PendingRequest(self.id, requests, at, self.priority, user, limit, nodes, same_node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,4 +109,8 @@ class CardColumns:
 
 def amounts_of(usage: CardUsage) -> tuple[int, int, int, int]:
     """Return memory, compute, holders and whole. What a node reports may exceed 64 bits."""
-    return min(usage.memory_mib, NEVER), min(usage.compute, NEVER), usage.holders, usage.whole
+    memory, compute, holders, whole = usage
+    # Nearly always it is this, which takes half of the time of min().
+    if memory < NEVER > compute:
+        return usage
+    return min(memory, NEVER), min(compute, NEVER), holders, whole

@@ -86,7 +86,8 @@ def _in_use(on: "CardJudgement") -> Bools | None:
 
 def _memory(on: "CardJudgement") -> Bools:
     by_class = on.needs.memory
-    needed = by_class[on.card_class] if by_class.size > 1 else by_class[0]
+    # A plain number leaves the free memory in the type that it has.
+    needed = by_class[on.card_class] if by_class.size > 1 else int(by_class[0])
     too_small: Bools = on.columns.usage[FREE_MEMORY] < needed
     return too_small
 

@@ -68,6 +68,8 @@ class JointJudgement:
             The codes of the cards of these slots, and where among them those of each slot start.
         """
         cards, starts = self.columns.columns_of(slots)
+        if len(self._in_turn) == 1:
+            return self.first.codes(cards), starts
         codes = np.zeros(cards.shape, np.uint8)
         fits = np.ones(slots.shape, np.bool_)
         for judgement in self._in_turn:

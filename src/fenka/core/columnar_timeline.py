@@ -6,13 +6,23 @@ all cards stand in one table, so that the first state in which a request fits is
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from fenka.core.availability import Start, Timeline, card_states, needs_host
-from fenka.core.card_columns import INDEX, SLOT, Bools, CardClass, CardColumns, Ints, amounts_of
+from fenka.core.card_columns import (
+    CARD_COMPUTE,
+    CARD_MEMORY,
+    SLOT,
+    Bools,
+    CardClass,
+    CardColumns,
+    Ints,
+    amounts_of,
+)
 from fenka.core.columnar import CardJudgement
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
@@ -55,6 +65,7 @@ class CardStates(CardColumns):
         at: float64, when each state begins, in the caller's time; infinite if unknown.
         uncertain: int32, how many allocations without a deadline have ended by then.
         names: the nodes.
+        position: of each node in `names`.
         node_of_card: int64, the position in `names` of each card's node.
     """
 
@@ -76,8 +87,8 @@ class CardStates(CardColumns):
             block, on_node = self._blocks.get(name), allocations.get(name, ())
             if (
                 block is not None
-                and (block.node is node or block.node == node)
                 and (block.allocations is on_node or block.allocations == on_node)
+                and (block.node is node or block.node == node)
             ):
                 continue
             made = self._block(node, on_node)
@@ -89,19 +100,22 @@ class CardStates(CardColumns):
 
     def _block(self, node: Node, allocations: Sequence[Allocation]) -> _Block:
         times, starts = list[float](), list[int]()
-        rows = list[tuple[int, ...]]()
+        cards, rows = list[tuple[int, ...]](), list[tuple[int, ...]]()
         for card, states in zip(node.cards, card_states(node, allocations), strict=True):
             starts.append(len(rows))
-            of_card = self.class_of(node, card), card.index, 0, card.memory_mib, card.compute
+            size = card.memory_mib, card.compute
             flags = not card.healthy, card.cordoned, 1, card.healthy and not card.cordoned
+            cards.append((self.class_of(node, card), card.index, 0, *size, *flags))
             for begin, uncertain, usage in states:
-                used = amounts_of(usage)
-                free = max(card.memory_mib - used[0], 0), max(card.compute - used[1], 0)
                 times.append(begin)
-                rows.append((uncertain, *used, *free, *of_card, *flags))
+                rows.append((uncertain, *amounts_of(usage)))
+        changing = np.array(rows, np.int64).T
+        counts = [end - start for start, end in pairwise((*starts, len(rows)))]
+        lasting = np.array(cards, np.int64).repeat(counts, axis=0).T
+        free = np.maximum(lasting[CARD_MEMORY : CARD_COMPUTE + 1] - changing[1:3], 0)
         room = SPARE + len(rows) * 3 // 2
         table = np.zeros((_STATE_ROWS + _FLAGS, room), np.int32)
-        table[:, : len(rows)] = np.minimum(np.array(rows, np.int64), _MOST).T
+        table[:, : len(rows)] = np.minimum(np.concatenate((changing, free, lasting)), _MOST)
         at = np.zeros(room)
         at[: len(rows)] = times
         return _Block(
@@ -135,6 +149,7 @@ class CardStates(CardColumns):
         """Put all blocks side by side."""
         blocks = self._blocks.values()
         self.names = list(self._blocks)
+        self.position = {name: number for number, name in enumerate(self.names)}
         at = [np.zeros(0), *(block.at for block in blocks)]
         states = [np.zeros((_STATE_ROWS, 0), np.int32), *(block.states for block in blocks)]
         flags = [np.zeros((_FLAGS, 0), np.bool_), *(block.flags for block in blocks)]
@@ -175,6 +190,8 @@ class ColumnarTimeline(Timeline):
         super().__init__(nodes, allocations, now)
         states.refresh(self.nodes, allocations)
         self._states = states
+        self._among: dict[frozenset[str] | None, Bools] = {}
+        """Which nodes are eligible, by their names."""
 
     def earliest(self, request: Request, among: frozenset[str] | None = None) -> Start | None:
         """Return where the request can start first; None if it fits no node that is empty."""
@@ -218,31 +235,44 @@ class ColumnarTimeline(Timeline):
         return plain
 
     def _possible(self, plain: set[str], among: frozenset[str] | None) -> Bools:
-        names = self._states.names
-        if among is None:
-            return np.array([name not in plain for name in names], np.bool_)
-        return np.array([name in among and name not in plain for name in names], np.bool_)
+        states = self._states
+        possible = self._among.get(among)
+        if possible is None:
+            names = states.position if among is None else among
+            possible = np.zeros(len(states.names), np.bool_)
+            possible[[states.position[name] for name in names if name in states.position]] = True
+            self._among[among] = possible
+        possible = possible.copy()
+        possible[[states.position[name] for name in plain if name in states.position]] = False
+        return possible
 
     def _starts(self, request: Request) -> tuple[Floats, Ints]:
         """Return for each node when it has enough cards, and after how many uncertain ends; -1 if never."""
         states, nodes = self._states, len(self._states.names)
         at, uncertain = np.full(nodes, inf), np.full(nodes, -1)
-        if not nodes:
-            return at, uncertain
-        fits = CardJudgement(states, request).fits
-        first = np.minimum.reduceat(np.where(fits, np.arange(fits.size), fits.size), states.starts)
-        cards = np.flatnonzero(first < fits.size)
-        first = first[cards]
-        node = states.node_of_card[cards]
-        in_order = np.lexsort(
-            (states.cards[INDEX, first], states.uncertain[first], states.at[first], node)
-        )
-        first, node = first[in_order], node[in_order]
-        # The cards of a node stand together, the earliest first.
+        # The first state of each card in which it fits.
+        first = np.flatnonzero(CardJudgement(states, request).fits)
+        card = states.cards[SLOT, first]
+        is_first = np.diff(card, prepend=-1) != 0
+        first, card = first[is_first], card[is_first]
+        # The cards of a node stand together.
+        node = states.node_of_card[card]
         begin = np.flatnonzero(np.diff(node, prepend=-1))
-        enough = np.diff(begin, append=node.size) >= request.cards
-        begin, node = begin[enough], node[begin[enough]]
-        ends = np.concatenate(([0], np.cumsum(states.uncertain[first])))
-        at[node] = states.at[first[begin + request.cards - 1]]
-        uncertain[node] = ends[begin + request.cards] - ends[begin]
+        count = np.diff(begin, append=node.size)
+        exact, more = count == request.cards, count > request.cards
+        if exact.any():
+            # All of them are needed.
+            names = node[begin[exact]]
+            at[names] = np.maximum.reduceat(states.at[first], begin)[exact]
+            uncertain[names] = np.add.reduceat(states.uncertain[first], begin)[exact]
+        if more.any():
+            choice = more.repeat(count)
+            first, node = first[choice], node[choice]
+            # The earliest first. Equal cards have equal ends.
+            in_order = np.lexsort((states.uncertain[first], states.at[first], node))
+            first, begin = first[in_order], np.flatnonzero(np.diff(node, prepend=-1))
+            ends = np.concatenate(([0], np.cumsum(states.uncertain[first])))
+            names = node[begin]
+            at[names] = states.at[first[begin + request.cards - 1]]
+            uncertain[names] = ends[begin + request.cards] - ends[begin]
         return at, uncertain

@@ -158,6 +158,8 @@ class NodeColumns(CardColumns):
                 amounts += [amount] * len(of_device)
             self.hosts[CPU_USED, slot] += sign * placement.cpu_milli
             self.hosts[HOST_MEMORY_USED, slot] += sign * placement.host_memory_mib
+        if not columns:
+            return
         for row, values in enumerate(zip(*amounts, strict=True)):
             np.add.at(self.usage[row], columns, sign * np.array(values, np.int64))
         self._renew_free(np.array(sorted(set(columns)), np.int64))
@@ -266,12 +268,16 @@ class Columns(NodeColumns):
         else:
             self._forget_devices(slot)
         self.nodes[slot] = node
+        rows = []
         for column, card in enumerate(node.cards, int(self.starts[slot])):
             number, index = self.class_of(node, card), min(card.index, MAX_INDEX)
-            self.cards[:, column] = number, index, slot, card.memory_mib, card.compute
-            self.unhealthy[column], self.cordoned[column] = not card.healthy, card.cordoned
+            rows.append((number, index, slot, card.memory_mib, card.compute))
             self._columns[card.uuid] = (*self._columns.get(card.uuid, ()), column)
         columns = self._spans[slot]
+        if rows:
+            self.cards[:, columns] = np.array(rows, np.int64).T
+            self.unhealthy[columns] = [not card.healthy for card in node.cards]
+            self.cordoned[columns] = [card.cordoned for card in node.cards]
         self.exists[columns] = bool(node.cards)
         self.open[columns] = self.exists[columns] & ~(
             self.unhealthy[columns] | self.cordoned[columns]

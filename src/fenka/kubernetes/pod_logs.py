@@ -66,28 +66,50 @@ class LogCursor:
         """Whether the connection broke off at the last reading, so that lines may follow."""
         self._returned: Counter[str] = Counter()
         """Timestamps of the lines returned since then."""
+        self._stamp, self._length = "", 0
+        """The timestamp of the last of them, and how many bytes of that line were returned."""
         self._overlap: Counter[str] = Counter()
+        self._resumable = ""
+        self._hidden = self._resumed = False
+        self._read = 0
+        """Bytes of the current line that were read."""
 
     def rewind(self) -> None:
-        """Begin to read again from `since`."""
+        """Begin to read again from `since`. The last line may have been incomplete."""
         self.broken = False
         self._overlap = self._returned.copy()
+        self._overlap[self._stamp] -= 1
+        self._resumable = self._stamp
 
-    def is_new(self, stamp: str) -> bool:
-        """Return whether a line with this timestamp was not returned yet.
+    def begin_line(self, stamp: str) -> None:
+        """Begin a line with this timestamp.
 
         Lines of both outputs of a program are not exactly in the order of their timestamps.
         """
-        if self._overlap[stamp] > 0:
+        self._hidden = self._overlap[stamp] > 0
+        if self._hidden:
             self._overlap[stamp] -= 1
-            return False
+            return
+        self._resumed, self._resumable = stamp == self._resumable, ""
+        self._read = 0
+        if self._resumed:
+            return
+        self._stamp, self._length = stamp, 0
         second = _FRACTION.sub("", stamp)
         if second > self.since:
             self.since = second
             self._returned.clear()
         if second == self.since:
             self._returned[stamp] += 1
-        return True
+
+    def new_part(self, text: bytes) -> bytes | None:
+        """Return what is new of the line's next part; None if it was returned before."""
+        if self._hidden:
+            return None
+        new = text[max(self._length - self._read, 0) :]
+        self._read += len(text)
+        self._length = max(self._length, self._read)
+        return None if self._resumed and not new else new
 
 
 def log_container(pod: TrainingPod, name: str = "") -> str:
@@ -175,14 +197,17 @@ async def _new_lines(
         query["sinceTime"] = cursor.since
     cursor.rewind()
     try:
-        stamp, shown = "", False
+        stamp = ""
         async for piece, begins in _lines(api.stream(f"{pod.path}/log", **query)):
-            text = piece.decode(errors="replace")
+            text = piece
             if begins:
-                stamp, _, text = text.partition(" ")
-                shown = cursor.is_new(stamp)
-            if shown:
-                yield f"{stamp} {text}" if options.timestamps else text
+                head, _, text = piece.partition(b" ")
+                stamp = head.decode(errors="replace")
+                cursor.begin_line(stamp)
+            new = cursor.new_part(text)
+            if new is not None:
+                shown = new.decode(errors="replace")
+                yield f"{stamp} {shown}" if options.timestamps else shown
     except ApiUnreachable:
         # Whether the API server is there is seen when the pod is looked at again.
         cursor.broken = True

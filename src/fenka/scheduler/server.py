@@ -49,6 +49,9 @@ KEEP_ALIVE_S = 600.0
 
 UNAVAILABLE = 503
 
+_ENCODER = msgspec.json.Encoder()
+_JSON = {"Content-Type": "application/json"}
+
 Verb = Callable[[bytes], Awaitable[Any]]
 Failure = Callable[[str, int], web.Response]
 """Makes a verb's answer that carries an error, from the sentence and the status."""
@@ -166,6 +169,8 @@ class Server:
     def _handler(
         self, name: str, verb: Verb, fail: Failure
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        observe = self._metrics.requests.labels(name).observe
+
         async def handle(request: web.Request) -> web.StreamResponse:
             begun = time.perf_counter()
             try:
@@ -178,7 +183,7 @@ class Server:
                 answer = fail(f"fenka: {why}", why.status)
                 answer.force_close()
             finally:
-                self._metrics.requests.labels(name).observe(time.perf_counter() - begun)
+                observe(time.perf_counter() - begun)
             if self._leadership.ending:
                 # The Service sends the next call to a replica that stays.
                 answer.force_close()
@@ -243,8 +248,7 @@ class Server:
 
 
 def _json(answer: Any, status: int = 200) -> web.Response:
-    body = msgspec.json.encode(answer)
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=_ENCODER.encode(answer), status=status, headers=_JSON)
 
 
 def _filter_error(sentence: str, _: int) -> web.Response:

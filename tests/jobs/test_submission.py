@@ -425,6 +425,15 @@ async def test_claim_is_accepted_when_all_its_pods_can_mount_it(
         await submitted(with_jobset(server), spec)
 
 
+async def test_job_of_one_object_is_created_without_a_dry_run() -> None:
+    """Its creation is the check. A request less shortens the time until the program runs."""
+    async with api_server() as server:
+        plain = TrainingSpec(kind="pytorch", name="plain", image="i", command=["true"])
+        await submitted(server, plain, Contents())
+        posts = [request for request in server.requests if request.startswith("POST")]
+        assert posts == ["POST /apis/batch/v1/namespaces/default/jobs"]
+
+
 @pytest.mark.parametrize(
     ("spec", "contents"),
     [(MPI, MPI_CONTENTS), (TENSORFLOW, Contents()), (PYTORCH, Contents()), (ALONE, FILES)],

@@ -4,7 +4,6 @@ Options select one of them. A cluster is listed, not watched, because a screen i
 """
 
 import asyncio
-import gc
 import os
 import re
 from collections.abc import Awaitable, Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fenka.cli.errors import UserError
+from fenka.cli.garbage import no_collection
 from fenka.cli.options import Target
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths
@@ -55,14 +55,8 @@ def ask(
 
     explain: returns the sentence for an error that the API server answers.
     """
-
-    # What is read is not garbage. Looking for garbage among it would take a quarter of the time.
-    gc.disable()
-    try:
+    with no_collection():
         return converse(target, question, explain)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def keep(value: T) -> T:

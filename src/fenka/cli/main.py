@@ -1,12 +1,13 @@
 """The commands of `fenka`: a table of names and modules. A module is imported when its command runs."""
 
-import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fenka.cli.garbage import no_collection
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -107,11 +108,8 @@ def run(arguments: Sequence[str]) -> None:
         )
         sys.exit(2)
     command = commands[name]
-    # Modules are not garbage. Looking for garbage among them takes 15 ms of each command.
-    gc.disable()
-    app = _load(command)
-    gc.freeze()
-    gc.enable()
+    with no_collection():
+        app = _load(command)
     app(arguments[1:], prog_name=f"fenka {command.name}")
 
 

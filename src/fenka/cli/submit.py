@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from fenka.cli.errors import UserError, print_error, report_errors
+from fenka.cli.garbage import no_collection
 from fenka.cli.manifests import DryRunOutput, print_manifests
 from fenka.cli.options import NamespaceOption, Target, group, register
 from fenka.cli.training.backend import TYPE_NAMES, LogRequest, report_submission
@@ -144,7 +145,8 @@ def _print_objects(
 def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:
     if runs_here(target, namespace):
         _submit_here(spec, follow=follow)
-    from fenka.cli.training.submission import submit_to_cluster
+    with no_collection():
+        from fenka.cli.training.submission import submit_to_cluster
 
     submit_to_cluster(spec, target, namespace, follow=follow)
 

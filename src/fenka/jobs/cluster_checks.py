@@ -70,7 +70,7 @@ async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, boo
     """
     claims = {claim for claim, _ in spec.mounts}
     jobset, hami, _ = await asyncio.gather(
-        _has_jobset(api),
+        _has_jobset(api, spec),
         _reads_hami(api, [role.gpu for role in roles.roles(spec)]),
         asyncio.gather(
             _check_name(api, namespace, spec.name),
@@ -81,7 +81,10 @@ async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, boo
     return jobset, hami
 
 
-async def _has_jobset(api: Api) -> bool:
+async def _has_jobset(api: Api, spec: TrainingSpec) -> bool:
+    # One process is a Job, whatever the cluster has. A request less is a connection less.
+    if sum(role.replicas for role in roles.roles(spec)) == 1:
+        return True
     return await if_accepted(api.get(JOBSETS_API, msgspec.Raw)) is not None
 
 

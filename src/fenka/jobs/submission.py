@@ -1,9 +1,9 @@
 """Submits a job to a cluster.
 
-Everything is checked first: by what the cluster has, and by creating all objects as a dry run, in which the
-API server applies its own rules and rights. Then the root object is created, suspended if it owns others. It
-is resumed when they exist. A Deployment is suspended while it has no replicas. A client that dies in between
-leaves a suspended root, which runs nothing.
+What the cluster has is checked first. Several objects are also created as a dry run, in which the API server
+applies its own rules and rights. Then the root object is created, suspended if it owns others. It is resumed
+when they exist. A Deployment is suspended while it has no replicas. A client that dies in between leaves a
+suspended root, which runs nothing.
 """
 
 import asyncio
@@ -140,12 +140,15 @@ def _resumption(spec: TrainingSpec, submitted: Mapping[str, str]) -> Manifest:
 
 
 async def _check_objects(api: Api, namespace: str, rendered: Rendered) -> None:
-    """Create all objects as a dry run. Raises ApiError, ApiUnreachable."""
+    """Create all objects as a dry run, if there are several. Raises ApiError, ApiUnreachable."""
     objects = {
         (item["kind"], item["metadata"]["name"]): item
         # A JobSet's Jobs would be checked by its controller only, when it creates them.
         for item in (rendered.root, *rendered.role_jobs, *rendered.dependents)
     }
+    if len(objects) == 1:
+        # Its creation is checked by the same rules, and leaves nothing if it fails.
+        return
     results = await asyncio.gather(
         *(_create(api, namespace, item, dry_run=True) for item in objects.values()),
         return_exceptions=True,

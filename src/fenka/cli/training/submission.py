@@ -29,7 +29,7 @@ def submit_to_cluster(spec: TrainingSpec, target: Target, namespace: str, *, fol
     render(spec, Contents())
     public, contents = collect(spec)
     now = datetime.now(UTC)
-    cluster.converse(
+    cluster.ask(
         target, lambda api: submit(api, place, public, contents, now), cluster.explain_denial
     )
     report_submission(spec.name)

@@ -21,10 +21,10 @@ REQUEST_INTERVAL_S = 1.0
 TICK_S = 0.05
 """How often `run` looks whether the queue is to be scheduled."""
 
-SLICE_S = 0.001
+SLICE_S = 0.002
 """After this time `run` lets requests be answered."""
 
-PAUSE_S, MAX_PAUSE_S = 0.001, 0.006
+PAUSE_S, MAX_PAUSE_S = 0.002, 0.006
 """For so long, and longer while a request is being answered: that takes several turns of the event loop."""
 
 COST_FACTOR = 4

@@ -100,10 +100,17 @@ def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:
 def test_notebook_has_its_password_and_files_when_it_is_started_again(
     t4: Workstation, tmp_path: Path
 ) -> None:
-    """After `fenka stop` as after an idle end; what it gets of the card is the same, too."""
-    (tmp_path / "work.ipynb").touch()
+    """After `fenka stop` as after an idle end; what it gets of the card is the same, too.
+
+    A cluster that is configured plays no part: the notebook is known here.
+    """
+    (tmp_path / "kubeconfig").touch()
+    t4.environment["KUBECONFIG"] = str(tmp_path / "kubeconfig")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "work.ipynb").touch()
     t4.environment["PASSWORD"] = "mypassw0rd"
-    given = ("--gpu-mem", "4", "--directory", str(tmp_path), "--idle", "2h")
+    given = ("--local", "--gpu-mem", "4", "--directory", str(work), "--idle", "2h")
     t4.ok("notebook", *given, "--name", "nb", "--detach")
     running = t4.fenka("start", "nb")
     assert (running.returncode, running.stderr) == (

@@ -83,17 +83,16 @@ def measure(nodes: int, options: argparse.Namespace) -> bool:
     shape = f"{nodes} nodes of {workload.CARDS} cards, {options.pods} pods, {options.rounds} rounds"
     met = []
     with ControlPlane() as plane:
-        schedule = {
-            variant.value: partial(
-                throughput.measure, plane, pods=options.pods, limit_s=options.limit, variant=variant
-            )
-            for variant in throughput.Variant
-        }
+        once = partial(throughput.measure, plane, pods=options.pods, limit_s=options.limit)
+        compared = (each for each in throughput.Variant if each.name.lower() in options.variants)
+        schedule = {each.value: partial(once, variant=each) for each in compared}
         amounts = {"nodes": nodes, "pods": options.pods, "connections": options.connections}
-        bind = {
-            "plain client": partial(bindings.measure, plane, **amounts, fenka=False),
-            "fenka": partial(bindings.measure, plane, **amounts, fenka=True),
-        }
+        post = partial(bindings.measure, plane, **amounts)
+        bind: dict[str, Callable[[str], Measurement]] = {"plain client": post}
+        programs = {} if options.other is None else {str(options.other): options.other}
+        for name, program in {**programs, "fenka": None}.items():
+            schedule[name] = partial(once, variant=throughput.Variant.FENKA, program=program)
+            bind[name] = partial(post, extender=partial(plane.extender, program=program))
         plane.enter_network()
         plane.create_nodes(nodes)
         plane.measure_idle()
@@ -119,6 +118,14 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=["schedule", "bind"], default=["schedule", "bind"]
     )
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=(names := [each.name.lower() for each in throughput.Variant][:-1]),
+        default=names,
+        help="what is measured beside fenka; the first is the baseline",
+    )
+    parser.add_argument("--other", type=Path, help="another fenka program, measured by turns")
     options = parser.parse_args()
     try:
         ControlPlane.require()

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from enum import Enum
+from pathlib import Path
 
 from bench.kube_scheduler import workload
 from bench.kube_scheduler.control_plane import ControlPlane, CpuTime, Measurement
@@ -28,7 +29,12 @@ class Variant(Enum):
 
 
 def measure(
-    plane: ControlPlane, series: str, pods: int, limit_s: float, variant: Variant
+    plane: ControlPlane,
+    series: str,
+    pods: int,
+    limit_s: float,
+    variant: Variant,
+    program: Path | None = None,
 ) -> Measurement:
     """Schedule pods that are all pending at the start, measure from the first one on, and delete them.
 
@@ -40,6 +46,7 @@ def measure(
         pods: their number.
         limit_s: what is not bound by then does not count.
         variant: what kube-scheduler calls.
+        program: another `fenka`.
     """
     extender: AbstractContextManager[None]
     match variant:
@@ -52,9 +59,9 @@ def measure(
         case Variant.ONE:
             extender = plane.null_extender("-keep=1")
         case Variant.FENKA_FEW:
-            extender = plane.extender(max_nodes=16)
+            extender = plane.extender(16, program)
         case Variant.FENKA:
-            extender = plane.extender()
+            extender = plane.extender(program=program)
     with plane.pending(series, pods), extender:
         called = variant is not Variant.ALONE
         return asyncio.run(_schedule(plane, pods, limit_s, extender=called))

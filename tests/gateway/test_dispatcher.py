@@ -164,15 +164,21 @@ async def test_another_replica_is_selected_when_one_refuses_connections(
 
 
 class DroppingReplica(FakeReplica):
-    """A replica that answers the first request of each connection, and drops the second."""
+    """A replica that answers the first request of each connection, and closes at the second.
 
-    def __init__(self) -> None:
+    Attributes:
+        part: what it sends before it closes.
+    """
+
+    def __init__(self, part: bytes = b"") -> None:
         super().__init__(handler=self._drop)
+        self.part = part
 
     async def _drop(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self.read(reader)
         writer.write(OK)
         await self.read(reader)
+        writer.write(self.part)
 
 
 async def test_idempotent_request_is_sent_again_when_idle_connection_ends() -> None:
@@ -184,12 +190,23 @@ async def test_idempotent_request_is_sent_again_when_idle_connection_ends() -> N
         assert served.dispatcher.statistics.retries == 2
 
 
-async def test_request_is_sent_once_when_not_idempotent() -> None:
-    """A request that a replica may have begun is not sent again."""
-    replica = DroppingReplica()
+@pytest.mark.parametrize(
+    ("request_bytes", "part"),
+    [
+        (POST, b""),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", b""),
+        (POST.replace(b"POST", b"PUT"), b""),
+        (GET, b"HTTP/1.1 200"),
+    ],
+)
+async def test_request_is_sent_once_when_a_replica_may_have_begun(
+    request_bytes: bytes, part: bytes
+) -> None:
+    """A request with an effect, a body that is gone, or the begin of a response is not sent again."""
+    replica = DroppingReplica(part)
     async with installation(replica) as served, served.client() as client:
-        assert await client.request(POST) == OK
-        assert (await client.request(POST)).startswith(b"HTTP/1.1 502 ")
+        assert await client.request(request_bytes) == OK
+        assert (await client.request(request_bytes)).startswith(b"HTTP/1.1 502 ")
         assert served.dispatcher.statistics.retries == 0
     assert len(replica.heads) == 2
 

@@ -25,7 +25,7 @@ from fenka.gateway import http2_client, http2_connection
 from fenka.gateway.buffer import BufferLimits
 from fenka.gateway.client_registry import ClientTimeouts
 from fenka.gateway.http2_client import Http2ClientConnection
-from fenka.gateway.http2_connection import PREFACE, GoAwayFilter
+from fenka.gateway.http2_connection import MAX_STREAMS, PREFACE, STREAM_WINDOW, GoAwayFilter
 from fenka.gateway.server import GatewayLimits
 from fenka.gateway.table import ReplicaEntry
 from tests.gateway.harness import LOOPBACK, Client, Installation, installation, table, version
@@ -657,6 +657,14 @@ async def test_connection_ends_when_client_does_not_read_answers_to_pings(
             for _ in range(1000):
                 await peer.client.send(pings)
         await until(lambda: not served.gateway.clients.connections)
+
+
+async def test_window_of_connection_exceeds_those_of_all_streams() -> None:
+    """A request that waits does not hold up others on its connection."""
+    async with installation() as served, peer_of(served) as peer:
+        await peer.request()
+        assert await peer.receive(WindowUpdated)
+        assert peer.h2.outbound_flow_control_window > MAX_STREAMS * STREAM_WINDOW
 
 
 async def test_connect_is_refused() -> None:

@@ -159,6 +159,55 @@ def test_gateway_finishes_requests_when_terminated(program: Program) -> None:
     assert program.process.wait(60) == 0
 
 
+def test_gateway_accepts_connections_while_it_lingers(path: Path) -> None:
+    """A gateway that ends reports it, and serves those that have not heard of it yet."""
+    program = Program("--table", path, "--linger", 1000)
+    try:
+        program.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(program.admin, "/readyz")[0] == 503)
+        assert get(program.port) == (200, b"ok")
+    finally:
+        program.process.kill()
+        program.process.wait()
+
+
+def test_clients_get_whole_answers_or_errors_when_gateway_is_killed_under_load(
+    program: Program, path: Path
+) -> None:
+    """A killed gateway costs connections, and never a wrong answer."""
+    answers: list[tuple[int, bytes]] = []
+    errors: list[Exception] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            try:
+                answers.append(get(program.port))
+            except (OSError, http.client.HTTPException) as error:
+                errors.append(error)
+
+    clients = [threading.Thread(target=load) for _ in range(4)]
+    for client in clients:
+        client.start()
+    wait_until(lambda: len(answers) > 50)
+    program.process.kill()
+    program.process.wait()
+    wait_until(lambda: errors)
+    count = len(answers)
+    again = subprocess.Popen(
+        command("--table", path, "--listen", f"http={LOOPBACK}:{program.port}")
+    )
+    try:
+        wait_until(lambda: len(answers) > count + 50)
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+        again.kill()
+        again.wait()
+    assert set(answers) == {(200, b"ok")}
+
+
 def test_requests_are_answered_when_gateway_is_killed_and_started_again(
     program: Program, path: Path
 ) -> None:

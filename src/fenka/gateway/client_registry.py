@@ -47,7 +47,7 @@ class ClientRegistry:
 
     Attributes:
         connections: Those that are open, the oldest first.
-        draining: The program ends: each connection ends with its current responses.
+        draining: The program is to end: each connection of HTTP/1.1 ends with its current response.
     """
 
     def __init__(

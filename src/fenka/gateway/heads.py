@@ -28,8 +28,8 @@ _CONNECTION_FIELDS = frozenset(
 _REQUEST_FIELDS = _CONNECTION_FIELDS | {b"host", b"content-length", b"x-forwarded-for", b"expect"}
 """Fields of requests that are not just passed on."""
 _RESPONSE_FIELDS = _CONNECTION_FIELDS | {b"content-length"}
-_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding"})
-"""Fields that a sender cannot declare as concerning one connection only."""
+_COMMON_OPTIONS = frozenset({b"close", b"keep-alive", b"upgrade"})
+"""Options of Connection that name no field that is passed on."""
 _IDEMPOTENT = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})
 _NO_TRAILERS = _REQUEST_FIELDS | {b"trailer", b"set-cookie", b"authorization", b"content-type"}
 
@@ -233,7 +233,7 @@ def _tokens(values: Iterable[bytes]) -> list[bytes]:
 
 def _drop_nominated(lines: list[bytes], options: list[bytes]) -> None:
     """Remove the fields that the sender declares as concerning this connection only."""
-    nominated = set(options) - _CONNECTION_FIELDS - _FRAMING - {b"close"}
+    nominated = set(options) - _COMMON_OPTIONS
     if nominated:
         lines[1:] = [line for line in lines[1:] if line.partition(b":")[0].lower() not in nominated]
 

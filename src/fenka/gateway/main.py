@@ -67,6 +67,14 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         float,
         Meta(title="SECONDS", description="limit from request to the head of its response", gt=0),
     ] = 300.0
+    linger: Annotated[
+        float,
+        Meta(
+            title="SECONDS",
+            description="accept connections after SIGTERM: Services learn of it late",
+            ge=0,
+        ),
+    ] = 0.0
     grace: Annotated[
         float, Meta(title="SECONDS", description="limit of finishing requests at the end", ge=0)
     ] = 30.0
@@ -117,6 +125,8 @@ async def serve(options: GatewayOptions) -> None:
         following = asyncio.create_task(source.follow())
         stack.callback(following.cancel)
         await stop.wait()
+        gateway.clients.draining = True
+        await asyncio.sleep(options.linger)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(options.grace):
                 await gateway.drain()

@@ -131,6 +131,8 @@ class Cluster:
 
     async def events(self) -> AsyncIterator[tuple[str, float]]:
         """Replace a pod by another, and change a node; yield each kind of event and its microseconds."""
+        # As in a process that answers requests, the columns follow each event.
+        self._live.read()
         node = self._rng.randrange(self.nodes)
         place = self._place(node, self._rng.randrange(PODS))
         generation = self._generations.get(place, 0)

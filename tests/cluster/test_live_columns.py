@@ -1,5 +1,7 @@
 """Columns that follow the cluster's state: what they remember of nodes stays bounded."""
 
+import sys
+
 from fenka.cluster.live_columns import MAX_SPARE_VALUES, LiveColumns
 from fenka.cluster.pod_placement import BEST
 from fenka.cluster.queue_constraints import QueueConstraints
@@ -23,6 +25,34 @@ def test_rules_stay_few_when_a_nodes_error_changes_again_and_again() -> None:
     result = evaluator.filter(a_pod("p", 4), ["n", "m"])
     assert result.fitting == ["m"]
     assert f"unknown-{number} is none of" in result.unresolvable["n"]
+
+
+def test_names_of_changed_nodes_take_no_room_when_they_have_been_read() -> None:
+    """A large set is looked through by whoever takes a name out of it, however few are in it."""
+    watched = list[set[str]]()
+
+    class Watched(ClusterState):
+        def watch(self, changed: set[str]) -> None:
+            watched.append(changed)
+
+    live = LiveColumns(Watched(a_node(f"n{number}", T4_MIB) for number in range(1000)))
+    (changed,) = watched
+    assert live.read().count == 1000
+    assert (changed, sys.getsizeof(changed)) == (set(), sys.getsizeof(set()))
+
+
+def test_columns_follow_only_when_they_have_been_read() -> None:
+    """Those of a replica that answers no requests take no room."""
+    cluster = ClusterState([a_node("n", T4_MIB)])
+    live = LiveColumns(cluster)
+    live.follow()
+    assert live.version == 0
+    columns = live.read()
+    version = live.version
+    cluster.set_node(a_node("m", T4_MIB))
+    live.follow()
+    assert live.version > version
+    assert columns.slot("m") >= 0
 
 
 def test_kinds_stay_few_when_a_nodes_cards_change_again_and_again() -> None:

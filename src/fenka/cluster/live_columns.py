@@ -67,8 +67,12 @@ class LiveColumns:
     def read(self) -> Columns:
         """Return the columns as of now."""
         while self._changed:
-            self.version += 1
-            self._follow(self._changed.pop())
+            names = list(self._changed)
+            # A set that is emptied by pop() stays as large as it was, and each pop() looks through it.
+            self._changed.clear()
+            for name in names:
+                self.version += 1
+                self._follow(name)
             most = self._columns.count + MAX_SPARE_VALUES
             if max(len(self.rules.numbers), len(self.kinds.numbers)) > most:
                 self._begin()

@@ -1,6 +1,6 @@
-"""Measure training jobs: screens of 500, and submissions.
+"""Measure training jobs: screens of 500, submissions, and the time until a submitted program runs.
 
-``python bench/jobs/run.py [--only screens submissions]``. Exits 1 when a goal is missed.
+``python bench/jobs/run.py [--only screens submissions first-line]``. Exits 1 when a goal is missed.
 """
 
 import argparse
@@ -9,11 +9,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.jobs import screens, submissions
+from bench.jobs import first_line, screens, submissions
 
 PARTS = {
     "screens": screens.measure,
     "submissions": submissions.measure,
+    "first-line": first_line.measure,
 }
 
 

@@ -9,7 +9,7 @@ import asyncio
 import resource
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,9 +35,10 @@ GOAL_ROW_S = 20.0
 NAMESPACE = "/namespaces/default"
 
 
-def training(name: str) -> TrainingSpec:
-    """Return the job with this name."""
-    return TrainingSpec(name=name, image="i", command=["mpirun train"], workers=2, gpu_mem="4")
+def training(name: str, queue: str = "") -> TrainingSpec:
+    """Return the job with this name. queue: that of Kueue, which starts the job."""
+    words = ["mpirun train"]
+    return TrainingSpec(name=name, image="i", command=words, workers=2, gpu_mem="4", queue=queue)
 
 
 async def create(url: str, name: str) -> None:
@@ -62,12 +63,12 @@ async def post(session: aiohttp.ClientSession, url: str, item: object) -> None:
         await answer.read()
 
 
-async def submit_to(config: str, first: str) -> None:
+async def submit_to(config: str, first: str, namespace: str = "default", queue: str = "") -> None:
     """Submit jobs in a row, with one connection."""
     async with await Api.connect(Path(config)) as api:
         for number in range(JOBS):
-            spec, contents = collect(training(f"{first}-{number}"))
-            await submit(api, "default", spec, contents, datetime.now(UTC))
+            spec, contents = collect(training(f"{first}-{number}", queue))
+            await submit(api, namespace, spec, contents, datetime.now(UTC))
 
 
 async def create_row(url: str, first: str) -> None:
@@ -128,5 +129,12 @@ def measure() -> bool:
     return command_s <= GOAL_S and row_s <= GOAL_ROW_S
 
 
+ROLES: dict[str, Callable[..., Coroutine[None, None, None]]] = {
+    "serve": serve,
+    "create": create,
+    "submit": submit_to,
+}
+"""What a process of its own does."""
+
 if __name__ == "__main__":
-    asyncio.run(serve() if sys.argv[1] == "serve" else create(*sys.argv[2:]))
+    asyncio.run(ROLES[sys.argv[1]](*sys.argv[2:]))

@@ -255,6 +255,9 @@ class Cluster(Administrator):
                 node.start_kubelet()
             for node in self.nodes:
                 node.wait_until_ready()
+            # The control plane is not a node. Its kube-proxy serves the scheduler and the tests. It has the
+            # name of a node: without one it would wait half a minute, and end when the node appears.
+            self.start_kube_proxy(self.control_plane, self.layout.nodes[0].name)
             self.report_progress("nodes Ready")
             dns.wait_until_ready(self)
             self.wait_for_service_account("default")
@@ -359,14 +362,11 @@ class Cluster(Administrator):
         wait_until("the API server", ready, log=self.control_plane.log("kube-apiserver"))
 
     def start_controllers(self, scheduler_configuration: str | None) -> None:
-        """Start the controller manager, the scheduler and the control plane's kube-proxy."""
+        """Start the controller manager and the scheduler."""
         plane, pki = self.control_plane, self.state / "pki"
         plane.start("kube-controller-manager", configuration.controller_manager(pki))
         written = self.write_scheduler_configuration(scheduler_configuration)
         plane.start("kube-scheduler", configuration.kube_scheduler(written))
-        # The control plane is not a node. Its kube-proxy serves the scheduler and the tests. It is given an
-        # existing node's name, since it would wait half a minute for one that does not exist.
-        self.start_kube_proxy(plane, self.layout.nodes[0].name)
         self.kubectl(
             "create",
             "clusterrolebinding",

@@ -1,5 +1,8 @@
 """Train by TensorFlow and PyTorch, and resume from a checkpoint after a drain: the second tier."""
 
+import json
+from collections.abc import Callable
+
 import pytest
 
 from e2e.cluster import wait_until
@@ -33,22 +36,45 @@ def test_chief_trains_through_workers_and_a_parameter_server_without_a_card(
     wait_for_no_leases(jobs.installation, node)
 
 
-def test_all_members_restart_when_one_of_a_bare_torchrun_is_killed(jobs: Jobs) -> None:
-    """`torchrun` finds its members by the environment; the second attempt ends with the sum."""
-    options = ["--image", FRAMEWORKS, "--workers=2", "--retry=1", CODE]
+def kill(jobs: Jobs, pod: str) -> None:
+    """Kill the programs of a pod."""
+    # The first process of a PID namespace gets no signal from inside, so its descendants end.
+    command = ("exec", pod, "--", "sh", "-c", "kill -9 -1")
+    jobs.installation.cluster.kubectl("-n", jobs.namespace, *command)
+
+
+def evict(jobs: Jobs, pod: str) -> None:
+    """Evict a pod, as a drain of its node does."""
+    metadata = {"name": pod, "namespace": jobs.namespace}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod}/eviction"
+    jobs.installation.cluster.kubectl(
+        "create", "--raw", path, "-f", "-", stdin=json.dumps(eviction)
+    )
+
+
+@pytest.mark.parametrize(("end", "retries"), [(kill, 1), (evict, 0)])
+def test_all_members_of_a_bare_torchrun_restart_when_one_is_gone(
+    jobs: Jobs, end: Callable[[Jobs, str], None], retries: int
+) -> None:
+    """`torchrun` finds its members by the environment; the second attempt ends with the sum.
+
+    The other member fails, too. After an eviction this is not counted as a failure of the job.
+    """
+    options = ["--image", FRAMEWORKS, "--workers=2", f"--retry={retries}", CODE]
     command = ["torchrun", "code/sum_members.py"]
     jobs.submit("pytorchjob", "members", *options, command=command)
     first = "rank=0 sum=3 attempt=0"
     wait_until("the first attempt's sum", lambda: first in jobs.fenka("logs", "members"), 300)
     before = set(jobs.pods())
-    victim = next(
-        pod["metadata"]["name"]
-        for pod in jobs.pods().values()
-        if pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "1"
+    end(
+        jobs,
+        next(
+            pod["metadata"]["name"]
+            for pod in jobs.pods().values()
+            if pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "1"
+        ),
     )
-    # The first process of a PID namespace gets no signal from inside, so its descendants end.
-    kill = ("exec", victim, "--", "sh", "-c", "kill -9 -1")
-    jobs.installation.cluster.kubectl("-n", jobs.namespace, *kill)
     jobs.wait_for("members", "SUCCEEDED", 300)
     assert "rank=0 sum=3 attempt=1" in jobs.fenka("logs", "members")
     assert not before & set(jobs.pods())

@@ -1,4 +1,4 @@
-"""A training of PyTorch: its members add their numbers by gloo; the first attempt then waits to be killed."""
+"""A training of PyTorch: members add their numbers by gloo; the first attempt goes on until one is gone."""
 
 import os
 import sys
@@ -13,4 +13,5 @@ distributed.all_reduce(number)
 attempt = os.environ["FENKA_RESTARTS"]
 sys.stdout.write(f"rank={distributed.get_rank()} sum={int(number)} attempt={attempt}\n")
 while attempt == "0":
-    time.sleep(1)
+    distributed.all_reduce(number)
+    time.sleep(0.2)

@@ -208,7 +208,8 @@ def test_settings_are_those_of_the_version_that_the_image_has(
     tmp_path: Path, name: str, version: str, classic: bool
 ) -> None:
     """TensorFlow's images have the classic notebook, Jupyter's have JupyterLab."""
-    file, settings, modes, has_password = configured(tmp_path, name, version, "--root", "/work")
+    root = str(tmp_path)
+    file, settings, modes, has_password = configured(tmp_path, name, version, "--root", root)
     hashed = (
         settings["NotebookApp"]["password"]
         if classic
@@ -216,7 +217,7 @@ def test_settings_are_those_of_the_version_that_the_image_has(
     )
     server = settings["NotebookApp" if classic else "ServerApp"]
     assert file == f"jupyter_{'notebook' if classic else 'server'}_config.json"
-    assert server["notebook_dir" if classic else "root_dir"] == "/work"
+    assert server["notebook_dir" if classic else "root_dir"] == root
     assert (server["ip"], server["port"], server["open_browser"]) == ("0.0.0.0", 8888, False)
     assert hashed.startswith("sha256:")
     assert PASSWORD not in json.dumps(settings)
@@ -255,6 +256,8 @@ def processes_of(pid: int) -> Iterator[Path]:
 
 def test_only_the_password_logs_in_when_a_real_jupyter_runs(tmp_path: Path) -> None:
     """And no process shows it on its command line, nor does the server have it in its environment."""
+    root = tmp_path / "root"
+    root.mkdir()
     port = free_port()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     process = run(
@@ -262,7 +265,7 @@ def test_only_the_password_logs_in_when_a_real_jupyter_runs(tmp_path: Path) -> N
         "--port",
         str(port),
         "--root",
-        str(tmp_path),
+        str(root),
         PASSWORD=PASSWORD,
         PATH=path,
         HOME=str(tmp_path),
@@ -280,6 +283,7 @@ def test_only_the_password_logs_in_when_a_real_jupyter_runs(tmp_path: Path) -> N
             for folder in folders:
                 assert PASSWORD.encode() not in (folder / "cmdline").read_bytes()
             for folder in folders[1:]:
+                assert (folder / "cwd").readlink() == root
                 assert PASSWORD.encode() not in (folder / "environ").read_bytes()
         finally:
             process.terminate()

@@ -232,6 +232,9 @@ def main() -> int:
     parser.add_argument("command", nargs="*", help="a configured server")
     words = parser.parse_args()
     environment = dict(os.environ)
+    if words.root:
+        # Kernels without a notebook's path begin where the server does.
+        os.chdir(words.root)
     command, application = list(words.command), "ServerApp"
     if not command:
         configured = configure(words.port, words.root, environment)

@@ -118,7 +118,8 @@ def test_list_sends_one_request_a_kind_when_there_are_500_jobs(
         for request in requests(cluster, audited)
         if request["verb"] == "list"
     )
-    assert lists == dict.fromkeys(("jobs", "jobsets", "pods", "services", "nodes"), 1)
+    kinds = ("jobs", "jobsets", "deployments", "pods", "services", "nodes")
+    assert lists == dict.fromkeys(kinds, 1)
 
 
 # ---- jobs of arena's operators ----

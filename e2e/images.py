@@ -24,6 +24,7 @@ JOBSET = "localhost/jobset:e2e"
 GIT = "localhost/fenka-git:e2e"
 TRAINING = "localhost/fenka-training:e2e"
 MPI_SSH = "localhost/fenka-mpi-ssh:e2e"
+NOTEBOOK = "localhost/fenka-notebook:e2e"
 FRAMEWORKS = "localhost/fenka-frameworks:e2e"
 FULL = os.environ.get("FENKA_E2E_TIER") == "full"
 """Whether the scenarios run that take minutes each, and the image that only they need is built."""
@@ -62,7 +63,7 @@ def all_images() -> list[Path]:
         raise ClusterError(f"the images need programs that are not installed: {', '.join(missing)}")
     with exclusive_lock(cache() / "images.lock"):
         images = [pause, busybox, jobset, workload, git, mpi_ssh, training]
-        return [build() for build in (*images, *([frameworks] * FULL), fenka)]
+        return [build() for build in (*images, *([frameworks, notebook] * FULL), fenka)]
 
 
 def image_store() -> Path:
@@ -231,6 +232,22 @@ def training() -> Path:
             build_image(TRAINING, dockerfile, [requirements], target, volume=uv_cache())
 
     return archive("training", hash_of(base_key(), dockerfile, locked), make, keep=2)
+
+
+def notebook() -> Path:
+    """Return the image with JupyterLab and numba-cuda, at the locked versions."""
+    dockerfile = HERE / "notebook.Dockerfile"
+    export = ("export", "--quiet", "--frozen", "--no-header", "--no-emit-project")
+    groups = ("--no-default-groups", "--extra", "notebook", "--group", "clients")
+    locked = uv(*export, *groups, "--project", str(REPOSITORY))
+
+    def make(target: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            requirements = Path(folder, "notebook.txt")
+            requirements.write_text(locked)
+            build_image(NOTEBOOK, dockerfile, [requirements], target, volume=uv_cache())
+
+    return archive("notebook", hash_of(base_key(), dockerfile, locked), make, keep=1)
 
 
 def frameworks() -> Path:

@@ -257,7 +257,8 @@ class Cluster(Administrator):
                 node.wait_until_ready()
             # The control plane is not a node. Its kube-proxy serves the scheduler and the tests. It has the
             # name of a node: without one it would wait half a minute, and end when the node appears.
-            self.start_kube_proxy(self.control_plane, self.layout.nodes[0].name)
+            for node in self.nodes[:1]:
+                self.start_kube_proxy(self.control_plane, node.name)
             self.report_progress("nodes Ready")
             dns.wait_until_ready(self)
             self.wait_for_service_account("default")

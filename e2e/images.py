@@ -220,34 +220,32 @@ def mpi_ssh() -> Path:
 
 def training() -> Path:
     """Return the image with two MPIs, mpi4py, numba-cuda and TensorBoard, at the locked versions."""
-    dockerfile = HERE / "training.Dockerfile"
-    export = ("export", "--quiet", "--frozen", "--no-header", "--no-emit-project")
-    locked = uv(*export, "--only-group", "training", "--project", str(REPOSITORY))
-
-    def make(target: Path) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            requirements = Path(folder, "training.txt")
-            requirements.write_text(locked)
-            # `make` has downloaded most of it before.
-            build_image(TRAINING, dockerfile, [requirements], target, volume=uv_cache())
-
-    return archive("training", hash_of(base_key(), dockerfile, locked), make, keep=2)
+    return locked_image("training", TRAINING, "--only-group", "training", keep=2)
 
 
 def notebook() -> Path:
     """Return the image with JupyterLab and numba-cuda, at the locked versions."""
-    dockerfile = HERE / "notebook.Dockerfile"
-    export = ("export", "--quiet", "--frozen", "--no-header", "--no-emit-project")
     groups = ("--no-default-groups", "--extra", "notebook", "--group", "clients")
-    locked = uv(*export, *groups, "--project", str(REPOSITORY))
+    return locked_image("notebook", NOTEBOOK, *groups, keep=1)
+
+
+def locked_image(name: str, tag: str, *selection: str, keep: int) -> Path:
+    """Return the image of NAME.Dockerfile, which installs NAME.txt.
+
+    selection: uv's options for the packages of the lock file that NAME.txt lists.
+    """
+    dockerfile = HERE / f"{name}.Dockerfile"
+    export = ("export", "--quiet", "--frozen", "--no-header", "--no-emit-project")
+    locked = uv(*export, *selection, "--project", str(REPOSITORY))
 
     def make(target: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            requirements = Path(folder, "notebook.txt")
+            requirements = Path(folder, f"{name}.txt")
             requirements.write_text(locked)
-            build_image(NOTEBOOK, dockerfile, [requirements], target, volume=uv_cache())
+            # `make` has downloaded most of it before.
+            build_image(tag, dockerfile, [requirements], target, volume=uv_cache())
 
-    return archive("notebook", hash_of(base_key(), dockerfile, locked), make, keep=1)
+    return archive(name, hash_of(base_key(), dockerfile, locked), make, keep=keep)
 
 
 def frameworks() -> Path:

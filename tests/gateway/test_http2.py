@@ -371,6 +371,14 @@ def respond(peer: Peer, stream: int, status: bytes = b"200", *, end: bool = True
     peer.h2.send_headers(stream, [(b":status", status)], end_stream=end)
 
 
+async def expect_status(peer: Peer, status: bytes) -> None:
+    """Receive the head of a response with this status."""
+    response = await peer.receive(ResponseReceived)
+    assert isinstance(response, ResponseReceived)
+    assert response.headers is not None
+    assert (b":status", status) in response.headers
+
+
 async def test_replica_that_goes_away_finishes_its_streams() -> None:
     """After GOAWAY streams below go on, those above are refused, and new ones get another connection."""
     connections = 0
@@ -423,10 +431,7 @@ async def test_client_sees_an_error_when_replica_closes(begun: bool) -> None:
 
     async with scripted_installation(script) as (served, peer):
         await peer.request()
-        response = await peer.receive(ResponseReceived)
-        assert isinstance(response, ResponseReceived)
-        assert response.headers is not None
-        assert (b":status", b"200" if begun else b"502") in response.headers
+        await expect_status(peer, b"200" if begun else b"502")
         await peer.receive(StreamReset if begun else StreamEnded)
         assert served.in_flight == 0
 
@@ -440,10 +445,7 @@ async def test_client_sees_an_error_when_replica_speaks_http1() -> None:
 
     async with scripted_installation(script) as (served, peer):
         await peer.request()
-        response = await peer.receive(ResponseReceived)
-        assert isinstance(response, ResponseReceived)
-        assert response.headers is not None
-        assert (b":status", b"502") in response.headers
+        await expect_status(peer, b"502")
         assert served.in_flight == 0
 
 
@@ -493,10 +495,7 @@ async def test_client_sees_an_error_when_status_is_no_number() -> None:
 
     async with scripted_installation(script) as (served, peer):
         await peer.request()
-        response = await peer.receive(ResponseReceived)
-        assert isinstance(response, ResponseReceived)
-        assert response.headers is not None
-        assert (b":status", b"502") in response.headers
+        await expect_status(peer, b"502")
         assert served.in_flight == 0
 
 

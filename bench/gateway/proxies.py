@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fenka.gateway.table import ReplicaEntry, RoutingTable, VersionEntry
-from fenka.gateway.table_file import write_table
+from fenka.gateway.table import ReplicaEntry, RoutingTable, VersionEntry, encode
+from fenka.isolation.files import write_atomically
 
 LOOPBACK = "127.0.0.1"
 PROXY = """
@@ -69,7 +69,7 @@ def gateway(root: Path, replica: int, port: int) -> Iterator[subprocess.Popen[by
     entry = ReplicaEntry(LOOPBACK, {"http": replica})
     table = RoutingTable("fenka.gateway/1", "bert", [VersionEntry("v1", 100, [entry])])
     path = root / f"{port}.json"
-    write_table(path, table)
+    write_atomically(path, encode(table))
     words = ["gateway", "--table", str(path), "--listen", f"http={LOOPBACK}:{port}"]
     with _running([sys.executable, "-m", "fenka", *words], port) as process:
         yield process

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -18,7 +19,7 @@ import pytest
 from fenka.cli.main import run
 from fenka.core.errors import FenkaError
 from fenka.gateway.table import InvalidTable, ReplicaEntry, decode, encode
-from fenka.gateway.table_file import write_table
+from fenka.isolation.files import write_atomically
 from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.gateway.harness import LOOPBACK, table, version
 from tests.gateway.test_endpoints import endpoint, endpoint_slice
@@ -108,7 +109,7 @@ class Program:
 def path(tmp_path: Path, replica: ReplicaEntry) -> Path:
     """Return the file with the table of a service with one replica."""
     path = tmp_path / "table.json"
-    write_table(path, table(version("v1", replica)))
+    write_atomically(path, encode(table(version("v1", replica))))
     return path
 
 
@@ -136,12 +137,27 @@ def test_gateway_follows_the_table(program: Program, path: Path, replica: Replic
     path.write_bytes(b"{}")
     wait_until(lambda: program.metric("fenka_gateway_table_valid") == 0)
     assert get(program.port) == (200, b"ok")
-    write_table(path, table(version("v2", replica)))
+    write_atomically(path, encode(table(version("v2", replica))))
     wait_until(lambda: program.metric('fenka_gateway_version_weight{version="v2"}') == 1)
     assert program.metric("fenka_gateway_table_valid") == 1
     path.unlink()
     wait_until(lambda: program.metric("fenka_gateway_table_valid") == 0)
     assert get(program.port) == (200, b"ok")
+
+
+def test_gateway_waits_for_no_file_that_is_not_regular(
+    program: Program, path: Path, replica: ReplicaEntry, tmp_path: Path
+) -> None:
+    """A pipe without a writer stops nothing. A link, as in a mounted ConfigMap, is followed."""
+    path.unlink()
+    os.mkfifo(path)
+    wait_until(lambda: program.metric("fenka_gateway_table_valid") == 0)
+    assert get(program.port) == (200, b"ok")
+    mounted = tmp_path / "mounted"
+    write_atomically(mounted, encode(table(version("v2", replica))))
+    path.unlink()
+    path.symlink_to(mounted)
+    wait_until(lambda: program.metric('fenka_gateway_version_weight{version="v2"}') == 1)
 
 
 def test_gateway_finishes_requests_when_terminated(program: Program) -> None:

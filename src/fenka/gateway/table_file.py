@@ -9,20 +9,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fenka.gateway.table import InvalidTable, RoutingTable, decode, encode
+from fenka.gateway.table import InvalidTable, RoutingTable, decode
+from fenka.isolation.files import open_regular_file
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """Between two looks at the file."""
 MAX_BYTES = 4 * 1024 * 1024
-
-
-def write_table(path: Path, table: RoutingTable) -> None:
-    """Replace the table in a file at once."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    temporary.write_bytes(encode(table))
-    temporary.replace(path)
 
 
 class TableFile:
@@ -40,7 +34,7 @@ class TableFile:
 
     def read(self) -> None:
         """Apply the table if it has changed. Raises InvalidTable and OSError, once for each change."""
-        with self._path.open("rb") as file:
+        with open_regular_file(self._path, follow_link=True) as file:
             status = os.fstat(file.fileno())
             seen = status.st_ino, status.st_mtime_ns, status.st_size
             if seen == self._seen:

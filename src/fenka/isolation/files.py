@@ -72,9 +72,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
-def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file without waiting. Raises OSError, also for other kinds of files."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_regular_file(path: Path, *, follow_link: bool = False) -> BinaryIO:
+    """Open a regular file without waiting. Raises OSError, also for other kinds of files.
+
+    follow_link: the path may be a symbolic link, as those of mounted ConfigMaps are.
+    """
+    no_link = 0 if follow_link else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | no_link | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{path} is not a regular file")

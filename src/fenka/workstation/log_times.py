@@ -79,8 +79,9 @@ class LogTimes:
         self._file.seek(-(len(data) % _ENTRY.size), 1)
         whole = data[: len(data) // _ENTRY.size * _ENTRY.size]
         added = [entry for entry in _ENTRY.iter_unpack(whole) if 0 <= entry[1] <= _MAX_TIME]
-        self._entries += added
-        self._entries.sort(key=lambda entry: entry[0])
+        if added:
+            self._entries += added
+            self._entries.sort(key=lambda entry: entry[0])
 
     def at(self, place: int) -> float | None:
         """Return when the byte at a place was read; None if that is unknown."""

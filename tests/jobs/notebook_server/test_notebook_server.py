@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fenka.isolation import control
@@ -125,6 +126,16 @@ def test_server_ends_when_its_slice_is_not_used(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert errors.startswith("fenka: the slice has not been used for 0 s, so the notebook ends")
+
+
+def test_server_ends_when_the_program_that_watches_its_slice_is_killed(tmp_path: Path) -> None:
+    """A slice that nobody watches would never be free."""
+    process = run(tmp_path, "--", "sh", "-c", "echo $$; exec sleep 1000")
+    assert process.stdout is not None
+    server = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_server_has_not_ended_by_itself_when_it_is_terminated(tmp_path: Path) -> None:

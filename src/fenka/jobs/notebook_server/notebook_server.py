@@ -10,6 +10,7 @@ no processes), Jupyter ends idle kernels and then itself.
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -35,6 +36,8 @@ MEASURED_WITHIN_S = 10.0
 STALE_NS = 60 * 10**9
 """Older counts are unknown: fenka's program on the node is being updated, for example."""
 MAX_PERIOD_S = 10.0
+
+PR_SET_PDEATHSIG = 1
 
 _HEADER = struct.Struct("<QIIQ64sI28x")
 _CARD = struct.Struct("<48sQQIIQQQI20x")
@@ -181,7 +184,9 @@ class Server:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # The terminal interrupts the server, too, which asks for confirmation.
             signal.signal(signal.SIGINT, lambda *_: None)
-        self._pid = subprocess.Popen(command, env=environment).pid
+        # Without this program nothing would end it when its slice is idle. There are no threads yet.
+        process = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent)  # noqa: PLW1509
+        self._pid = process.pid
         if self._signalled:
             os.kill(self._pid, signal.SIGTERM)
 
@@ -216,6 +221,11 @@ class Server:
             return 0
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         return ENDED_BY_SIGNAL if self._signalled else code
+
+
+def die_with_parent() -> None:
+    """Have this process get SIGTERM when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def monotonic_ns() -> int:

@@ -27,7 +27,10 @@
  * Without readings (no agent, or a driver that cannot attribute work to processes: MIG, MPS) only estimates count.
  *
  * Hard, soft and weight modes differ in s only. For soft and weight the agent publishes the share that is allowed now.
- * Without recent feedback, soft falls back to its guaranteed share, and weight (no limit) to the whole card. */
+ * Without recent feedback, soft falls back to its guaranteed share, and weight (no limit) to the whole card.
+ *
+ * A lease that requested no compute is treated like a weight while others on the card have a share. Without them its
+ * launches are neither charged nor measured, so readings from before yielding_since are not compared. */
 #include "compute_budget.h"
 
 #include "account.h"
@@ -71,7 +74,7 @@ static double allowed_share(unsigned card, const struct control_feedback *feedba
     case FENKA_COMPUTE_WEIGHT:
         return allowed > 0 ? allowed : 1;
     default:
-        return percent;
+        return percent < 1 || allowed <= 0 ? percent : allowed;
     }
 }
 
@@ -131,7 +134,8 @@ static void compare(struct fenka_compute_budget *budget, const struct control_fe
     double seconds = (double)(int64_t)(feedback->at - last_at) / 1e9;
     int64_t measured = (int64_t)(feedback->busy_ns - load_relaxed(&budget->last_busy_ns));
     int64_t estimated = (int64_t)(charged - load_relaxed(&budget->last_charged));
-    bool comparable = last_at && seconds > 0 && seconds < MAX_INTERVAL_S && measured >= 0 && estimated >= 0;
+    bool comparable = last_at && last_at >= control_yielding_since() && seconds > 0 && seconds < MAX_INTERVAL_S &&
+                      measured >= 0 && estimated >= 0;
     /* Zero measured means that nothing charged has run yet, or that the driver cannot attribute work (MPS).
      * Neither is a reason to refund everything. */
     if (comparable && !measured)

@@ -144,11 +144,15 @@ uint64_t control_context_bytes(unsigned card) {
     return __atomic_load_n(&last.cards[card].context_bytes, __ATOMIC_RELAXED);
 }
 
+uint64_t control_yielding_since(void) {
+    return __atomic_load_n(&page->yielding_since, __ATOMIC_RELAXED);
+}
+
 bool control_limits_compute(void) {
     if (__builtin_expect(!__atomic_load_n(&page, __ATOMIC_RELAXED), 0))
         return false;
     refresh_if_changed();
-    return __atomic_load_n(&limited, __ATOMIC_RELAXED);
+    return __atomic_load_n(&limited, __ATOMIC_RELAXED) || control_yielding_since();
 }
 
 uint32_t control_percent(unsigned card) {

@@ -17,8 +17,9 @@ int control_find_card(const char *uuid36);
 uint64_t control_cap(unsigned card);
 uint64_t control_context_bytes(unsigned card);
 
-/* Whether any card's compute is limited. Called before each launch. */
+/* Whether any card's compute is limited, or left to others with a share. Called before each launch. */
 bool control_limits_compute(void);
+uint64_t control_yielding_since(void); /* ns; 0 = not left to others */
 uint32_t control_percent(unsigned card);
 uint32_t control_mode(unsigned card); /* FENKA_COMPUTE_… */
 

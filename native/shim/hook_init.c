@@ -22,7 +22,12 @@ static void show_only(const uint8_t *chosen, unsigned count) {
     setenv(VISIBLE, list, 1);
 }
 
-/* Whether the driver shows exactly the chosen cards; otherwise it has ignored CUDA_VISIBLE_DEVICES. */
+static bool is_instance(unsigned card) {
+    return !strncmp(control_uuid(card), "MIG-", 4);
+}
+
+/* Whether the driver shows exactly the chosen cards; otherwise it has ignored CUDA_VISIBLE_DEVICES. Drivers before 570
+ * show a program one MIG instance only. */
 static bool shows_exactly(const uint8_t *chosen, unsigned count) {
     bool seen[FENKA_MAX_CARDS] = {false};
     int devices = 0;
@@ -37,7 +42,7 @@ static bool shows_exactly(const uint8_t *chosen, unsigned count) {
         seen[card] = true;
     }
     for (unsigned i = 0; i < count; i++)
-        if (!seen[chosen[i]]) {
+        if (!seen[chosen[i]] && !(devices && is_instance(chosen[i]))) {
             lease_refuse(control_uuid(chosen[i]), NOT_SHOWN);
             return false;
         }

@@ -101,7 +101,11 @@ static void run_command(int fd)
         hang_up(fd);
         return;
     }
-    struct node_answer answer = {.error = peer_may_provoke(fd) ? provoke(&command) : EPERM};
+    struct node_answer answer = {.error = EPERM};
+    if (peer_may_provoke(fd) && command.act >= FENKA_NODE_MIG_PENDING)
+        answer = mig_run(&command);
+    else if (peer_may_provoke(fd))
+        answer.error = provoke(&command);
     if (send(fd, &answer, sizeof answer, MSG_NOSIGNAL) != (ssize_t)sizeof answer)
         hang_up(fd);
 }
@@ -196,6 +200,7 @@ int main(int argc, char **argv)
     open_state(directory);
     events = epoll_create1(EPOLL_CLOEXEC);
     reset_state();
+    mig_boot();
     watch_signals();
     listen_for_clients(directory);
     say_ready();

@@ -46,6 +46,8 @@ bool peer_may_provoke(int fd);
 ssize_t receive(int fd, char *byte, int *file);
 /* `file`: passed along; -1 = none. */
 bool answer(int fd, const struct node_welcome *welcome, int file);
+/* Sends an event of NVML to every event set. */
+void report_event(uint64_t type, uint32_t card, uint64_t data);
 
 /* ---- cardserver_orphans.c: memory that outlives its process ---- */
 /* Takes over the file of a client whose process ends, if others hold any of its memory. */
@@ -59,4 +61,15 @@ bool has_orphans(void);
 /* ---- cardserver_faults.c ---- */
 /* Returns an errno, or 0. */
 int provoke(const struct node_command *command);
+
+/* ---- cardserver_mig.c ---- */
+struct node_answer mig_run(const struct node_command *command);
+/* What a reset of the card does: instances end, and a pending mode becomes the current one. Returns an errno, or 0. */
+int mig_reset(uint32_t card);
+/* A reboot resets all cards; some models lose the mode, too. */
+void mig_boot(void);
+
+/* ---- cardserver_tree.c ---- */
+/* Brings the capability files of a card up to date. */
+void tree_update(uint32_t card);
 #endif

@@ -88,3 +88,13 @@ bool answer(int fd, const struct node_welcome *welcome, int file)
     }
     return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof *welcome;
 }
+
+/* A listener that does not read loses events beyond the capacity of its queue. */
+void report_event(uint64_t type, uint32_t card, uint64_t data)
+{
+    struct node_event event = {state->event_count + 1, type, data, card, 0};
+    __atomic_store_n(&state->event_count, event.number, __ATOMIC_RELEASE);
+    for (int fd = 0; fd < clients_end(); fd++)
+        if (client_of(fd)->hello == NODE_HELLO_EVENTS)
+            send(fd, &event, sizeof event, MSG_NOSIGNAL | MSG_DONTWAIT);
+}

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
 
 /* As nvml.h numbers them, which this program is not compiled with. */
 #define EVENT_SINGLE_BIT 1
@@ -13,16 +12,6 @@
 /* XIDs that NVIDIA's driver reports with an uncorrected error, and for a card that has fallen off the bus. */
 #define XID_DOUBLE_BIT 48
 #define XID_LOST 79
-
-/* A listener that does not read loses events beyond the capacity of its queue. */
-static void report(uint64_t type, uint32_t card, uint64_t data)
-{
-    struct node_event event = {state->event_count + 1, type, data, card, 0};
-    __atomic_store_n(&state->event_count, event.number, __ATOMIC_RELEASE);
-    for (int fd = 0; fd < clients_end(); fd++)
-        if (client_of(fd)->hello == NODE_HELLO_EVENTS)
-            send(fd, &event, sizeof event, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
 
 static int count_ecc(uint32_t card, int kind, int64_t errors)
 {
@@ -33,9 +22,9 @@ static int count_ecc(uint32_t card, int kind, int64_t errors)
         return EINVAL;
     __atomic_fetch_add(&faults->ecc_volatile[kind], (uint64_t)errors, __ATOMIC_RELAXED);
     __atomic_fetch_add(&faults->ecc_aggregate[kind], (uint64_t)errors, __ATOMIC_RELAXED);
-    report(kind ? EVENT_DOUBLE_BIT : EVENT_SINGLE_BIT, card, 0);
+    report_event(kind ? EVENT_DOUBLE_BIT : EVENT_SINGLE_BIT, card, 0);
     if (kind)
-        report(EVENT_XID, card, XID_DOUBLE_BIT);
+        report_event(EVENT_XID, card, XID_DOUBLE_BIT);
     return 0;
 }
 
@@ -62,16 +51,16 @@ int provoke(const struct node_command *command)
     case FENKA_NODE_XID:
         if (command->value < 1 || command->value > UINT16_MAX)
             return EINVAL;
-        report(EVENT_XID, card, (uint64_t)command->value);
+        report_event(EVENT_XID, card, (uint64_t)command->value);
         return 0;
     case FENKA_NODE_LOSE:
         if (!__atomic_exchange_n(&faults->lost, 1, __ATOMIC_ACQ_REL))
-            report(EVENT_XID, card, XID_LOST);
+            report_event(EVENT_XID, card, XID_LOST);
         return 0;
     case FENKA_NODE_RECOVER:
         if (faults->lost)
             recover(faults);
-        return 0;
+        return mig_reset(card) && state->mig[card].pending != state->mig[card].enabled ? EBUSY : 0;
     default: return EINVAL;
     }
 }

@@ -93,6 +93,7 @@ void empty_slot(uint32_t slot)
     for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++) {
         __atomic_store_n(&state->memory[card][slot], 0, __ATOMIC_SEQ_CST);
         process->contexts[card] = 0;
+        process->instances[card] = 0;
         process->busy_ns[card] = 0;
         if (card < state->card_count)
             memset(state->busy[card][slot], 0, sizeof state->busy[card][slot]);
@@ -110,7 +111,12 @@ void reset_state(void)
         empty_slot(slot);
     __atomic_store_n(&state->slots_used, 0, __ATOMIC_RELEASE);
     for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++) {
-        state->cards[card].clock_ns = state->cards[card].lock = state->cards[card].turn_left_ns = 0;
+        /* Most were never used, and are holes of the file until something is written to them. */
+        for (uint32_t mark = 0; mark < FENKA_NODE_LANES; mark++) {
+            struct fenka_node_lane *lane = &state->lanes[card][mark];
+            if (lane->clock_ns || lane->lock || lane->turn_left_ns)
+                lane->clock_ns = lane->lock = lane->turn_left_ns = 0;
+        }
         recover(&state->faults[card]);
         state->faults[card].hot = 0;
     }

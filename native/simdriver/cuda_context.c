@@ -20,6 +20,11 @@ static CUresult activate(CUcontext context, CUdevice device, unsigned flags)
     if (*held == 0 && !sim_memory_charge(card, node_state->cards[card].context_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     __atomic_fetch_add(held, 1, __ATOMIC_SEQ_CST);
+    if (!device_present(card)) {
+        if (__atomic_sub_fetch(held, 1, __ATOMIC_SEQ_CST) == 0)
+            sim_memory_release(card, node_state->cards[card].context_bytes);
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    }
     context->magic = CONTEXT_MAGIC;
     context->card = card;
     context->device = device;

@@ -4,6 +4,7 @@
 #include <strings.h>
 
 #include "driver.h"
+#include "sim_memory.h"
 
 CUresult cuDeviceGetCount(int *count)
 {
@@ -30,31 +31,55 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
     TRY(device_card(device, &card));
     if (!name || length <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    snprintf(name, (size_t)length, "%s", node_state->cards[card].name);
+    struct mig_instance instance;
+    char text[112];
+    const char *shown = node_state->cards[card].name;
+    if (device_instance(card, &instance)) {
+        mig_device_name(text, &node_state->cards[card], &node_state->mig[card], instance);
+        shown = text;
+    }
+    snprintf(name, (size_t)length, "%s", shown);
     return CUDA_SUCCESS;
 }
 
 /* The 16 bytes of "GPU-xxxxxxxx-xxxx-…". */
-static CUresult uuid_bytes(CUuuid *uuid, CUdevice device)
+static void uuid_bytes(CUuuid *uuid, const char *text)
 {
-    uint32_t card;
-    TRY(device_card(device, &card));
-    if (!uuid)
-        return CUDA_ERROR_INVALID_VALUE;
     int nibbles = 0;
     memset(uuid, 0, sizeof *uuid);
-    for (const char *c = node_state->cards[card].uuid + 4; *c && nibbles < 32; c++) {
+    for (const char *c = text + 4; *c && nibbles < 32; c++) {
         unsigned digit;
         if (*c != '-' && sscanf(c, "%1x", &digit) == 1) {
             uuid->bytes[nibbles / 2] |= (char)(nibbles % 2 ? digit : digit << 4);
             nibbles++;
         }
     }
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+    uint32_t card;
+    TRY(device_card(device, &card));
+    if (!uuid)
+        return CUDA_ERROR_INVALID_VALUE;
+    uuid_bytes(uuid, node_state->cards[card].uuid);
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) { return uuid_bytes(uuid, device); }
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) { return uuid_bytes(uuid, device); }
+/* Of an instance, where the older function returns the card's. */
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    uint32_t card;
+    struct mig_instance instance;
+    char text[48];
+    TRY(cuDeviceGetUuid(uuid, device));
+    TRY(device_card(device, &card));
+    if (device_instance(card, &instance)) {
+        mig_uuid(text, &node_state->cards[card], &node_state->mig[card], instance);
+        uuid_bytes(uuid, text);
+    }
+    return CUDA_SUCCESS;
+}
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
@@ -62,7 +87,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     TRY(device_card(device, &card));
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    *bytes = node_state->cards[card].memory_bytes;
+    *bytes = sim_memory_size(card, sim_memory_mark(card));
     return CUDA_SUCCESS;
 }
 
@@ -171,7 +196,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
         return CUDA_ERROR_INVALID_VALUE;
     const struct fenka_node_card *card = &node_state->cards[index];
     switch ((int)attribute) {
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = (int)card->sm_count; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = (int)device_multiprocessors(index); break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = (int)card->compute_major; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = (int)card->compute_minor; break;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = (int)card->max_sm_clock_mhz * 1000; break;
@@ -208,12 +233,15 @@ CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 {
-    uint32_t card;
+    uint32_t card, other;
+    struct mig_instance instance;
     TRY(device_card(device, &card));
-    TRY(device_card(peer, &card));
+    TRY(device_card(peer, &other));
+    bool divided = device_instance(card, &instance) || device_instance(other, &instance);
     if (!can)
         return CUDA_ERROR_INVALID_VALUE;
-    *can = device != peer; /* all simulated memory is the host's */
+    /* All simulated memory is the host's, but instances are walls. */
+    *can = device != peer && !divided;
     return CUDA_SUCCESS;
 }
 

@@ -48,7 +48,10 @@ static CUresult initialise(void)
     int error = node_attach(NODE_HELLO_CUDA);
     if (error != 0)
         return CUDA_ERROR_SYSTEM_NOT_READY;
-    device_count = visible_cards(getenv("CUDA_VISIBLE_DEVICES"), node_state, device_cards);
+    uint32_t marks[FENKA_NODE_CARDS];
+    device_count = visible_cards(getenv("CUDA_VISIBLE_DEVICES"), node_state, device_cards, marks);
+    for (int device = 0; device < device_count; device++)
+        node_state->processes[node_slot].instances[device_cards[device]] = marks[device];
     if (device_count == 0) {
         node_detach();
         return CUDA_ERROR_NO_DEVICE;

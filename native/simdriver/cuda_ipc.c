@@ -34,7 +34,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
     TRY(driver_ready());
     if (!out || !memory_find(pointer, &held) || held.kind != MEMORY_DEVICE || held.pool)
         return CUDA_ERROR_INVALID_VALUE;
-    struct ipc_handle handle = {.magic = MEMORY_MAGIC, .card = held.card,
+    struct ipc_handle handle = {.magic = MEMORY_MAGIC, .card = device_memory(held.card),
                             .offset = (uint64_t)held.offset, .size = held.size};
     if (!ipc_publish(&handle))
         return CUDA_ERROR_MAP_FAILED;
@@ -97,7 +97,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle given, unsig
     memcpy(&handle, &given, sizeof handle);
     if (!pointer || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle.magic != MEMORY_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
-    if (handle.card != context->card)
+    if (handle.card != device_memory(context->card))
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&lock);
     struct import *seen = *import_of(&handle, 0);

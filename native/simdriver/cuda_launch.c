@@ -21,7 +21,8 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *what, CUstream stream_hand
     TRY(capture_work(context, stream, &work, &taken));
     if (taken)
         return CUDA_SUCCESS;
-    stream_extend(context, stream, timeline_add(context->card, function->duration_ns));
+    uint64_t duration_ns = device_duration(context->card, function->duration_ns);
+    stream_extend(context, stream, timeline_add(context->card, duration_ns));
     events_settle(context->card);
     return CUDA_SUCCESS;
 }

@@ -12,8 +12,9 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     CUcontext context;
     TRY(context_current(&context));
     pools_settle();
-    uint64_t whole = node_state->cards[context->card].memory_bytes;
-    uint64_t used = sim_memory_total(context->card);
+    uint32_t mark = sim_memory_mark(context->card);
+    uint64_t whole = sim_memory_size(context->card, mark);
+    uint64_t used = sim_memory_used(context->card, mark);
     if (free_bytes)
         *free_bytes = used < whole ? whole - used : 0;
     if (total)

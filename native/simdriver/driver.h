@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "mig.h"
 #include "node.h"
 #include "timeline.h"
 
@@ -26,6 +27,15 @@ extern uint32_t device_cards[FENKA_NODE_CARDS];
 /* The error to return if the process has not called cuInit, or the card server has ended. */
 CUresult driver_ready(void);
 CUresult device_card(CUdevice device, uint32_t *card);
+/* The process's instance on a card; false where it has the whole card. A process has one at most. */
+bool device_instance(uint32_t card, struct mig_instance *instance);
+/* False if the instance has been destroyed, or the card divided, since cuInit. */
+bool device_present(uint32_t card);
+uint32_t device_multiprocessors(uint32_t card);
+/* How long a kernel takes there that takes so long on the whole card. */
+uint64_t device_duration(uint32_t card, uint64_t duration_ns);
+/* A number that processes have in common if they can map each other's memory. */
+uint32_t device_memory(uint32_t card);
 /* CUDA_ERROR_UNKNOWN for a card that has fallen off the bus: CUDA has no better error. */
 static inline CUresult card_ready(uint32_t card)
 {
@@ -33,7 +43,7 @@ static inline CUresult card_ready(uint32_t card)
 }
 uint32_t environment_number(const char *name, uint32_t otherwise);
 /* ---- cuda_visible.c ---- */
-int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards);
+int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards, uint32_t *marks);
 
 /* ---- objects.c: handles ---- */
 enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, GRAPH, NODE, EXEC,

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define FENKA_NODE_MAGIC 0x45444f4e414b4e46 /* "FNKANODE" */
-#define FENKA_NODE_VERSION 2
+#define FENKA_NODE_VERSION 4
 #define FENKA_NODE_CARDS 16
 #define FENKA_NODE_SLOTS 1024
 /* The idle time of a card: 2.56 s in buckets of 10 ms. */
@@ -33,6 +33,24 @@
 #define FENKA_NODE_ECC_UNCORRECTED 5
 #define FENKA_NODE_LOSE 6
 #define FENKA_NODE_RECOVER 7
+
+#define FENKA_NODE_MIG_PENDING 8 /* value: 1 = switching MIG needs a reset from now on, 0 = no longer */
+#define FENKA_NODE_MIG_FAIL 9    /* value: so many creations fail */
+/* Commands of NVML. Instances are answered by their id. */
+#define FENKA_NODE_MIG_MODE 16       /* value: 1 = enable, 0 = disable */
+#define FENKA_NODE_MIG_CREATE_GI 17  /* value: profile id | (start + 1) << 8, or without start */
+#define FENKA_NODE_MIG_DESTROY_GI 18 /* value: GPU instance */
+#define FENKA_NODE_MIG_CREATE_CI 19  /* value: GPU instance | profile << 8 | (start + 1) << 16 */
+#define FENKA_NODE_MIG_DESTROY_CI 20 /* value: GPU instance | compute instance << 8 */
+
+/* MIG. The ids of GPU instances are the nodes of a binary tree over the memory slices. */
+#define FENKA_NODE_MIG_PROFILES 20
+#define FENKA_NODE_MIG_STARTS 7
+#define FENKA_NODE_MIG_GPU_INSTANCES 15
+#define FENKA_NODE_MIG_COMPUTE_INSTANCES 8
+/* The instance of a process on a card: 0 = the whole card, else 1 + GPU instance * 8 + compute instance. */
+#define FENKA_NODE_MIG_INSTANCE_SHIFT 3
+#define FENKA_NODE_LANES 121
 
 /* How long one process has the card while others want it. */
 #define FENKA_NODE_SLICE_NS 2000000
@@ -57,10 +75,13 @@ struct fenka_node_card {
     uint32_t max_sm_clock_mhz;
     uint32_t max_memory_clock_mhz;
     uint32_t fan_percent; /* 0 = the card has no fan */
-    /* The time line. */
+};
+
+/* The time line of a card, or of one of its compute instances. */
+struct fenka_node_lane {
     uint64_t lock;
-    uint64_t clock_ns; /* up to here the use of the card is recorded */
-    uint64_t turn;     /* the slot that used the card last */
+    uint64_t clock_ns; /* up to here its use is recorded */
+    uint64_t turn;     /* the slot that used it last */
     uint64_t turn_left_ns;
     uint64_t idle[256]; /* FENKA_NODE_IDLE_BUCKETS */
 };
@@ -71,6 +92,7 @@ struct fenka_node_process {
     uint32_t reserved;
     uint64_t contexts[16]; /* FENKA_NODE_CARDS: contexts on each card */
     uint64_t busy_ns[16];  /* device time used on each card since the slot was taken */
+    uint32_t instances[16]; /* of each card, see FENKA_NODE_MIG_INSTANCE_SHIFT. Written by the process */
 };
 
 /* The work of one process on one card, as positions: nanoseconds of work since the slot was taken. */
@@ -93,6 +115,54 @@ struct fenka_node_faults {
     uint64_t ecc_aggregate[2];
 };
 
+/* A kind of GPU instance. Fixed when the node is created. */
+struct fenka_node_mig_profile {
+    char name[24]; /* "1g.5gb+me" */
+    uint32_t kind; /* NVML's number of the profile; the next is nvidia-smi's */
+    uint32_t id;
+    uint32_t slices; /* compute slices */
+    uint32_t size;   /* memory slices */
+    uint32_t limit;
+    uint32_t sm_count;
+    uint32_t exclusive;  /* 1 = takes the media engines that a card has once */
+    uint32_t engines[5]; /* copy, decoder, encoder, JPEG, OFA */
+    uint32_t start_count;
+    uint32_t starts[7]; /* FENKA_NODE_MIG_STARTS: ascending */
+    uint32_t choice[7]; /* the same in the order in which the driver chooses */
+    uint32_t memory_mib;
+};
+
+struct fenka_node_mig_compute {
+    uint32_t present;
+    uint32_t generation; /* how many instances had this id */
+    uint32_t kind;       /* NVML's number of the compute profile */
+    uint32_t start, slices, sm_count;
+};
+
+struct fenka_node_mig_gpu {
+    uint32_t present;
+    uint32_t generation;
+    uint32_t profile; /* index */
+    uint32_t start;
+    struct fenka_node_mig_compute compute[8]; /* FENKA_NODE_MIG_COMPUTE_INSTANCES */
+};
+
+/* MIG of a card. Written by the card server alone. */
+struct fenka_node_mig {
+    /* Fixed when the node is created. */
+    uint32_t pci_device; /* as the upper half of NVML's pciDeviceId */
+    uint32_t profile_count; /* 0 = the card has no MIG */
+    uint32_t slices;        /* compute slices of the card */
+    uint32_t axis;          /* memory slices */
+    uint32_t mirrored;      /* 1 = the halves of the tree are exchanged in GPU instance ids */
+    uint32_t keeps_mode;    /* 1 = the mode survives a reboot */
+    struct fenka_node_mig_profile profiles[20]; /* FENKA_NODE_MIG_PROFILES */
+    uint32_t enabled, pending;
+    uint32_t needs_reset; /* provoked: a switch stays pending */
+    uint32_t failures;    /* provoked: so many creations fail */
+    struct fenka_node_mig_gpu gpus[15]; /* FENKA_NODE_MIG_GPU_INSTANCES */
+};
+
 struct fenka_node {
     uint64_t magic;
     uint32_t version;
@@ -108,6 +178,8 @@ struct fenka_node {
     struct fenka_node_line lines[16][1024];     /* [card][slot] */
     uint64_t busy[16][1024][64];                /* [card][slot][FENKA_NODE_BUSY_BUCKETS] */
     struct fenka_node_faults faults[16];        /* FENKA_NODE_CARDS */
+    struct fenka_node_mig mig[16];              /* FENKA_NODE_CARDS */
+    struct fenka_node_lane lanes[16][121];      /* [card][instance of a process], FENKA_NODE_LANES */
     uint64_t event_count;                       /* the number of the last event; written by the server */
 };
 

@@ -293,6 +293,17 @@ int node_call(char hello)
     return fd;
 }
 
+bool node_run(const struct node_command *command, struct node_answer *answer)
+{
+    int fd = node_call(NODE_HELLO_COMMAND);
+    bool answered = fd >= 0 &&
+                    send(fd, command, sizeof *command, MSG_NOSIGNAL) == (ssize_t)sizeof *command &&
+                    recv(fd, answer, sizeof *answer, MSG_WAITALL) == (ssize_t)sizeof *answer;
+    if (fd >= 0)
+        close(fd);
+    return answered;
+}
+
 bool node_card_lost(uint32_t card)
 {
     return __atomic_load_n(&node_state->faults[card].lost, __ATOMIC_ACQUIRE) != 0;

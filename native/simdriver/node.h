@@ -52,8 +52,8 @@ struct node_command {
 };
 
 struct node_answer {
-    int32_t error; /* an errno: ENODEV = no such card, EOPNOTSUPP = it has no ECC, EPERM, EINVAL */
-    uint32_t reserved;
+    int32_t error; /* an errno: ENODEV = no such card, EOPNOTSUPP = it has no ECC or no MIG, EPERM, EINVAL */
+    uint32_t id;   /* of an instance that was created */
 };
 
 /* NULL until node_attach succeeded, and again after node_detach and node_forget. */
@@ -87,6 +87,9 @@ int node_open_shared(const uint8_t *token);
 int node_call(char hello);
 
 bool node_card_lost(uint32_t card);
+
+/* Sends one command and receives the answer; false if the server does not answer. */
+bool node_run(const struct node_command *command, struct node_answer *answer);
 
 uint64_t node_now(void);
 #endif

@@ -6,21 +6,6 @@
 #include <string.h>
 #include <strings.h>
 
-/* Their addresses are the handles. */
-static char handles[FENKA_NODE_CARDS];
-
-nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card)
-{
-    TRY(nvml_ready());
-    uintptr_t number = (uintptr_t)device - (uintptr_t)handles;
-    if (number >= node_state->card_count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *card = (uint32_t)number;
-    return node_card_lost(*card) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
-}
-
-nvmlDevice_t nvml_handle(uint32_t card) { return (nvmlDevice_t)(void *)&handles[card]; }
-
 static nvmlReturn_t give(nvmlDevice_t *device, uint32_t card)
 {
     if (node_card_lost(card))
@@ -61,7 +46,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     for (uint32_t card = 0; card < node_state->card_count; card++)
         if (strcasecmp(node_state->cards[card].uuid, uuid) == 0)
             return give(device, card);
-    return NVML_ERROR_NOT_FOUND;
+    return nvml_mig_by_uuid(uuid, device) ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
 nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
@@ -100,21 +85,46 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *dev
     return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
 }
 
-NVML_GETTER(nvmlDeviceGetIndex, unsigned int, index)
-NVML_ALIAS(nvmlDeviceGetMinorNumber, unsigned int, nvmlDeviceGetIndex)
+NVML_GETTER(nvmlDeviceGetMinorNumber, unsigned int, index)
+
+/* Of an instance: its position among those of the card. */
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    struct nvml_target target;
+    struct mig_instance found;
+    TRY(nvml_target(device, &target));
+    if (!index)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    bool within = target.mig && !target.of_compute;
+    *index = within ? 0 : target.card;
+    while (within && mig_instance_at(&node_state->mig[target.card], *index, &found) &&
+           memcmp(&found, &target.instance, sizeof found) != 0)
+        ++*index;
+    return NVML_SUCCESS;
+}
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    return nvml_text(name, length, node_state->cards[card].name);
+    struct nvml_target target;
+    char text[112];
+    TRY(nvml_target(device, &target));
+    const struct fenka_node_card *card = &node_state->cards[target.card];
+    if (!target.mig)
+        return nvml_text(name, length, card->name);
+    mig_device_name(text, card, &node_state->mig[target.card], target.instance);
+    return nvml_text(name, length, text);
 }
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    return nvml_text(uuid, length, node_state->cards[card].uuid);
+    struct nvml_target target;
+    char text[48];
+    TRY(nvml_target(device, &target));
+    const struct fenka_node_card *card = &node_state->cards[target.card];
+    if (!target.mig)
+        return nvml_text(uuid, length, card->uuid);
+    mig_uuid(text, card, &node_state->mig[target.card], target.instance);
+    return nvml_text(uuid, length, text);
 }
 
 nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)
@@ -137,7 +147,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     pci->domain = numbers[0];
     pci->bus = numbers[1];
     pci->device = numbers[2];
-    pci->pciDeviceId = 0x10de; /* vendor NVIDIA; there is no device to number */
+    pci->pciDeviceId = node_state->mig[card].pci_device << 16 | 0x10de; /* vendor NVIDIA */
     snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", numbers[0], numbers[1], numbers[2]);
     snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", numbers[0], numbers[1],
              numbers[2]);
@@ -162,7 +172,7 @@ nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitectu
 {
     static const struct {
         uint32_t capability, architecture;
-    } table[] = {{90, NVML_DEVICE_ARCH_HOPPER}, {89, NVML_DEVICE_ARCH_ADA},
+    } table[] = {{100, NVML_DEVICE_ARCH_BLACKWELL}, {90, NVML_DEVICE_ARCH_HOPPER}, {89, NVML_DEVICE_ARCH_ADA},
                  {80, NVML_DEVICE_ARCH_AMPERE}, {75, NVML_DEVICE_ARCH_TURING},
                  {70, NVML_DEVICE_ARCH_VOLTA},  {60, NVML_DEVICE_ARCH_PASCAL}};
     uint32_t card;

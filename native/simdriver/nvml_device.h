@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "mig.h"
 #include "node.h"
 
 #define TRY(call)                     \
@@ -25,6 +26,16 @@ nvmlReturn_t nvml_ready(void);
  * fallen off the bus. */
 nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card);
 nvmlDevice_t nvml_handle(uint32_t card);
+/* What a handle stands for: a card, or an instance that is a device of its own. Functions that instances do not have
+ * use nvml_card, which returns NVML_ERROR_NOT_SUPPORTED for them. */
+struct nvml_target {
+    uint32_t card;
+    bool mig, of_compute;
+    struct mig_instance instance;
+};
+nvmlReturn_t nvml_target(nvmlDevice_t device, struct nvml_target *target);
+bool nvml_is_mig(nvmlDevice_t device);
+bool nvml_mig_by_uuid(const char *uuid, nvmlDevice_t *device);
 /* Frees every event set, and wakes the threads that wait in one. */
 void nvml_events_end(void);
 /* A function that returns one value of a card; the expression may use `index` and `card`. */

@@ -46,8 +46,13 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErro
                                              nvmlEccCounterType_t since,
                                              nvmlMemoryLocation_t where, unsigned long long *count)
 {
-    if (where >= NVML_MEMORY_LOCATION_COUNT)
+    struct nvml_target target;
+    TRY(nvml_target(device, &target));
+    if (!count || (!target.mig && where >= NVML_MEMORY_LOCATION_COUNT))
         return NVML_ERROR_INVALID_ARGUMENT;
+    *count = 0;
+    if (target.mig) /* errors are counted by the card */
+        return NVML_SUCCESS;
     TRY(nvmlDeviceGetTotalEccErrors(device, kind, since, count));
     if (where != NVML_MEMORY_LOCATION_DEVICE_MEMORY)
         *count = 0;

@@ -13,7 +13,7 @@
 #include "nvml_device.h"
 
 #define ECC_EVENTS (nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError)
-#define TYPES 4 /* bits 0 to 3 hold all types that occur here */
+#define TYPES 9 /* bits 0 to 8 hold all types that occur here */
 #define NOT_ASKED_FOR UINT64_MAX
 #define NS_PER_MS 1000000
 
@@ -90,7 +90,8 @@ void nvml_events_end(void)
 
 static unsigned long long supported(uint32_t card)
 {
-    return nvmlEventTypeXidCriticalError | (node_state->faults[card].ecc ? ECC_EVENTS : 0);
+    return nvmlEventTypeXidCriticalError | (node_state->faults[card].ecc ? ECC_EVENTS : 0) |
+           (node_state->mig[card].profile_count ? nvmlEventMigConfigChange : 0);
 }
 
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)

@@ -45,7 +45,8 @@ static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, struct liste
         memset(entry, 0, sizeof *entry);
         entry->pid = found[i].pid;
         entry->bytes = found[i].usedGpuMemory;
-        entry->gpu_instance = entry->compute_instance = UINT32_MAX;
+        entry->gpu_instance = found[i].gpuInstanceId;
+        entry->compute_instance = found[i].computeInstanceId;
         if (nvmlSystemGetProcessName(entry->pid, entry->name, sizeof entry->name) != NVML_SUCCESS)
             snprintf(entry->name, sizeof entry->name, "[Not Found]");
     }
@@ -56,8 +57,8 @@ static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, struct liste
 /* All processes are compute processes, and the other lists are empty. */
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
 {
-    uint32_t card;
-    TRY(nvml_card(device, &card));
+    struct nvml_target target;
+    TRY(nvml_target(device, &target));
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     *count = 0;

@@ -9,6 +9,7 @@ struct seen {
     uint32_t slot;
     unsigned pid;
     uint64_t bytes;
+    uint32_t mark; /* its instance */
 };
 
 /* Processes with a context on the card; like with the real NVML, cuInit alone is not enough. */
@@ -21,7 +22,8 @@ static unsigned collect(uint32_t card, struct seen *list)
         uint64_t generation = __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE);
         struct seen found = {
             slot, (unsigned)process->pid,
-            __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_RELAXED)};
+            __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_RELAXED),
+            __atomic_load_n(&process->instances[card], __ATOMIC_RELAXED)};
         bool holds = __atomic_load_n(&process->contexts[card], __ATOMIC_RELAXED) > 0;
         /* Read again: the slot may have changed hands while it was read. */
         if (generation != 0 && holds &&
@@ -29,6 +31,19 @@ static unsigned collect(uint32_t card, struct seen *list)
             list[count++] = found;
     }
     return count;
+}
+
+/* Those of a card, or of one of its instances. */
+static nvmlReturn_t collect_of(nvmlDevice_t device, struct seen *list, unsigned *count)
+{
+    struct nvml_target target;
+    TRY(nvml_target(device, &target));
+    unsigned all = collect(target.card, list), kept = 0;
+    for (unsigned i = 0; i < all; i++)
+        if (!target.mig || list[i].mark == mig_mark(target.instance))
+            list[kept++] = list[i];
+    *count = kept;
+    return NVML_SUCCESS;
 }
 
 static nvmlReturn_t fits(unsigned *room, unsigned count, const void *list)
@@ -41,16 +56,19 @@ static nvmlReturn_t fits(unsigned *room, unsigned count, const void *list)
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
                                                      nvmlProcessInfo_t *list)
 {
-    uint32_t card;
     struct seen found[FENKA_NODE_SLOTS];
-    TRY(nvml_card(device, &card));
+    unsigned count;
+    TRY(collect_of(device, found, &count));
     if (!room)
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned count = collect(card, found);
     TRY(fits(room, count, list));
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < count; i++) {
+        struct mig_instance instance = {UINT32_MAX, UINT32_MAX};
+        mig_unmark(found[i].mark, &instance);
         list[i] = (nvmlProcessInfo_t){.pid = found[i].pid, .usedGpuMemory = found[i].bytes,
-                                      .gpuInstanceId = UINT32_MAX, .computeInstanceId = UINT32_MAX};
+                                      .gpuInstanceId = instance.gpu,
+                                      .computeInstanceId = instance.compute};
+    }
     return NVML_SUCCESS;
 }
 
@@ -63,12 +81,11 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsign
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *room,
                                                   nvmlProcessInfo_v1_t *list)
 {
-    uint32_t card;
     struct seen found[FENKA_NODE_SLOTS];
-    TRY(nvml_card(device, &card));
+    unsigned count;
+    TRY(collect_of(device, found, &count));
     if (!room)
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned count = collect(card, found);
     TRY(fits(room, count, list));
     for (unsigned i = 0; i < count; i++)
         list[i] = (nvmlProcessInfo_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].bytes};
@@ -78,8 +95,8 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
 /* There are no graphics processes, and no MPS. */
 static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *room)
 {
-    uint32_t card;
-    TRY(nvml_card(device, &card));
+    struct nvml_target target;
+    TRY(nvml_target(device, &target));
     if (!room)
         return NVML_ERROR_INVALID_ARGUMENT;
     *room = 0;
@@ -159,6 +176,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     struct seen found[FENKA_NODE_SLOTS];
     unsigned percents[FENKA_NODE_SLOTS], busy = 0;
     TRY(nvml_card(device, &card));
+    if (node_state->mig[card].enabled)
+        return NVML_ERROR_NOT_SUPPORTED;
     if (!room)
         return NVML_ERROR_INVALID_ARGUMENT;
     struct timespec clock;

@@ -17,12 +17,13 @@ static uint32_t between(uint32_t low, uint32_t high, uint32_t thousandths)
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    uint32_t card;
-    TRY(nvml_card(device, &card));
+    struct nvml_target target;
+    TRY(nvml_target(device, &target));
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
-    memory->total = node_state->cards[card].memory_bytes;
-    memory->used = sim_memory_total(card);
+    uint32_t mark = target.mig ? mig_mark(target.instance) : 0;
+    memory->total = sim_memory_size(target.card, mark);
+    memory->used = sim_memory_used(target.card, mark);
     if (memory->used > memory->total) /* a charge that is about to be refunded */
         memory->used = memory->total;
     memory->free = memory->total - memory->used;
@@ -47,8 +48,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
-    uint32_t card;
-    TRY(nvml_card(device, &card));
+    struct nvml_target target;
+    TRY(nvml_target(device, &target));
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
     memory->bar1Total = 256 << 20;
@@ -61,6 +62,8 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 {
     uint32_t card;
     TRY(nvml_card(device, &card));
+    if (node_state->mig[card].enabled)
+        return NVML_ERROR_NOT_SUPPORTED; /* of instances nothing is measured */
     if (!utilization)
         return NVML_ERROR_INVALID_ARGUMENT;
     utilization->gpu = (load_of(card) + 5) / 10;
@@ -128,6 +131,10 @@ nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, u
     return NVML_SUCCESS;
 }
 
+/* 64 in each multiprocessor of an A100, 128 in later ones. */
+NVML_GETTER(nvmlDeviceGetNumGpuCores, unsigned int,
+            card->sm_count * (card->compute_major == 8 && card->compute_minor == 0 ? 64 : 128))
+
 NVML_GETTER(nvmlDeviceGetPowerManagementMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
 
 nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
@@ -185,30 +192,3 @@ NVML_ALIAS(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, nvmlDeviceGetPowerMa
 NVML_GETTER(nvmlDeviceGetDisplayActive, nvmlEnableState_t, NVML_FEATURE_DISABLED)
 NVML_ALIAS(nvmlDeviceGetDisplayMode, nvmlEnableState_t, nvmlDeviceGetDisplayActive)
 NVML_GETTER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, NVML_COMPUTEMODE_DEFAULT)
-
-/* ---- MIG: off where the card could do it ---- */
-
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!current || !pending)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    const struct fenka_node_card *held = &node_state->cards[card];
-    uint32_t capability = held->compute_major * 10 + held->compute_minor;
-    if (capability != 80 && capability != 90)
-        return NVML_ERROR_NOT_SUPPORTED;
-    *current = *pending = NVML_DEVICE_MIG_DISABLE;
-    return NVML_SUCCESS;
-}
-
-NVML_GETTER(nvmlDeviceIsMigDeviceHandle, unsigned int, 0)
-
-nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
-{
-    unsigned current, pending;
-    if (!count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *count = nvmlDeviceGetMigMode(device, &current, &pending) == NVML_SUCCESS ? 7 : 0;
-    return nvml_ready();
-}

@@ -103,6 +103,8 @@ static const char *const sentences[] = {
     [NVML_ERROR_IN_USE] = "In use by another client",
     [NVML_ERROR_MEMORY] = "Insufficient Memory",
     [NVML_ERROR_NO_DATA] = "No data",
+    [NVML_ERROR_INSUFFICIENT_RESOURCES] = "Insufficient Resources",
+    [NVML_ERROR_ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
 };
 
 const char *nvmlErrorString(nvmlReturn_t code)

@@ -58,7 +58,21 @@ static uint64_t ring_sum(const uint64_t *ring, uint64_t count, uint64_t width, u
     return sooner(sum, WINDOW_NS);
 }
 
-/* ---- the card's lock ---- */
+/* ---- lanes: the time line of a card, or of an instance ---- */
+
+/* The lane of a process: its instance, or 0 for the card. */
+static uint32_t mark_of(uint32_t card, uint32_t slot)
+{
+    uint32_t mark = __atomic_load_n(&node_state->processes[slot].instances[card], __ATOMIC_ACQUIRE);
+    return mark < FENKA_NODE_LANES ? mark : 0;
+}
+
+static struct fenka_node_lane *lane_of(uint32_t card, uint32_t slot)
+{
+    return &node_state->lanes[card][mark_of(card, slot)];
+}
+
+/* ---- a lane's lock ---- */
 
 #define PATIENCE_NS 100000000ull
 #define SLOT_MASK ((1ull << FENKA_NODE_LOCK_SHIFT) - 1)
@@ -78,13 +92,13 @@ static bool holder_is_gone(uint64_t word)
 
 /* False for a process without slot. The lock is taken over from a dead holder, and from one that has not moved for
  * long, because it may have been stopped; that one notices before its next step. */
-static bool lock_card(struct fenka_node_card *card)
+static bool lock_lane(struct fenka_node_lane *lane)
 {
     if (!node_owns_slot())
         return false;
     pthread_mutex_lock(&own_threads);
     uint64_t begin = 0, seen = 0, stuck = 0;
-    while (!__atomic_compare_exchange_n(&card->lock, &seen, own_word(), false, __ATOMIC_ACQUIRE,
+    while (!__atomic_compare_exchange_n(&lane->lock, &seen, own_word(), false, __ATOMIC_ACQUIRE,
                                         __ATOMIC_RELAXED)) {
         uint64_t now = node_now();
         if (seen != stuck)
@@ -97,15 +111,15 @@ static bool lock_card(struct fenka_node_card *card)
     return true;
 }
 
-static bool still_ours(const struct fenka_node_card *card)
+static bool still_ours(const struct fenka_node_lane *lane)
 {
-    return __atomic_load_n(&card->lock, __ATOMIC_RELAXED) == own_word();
+    return __atomic_load_n(&lane->lock, __ATOMIC_RELAXED) == own_word();
 }
 
-static void unlock_card(struct fenka_node_card *card)
+static void unlock_lane(struct fenka_node_lane *lane)
 {
     uint64_t ours = own_word();
-    __atomic_compare_exchange_n(&card->lock, &ours, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    __atomic_compare_exchange_n(&lane->lock, &ours, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&own_threads);
 }
 
@@ -118,17 +132,17 @@ static uint64_t pending(const struct fenka_node_line *line)
     return given > served ? given - served : 0;
 }
 
-/* The slots that have work, in the order of their turns, beginning with the current one. */
-static unsigned waiting(uint32_t card, uint16_t *slots)
+/* The slots that have work on a lane, in the order of their turns, beginning with the current one. */
+static unsigned waiting(uint32_t card, uint32_t mark, uint16_t *slots)
 {
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
     if (used > FENKA_NODE_SLOTS)
         used = FENKA_NODE_SLOTS;
     unsigned count = 0;
-    uint64_t turn = node_state->cards[card].turn;
+    uint64_t turn = node_state->lanes[card][mark].turn;
     for (uint32_t step = 0; step < used; step++) {
         uint32_t slot = (uint32_t)((turn + step) % used);
-        if (pending(&node_state->lines[card][slot]) > 0)
+        if (pending(&node_state->lines[card][slot]) > 0 && mark_of(card, slot) == mark)
             slots[count++] = (uint16_t)slot;
     }
     return count;
@@ -153,25 +167,25 @@ static void serve(uint32_t card, uint32_t slot, uint64_t from_ns, uint64_t run)
     __atomic_fetch_add(&line->served, run, __ATOMIC_RELEASE);
 }
 
-/* Under the lock: records the use of the card until now. The clock is advanced first, so that a process that is
+/* Under the lock: records the use of the process's lane until now. The clock is advanced first, so that a process that is
  * killed in between loses time and never adds any. */
-static void advance(uint32_t index, uint64_t now)
+static void advance(uint32_t index, uint32_t process, uint64_t now)
 {
-    struct fenka_node_card *card = &node_state->cards[index];
+    struct fenka_node_lane *lane = lane_of(index, process);
     uint16_t slots[FENKA_NODE_SLOTS];
-    unsigned count = waiting(index, slots), at = 0;
-    uint64_t clock = card->clock_ns;
-    if (count > 0 && slots[0] != card->turn)
-        card->turn_left_ns = FENKA_NODE_SLICE_NS;
-    while (clock < now && count > 0 && still_ours(card)) {
+    unsigned count = waiting(index, mark_of(index, process), slots), at = 0;
+    uint64_t clock = lane->clock_ns;
+    if (count > 0 && slots[0] != lane->turn)
+        lane->turn_left_ns = FENKA_NODE_SLICE_NS;
+    while (clock < now && count > 0 && still_ours(lane)) {
         uint32_t slot = slots[at];
         uint64_t rest = pending(&node_state->lines[index][slot]);
         uint64_t run = sooner(rest, now - clock);
         if (count > 1)
-            run = sooner(run, card->turn_left_ns);
-        card->turn = slot;
-        __atomic_store_n(&card->clock_ns, clock + run, __ATOMIC_RELEASE);
-        card->turn_left_ns -= sooner(run, card->turn_left_ns);
+            run = sooner(run, lane->turn_left_ns);
+        lane->turn = slot;
+        __atomic_store_n(&lane->clock_ns, clock + run, __ATOMIC_RELEASE);
+        lane->turn_left_ns -= sooner(run, lane->turn_left_ns);
         if (run > 0)
             serve(index, slot, clock, run);
         clock += run;
@@ -181,28 +195,28 @@ static void advance(uint32_t index, uint64_t now)
                 slots[i - 1] = slots[i];
             count--;
         }
-        if (done || card->turn_left_ns == 0) {
+        if (done || lane->turn_left_ns == 0) {
             at = count ? (done ? at : at + 1) % count : 0;
-            card->turn_left_ns = FENKA_NODE_SLICE_NS;
+            lane->turn_left_ns = FENKA_NODE_SLICE_NS;
             if (count > 0)
-                card->turn = slots[at];
+                lane->turn = slots[at];
         }
     }
     if (clock < now && count == 0) {
-        __atomic_store_n(&card->clock_ns, now, __ATOMIC_RELEASE);
-        ring_add(card->idle, FENKA_NODE_IDLE_BUCKETS, FENKA_NODE_IDLE_BUCKET_NS, clock, now);
+        __atomic_store_n(&lane->clock_ns, now, __ATOMIC_RELEASE);
+        ring_add(lane->idle, FENKA_NODE_IDLE_BUCKETS, FENKA_NODE_IDLE_BUCKET_NS, clock, now);
     }
 }
 
 uint64_t timeline_add(uint32_t card, uint64_t duration_ns)
 {
-    struct fenka_node_card *device = &node_state->cards[card];
-    if (!lock_card(device))
+    struct fenka_node_lane *lane = lane_of(card, node_slot);
+    if (!lock_lane(lane))
         return 0;
-    advance(card, node_now());
+    advance(card, node_slot, node_now());
     uint64_t end = __atomic_add_fetch(&node_state->lines[card][node_slot].given, duration_ns,
                                       __ATOMIC_ACQ_REL);
-    unlock_card(device);
+    unlock_lane(lane);
     return end;
 }
 
@@ -222,18 +236,18 @@ static bool is_past(struct timeline_place place)
 /* The minimum of nanoseconds until the place is reached; 0 = it is. */
 static uint64_t distance(struct timeline_place place)
 {
-    struct fenka_node_card *card = &node_state->cards[place.card];
-    if (is_past(place) || !lock_card(card))
+    struct fenka_node_lane *lane = lane_of(place.card, place.slot);
+    if (is_past(place) || !lock_lane(lane))
         return 0;
-    advance(place.card, node_now());
+    advance(place.card, place.slot, node_now());
     uint64_t least = 0;
     if (!is_past(place)) {
         const struct fenka_node_line *lines = node_state->lines[place.card];
         least = place.position - lines[place.slot].served;
-        if (card->turn != place.slot)
-            least += sooner(card->turn_left_ns, pending(&lines[card->turn]));
+        if (lane->turn != place.slot)
+            least += sooner(lane->turn_left_ns, pending(&lines[lane->turn]));
     }
-    unlock_card(card);
+    unlock_lane(lane);
     return least;
 }
 
@@ -250,10 +264,10 @@ void timeline_wait(struct timeline_place place)
 
 uint64_t timeline_time_of(uint32_t card, uint64_t position)
 {
-    struct fenka_node_card *device = &node_state->cards[card];
+    struct fenka_node_lane *lane = lane_of(card, node_slot);
     const struct fenka_node_line *line = &node_state->lines[card][node_slot];
     uint64_t found = node_now();
-    if (!lock_card(device))
+    if (!lock_lane(lane))
         return found;
     uint64_t first = line->turns > FENKA_NODE_TURNS ? line->turns - FENKA_NODE_TURNS : 0;
     for (uint64_t turn = first; turn < line->turns; turn++) {
@@ -263,39 +277,49 @@ uint64_t timeline_time_of(uint32_t card, uint64_t position)
             break;
         }
     }
-    unlock_card(device);
+    unlock_lane(lane);
     return found;
 }
 
 /* ---- readers, which may have no slot and take no lock ---- */
 
-static uint64_t unwritten(uint32_t card, uint64_t now)
+static uint64_t unwritten(const struct fenka_node_lane *lane, uint64_t now)
 {
-    uint64_t clock = __atomic_load_n(&node_state->cards[card].clock_ns, __ATOMIC_ACQUIRE);
+    uint64_t clock = __atomic_load_n(&lane->clock_ns, __ATOMIC_ACQUIRE);
     return now > clock ? now - clock : 0;
 }
 
-uint64_t timeline_card_busy(uint32_t card)
+static uint64_t lane_busy(uint32_t card, uint32_t mark)
 {
-    const struct fenka_node_card *device = &node_state->cards[card];
+    const struct fenka_node_lane *lane = &node_state->lanes[card][mark];
     uint16_t slots[FENKA_NODE_SLOTS];
-    uint64_t now = node_now(), lag = unwritten(card, now), work = 0;
-    unsigned count = waiting(card, slots);
+    uint64_t now = node_now(), lag = unwritten(lane, now), work = 0;
+    unsigned count = waiting(card, mark, slots);
     for (unsigned i = 0; i < count; i++)
         work += pending(&node_state->lines[card][slots[i]]);
-    uint64_t idle =
-        ring_sum(device->idle, FENKA_NODE_IDLE_BUCKETS, FENKA_NODE_IDLE_BUCKET_NS, now);
+    uint64_t idle = ring_sum(lane->idle, FENKA_NODE_IDLE_BUCKETS, FENKA_NODE_IDLE_BUCKET_NS, now);
     if (lag > work)
         idle += lag - work;
     return WINDOW_NS - sooner(idle, WINDOW_NS);
+}
+
+/* A card with instances is as busy as the busiest of them. */
+uint64_t timeline_card_busy(uint32_t card)
+{
+    uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
+    uint64_t most = lane_busy(card, 0);
+    for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
+        if (mark_of(card, slot) != 0)
+            most = later(most, lane_busy(card, mark_of(card, slot)));
+    return most;
 }
 
 /* In the time that is not recorded yet, each process with work is assumed to have had its share. */
 static uint64_t since_written(uint32_t card, uint32_t slot, uint64_t now)
 {
     uint16_t slots[FENKA_NODE_SLOTS];
-    uint64_t lag = unwritten(card, now);
-    unsigned count = waiting(card, slots);
+    uint64_t lag = unwritten(lane_of(card, slot), now);
+    unsigned count = waiting(card, mark_of(card, slot), slots);
     return sooner(pending(&node_state->lines[card][slot]), count ? lag / count : 0);
 }
 

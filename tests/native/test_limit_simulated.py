@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from fenka.isolation import account
+from fenka.isolation.layout import layout
 from tests.hardware.client import Client
 from tests.native.clients import SHIM
 from tests.waiting import wait_until
 
 BENCH = Path(__file__).parent.parent.parent / "bench" / "compute" / "run.py"
+MS = 1_000_000
 TRIES = 10
 """A busy machine spoils measurements; one good measurement shows that the limit is kept.
 
@@ -61,6 +63,10 @@ ROWS: dict[str, tuple[list[Any], list[float | None]]] = {
         [bench.Program("2000", 20, "soft"), bench.Program("2000", 30)],
         [None, 30],
     ),
+    "two without compute beside hard": (
+        [bench.Program("2000", 60), bench.Program("2000", 0), bench.Program("500", 0)],
+        [60, 20, 20],
+    ),
     "weights": (
         [bench.Program("2000", 75, "weight"), bench.Program("2000", 25, "weight")],
         [75, 25],
@@ -91,6 +97,67 @@ def test_soft_program_gets_the_whole_card_when_it_runs_alone(testbed: Any) -> No
         if soft > 0.9 * free:
             return
     pytest.fail(f"{soft} of {free}")
+
+
+def test_training_without_compute_has_what_a_share_leaves_idle(testbed: Any) -> None:
+    """All of the card at first and in the end, and unmeasured; a fifth beside a busy service of 80 percent.
+
+    The same program runs all along. Ratios, because a busy machine takes time away from both.
+    """
+    lease = testbed.lease(0, 0)
+
+    def charged() -> int:
+        return account.read(lease / "account" / "slots").charged_ns[0]
+
+    def yields() -> bool:
+        page = (lease / "lease" / "control").read_bytes()
+        return bool(layout().from_buffer("struct fenka_control *", page).yielding_since)
+
+    def busy(*loads: Any) -> list[int]:
+        return [testbed.busy(0).get(load.process.pid, 0) for load in loads]
+
+    def after(ns: int, *loads: Any) -> list[int]:
+        before = busy(*loads)
+        wait_until(lambda: sum(busy(*loads)) >= sum(before) + ns)
+        return [now - then for now, then in zip(busy(*loads), before, strict=True)]
+
+    with testbed.load(lease, "2000") as training:
+        after(300 * MS, training)
+        assert charged() == 0
+        ratios = []
+        for _ in range(TRIES):
+            service = testbed.lease(0, 80)
+            with testbed.load(service, "2000") as load:
+                after(1500 * MS, training, load)
+                _, used = measured = after(1500 * MS, training, load)
+            testbed.end(service)
+            ratios.append(used / sum(measured))
+            if ratios[-1] >= 0.76:
+                break
+        else:
+            pytest.fail(f"a share of 80 got {ratios} of what both got")
+        wait_until(lambda: not yields())
+        after(100 * MS, training)  # what was still measured is charged
+        before = charged()
+        after(300 * MS, training)
+        assert charged() == before > 0
+    testbed.end(lease)
+
+
+def test_training_without_compute_gets_the_whole_card_when_the_service_is_idle(
+    testbed: Any,
+) -> None:
+    """At least nine tenths of what it gets alone, here and now."""
+    free = with_idle = 0.0
+    for _ in range(TRIES):
+        (free,) = bench.shares(testbed, 0, [bench.Program("2000", 0)], 2)
+        service = testbed.lease(0, 80)
+        with testbed.load(service, "2000", working=False):
+            (with_idle,) = bench.shares(testbed, 0, [bench.Program("2000", 0)], 2)
+        testbed.end(service)
+        if with_idle > 0.9 * free:
+            return
+    pytest.fail(f"{with_idle} of {free}")
 
 
 def test_next_program_launches_at_once_when_an_indebted_one_was_killed(testbed: Any) -> None:

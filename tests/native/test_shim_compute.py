@@ -2,13 +2,16 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fenka.isolation import account, control
+from fenka.isolation.compute_feedback import ComputeFeedback
 from fenka.isolation.control import Control, Limit
+from fenka.isolation.layout import layout
 from tests.native.clients import CARDS, GIB, Client, Lease
 from tests.native.test_shim_rows import HOOKS, with_role
 from tests.waiting import wait_until
@@ -68,6 +71,68 @@ def test_nothing_is_measured_when_there_is_no_limit(limited: Leases) -> None:
     actor = start(lease, 1_000_000)
     assert actor.ask("spend cuLaunchKernel", 1000).code == 0
     assert charged(lease) == (0, 0)
+
+
+def feedback(lease: Lease, other: Lease | None = None, share: int = 80) -> None:
+    """Write feedback once, as a new writer: a lease without compute, and a busy one that has a share."""
+    writer = ComputeFeedback(lambda *_: (time.time_ns() // 1000, {1: 100}), {1: "other"}.get)
+    writer.add_lease("test", lease.control, requested={CARDS[0]: 0})
+    if other:
+        writer.add_lease("other", other.control, requested={CARDS[0]: share})
+    writer.update()
+    writer.close()
+
+
+def test_launches_are_measured_only_while_others_have_a_share(limited: Leases) -> None:
+    """Of a lease without compute: as one without limit before and afterwards, while the program runs."""
+    lease, without, service = limited(100), limited(100), limited(80)
+    actor = start(lease, 5000)
+    for other, share, charged_ms in (
+        (None, 0, 0),
+        (without, 0, 0),
+        (service, 80, 20),
+        (None, 0, 20),
+    ):
+        feedback(lease, other, share)
+        assert actor.ask("spend cuLaunchKernel", 4).code == 0
+        assert charged(lease) == (charged_ms, 0)
+
+
+def test_time_used_before_others_had_a_share_is_no_debt(limited: Leases) -> None:
+    """What the driver measured while nothing was charged is not compared with the charges."""
+    lease, service = limited(100), limited(80)
+    began, passed_us = time.monotonic_ns(), 0
+    writer = ComputeFeedback(
+        lambda *_: (passed_us, {1: 100, 2: 80}),
+        {1: "test", 2: "service"}.get,
+        lambda: began + passed_us * 1000,
+        lambda: passed_us,
+    )
+    writer.add_lease("test", lease.control, requested={CARDS[0]: 0})
+    actor = start(lease, 1000)
+    for shared in (True, False, True):
+        if shared:
+            writer.add_lease("service", service.control)
+        else:
+            writer.remove_lease("service")
+        passed_us += 500_000
+        writer.update()
+        assert actor.ask("spend cuLaunchKernel", 8).code == 0
+    writer.close()
+    slots = layout().from_buffer("struct fenka_account *", lease.account.read_bytes())
+    assert slots.compute_budgets[0].feedback_at == began + 1_500_000_000
+    assert slots.compute_budgets[0].excess == 0
+    assert charged(lease)[0] == 16
+
+
+def test_waiting_launch_goes_on_when_the_writer_was_killed(limited: Leases) -> None:
+    """It would wait for twenty minutes at one percent; a second later the feedback is too old."""
+    lease, service = limited(100), limited(100)
+    actor = start(lease, 12_000_000)
+    feedback(lease, service, 100)
+    actor.send("spend cuLaunchKernel", 8)
+    assert actor.answer().code == 0
+    assert charged(lease)[0] == 8 * 12_000
 
 
 def test_captured_launch_is_not_charged(limited: Leases) -> None:

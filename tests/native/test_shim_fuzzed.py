@@ -37,8 +37,10 @@ def fuzz(program: Path, folder: Path, runs: int, *first: bytes) -> None:
     corpus.mkdir()
     for number, data in enumerate(first):
         (corpus / str(number)).write_bytes(data)
+    # A process begins with the peak of its parent's memory, so that limit says nothing here.
+    limits = ("-timeout=0", "-rss_limit_mb=0", "-malloc_limit_mb=2048")
     ran = subprocess.run(
-        [str(program), f"-runs={runs}", "-seed=1", "-max_len=1024", "-timeout=0", str(corpus)],
+        [str(program), f"-runs={runs}", "-seed=1", "-max_len=1024", *limits, str(corpus)],
         env={"FENKA_FUZZ_FOLDER": str(folder), "ASAN_OPTIONS": "detect_leaks=0"},
         cwd=folder,
         capture_output=True,

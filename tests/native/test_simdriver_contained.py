@@ -137,4 +137,4 @@ def test_memory_is_freed_when_the_container_was_killed(
     assert len(held(outside)) == 1
     os.kill(only_child(program.pid), signal.SIGKILL)
     program.communicate()
-    assert held(outside) == {}
+    wait_until(lambda: held(outside) == {})

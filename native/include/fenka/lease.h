@@ -37,7 +37,7 @@ struct fenka_card_limit {
     uint64_t feedback_seq;    /* sequence lock: odd while the agent writes; 0 = no feedback yet */
     uint64_t feedback_at;     /* CLOCK_MONOTONIC, ns: time of the reading */
     uint64_t busy_ns;         /* card time used by the lease's processes, as the driver measures it */
-    uint32_t allowed;         /* soft and weight: 1/10000 of the card's time that may be used now */
+    uint32_t allowed;         /* but for limits below 100 and hard: 1/10000 of the card's time that may be used now */
     uint32_t reserved[5];
 };
 
@@ -50,7 +50,11 @@ struct fenka_control {
     uint64_t generation;
     char lease[64]; /* the lease's id, NUL-padded */
     uint32_t card_count;
-    uint32_t reserved[7];
+    uint32_t reserved;
+    /* Feedback, too. A lease that requested no compute has 100 and hard. While other leases have a share or weight on
+     * one of its cards, `allowed` holds for it. CLOCK_MONOTONIC, ns: since when; 0 = nobody has. */
+    uint64_t yielding_since;
+    uint32_t reserved2[4];
     struct fenka_card_limit cards[16]; /* FENKA_MAX_CARDS; order = the program's device order */
 };
 

@@ -12,7 +12,7 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
 from fenka.core.preemption import VictimCandidate
 from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
-from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request, Slice
 from fenka.core.steps import complete
 from fenka.core.usage import CardUsage, UsageTotals, UsageView
 
@@ -34,10 +34,26 @@ def card(
     model: str = "Tesla T4",
     healthy: bool = True,
     cordoned: bool = False,
+    divided: bool = False,
 ) -> Card:
     """A card; its UUID tells node and index."""
-    uuid = f"GPU-{node}-{index}"
-    return Card(index, DeviceId(uuid), model, memory_mib, healthy=healthy, cordoned=cordoned)
+    return Card(
+        *(index, DeviceId(f"GPU-{node}-{index}"), model, memory_mib),
+        healthy=healthy,
+        cordoned=cordoned,
+        divided=divided,
+    )
+
+
+def instance(index: int = 0, profile: str = "3g.20gb", start: int = 0, *, node: str = "a") -> Card:
+    """An instance of a card; its UUID tells node, index and start."""
+    sizes = {"1g.5gb": (4864, 12), "3g.20gb": (20096, 38)}
+    return Card(
+        *(index, DeviceId(f"MIG-{node}-{index}-{start}"), "Tesla T4", *sizes[profile]),
+        parent=DeviceId(f"GPU-{node}-{index}"),
+        profile=profile,
+        start=start,
+    )
 
 
 def node(*sizes: int, name: str = "a", cpu: int | None = None, memory: int | None = None) -> Node:
@@ -127,7 +143,13 @@ def clusters(draw: st.DrawFn, *, most_nodes: int = 3, most_cards: int = 4) -> tu
         cards = []
         for index in range(draw(st.integers(1, most_cards))):
             model = draw(st.sampled_from(sorted(SIZES)))
-            state = draw(st.sampled_from(["well"] * 8 + ["unhealthy", "cordoned"]))
+            state = draw(st.sampled_from(["well"] * 8 + ["unhealthy", "cordoned", "divided"]))
+            if state == "divided":
+                profiles = draw(st.lists(st.sampled_from(["1g.5gb", "3g.20gb"]), max_size=2))
+                cards += [
+                    instance(index, profile, 4 * half, node=name)
+                    for half, profile in enumerate(profiles)
+                ]
             cards.append(
                 card(
                     index,
@@ -136,6 +158,7 @@ def clusters(draw: st.DrawFn, *, most_nodes: int = 3, most_cards: int = 4) -> tu
                     model=model,
                     healthy=state != "unhealthy",
                     cordoned=state == "cordoned",
+                    divided=state == "divided",
                 )
             )
         cpu = draw(st.none() | st.integers(0, 16000))
@@ -164,6 +187,7 @@ def requests(draw: st.DrawFn) -> Request:
         models=draw(st.just(frozenset[str]()) | models),
         cpu_milli=draw(st.sampled_from([0, 0, 1000, 4000])),
         host_memory_mib=draw(st.sampled_from([0, 0, 8000])),
+        instance=draw(st.sampled_from([""] * 4 + [ANY_INSTANCE, "1g.5gb"])),
     )
 
 

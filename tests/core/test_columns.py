@@ -246,23 +246,23 @@ class TestNodes:
         ("request_", "expected"),
         [
             # 15079 * 4 // 14 = 4308
-            (units(4), (4308, 0, False)),
+            (units(4), (4308, 0, False, False)),
             # 15 units are more than the card's 14
-            (units(15), (NEVER, 0, False)),
+            (units(15), (NEVER, 0, False, False)),
             # the node's unit is 256 MiB: 15079 // 256 = 58, and 15079 * 4 // 58 = 1039
-            (Request(Memory(4, None)), (1039, 0, False)),
-            (exact(15079, compute=7), (15079, 7, False)),
-            (Request(compute=100), (0, 100, False)),
+            (Request(Memory(4, None)), (1039, 0, False, False)),
+            (exact(15079, compute=7), (15079, 7, False, False)),
+            (Request(compute=100), (0, 100, False, False)),
             # a card may have less compute than 100
-            (whole(), (15079, 90, False)),
-            (Request(whole=True, models=frozenset({"Tesla T4", "A"})), (15079, 90, False)),
-            (Request(compute=1, models=frozenset({"A"})), (0, 1, True)),
+            (whole(), (15079, 90, False, False)),
+            (Request(whole=True, models=frozenset({"Tesla T4", "A"})), (15079, 90, False, False)),
+            (Request(compute=1, models=frozenset({"A"})), (0, 1, True, False)),
         ],
     )
     def test_class_knows_what_a_request_takes_of_its_cards(
-        self, request_: Request, expected: tuple[int, int, bool]
+        self, request_: Request, expected: tuple[int, int, bool, bool]
     ) -> None:
-        """Memory in MiB, compute in percent, and whether the model is another."""
+        """Memory in MiB, compute in percent, and whether model and kind are others."""
         assert CardClass(T4_MIB, 256, 90, "Tesla T4").needs(request_) == expected
 
     def test_classes_are_few_when_cards_are_alike(self) -> None:

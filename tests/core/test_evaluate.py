@@ -1,11 +1,13 @@
 """Filters, policies, several cards, hosts and reservations: each rule by itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from fenka.core.evaluate import FILTERS, SCORES, Candidate, Fit, evaluate, never_fits, place
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
-from fenka.core.request import Memory, Placement, Request
+from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageTotals
 from tests.core.builders import (
     GIB,
@@ -14,6 +16,7 @@ from tests.core.builders import (
     device,
     exact,
     holding,
+    instance,
     node,
     piece,
     placement,
@@ -23,6 +26,7 @@ from tests.core.builders import (
 
 EIGHT, SIXTEEN = 8 * GIB, 16 * GIB
 COMPUTE = Request(compute=30)
+INSIDE = Request(Memory(4000), compute=30, instance=ANY_INSTANCE)
 T4_ONLY = Request(Memory(4, GIB), models=frozenset({"Tesla T4"}))
 
 
@@ -43,6 +47,15 @@ def first_reason(each: Card, used: CardUsage, request: Request) -> Reason | None
         (card(healthy=False), NO_USAGE, units(4), ReasonCode.UNHEALTHY, 0, 0),
         (card(cordoned=True), NO_USAGE, units(4), ReasonCode.CORDONED, 0, 0),
         (card(model="Tesla P4"), NO_USAGE, T4_ONLY, ReasonCode.MODEL, 0, 0),
+        # neither a card in MIG mode nor its instances take what is for cards, and a card takes no instance
+        (card(divided=True), NO_USAGE, units(4), ReasonCode.DIVIDED, 0, 0),
+        (instance(), NO_USAGE, units(4), ReasonCode.DIVIDED, 0, 0),
+        (instance(), NO_USAGE, whole(), ReasonCode.DIVIDED, 0, 0),
+        (card(divided=True), NO_USAGE, INSIDE, ReasonCode.INSTANCE, 0, 0),
+        (card(), NO_USAGE, INSIDE, ReasonCode.INSTANCE, 0, 0),
+        (instance(), NO_USAGE, replace(INSIDE, instance="1g.5gb"), ReasonCode.INSTANCE, 0, 0),
+        # 38 - 20 = 18 < 30 percent of the whole card
+        (instance(), CardUsage(4000, 20, 1), INSIDE, ReasonCode.COMPUTE, 30, 18),
         # whatever is asked for, a card taken whole admits nobody
         (card(), CardUsage(T4_MIB, 100, 1, 1), units(1), ReasonCode.WHOLE, 0, 0),
         (card(), CardUsage(T4_MIB, 100, 1, 1), COMPUTE, ReasonCode.WHOLE, 0, 0),
@@ -95,6 +108,9 @@ def test_reason_has_the_amounts_when_a_filter_rejects_a_card(
         (card(), CardUsage(T4_MIB, 0, 1), COMPUTE),
         (card(), CardUsage(0, 100, 1), units(4)),
         (card(), CardUsage(20000, 0, 2), COMPUTE),
+        # 20096 - 16096 = 4000, and 38 - 8 = 30
+        (instance(), CardUsage(16096, 8, 1), INSIDE),
+        (instance(), NO_USAGE, Request(whole=True, instance="3g.20gb")),
     ],
 )
 def test_request_fits_when_exactly_that_is_free(
@@ -107,13 +123,14 @@ def test_request_fits_when_exactly_that_is_free(
 def test_reason_is_that_of_the_first_filter_when_several_reject_a_card() -> None:
     """The reasons come in the order of the table as the card is mended one by one."""
     request = Request(whole=True, models=frozenset({"Tesla T4"}))
-    bad = card(healthy=False, cordoned=True, model="Tesla P4")
+    bad = card(healthy=False, cordoned=True, model="Tesla P4", divided=True)
     taken, in_use = CardUsage(T4_MIB, 100, 1, 1), CardUsage(1, 1, 1)
     found = [
         first_reason(each, used, request)
         for each, used in [
             (bad, taken),
-            (card(cordoned=True, model="Tesla P4"), taken),
+            (card(cordoned=True, model="Tesla P4", divided=True), taken),
+            (card(model="Tesla P4", divided=True), taken),
             (card(model="Tesla P4"), taken),
             (card(), taken),
             (card(), in_use),
@@ -125,13 +142,14 @@ def test_reason_is_that_of_the_first_filter_when_several_reject_a_card() -> None
     assert [reason and reason.code for reason in found] == [
         ReasonCode.UNHEALTHY,
         ReasonCode.CORDONED,
+        ReasonCode.DIVIDED,
         ReasonCode.MODEL,
         ReasonCode.WHOLE,
         ReasonCode.IN_USE,
         ReasonCode.MEMORY,
         ReasonCode.COMPUTE,
     ]
-    assert len(found) == len(FILTERS)
+    assert {reason and reason.code for reason in found} == FILTERS.keys() - {ReasonCode.INSTANCE}
 
 
 @pytest.mark.parametrize(

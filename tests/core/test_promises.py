@@ -46,16 +46,18 @@ def test_a_placement_is_what_was_asked_for(
     if not isinstance(verdict, Placement):
         return
     (its_node,) = (each for each in nodes if each.name == verdict.node)
-    assert [each.card for each in verdict.slices] == sorted({each.card for each in verdict.slices})
-    assert len(verdict.slices) == request.cards
-    for each in verdict.slices:
-        on = its_node.cards[each.card]
-        assert on.uuid == each.uuid
+    cards = {card.uuid: card for card in its_node.cards}
+    chosen = [cards[each.uuid] for each in verdict.slices]
+    assert chosen == sorted(chosen, key=lambda card: card.rank)
+    assert len({card.uuid for card in chosen}) == request.cards == len(chosen)
+    for each, on in zip(verdict.slices, chosen, strict=True):
+        assert on.index == each.card
+        assert request.is_for(on.profile, divided=on.divided)
         assert on.healthy
         assert not on.cordoned
         assert not request.models or on.model in request.models
         if request.whole:
-            assert (each.memory_mib, each.compute) == (on.memory_mib, 100)
+            assert (each.memory_mib, each.compute) == (on.memory_mib, on.compute)
         else:
             wanted = (
                 request.memory.mib_on(on.memory_mib, its_node.unit_mib) if request.memory else 0

@@ -49,10 +49,10 @@ def test_entries_and_room_are_the_same_when_a_new_ledger_takes_over(
     assert sorted(again.expire(5)) == sorted(ledger.expire(5))
 
 
-def room(view: UsageView, cluster: Collection[Node]) -> dict[tuple[str, int], tuple[int, int]]:
+def room(view: UsageView, cluster: Collection[Node]) -> dict[tuple[str, str], tuple[int, int]]:
     """Return free memory and compute of each card, computed without `evaluate`."""
     return {
-        (node.name, card.index): (
+        (node.name, card.uuid): (
             card.memory_mib - view.card_usage(node.name, card.uuid).memory_mib,
             card.compute - view.card_usage(node.name, card.uuid).compute,
         )
@@ -72,13 +72,14 @@ def test_placement_satisfies_the_request_when_there_is_one(
     assume(isinstance(verdict, Placement))
     assert isinstance(verdict, Placement)
     (host,) = [node for node in cluster if node.name == verdict.node]
-    by_index = {each.index: each for each in host.cards}
-    assert len({piece.card for piece in verdict.slices}) == request.cards == len(verdict.slices)
+    by_uuid = {each.uuid: each for each in host.cards}
+    assert len({piece.uuid for piece in verdict.slices}) == request.cards == len(verdict.slices)
     free = room(ledger, cluster)
     for piece in verdict.slices:
-        each = by_index[piece.card]
-        memory, compute = free[host.name, piece.card]
-        assert each.uuid == piece.uuid
+        each = by_uuid[piece.uuid]
+        memory, compute = free[host.name, piece.uuid]
+        assert each.index == piece.card
+        assert request.is_for(each.profile, divided=each.divided)
         assert each.healthy
         assert not each.cordoned
         assert not request.models or each.model in request.models
@@ -148,6 +149,7 @@ def test_ledger_accepts_no_set_of_cards_when_a_node_is_rejected(
             for each in node.cards
             if each.healthy
             and not each.cordoned
+            and request.is_for(each.profile, divided=each.divided)
             and (not request.models or each.model in request.models)
         ]
         taken = [each for each in willing if self_contained(ledger, node, each, request)]
@@ -160,7 +162,11 @@ def test_ledger_accepts_no_set_of_cards_when_a_node_is_rejected(
 def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> bool:
     """Return whether the ledger accepts one slice of this request on this card, whatever the host."""
     mib = request.memory.mib_on(each.memory_mib, node.unit_mib) if request.memory else 0
-    one = Request(whole=True) if request.whole else replace(request, cards=1)
+    one = (
+        replace(Request(whole=True), instance=request.instance)
+        if request.whole
+        else replace(request, cards=1)
+    )
     if mib is None:
         return False
     found = place(

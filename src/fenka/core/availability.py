@@ -27,7 +27,7 @@ class CardAvailability:
 
     def order(self) -> tuple[float, int, int]:
         """Return what sorts cards, the earliest first."""
-        return self.at, self.uncertain, self.card.index
+        return self.at, self.uncertain, self.card.rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ CLASS, INDEX, SLOT, CARD_MEMORY, CARD_COMPUTE = range(5)
 """Rows of `Columns.hosts`. The sums are over the open cards of the node."""
 
 MAX_INDEX = (1 << 13) - 1
-"""Cards with larger indexes, which no hardware has, count as equal in scores."""
+"""Of `Card.rank`. Cards with larger ones, which no hardware has, count as equal in scores."""
 
 NEVER = 1 << 60
 """More than any card or host has."""
@@ -44,9 +44,11 @@ class CardClass(NamedTuple):
     unit_mib: int
     compute: int
     model: str
+    profile: str = ""
+    divided: bool = False
 
-    def needs(self, request: Request) -> tuple[int, int, bool]:
-        """Return memory, compute and whether the model is another: the definition decides.
+    def needs(self, request: Request) -> tuple[int, int, bool, bool]:
+        """Return memory, compute, and whether model and kind are others: the definition decides.
 
         The memory is NEVER for a card with too few units.
         """
@@ -57,6 +59,7 @@ class CardClass(NamedTuple):
             NEVER if memory is None else memory,
             self.compute if request.whole else request.compute,
             bool(request.models) and self.model not in request.models,
+            not request.is_for(self.profile, divided=self.divided),
         )
 
 
@@ -66,6 +69,7 @@ class Needs(NamedTuple):
     memory: Ints
     compute: Ints
     other_model: Bools
+    other_kind: Bools
 
 
 class CardColumns:
@@ -76,7 +80,7 @@ class CardColumns:
         cards: the rows CLASS to CARD_COMPUTE, a column for each card. SLOT is the card's group.
         unhealthy, cordoned: bool, one for each card.
         exists: bool, False for a column that no card has now.
-        open: bool, True for cards that exist and are neither unhealthy nor cordoned.
+        open: bool, True for cards that exist and are `Card.open`.
         starts: int64, the first column of each group.
         hosts: int64, the rows FREE_MEMORY_SUM to CARD_POLICY, a column for each group.
         classes: the number of each class of cards.
@@ -95,15 +99,21 @@ class CardColumns:
     def needs(self, request: Request) -> Needs:
         """Return what the request takes of a card of each class."""
         # The columns of nodes without cards are of class 0 too, which must exist then.
-        by_class = [each.needs(request) for each in self.classes] or [(NEVER, 0, False)]
-        memory, compute, other_model = zip(*by_class, strict=True)
+        by_class = [each.needs(request) for each in self.classes] or [(NEVER, 0, False, False)]
+        memory, compute, other_model, other_kind = zip(*by_class, strict=True)
         return Needs(
-            np.array(memory, np.int64), np.array(compute, np.int64), np.array(other_model, np.bool_)
+            np.array(memory, np.int64),
+            np.array(compute, np.int64),
+            np.array(other_model, np.bool_),
+            np.array(other_kind, np.bool_),
         )
 
     def class_of(self, node: Node, card: Card) -> int:
         """Return the number of the card's class, a new one if there is none."""
-        each = CardClass(card.memory_mib, node.unit_mib, card.compute, card.model)
+        each = CardClass(
+            *(card.memory_mib, node.unit_mib, card.compute, card.model),
+            *(card.profile, card.divided),
+        )
         return self.classes.setdefault(each, len(self.classes))
 
 

@@ -70,6 +70,20 @@ def _cordoned(on: "CardJudgement") -> Bools:
     return on.columns.cordoned
 
 
+def _divided(on: "CardJudgement") -> Bools | None:
+    return None if on.request.instance else _other_kind(on)
+
+
+def _instance(on: "CardJudgement") -> Bools | None:
+    return _other_kind(on) if on.request.instance else None
+
+
+def _other_kind(on: "CardJudgement") -> Bools | None:
+    by_class = on.needs.other_kind
+    # On most clusters no card is divided.
+    return by_class[on.card_class] if by_class.any() else None
+
+
 def _model(on: "CardJudgement") -> Bools | None:
     return on.needs.other_model[on.card_class] if on.request.models else None
 
@@ -103,6 +117,8 @@ def _compute(on: "CardJudgement") -> Bools | None:
 _REJECTED: dict[ReasonCode, Callable[["CardJudgement"], Bools | None]] = {
     ReasonCode.UNHEALTHY: _unhealthy,
     ReasonCode.CORDONED: _cordoned,
+    ReasonCode.DIVIDED: _divided,
+    ReasonCode.INSTANCE: _instance,
     ReasonCode.MODEL: _model,
     ReasonCode.WHOLE: _taken_whole,
     ReasonCode.IN_USE: _in_use,
@@ -348,13 +364,15 @@ def count_reasons(codes: Codes, starts: Ints, most_cards: int) -> ReasonCounts:
         most_cards: the most that a slot has.
     """
     bits = most_cards.bit_length()
-    if bits * NO_CARD < 63:
+    present = tuple(range(1, NO_CARD))
+    if bits * NO_CARD >= 63:
+        # Hardly any cluster has all reasons at once.
+        occurring = np.bincount(codes, minlength=NO_CARD)[1:NO_CARD]
+        present = tuple((np.flatnonzero(occurring) + 1).tolist())
+    if bits * (len(present) + 1) < 63:
         # The counts of a node are the digits of one number.
-        of_slot = np.add.reduceat(_digits(bits).take(codes), starts)
-        counts = {
-            number: [(number >> bits * place) & ((1 << bits) - 1) for place in range(len(REASONS))]
-            for number in set(of_slot.tolist())
-        }
+        of_slot = np.add.reduceat(_digits(bits, present).take(codes), starts)
+        counts = {number: _read_digits(number, bits, present) for number in set(of_slot.tolist())}
     else:
         rows = np.stack([_sum_by_slot(codes == code, starts) for code in CODES.values()])
         distinct, of_slot = np.unique(rows, axis=1, return_inverse=True)
@@ -363,11 +381,19 @@ def count_reasons(codes: Codes, starts: Ints, most_cards: int) -> ReasonCounts:
 
 
 @cache
-def _digits(bits: int) -> Ints:
-    """Return what each code adds to a number whose digits of so many bits count the reasons."""
+def _digits(bits: int, present: tuple[int, ...]) -> Ints:
+    """Return what each code adds to a number whose digits of so many bits count the present codes."""
     digits = np.zeros(NO_CARD + 1, np.int64)
-    digits[1:NO_CARD] = 1 << bits * np.arange(len(REASONS))
+    digits[list(present)] = 1 << bits * np.arange(len(present))
     return digits
+
+
+def _read_digits(number: int, bits: int, present: tuple[int, ...]) -> list[int]:
+    """Return how often each of REASONS is counted in a number."""
+    counts = [0] * len(REASONS)
+    for place, code in enumerate(present):
+        counts[code - 1] = (number >> bits * place) & ((1 << bits) - 1)
+    return counts
 
 
 def count_all(codes: Codes) -> Counter[ReasonCode]:

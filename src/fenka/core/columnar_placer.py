@@ -209,8 +209,8 @@ class ColumnarPlacer:
     def _below(self, frontier: list[list[int]], request: Request) -> bool:
         most = frontier[request.compute]
         for number, card_class in enumerate(self._columns.classes):
-            memory, _, other_model = card_class.needs(request)
-            if memory <= most[number] and not other_model:
+            memory, _, other_model, other_kind = card_class.needs(request)
+            if memory <= most[number] and not other_model and not other_kind:
                 return True
         return False
 

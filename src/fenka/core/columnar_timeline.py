@@ -104,8 +104,8 @@ class CardStates(CardColumns):
         for card, states in zip(node.cards, card_states(node, allocations), strict=True):
             starts.append(len(rows))
             size = card.memory_mib, card.compute
-            flags = not card.healthy, card.cordoned, 1, card.healthy and not card.cordoned
-            cards.append((self.class_of(node, card), card.index, 0, *size, *flags))
+            flags = not card.healthy, card.cordoned, 1, card.open
+            cards.append((self.class_of(node, card), card.rank, 0, *size, *flags))
             for begin, uncertain, usage in states:
                 times.append(begin)
                 rows.append((uncertain, *amounts_of(usage)))

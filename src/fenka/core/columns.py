@@ -270,7 +270,7 @@ class Columns(NodeColumns):
         self.nodes[slot] = node
         rows = []
         for column, card in enumerate(node.cards, int(self.starts[slot])):
-            number, index = self.class_of(node, card), min(card.index, MAX_INDEX)
+            number, index = self.class_of(node, card), min(card.rank, MAX_INDEX)
             rows.append((number, index, slot, card.memory_mib, card.compute))
             self._columns[card.uuid] = (*self._columns.get(card.uuid, ()), column)
         columns = self._spans[slot]
@@ -278,10 +278,10 @@ class Columns(NodeColumns):
             self.cards[:, columns] = np.array(rows, np.int64).T
             self.unhealthy[columns] = [not card.healthy for card in node.cards]
             self.cordoned[columns] = [card.cordoned for card in node.cards]
+            self.open[columns] = [card.open for card in node.cards]
+        else:
+            self.open[columns] = False
         self.exists[columns] = bool(node.cards)
-        self.open[columns] = self.exists[columns] & ~(
-            self.unhealthy[columns] | self.cordoned[columns]
-        )
         totals = self.cards[CARD_MEMORY:, columns] * self.open[columns]
         self.hosts[MEMORY_SUM:CPU, slot] = totals.sum(axis=1)
         self.hosts[CPU, slot] = NEVER if node.cpu_milli is None else node.cpu_milli
@@ -313,7 +313,7 @@ class Columns(NodeColumns):
             memory, compute, *others = amounts_of(view.card_usage(name, card.uuid))
             free = max(card.memory_mib - memory, 0), max(card.compute - compute, 0)
             rows.append((memory, compute, *others, *free))
-            if card.healthy and not card.cordoned:
+            if card.open:
                 free_memory += free[0]
                 free_compute += free[1]
         if rows:

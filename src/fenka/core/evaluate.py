@@ -87,6 +87,22 @@ def _cordoned(candidate: Candidate, _: Request) -> Reason | None:
     return Reason(ReasonCode.CORDONED, candidate.card.index) if candidate.card.cordoned else None
 
 
+def _divided(candidate: Candidate, request: Request) -> Reason | None:
+    if request.instance or _is_kind(candidate.card, request):
+        return None
+    return Reason(ReasonCode.DIVIDED, candidate.card.index)
+
+
+def _instance(candidate: Candidate, request: Request) -> Reason | None:
+    if not request.instance or _is_kind(candidate.card, request):
+        return None
+    return Reason(ReasonCode.INSTANCE, candidate.card.index)
+
+
+def _is_kind(card: Card, request: Request) -> bool:
+    return request.is_for(card.profile, divided=card.divided)
+
+
 def _model(candidate: Candidate, request: Request) -> Reason | None:
     wrong = request.models and candidate.card.model not in request.models
     return Reason(ReasonCode.MODEL, candidate.card.index) if wrong else None
@@ -125,6 +141,8 @@ def _compute(candidate: Candidate, request: Request) -> Reason | None:
 FILTERS: dict[ReasonCode, Filter] = {
     ReasonCode.UNHEALTHY: _unhealthy,
     ReasonCode.CORDONED: _cordoned,
+    ReasonCode.DIVIDED: _divided,
+    ReasonCode.INSTANCE: _instance,
     ReasonCode.MODEL: _model,
     ReasonCode.WHOLE: _taken_whole,
     ReasonCode.IN_USE: _in_use,
@@ -135,12 +153,12 @@ FILTERS: dict[ReasonCode, Filter] = {
 
 
 def _binpack(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
-    return on.free_share, *card.free, card.card.index
+    return on.free_share, *card.free, card.card.rank
 
 
 def _spread(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
     first, second = card.free
-    return -on.free_share, -first, -second, card.card.index
+    return -on.free_share, -first, -second, card.card.rank
 
 
 SCORES: dict[str, ScoreFunction] = {"binpack": _binpack, "spread": _spread}
@@ -260,7 +278,7 @@ def _evaluate_node(
 
 def _free_share(request: Request, candidates: list[Candidate]) -> float:
     """Return the free part of the cards that take slices, in memory; in compute for compute alone."""
-    admitting = [it for it in candidates if it.card.healthy and not it.card.cordoned]
+    admitting = [it for it in candidates if it.card.open]
     of_compute = request.memory is None and not request.whole
     total = sum(it.card.compute if of_compute else it.card.memory_mib for it in admitting)
     free = sum(it.free_compute if of_compute else it.free_mib for it in admitting)
@@ -307,7 +325,7 @@ def _placement(request: Request, node: Node, chosen: list[Candidate]) -> Placeme
             it.requested_mib or 0,
             it.card.compute if request.whole else request.compute,
         )
-        for it in sorted(chosen, key=lambda it: it.card.index)
+        for it in sorted(chosen, key=lambda it: it.card.rank)
     )
     return Placement(
         node.name, slices, request.cpu_milli, request.host_memory_mib, whole=request.whole

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log
 
-from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import WHOLE_COMPUTE, Card, DeviceId
 from fenka.core.request import Placement
 
 REMEMBERED = 256
@@ -186,13 +186,14 @@ def cards_of(placements: Iterable[Placement], cards: Sequence[Card]) -> float:
     total = 0.0
     for placement in placements:
         for piece in placement.slices:
-            card = None if placement.whole else _card(cards, piece.uuid)
+            card = _card(cards, piece.uuid)
             if card is None:
                 total += 1
-            else:
-                memory = _share(piece.memory_mib, card.memory_mib)
-                compute = _share(piece.compute, card.compute) if piece.compute else 0.0
-                total += max(memory, compute)
+                continue
+            memory = _share(piece.memory_mib, card.memory_mib)
+            compute = _share(piece.compute, card.compute) if piece.compute else 0.0
+            part = 1 if placement.whole else max(memory, compute)
+            total += part * card.compute / WHOLE_COMPUTE if card.parent else part
     return total
 
 

@@ -50,7 +50,7 @@ class GangReservations:
         """Return the placements of members that have not started, by gang."""
         return {gang: each.outstanding for gang, each in self._reservations.items()}
 
-    def reserve(
+    def reserve(  # noqa: PLR0913
         self,
         gang: str,
         members: Mapping[str, Request],
@@ -58,6 +58,8 @@ class GangReservations:
         placer: Placer,
         expires_at: float,
         limits: Limits = NO_LIMITS,
+        *,
+        fixed: Mapping[str, Placement] | None = None,
     ) -> GangReservation | Unschedulable:
         """Return the gang's reservation, made now if it has none; or why there can be none.
 
@@ -68,14 +70,22 @@ class GangReservations:
             placer: the nodes, with `usage`.
             expires_at: when all members must have started, in the caller's time.
             limits: what no member may use.
+            fixed: placements of members that are not to be placed elsewhere. They are possible together.
         """
         if gang in self._reservations:
             return self._reservations[gang]
-        placements = place_all(placer, list(members.values()), policy, limits)
-        if isinstance(placements, Unschedulable):
-            return placements
-        reservation = GangReservation(dict(zip(members, placements, strict=True)), expires_at)
-        for placement in placements:
+        fixed = fixed or {}
+        rest = {name: request for name, request in members.items() if name not in fixed}
+        for placement in fixed.values():
+            placer.add(placement)
+        placed = place_all(placer, list(rest.values()), policy, limits)
+        for placement in fixed.values():
+            placer.remove(placement)
+        if isinstance(placed, Unschedulable):
+            return placed
+        placements = {**fixed, **dict(zip(rest, placed, strict=True))}
+        reservation = GangReservation(placements, expires_at)
+        for placement in placements.values():
             self.usage.add(placement)
         self._reservations[gang] = reservation
         return reservation

@@ -219,7 +219,7 @@ class _Search:
 
     def _on(self, node: Node, request: Request, cards: Sequence[Card]) -> Iterator[Placement]:
         tried: set[tuple[tuple[object, ...], ...]] = set()
-        for chosen in combinations(sorted(cards, key=lambda card: card.index), request.cards):
+        for chosen in combinations(sorted(cards, key=lambda card: card.rank), request.cards):
             self._left -= 1
             if self._left < 0:
                 return
@@ -235,4 +235,4 @@ class _Search:
     def _state(self, node: Node, card: Card) -> tuple[object, ...]:
         used = self._placer.card_usage(node.name, card.uuid)
         held = used.memory_mib, used.compute, used.holders, used.whole
-        return card.model, card.memory_mib, card.compute, held
+        return card.model, card.profile, card.divided, card.memory_mib, card.compute, held

@@ -3,14 +3,19 @@
 from dataclasses import dataclass
 from typing import NewType
 
+from fenka.core.values import value_class
+
 DeviceId = NewType("DeviceId", str)
 """Name of a device: the UUID of a card or a MIG instance, or an id that a dialect invents; never an index."""
 
 WHOLE_COMPUTE = 100
 """The compute capacity of a card: percent of its time."""
 
+MAX_STARTS = 16
+"""No card's memory axis has more slices."""
 
-@dataclass(frozen=True, slots=True)
+
+@value_class(frozen=True, slots=True)
 class Card:
     """One physical GPU, or a part of one that the driver shows as a device of its own.
 
@@ -19,10 +24,13 @@ class Card:
         uuid: its id.
         model: as NVML names it ("Tesla T4").
         memory_mib: what the driver reports, in MiB.
-        compute: in percent.
+        compute: in percent of the whole card, also for an instance.
         healthy: an unhealthy card takes no new slices.
         cordoned: a cordoned card takes no new slices.
-        parent: the card that this one is an instance of.
+        parent: the card that this one is an instance of. An instance has its card's index and model.
+        profile: the MIG profile of an instance, `3g.20gb`; empty for a card.
+        start: the first slice of an instance on its card's memory axis.
+        divided: the card is in MIG mode. Only its instances admit requests.
     """
 
     index: int
@@ -33,6 +41,19 @@ class Card:
     healthy: bool = True
     cordoned: bool = False
     parent: DeviceId | None = None
+    profile: str = ""
+    start: int = 0
+    divided: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Its place among the cards of its node: by index, instances of one card by their start."""
+        return self.index * MAX_STARTS + self.start
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes new slices if it has room."""
+        return self.healthy and not self.cordoned and not self.divided
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,10 @@ class Ledger:
     """The placements on these nodes, by id. It is a UsageView."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._nodes = {node.name: node for node in nodes}
-        self._cards: dict[tuple[str, DeviceId], Card] = {
-            (node.name, card.uuid): card for node in self._nodes.values() for card in node.cards
-        }
+        self._nodes: dict[str, Node] = {}
+        self._cards: dict[tuple[str, DeviceId], Card] = {}
+        for node in nodes:
+            self.set_node(node)
         self._totals = UsageTotals()
         self._entries: dict[str, Entry] = {}
 
@@ -79,6 +79,12 @@ class Ledger:
     def host_usage(self, node: str) -> tuple[int, int]:
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
         return self._totals.host_usage(node)
+
+    def set_node(self, node: Node) -> None:
+        """Add a node, or replace its cards. Entries stay, also on cards that it no longer has."""
+        self._nodes[node.name] = node
+        self._cards = {key: card for key, card in self._cards.items() if key[0] != node.name}
+        self._cards |= {(node.name, card.uuid): card for card in node.cards}
 
     def state(self, entry_id: str) -> EntryState:
         """Return the state of an id; ABSENT for an unknown one."""

@@ -4,7 +4,7 @@ kube-scheduler's own preemption adds up resources over a node, which does not he
 left.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -62,6 +62,9 @@ class Victims:
     violations: int
 
 
+Place = Callable[[UsageView], tuple[Placement, ...] | None]
+"""Returns where all requests go with this usage, None if they do not fit."""
+
 Cost = tuple[int, int, int, int, int, tuple[str, ...]]
 """Violated budgets, the highest priority, number of victims, sum of priorities, MiB, ids. The first that
 differs decides. kube-scheduler compares violated budgets first too."""
@@ -114,11 +117,38 @@ def cheapest_victims(
     groups = [group for group in _groups(candidates) if group.priority < preemptor.priority]
     best: tuple[Cost, Victims] | None = None
     for scope, in_reach in _scopes(preemptor.requests, groups, nodes):
-        what_if = _WhatIf(view, preemptor.requests, policy, scope, reserved)
+        what_if = _WhatIf(view, _placing(preemptor.requests, policy, scope, reserved))
         cheapest = _in_scope(what_if, in_reach, best[0] if best else None)
         if cheapest is not None and (best is None or cheapest[0] < best[0]):
             best = cheapest
     return best[1] if best else None
+
+
+def cheap_victims(
+    view: UsageView,
+    candidates: Iterable[VictimCandidate],
+    priority: int,
+    place_all: Place,
+) -> Victims | None:
+    """Return a set of victims after which a request fits; None if evicting all candidates is not enough.
+
+    For requests that only the caller can place. Candidates are reprieved one by one, the most expensive
+    first, so that each victim is needed.
+
+    Args:
+        view: what is allocated now.
+        candidates: as for `cheapest_victims`.
+        priority: the request's.
+        place_all: returns where all of the request goes.
+    """
+    groups = [group for group in _groups(candidates) if group.priority < priority]
+    what_if = _WhatIf(view, place_all)
+    if what_if.without(groups) is None:
+        return None
+    chosen = _reprieve(what_if, groups)
+    cost, placements = _cost(chosen), what_if.without(chosen)
+    assert placements is not None
+    return Victims(cost[-1], placements, cost[0])
 
 
 def _groups(candidates: Iterable[VictimCandidate]) -> list[_VictimGroup]:
@@ -165,21 +195,30 @@ class _WhatIf:
     """Places the requests as if some victims were evicted."""
 
     view: UsageView
-    requests: Sequence[Request]
-    policy: Policy
-    nodes: Sequence[Node]
-    reserved: Collection[DeviceId]
+    place: Place
 
     def without(self, groups: Iterable[_VictimGroup]) -> tuple[Placement, ...] | None:
         view = UsageOverlay(self.view)
         for group in groups:
             for placement in group.placements:
                 view.remove(placement)
-        if len(self.requests) == 1:
-            placed = place(view, self.requests[0], self.policy, self.nodes, self.reserved)
+        return self.place(view)
+
+
+def _placing(
+    requests: Sequence[Request],
+    policy: Policy,
+    nodes: Sequence[Node],
+    reserved: Collection[DeviceId],
+) -> Place:
+    def place_all(view: UsageView) -> tuple[Placement, ...] | None:
+        if len(requests) == 1:
+            placed = place(view, requests[0], policy, nodes, reserved)
             return None if isinstance(placed, Unschedulable) else (placed,)
-        gang = place_gang(view, self.requests, self.policy, self.nodes, self.reserved)
+        gang = place_gang(view, requests, policy, nodes, reserved)
         return None if isinstance(gang, Unschedulable) else gang
+
+    return place_all
 
 
 def _in_scope(

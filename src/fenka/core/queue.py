@@ -7,6 +7,7 @@ from fenka.core.fairness import Fairness, UsageHistory, UserHistory
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.values import value_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class PendingRequest:
     same_node: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Allocation:
     """A placement in force. deadline: when it is ended at the latest, None if nothing ends it."""
 

@@ -18,6 +18,8 @@ class ReasonCode(StrEnum):
     IN_USE = "in use"
     WHOLE = "taken whole"
     MODEL = "another model"
+    DIVIDED = "divided into instances"
+    INSTANCE = "no such instance"
     UNHEALTHY = "unhealthy"
     CORDONED = "cordoned"
     RESERVED = "reserved for requests before it"
@@ -121,6 +123,10 @@ def _less_compute(_: Request, most: int) -> str:
     return f"no card gives more than {most} percent of compute, ask for no more"
 
 
+def _instance(_: Request, __: int) -> str:
+    return "ask for an instance with --mig, or for a slice inside one with --inside mig"
+
+
 def _less_memory(request: Request, most: int) -> str:
     if most == 0:
         return "no card here has a whole unit of memory"
@@ -134,6 +140,7 @@ _HINTS: tuple[tuple[ReasonCode, Callable[[Request, int], str]], ...] = (
     (ReasonCode.CPU, _less_cpu),
     (ReasonCode.COMPUTE, _less_compute),
     (ReasonCode.MEMORY, _less_memory),
+    (ReasonCode.DIVIDED, _instance),
 )
 """The nearest miss first: a card that failed late needs the smallest change of the request."""
 

@@ -1,10 +1,20 @@
 """Requests, and the slices and placements that they become."""
 
-from dataclasses import dataclass
+from typing import Literal, get_args
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import DeviceId
 from fenka.core.units import card_units, units_to_mib
+from fenka.core.values import value_class
+
+ComputeMode = Literal["hard", "soft", "weight"]
+"""hard: at most the share. soft: the share, and idle time. weight: no limit, but a proportion if several
+programs use the card. In the order of the constants ``FENKA_COMPUTE_…``."""
+
+COMPUTE_MODES: tuple[ComputeMode, ...] = get_args(ComputeMode)
+
+ANY_INSTANCE = "mig"
+"""What `Request.instance` says for an instance of any profile."""
 
 MAX_MEMORY_MIB = 16 * 1024 * 1024
 """16 TiB: no card comes near it, so a larger number is a mistake."""
@@ -15,13 +25,21 @@ MAX_HOST = 1 << 50
 """Thousandths of a core, or MiB of host memory: no host comes near it."""
 
 
+def reserved_percent(percent: int, mode: ComputeMode) -> int:
+    """Return the part of a compute share that is reserved: hard and soft shares are guaranteed, weights not.
+
+    So weights may overcommit a card, and the shares that are guaranteed on it add up to 100 at most.
+    """
+    return 0 if mode == "weight" else percent
+
+
 class InvalidRequest(FenkaError):
     """The request is impossible; the message says what to request instead."""
 
     exit_code = INVALID_INPUT
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Memory:
     """An amount of card memory: `amount` units of `unit_mib`: 1 for exact MiB, None for the node's units.
 
@@ -54,7 +72,16 @@ class Memory:
         return units_to_mib(self.amount, card_mib, unit_mib)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
+class PercentOfCard(Memory):
+    """`amount` percent of the card's memory, rounded down."""
+
+    def mib_on(self, card_mib: int, node_unit_mib: int) -> int | None:  # noqa: ARG002
+        """Return the MiB on a card of this size, at least 1."""
+        return max(card_mib * self.amount // 100, 1) if self.amount <= 100 else None
+
+
+@value_class(frozen=True, slots=True)
 class Request:
     """Slices of equal size on `cards` different cards of one node, or whole cards.
 
@@ -64,6 +91,7 @@ class Request:
         cards: the number of cards.
         whole: whether it is for whole cards.
         models: names of acceptable models, empty for any.
+        instance: the MIG profile of the instances that it is for, or ANY_INSTANCE; empty for cards.
         cpu_milli: CPU of the node, in thousandths of a core.
         host_memory_mib: memory of the node.
 
@@ -78,6 +106,7 @@ class Request:
     models: frozenset[str] = frozenset()
     cpu_milli: int = 0
     host_memory_mib: int = 0
+    instance: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.cards <= MAX_CARDS:
@@ -97,8 +126,14 @@ class Request:
         if not self.whole and self.memory is None and not self.compute:
             raise InvalidRequest("ask for GPU memory, for compute, or for whole cards")
 
+    def is_for(self, profile: str, *, divided: bool) -> bool:
+        """Return whether it is for instances of this profile; for an empty one, for cards."""
+        if divided:
+            return False
+        return self.instance in (ANY_INSTANCE, profile) if profile else not self.instance
 
-@dataclass(frozen=True, slots=True)
+
+@value_class(frozen=True, slots=True)
 class Slice:
     """What one container has of one card: memory in MiB, compute in percent. card: its index, for people."""
 
@@ -108,7 +143,7 @@ class Slice:
     compute: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Placement:
     """Slices on cards of one node, with CPU and memory of its host."""
 

@@ -1,0 +1,1 @@
+"""Plans which new nodes pending requests need: exact at card level."""

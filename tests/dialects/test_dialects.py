@@ -9,10 +9,19 @@ from fenka.core.gangs import place_gang
 from fenka.core.ledger import Ledger
 from fenka.core.request import Placement
 from fenka.core.usage import UsageTotals
-from fenka.dialects import ack, gpu_manager, hami, node_modes, nvidia
-from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
+from fenka.dialects import ack, gpu_manager, hami, node_modes, nvidia, pod_records
+from fenka.dialects.base import (
+    CORE_MODE,
+    ContainerKind,
+    ContainerRequest,
+    Dialect,
+    InvalidRecord,
+    PodRequest,
+)
+from fenka.dialects.mig_records import INSIDE, INSTANCE
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from tests.dialects.builders import T4_MIB, V100_MIB, environment, node_totals, pod, share
+from tests.dialects.mig_builders import divided_node
 
 MEM, GPU = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
@@ -90,6 +99,7 @@ def test_whole_cards_are_recorded_by_container() -> None:
 
 
 NAMES = sorted({name for dialect in WITH_HAMI for name in dialect.RESOURCES})
+NAMES += ["nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5GB"]
 AMOUNTS: st.SearchStrategy[str | int] = st.sampled_from(
     [0, 1, 2, 5, 10, 24, 30, 50, 99, 100, 101, 200, -1, 10**9, "4", "1k", "4Gi", "x", ""]
 )
@@ -100,6 +110,8 @@ KEYS = [
     nvidia.RECORD,
     hami.ALLOCATED,
     ack.CORES,
+    INSIDE,
+    INSTANCE,
     "fenka.io/cards",
     "ALIYUN_COM_GPU_MEM_IDX",
     "scheduler.framework.gpushare.allocation",
@@ -110,6 +122,10 @@ TEXTS = st.sampled_from(
         "0",
         "1",
         "2",
+        "mig",
+        "3g.20gb",
+        '[{"card":"GPU-0","start":4,"profile":"3g.20gb"}]',
+        '[{"card":"GPU-0","start":-1,"profile":1}]',
         "0,1",
         "50",
         "-1",
@@ -173,13 +189,13 @@ def test_parsing_never_fails_otherwise_when_resources_are_combined(asked: PodReq
 
 def refusal(asked: PodRequest) -> str | None:
     """What the pod is told, by whoever reads it first."""
-    node = share(T4_MIB, V100_MIB)
+    node = divided_node(1, whole=1)
     try:
         dialect = detect(asked, WITH_HAMI)
         if dialect is not None:
             parts = dialect.parse(asked)
             assert parts
-            dialect.decode(asked, parts, node)
+            pod_records.decode(dialect, asked, parts, node)
             node_modes.check_admission(asked.labels, parts)
     except InvalidRecord as why:
         return str(why)
@@ -214,7 +230,7 @@ def refusal(asked: PodRequest) -> str | None:
         ),
         (
             {gpu_manager.CORE: 30, gpu_manager.MEMORY: 4},
-            [f"{gpu_manager.INDEXES}0", gpu_manager.CEILING],
+            [f"{gpu_manager.INDEXES}0", gpu_manager.CEILING, CORE_MODE],
         ),
         ({hami.MEMORY: 3000}, [hami.ALLOCATED]),
     ],

@@ -3,11 +3,11 @@
 import pytest
 
 from fenka.core.evaluate import place
-from fenka.core.request import Memory, Placement, Request
+from fenka.core.request import Memory, PercentOfCard, Placement, Request
 from fenka.core.usage import UsageTotals
 from fenka.dialects import hami
 from fenka.dialects.base import InvalidRecord, PodRequest
-from fenka.dialects.hami import CORES, COUNT, MEMORY, PERCENT, PercentOfCard
+from fenka.dialects.hami import CORES, COUNT, MEMORY, PERCENT
 from tests.dialects.builders import T4_MIB, V100_MIB, environment, node_totals, pod, share
 
 

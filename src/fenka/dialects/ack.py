@@ -11,6 +11,7 @@ from fenka.core.units import card_units, units_to_mib
 from fenka.dialects import gpushare, records
 from fenka.dialects.base import (
     CARDS,
+    CORE_MODE,
     ContainerKind,
     ContainerUnits,
     InvalidRecord,
@@ -20,6 +21,8 @@ from fenka.dialects.base import (
     SliceRequest,
 )
 from fenka.dialects.gpushare import COUNT, MEMORY
+from fenka.dialects.mig_records import INSIDE
+from fenka.dialects.parsing import with_core_mode, with_inside
 from fenka.dialects.placements import visible_devices
 
 NAME = "gpushare"
@@ -40,7 +43,7 @@ NODE_RESOURCES: tuple[NodeResource, ...] = (
 )
 CORES = "gpushare.alibabacloud.com/core-percentage"
 """Annotation: {"<container>": {"<card>": <percent>}}. It is written for others and never read."""
-OPTIONS: tuple[str, ...] = (COUNT,)
+OPTIONS: tuple[str, ...] = (COUNT, CORE_MODE, INSIDE)
 PLACEMENT: tuple[str, ...] = (gpushare.IDX, gpushare.ALLOCATION, CARDS)
 RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
 STEP, MOST = 5, 100
@@ -67,7 +70,8 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
             "a share of compute is of one card, leave out one of the two"
         )
     containers = tuple(ask.name for ask in asks if ask.units)
-    return (SliceRequest(containers, request, asks=asks),)
+    part = SliceRequest(containers, request, asks=asks)
+    return with_inside(pod, with_core_mode(pod, (part,)))
 
 
 def _compute(pod: PodRequest, asks: Sequence[ContainerUnits]) -> int:
@@ -145,7 +149,10 @@ def _by_card(pod: PodRequest) -> dict[int, int]:
 def container_slices(
     pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], container: str
 ) -> tuple[Slice, ...]:
-    """Return the recorded slices. Raises InvalidRecord if they are not what the container requests."""
+    """Return the recorded slices, with the container's compute as requested, a weight too.
+
+    Raises InvalidRecord if they are not what the container requests.
+    """
     (placement,) = placements
     own = pod.container(container)
     units = own.amount(MEMORY) if own else 0
@@ -170,7 +177,7 @@ def container_slices(
             f"the pod's record gives container {container} {sum(by_card.values())} units, "
             f"it asks for {units}"
         )
-    sizes = {card.index: card.memory_mib for card in shared.node.cards}
+    sizes = {card.index: card.memory_mib for card in shared.physical_cards}
     try:
         return tuple(
             replace(

@@ -1,5 +1,6 @@
 """What a dialect is, and what all dialects share: pods, shared nodes, and quantities."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,16 @@ import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.request import Placement, Request, Slice
+from fenka.core.mig.instances import NO_DIVISION, Division
+from fenka.core.request import ComputeMode, Placement, Request, Slice
 from fenka.core.units import card_units
 
 CARDS = "fenka.io/cards"
 """Annotation. On a node: its inventory. On a pod: UUIDs of its cards, by index."""
 
+
+CORE_MODE = "fenka.io/core-mode"
+"""Annotation of a pod: what the compute that it requests means, one of `core.request.COMPUTE_MODES`."""
 
 NVIDIA_GPU = "nvidia.com/gpu"
 """Extended resource: whole cards."""
@@ -31,9 +36,22 @@ def invented_id(node: str, index: int) -> DeviceId:
     return DeviceId(f"{node}/{index}")
 
 
+def split_instance(device: DeviceId) -> tuple[DeviceId, int, str] | None:
+    """Return card, start and profile of an instance's id, `<card>/<start>/<profile>`; None for a card's."""
+    if "/" not in device:
+        # Nearly all.
+        return None
+    card, *place = device.rsplit("/", 2)
+    if len(place) < 2 or not (place[0].isascii() and place[0].isdecimal() and len(place[0]) <= 2):
+        return None
+    return DeviceId(card), int(place[0]), place[1]
+
+
 def driver_uuid(device: DeviceId) -> str:
-    """Return the UUID by which the driver knows the card; empty for an invented id."""
-    return "" if "/" in device else device
+    """Return the UUID by which the driver knows the card, or an instance's card; empty for an invented id."""
+    instance = split_instance(device)
+    card = instance[0] if instance else device
+    return "" if "/" in card else card
 
 
 class InvalidRecord(FenkaError):
@@ -61,10 +79,15 @@ class SharedNode:
     """A node that shares its cards.
 
     has_inventory: False if the node has none: its cards are taken to be equal, as gpushare does.
+    division: what is known of its divided cards; their instances are cards of the node.
+    shares_cards: False if the node shares divided cards alone. Its other cards are not in it: the kubelet
+        gives them away whole, as on a node that does not share.
     """
 
     node: Node
     has_inventory: bool = True
+    division: Division = NO_DIVISION
+    shares_cards: bool = True
 
     @property
     def unit_mib(self) -> int:
@@ -74,14 +97,27 @@ class SharedNode:
     def card_units(self, index: int) -> int:
         """Return the units of the card with this index; 0 if there is none."""
         return next(
-            (card_units(c.memory_mib, self.unit_mib) for c in self.node.cards if c.index == index),
+            (
+                card_units(card.memory_mib, self.unit_mib)
+                for card in self.physical_cards
+                if card.index == index
+            ),
             0,
         )
 
     @property
     def total_units(self) -> int:
-        """Return the units of all cards, unhealthy ones included."""
-        return sum(card_units(card.memory_mib, self.unit_mib) for card in self.node.cards)
+        """Return the units of all cards, unhealthy and divided ones included.
+
+        A divided card has the units that it has undivided. Slices in its instances use them, and what
+        the kubelet counts stays the same when a card is divided. Its instances together never have more.
+        """
+        return sum(card_units(card.memory_mib, self.unit_mib) for card in self.physical_cards)
+
+    @property
+    def physical_cards(self) -> Iterable[Card]:
+        """Return the cards without instances."""
+        return (card for card in self.node.cards if card.parent is None)
 
 
 def unit_name(unit_mib: int) -> str:
@@ -100,13 +136,25 @@ def parse_quantity(text: str | int) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= 30:
         # Nearly all quantities, of thousands of pods.
         return int(text)
+    return math.ceil(_quantity(text))
+
+
+def parse_milli(text: str | int) -> int:
+    """Return a Kubernetes quantity in thousandths, rounded up: 3800 for "3800m" or "3.8".
+
+    Raises:
+        InvalidRecord: if it is none.
+    """
+    return math.ceil(_quantity(str(text).strip()) * 1000)
+
+
+def _quantity(text: str) -> Fraction:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise InvalidRecord(f"{text!r} is no quantity")
     number, suffix, exponent = match.groups()
     scale = _SCALES[suffix] if suffix else Fraction(10) ** int(exponent or 0)
-    value = Fraction(number) * scale
-    return -(-value.numerator // value.denominator)
+    return Fraction(number) * scale
 
 
 def readable_quantity(resources: Mapping[str, str], resource: str) -> int:
@@ -164,15 +212,26 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
         return next((each for each in self.containers if each.name == name), None)
 
     def requested_resources(self, resources: Iterable[str]) -> list[str]:
-        """Return those of the resources that some container requests. Raises InvalidRecord."""
+        """Return those of the resources that some container requests. Raises InvalidRecord.
+
+        resources: a name that ends in `-` is a prefix.
+        """
         # These loops take half of the time of any(), and run several times for each pod of a cluster.
         requested = []
         for name in resources:
+            if name[-1] == "-":
+                requested += self.requested_resources(self._named(name))
+                continue
             for each in self.containers:
                 if name in each.resources and each.amount(name):
                     requested.append(name)
                     break
         return requested
+
+    def _named(self, prefix: str) -> Iterable[str]:
+        """Return the resources that begin so, in the order in which containers name them."""
+        names = (name for each in self.containers for name in each.resources)
+        return dict.fromkeys(name for name in names if name.startswith(prefix) and name[-1] != "-")
 
     def container_units(self, resource: str) -> tuple[ContainerUnits, ...]:
         """Return the amounts of all containers. Raises InvalidRecord."""
@@ -191,6 +250,7 @@ class SliceRequest(msgspec.Struct, frozen=True, gc=False):
         containers: their names.
         request: what they request.
         asks: what each container of the pod requests of its sum, for dialects that have such a sum.
+        weight: weight of their compute on each card; 0 without one. No compute is reserved for it.
         burst_percent: percent of compute up to which they may use idle time; None for no more than requested.
         requires_opt_in: whether a shared node gives its whole cards only if its labels allow that.
     """
@@ -200,6 +260,19 @@ class SliceRequest(msgspec.Struct, frozen=True, gc=False):
     burst_percent: int | None = None
     requires_opt_in: bool = False
     asks: tuple[ContainerUnits, ...] = ()
+    weight: int = 0
+
+    @property
+    def has_compute(self) -> bool:
+        """Whether they request compute, guaranteed or not."""
+        return self.request.compute > 0 or self.weight > 0
+
+    @property
+    def core_mode(self) -> ComputeMode:
+        """The meaning of the compute that they request."""
+        if self.weight:
+            return "weight"
+        return "hard" if self.burst_percent is None else "soft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +310,13 @@ class Dialect(Protocol):
 
     `parse` turns a pod into slice requests, `encode` a placement into annotations, and `decode` annotations
     into a placement. All slice requests of a pod go to one node; placements are in their order. Functions
-    that read raise InvalidRecord with one sentence that says what to write instead.
+    that read raise InvalidRecord with one sentence that says what to write instead. Only `pod_records` calls
+    what writes and reads placements, since slices may be inside MIG instances.
     """
 
     NAME: str
     RESOURCES: tuple[str, ...]
-    """The extended resources that pods request by it."""
+    """The extended resources that pods request by it. A name that ends in `-` is a prefix."""
     OPTIONS: tuple[str, ...]
     """The labels and annotations by which users change what a pod requests; `parse` is given no others."""
     RECORDS: tuple[str, ...]
@@ -252,9 +326,10 @@ class Dialect(Protocol):
     ASSIGNED: str
     """The annotation that marks a pod as having its slices, as former plugins wrote it; empty for none."""
     NODE_RESOURCES: tuple[NodeResource, ...]
-    """The resources that nodes advertise for it."""
+    """The resources that every node advertises for it."""
     LEASED: str
-    """The resource whose allocation by the kubelet brings the lease; the others are only counted."""
+    """The resource whose allocation by the kubelet brings the lease; the others are only counted. It may be a
+    prefix, too."""
 
     def matches(self, pod: PodRequest) -> bool:
         """Return whether the pod requests something by these names."""

@@ -11,6 +11,7 @@ from fenka.core.units import card_units
 from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
+    CORE_MODE,
     ContainerRequest,
     InvalidRecord,
     NodeResource,
@@ -18,11 +19,14 @@ from fenka.dialects.base import (
     SharedNode,
     SliceRequest,
 )
+from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import (
     memory_request,
     per_container,
     require_plain_containers,
     whole_card_request,
+    with_core_mode,
+    with_inside,
 )
 from fenka.dialects.placements import visible_devices, whole_slices
 
@@ -56,7 +60,7 @@ INDEXES = "tencent.com/predicate-gpu-idx-"
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
-OPTIONS: tuple[str, ...] = (CEILING,)
+OPTIONS: tuple[str, ...] = (CEILING, CORE_MODE, INSIDE)
 PLACEMENT: tuple[str, ...] = (INDEXES, CARDS)
 RECORDS: tuple[str, ...] = (*PLACEMENT, TIME, NODE, ASSIGNED)
 
@@ -87,11 +91,13 @@ def matches(pod: PodRequest) -> bool:
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
-    return (
-        per_container(pod, _container_request, None)
-        if CEILING not in pod.annotations
-        else _elastic(pod)
-    )
+    if CEILING not in pod.annotations:
+        return with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
+    if CORE_MODE in pod.annotations:
+        raise InvalidRecord(
+            f"annotations {CEILING} and {CORE_MODE} both say what its compute means: leave one of them out"
+        )
+    return with_inside(pod, _elastic(pod))
 
 
 def _container_request(container: ContainerRequest) -> Request | None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.json import Decoder
 
 from fenka.core.inventory import Card
+from fenka.core.mig.instances import usable_mib
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.units import mib_to_units, units_to_mib
 from fenka.dialects import records
@@ -249,6 +250,8 @@ def encode_placement(
 
 def shown_units(shared: SharedNode, slices: Iterable[Slice]) -> dict[int, float]:
     """Return the slices in units, by card index."""
+    if shared.division.geometries:
+        return _units_on_devices(shared, [*slices])
     held: dict[int, int] = {}
     for piece in slices:
         held[piece.card] = held.get(piece.card, 0) + piece.memory_mib
@@ -257,3 +260,19 @@ def shown_units(shared: SharedNode, slices: Iterable[Slice]) -> dict[int, float]
         index: mib_to_units(mib, card_at(node, index).memory_mib, node.unit_mib)
         for index, mib in held.items()
     }
+
+
+def _units_on_devices(shared: SharedNode, slices: Sequence[Slice]) -> dict[int, float]:
+    """Return slices in units where instances have sizes and remainders of their own."""
+    devices = {piece.uuid for piece in slices}
+    sizes = {
+        card.uuid: usable_mib(card, shared.division)
+        for card in shared.node.cards
+        if card.uuid in devices
+    }
+    units: dict[int, float] = {}
+    for piece in slices:
+        size = sizes.get(piece.uuid, piece.memory_mib)
+        held = mib_to_units(piece.memory_mib, size, shared.unit_mib)
+        units[piece.card] = units.get(piece.card, 0) + held
+    return units

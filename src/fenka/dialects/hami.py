@@ -5,13 +5,14 @@ node or mode) are not served: pods that need them are rejected with a sentence t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fenka.core.inventory import DeviceId
-from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.core.request import PercentOfCard, Placement, Request, Slice
 from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
+    CORE_MODE,
     NVIDIA_GPU,
     ContainerRequest,
     InvalidRecord,
@@ -20,12 +21,15 @@ from fenka.dialects.base import (
     SharedNode,
     SliceRequest,
 )
+from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import (
     memory_request,
     per_container,
     require_plain_containers,
     valid_request,
     whole_card_request,
+    with_core_mode,
+    with_inside,
 )
 from fenka.dialects.placements import nominal_slice, visible_devices, whole_slices
 
@@ -51,7 +55,7 @@ TIME = "hami.io/vgpu-time"
 PLACEMENT: tuple[str, ...] = (ALLOCATED,)
 RECORDS: tuple[str, ...] = (*PLACEMENT, TO_ALLOCATE, NODE, TIME, CARDS)
 
-OPTIONS: tuple[str, ...] = (
+NOT_SERVED: tuple[str, ...] = (
     "nvidia.com/use-gputype",
     "nvidia.com/nouse-gputype",
     "nvidia.com/use-gpuuuid",
@@ -59,7 +63,8 @@ OPTIONS: tuple[str, ...] = (
     "nvidia.com/numa-bind",
     "nvidia.com/vgpu-mode",
 )
-"""Of HAMi's choices of cards none is served."""
+"""HAMi's choices of cards."""
+OPTIONS: tuple[str, ...] = (*NOT_SERVED, CORE_MODE, INSIDE)
 
 SPLIT = 10
 """Slices that a node advertises for each card, as HAMi's plugin does; how many fit depends on their sizes."""
@@ -71,15 +76,6 @@ NODE_RESOURCES: tuple[NodeResource, ...] = (
 FULL = 100
 
 
-@dataclass(frozen=True, slots=True)
-class PercentOfCard(Memory):
-    """`amount` percent of the card's memory, rounded down."""
-
-    def mib_on(self, card_mib: int, node_unit_mib: int) -> int | None:  # noqa: ARG002
-        """Return the MiB on a card of this size, at least 1."""
-        return max(card_mib * self.amount // FULL, 1) if self.amount <= FULL else None
-
-
 def matches(pod: PodRequest) -> bool:
     """Return whether the pod requests memory or compute by these names. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES[1:]))
@@ -88,12 +84,12 @@ def matches(pod: PodRequest) -> bool:
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
-    for name in OPTIONS:
+    for name in NOT_SERVED:
         if name in pod.annotations:
             raise InvalidRecord(
                 f"annotation {name} is not served: choose nodes by a nodeSelector instead"
             )
-    return per_container(pod, _container_request)
+    return with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
 
 
 def _container_request(container: ContainerRequest) -> Request | None:

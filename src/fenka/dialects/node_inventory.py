@@ -22,6 +22,7 @@ from fenka.dialects.base import (
     parse_quantity,
 )
 from fenka.dialects.gpushare import COUNT, MEMORY
+from fenka.dialects.mig_records import INSTANCES, decode_instances, with_division
 from fenka.dialects.records import CardIndex
 
 CORDONED = "fenka.io/cordoned"
@@ -36,18 +37,32 @@ def decode_node(
     Its cards are those of its inventory. Without one, as on nodes of gpushare's own plugin, the cards are
     equal parts of the resource.
 
+    A node that advertises no slices shares its divided cards, if it has any, and no others. One that does
+    advertises as many units of a divided card as of a whole one, for slices inside its instances.
+
     Raises:
         InvalidRecord: if the inventory cannot be read.
     """
     total = parse_quantity(allocatable.get(MEMORY, 0))
-    if total <= 0:
-        return None
-    if CARDS in annotations:
+    if CARDS in annotations and (total > 0 or INSTANCES in annotations):
         shared = _recorded(name, annotations[CARDS])
-    else:
+    elif total > 0:
         shared = _assumed_equal(name, total, parse_quantity(allocatable.get(COUNT, 0)))
+    else:
+        return None
     cordoned = parse_indexes(annotations.get(CORDONED, ""))
-    return _marked(shared, cordoned, lambda card: replace(card, cordoned=True))
+    shared = _marked(shared, cordoned, lambda card: replace(card, cordoned=True))
+    divided = decode_instances(annotations)
+    if divided:
+        shared = with_division(shared, divided)
+    return shared if total > 0 else _divided_only(shared)
+
+
+def _divided_only(shared: SharedNode) -> SharedNode | None:
+    cards = tuple(card for card in shared.node.cards if card.divided or card.parent is not None)
+    if not cards:
+        return None
+    return replace(shared, node=replace(shared.node, cards=cards), shares_cards=False)
 
 
 class _Card(msgspec.Struct):

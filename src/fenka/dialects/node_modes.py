@@ -3,9 +3,12 @@
 The node program advertises, and the scheduler admits, what this mode allows.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from fenka.core.request import Request
 from fenka.dialects.base import InvalidRecord, NodeMode, SliceRequest
 
 PLACEMENT_LABEL = "ack.node.gpu.placement"
@@ -19,8 +22,13 @@ MODE_LABEL = "ack.node.gpu.schedule"
 WHOLE_LABEL = "fenka.io/whole-cards"
 """Node label: with `true` a node that shares cards also gives whole ones."""
 DISABLE_ISOLATION_LABEL = "cgpu.disable.isolation"
+MIG_LABEL = "fenka.io/mig"
+"""Node label: which cards are divided into MIG instances, see `mig_mode`."""
+MIG_TENANCY = "fenka.io/mig-tenancy"
+"""Node label: with `shared` pods of two namespaces may share a MIG instance; `namespace` is the default."""
+TENANCIES = ("namespace", "shared")
 
-MODE_LABELS = (*SHARING_LABELS, MODE_LABEL, WHOLE_LABEL)
+MODE_LABELS = (*SHARING_LABELS, MODE_LABEL, WHOLE_LABEL, MIG_LABEL, MIG_TENANCY)
 """The labels that decide what a node admits."""
 
 
@@ -75,12 +83,64 @@ def node_mode(labels: Mapping[str, str]) -> NodeMode:
     return mode
 
 
+@dataclass(frozen=True, slots=True)
+class MigMode:
+    """Which cards of a node are divided, and by what.
+
+    Attributes:
+        kind: off: by fenka none. on-demand: for pods. static: by layouts.
+        indexes: the cards that are divided on demand; None for all that can be.
+        labelled: whether the node has the label.
+    """
+
+    kind: Literal["off", "on-demand", "static"] = "off"
+    indexes: frozenset[int] | None = None
+    labelled: bool = False
+
+    @property
+    def on(self) -> bool:
+        """Whether the node gives instances."""
+        return self.kind != "off"
+
+
+_ON_DEMAND = re.compile(r"on-demand((?:[.:,_-][0-9]{1,4})*)")
+
+
+def mig_mode(labels: Mapping[str, str]) -> MigMode:
+    """Return how a node is divided: `off`, `static`, `on-demand`, or `on-demand.0.1` for these cards.
+
+    Kubernetes allows no colon or comma in the value of a label, so that dots separate the indexes.
+
+    Raises:
+        InvalidRecord: for another value.
+    """
+    if MIG_LABEL not in labels:
+        return MigMode()
+    value = labels[MIG_LABEL]
+    if value in ("off", "static"):
+        return MigMode("static" if value == "static" else "off", labelled=True)
+    match = _ON_DEMAND.fullmatch(value)
+    if match is None:
+        raise InvalidRecord(
+            f"its label {MIG_LABEL}={value[:63]} is none of off, static, on-demand, and on-demand.0.1 for "
+            "the cards 0 and 1"
+        )
+    indexes = frozenset(map(int, re.findall("[0-9]+", match[1])))
+    return MigMode("on-demand", indexes or None, labelled=True)
+
+
+def mig_shared(labels: Mapping[str, str]) -> bool:
+    """Return whether two namespaces may share an instance of a node; `check_admission` rejects bad values."""
+    return labels.get(MIG_TENANCY) == TENANCIES[1]
+
+
 def check_shared(labels: Mapping[str, str]) -> None:
     """Raise InvalidRecord with the reason if a node that advertises shared cards takes no new pods.
 
-    A node without any of the labels takes them: gpushare's extender ignores labels.
+    A node without any of the labels takes them: gpushare's extender ignores labels. So does one that gives
+    instances; `check_admission` says what else it takes.
     """
-    if has_mode_label(labels) and not node_mode(labels).memory:
+    if has_mode_label(labels) and not node_mode(labels).memory and not mig_mode(labels).on:
         label = next(label for label in (*SHARING_LABELS, MODE_LABEL) if label in labels)
         raise InvalidRecord(f"its label {label}={labels[label]} takes it out of sharing")
 
@@ -89,6 +149,9 @@ def check_admission(
     labels: Mapping[str, str], parts: Sequence[SliceRequest], neighbours: Collection[bool] = ()
 ) -> None:
     """Raise InvalidRecord with the reason if the mode of a shared node rejects the pod.
+
+    Instances are admitted if the node divides cards, whether it shares the others or not. Slices inside them
+    need both.
 
     Args:
         labels: the node's.
@@ -102,6 +165,10 @@ def check_admission(
     )
     for part in parts:
         request = part.request
+        if request.instance:
+            _check_instances(labels, request)
+            if request.whole:
+                continue
         if request.whole:
             if not (allowed.whole if part.requires_opt_in else allowed.compute or allowed.whole):
                 raise InvalidRecord(
@@ -109,12 +176,29 @@ def check_admission(
                 )
         elif not allowed.memory:
             raise InvalidRecord(f"{subject} keeps it for whole cards")
-        elif request.compute and not allowed.compute:
+        elif part.has_compute and not allowed.compute:
             raise InvalidRecord(f"{subject} shares out memory alone, not compute")
         elif labels.get(MODE_LABEL) == "core_mem" and any(
-            has_compute != (request.compute > 0) for has_compute in neighbours
+            has_compute != part.has_compute for has_compute in neighbours
         ):
-            other = "without" if request.compute else "with"
+            other = "without" if part.has_compute else "with"
             raise InvalidRecord(
                 f"{subject} does not mix, and pods {other} a share of compute are there"
             )
+
+
+def _check_instances(labels: Mapping[str, str], request: Request) -> None:
+    """Check that a node has instances for a request, and shares them if it is for a slice."""
+    if not mig_mode(labels).on:
+        raise InvalidRecord(
+            f"its owner has no card divided into MIG instances: label {MIG_LABEL}=on-demand does that"
+        )
+    if request.whole:
+        return
+    if not node_mode(labels).memory:
+        raise InvalidRecord("its owner keeps it for whole cards and whole MIG instances")
+    tenancy = labels.get(MIG_TENANCY, TENANCIES[0])
+    if tenancy not in TENANCIES:
+        raise InvalidRecord(
+            f"its label {MIG_TENANCY}={tenancy[:63]} is none of {' and '.join(TENANCIES)}"
+        )

@@ -9,6 +9,7 @@ from fenka.core.request import Placement, Request, Slice
 from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
+    CORE_MODE,
     NVIDIA_GPU,
     ContainerRequest,
     NodeResource,
@@ -16,7 +17,8 @@ from fenka.dialects.base import (
     SharedNode,
     SliceRequest,
 )
-from fenka.dialects.parsing import per_container, whole_card_request
+from fenka.dialects.mig_records import INSIDE
+from fenka.dialects.parsing import per_container, whole_card_request, with_core_mode, with_inside
 from fenka.dialects.placements import visible_devices, whole_slices
 from fenka.dialects.records import CardIndex
 
@@ -25,7 +27,12 @@ RESOURCES: tuple[str, ...] = (NVIDIA_GPU,)
 LEASED = NVIDIA_GPU
 ASSIGNED = ""
 NODE_RESOURCES: tuple[NodeResource, ...] = (
-    NodeResource(NVIDIA_GPU, "fenka-gpu-whole", lambda _node, _card: 1, lambda mode: mode.whole),
+    NodeResource(
+        NVIDIA_GPU,
+        "fenka-gpu-whole",
+        lambda _node, card: 0 if card.divided else 1,
+        lambda mode: mode.whole,
+    ),
 )
 """Which of the cards are shared now is in fenka's ledger, not in this number."""
 
@@ -34,7 +41,7 @@ HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gp
 
 RECORD = "fenka.io/whole-cards"
 """Pod annotation: {"<name of the container>": [<card>, …]}."""
-OPTIONS: tuple[str, ...] = ()
+OPTIONS: tuple[str, ...] = (CORE_MODE, INSIDE)
 PLACEMENT: tuple[str, ...] = (RECORD, CARDS)
 RECORDS: tuple[str, ...] = PLACEMENT
 _CARDS = Decoder(dict[str, list[CardIndex]])
@@ -47,9 +54,8 @@ def matches(pod: PodRequest) -> bool:
 
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
-    return tuple(
-        replace(part, requires_opt_in=True) for part in per_container(pod, _container_request)
-    )
+    parts = with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
+    return tuple(replace(part, requires_opt_in=True) for part in parts)
 
 
 def _container_request(container: ContainerRequest) -> Request | None:

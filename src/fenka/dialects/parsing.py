@@ -1,15 +1,29 @@
 """What dialects share to parse pods: valid requests, and how a pod's containers share them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from fenka.core.request import InvalidRequest, Memory, Request
+import msgspec
+
+from fenka.core.inventory import WHOLE_COMPUTE
+from fenka.core.request import (
+    COMPUTE_MODES,
+    ComputeMode,
+    InvalidRequest,
+    Memory,
+    Request,
+    reserved_percent,
+)
 from fenka.dialects.base import (
+    CORE_MODE,
     ContainerKind,
     ContainerRequest,
     InvalidRecord,
     PodRequest,
     SliceRequest,
 )
+from fenka.dialects.mig_names import parse_inside
+from fenka.dialects.mig_records import INSIDE
 
 
 def valid_request(make: Callable[[], Request]) -> Request:
@@ -68,6 +82,68 @@ def per_container(
     )
 
 
+def with_core_mode(pod: PodRequest, parts: tuple[SliceRequest, ...]) -> tuple[SliceRequest, ...]:
+    """Return the slice requests with their compute in the mode that the pod's annotation says.
+
+    Raises:
+        InvalidRecord: if it is no mode, or the pod requests no share of compute.
+    """
+    text = pod.annotations.get(CORE_MODE)
+    if text is None:
+        return parts
+    if text not in COMPUTE_MODES:
+        raise InvalidRecord(
+            f"annotation {CORE_MODE} is {text[:40]!r}: write one of {', '.join(COMPUTE_MODES)}"
+        )
+    if not any(part.request.compute for part in parts):
+        raise InvalidRecord(
+            f"annotation {CORE_MODE} is {text}, and no container requests a share of compute: "
+            "request one beside the memory, or leave the annotation out"
+        )
+    return tuple(_in_mode(part, text) for part in parts)
+
+
+def _in_mode(part: SliceRequest, mode: ComputeMode) -> SliceRequest:
+    percent = part.request.compute
+    if not percent or mode == "hard":
+        return part
+    if mode == "soft":
+        return msgspec.structs.replace(part, burst_percent=WHOLE_COMPUTE)
+    request = replace(part.request, compute=reserved_percent(percent, mode))
+    return msgspec.structs.replace(part, request=request, weight=percent)
+
+
+def with_inside(pod: PodRequest, parts: tuple[SliceRequest, ...]) -> tuple[SliceRequest, ...]:
+    """Return the slice requests as slices in MIG instances, if the pod's annotation says so.
+
+    Raises:
+        InvalidRecord: if it names no profile, or the pod requests anything but slices of one card each.
+    """
+    text = pod.annotations.get(INSIDE)
+    if text is None:
+        return parts
+    try:
+        profile = parse_inside(text)
+    except InvalidRequest as why:
+        raise InvalidRecord(f"annotation {INSIDE}: {why}") from None
+    for part in parts:
+        if part.request.whole:
+            what = "instances" if part.request.instance else "cards"
+            raise InvalidRecord(
+                f"annotation {INSIDE} is {text}, and container {part.containers[0]} requests whole {what}: "
+                "request a slice, or leave the annotation out"
+            )
+        if part.request.cards > 1:
+            raise InvalidRecord(
+                f"annotation {INSIDE} is {text}, and container {part.containers[0]} requests slices of "
+                f"{part.request.cards} cards: request one, since CUDA connects no two instances"
+            )
+    return tuple(
+        msgspec.structs.replace(part, request=replace(part.request, instance=profile))
+        for part in parts
+    )
+
+
 def require_plain_containers(pod: PodRequest, resources: Sequence[str]) -> None:
     """Raise InvalidRecord if an init container requests anything: some records cannot express that."""
     for container in pod.containers:
@@ -81,5 +157,5 @@ def require_plain_containers(pod: PodRequest, resources: Sequence[str]) -> None:
 
 def _covers(larger: Request, request: Request) -> bool:
     if larger.whole:
-        return larger.cards >= request.cards
+        return larger.instance == request.instance and larger.cards >= request.cards
     return larger == request

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Placement, Request, Slice
 from fenka.dialects.base import InvalidRecord, PodRequest, SharedNode, SliceRequest, driver_uuid
 
@@ -13,7 +13,7 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 def card_at(node: Node, index: int) -> Card:
     """Return the card of a pod's record. Raises InvalidRecord if its node does not have it."""
     for card in node.cards:
-        if card.index == index:
+        if card.index == index and card.parent is None:
             return card
     raise InvalidRecord(f"the pod's card {index} is not one of the {len(node.cards)} of its node")
 
@@ -33,16 +33,20 @@ def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placem
 
 
 def fallback_placement(shared: SharedNode, parts: Iterable[SliceRequest]) -> tuple[Placement, ...]:
-    """Return what counts for a pod whose cards are unknown: its request, once, on the first cards.
+    """Return what counts for a pod whose cards are unknown: its request, once, on the first that it is for.
 
     The pod's owner can write its record. Counted on every card, one such pod would block the whole node.
     """
-    placements, first = list[Placement](), 0
+    placements, whole = list[Placement](), set[DeviceId]()
     for part in parts:
         request = part.request
-        cards = shared.node.cards[first : first + request.cards]
+        cards = [
+            card
+            for card in shared.node.cards
+            if request.is_for(card.profile, divided=card.divided) and card.uuid not in whole
+        ][: request.cards]
         if request.whole:
-            first += len(cards)
+            whole.update(card.uuid for card in cards)
         nominal = ((card, nominal_slice(request, shared.node, card)) for card in cards)
         slices = (
             replace(piece, memory_mib=min(piece.memory_mib, card.memory_mib))
@@ -79,13 +83,21 @@ def find_container(
 def whole_slices(
     parse: Callable[[PodRequest], tuple[SliceRequest, ...]],
 ) -> Callable[[PodRequest, SharedNode, Sequence[Placement], str], tuple[Slice, ...]]:
-    """Return `container_slices` of a dialect whose containers each use all of their slice request."""
+    """Return `container_slices` of a dialect whose containers each use all of their slice request.
+
+    A weight stands in place of the compute, none of which is reserved.
+    """
 
     def container_slices(
         pod: PodRequest, _: SharedNode, placements: Sequence[Placement], container: str
     ) -> tuple[Slice, ...]:
         pair = find_container(parse(pod), placements, container)
-        return pair[1].slices if pair else ()
+        if pair is None:
+            return ()
+        part, placement = pair
+        if not part.weight:
+            return placement.slices
+        return tuple(replace(piece, compute=part.weight) for piece in placement.slices)
 
     return container_slices
 

@@ -167,7 +167,7 @@ def _encoded(slices: Iterable[Slice]) -> list[_Slice]:
 
 
 def _decoded(slices: Sequence[_Slice]) -> tuple[Slice, ...]:
-    if len({part.card for part in slices}) < len(slices):
+    if len({(part.card, part.uuid) for part in slices}) < len(slices):
         raise InvalidRecord(f"annotation {STATUS} is not understood: a card is named twice")
     return tuple(
         Slice(part.card, DeviceId(part.uuid), part.memory_mib, part.compute) for part in slices

@@ -24,7 +24,15 @@ _DEEPEST = 64
 _MOUNTS_BYTES = 16 << 20
 """Bounds what a process can make others read. The kernel's own limit is 100,000 mounts."""
 
+_LISTEN = b"0A"
+"""State of a listening socket."""
+
 _OCTAL = re.compile(rb"\\([0-7]{3})")
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def pids() -> list[int]:
@@ -42,6 +50,27 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
     if fields is None or (fields[0] in b"ZX" and int(fields[17]) <= 1):
         return None
     return int(fields[19])
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process, at most 15 characters that can be printed; empty if it has ended."""
+    try:
+        name = (PROC / str(pid) / "comm").read_bytes()
+    except OSError:
+        return ""
+    return "".join(each for each in os.fsdecode(name.strip())[:15] if each.isprintable())
+
+
+def users_of(file: Path) -> set[int]:
+    """Return the processes that have a file open, as far as this one may see that."""
+    found, path = set[int](), str(file)
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            for link in (PROC / str(pid) / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(link) == path:
+                        found.add(pid)
+    return found
 
 
 def lives(pid: int, started: int) -> bool:
@@ -131,6 +160,21 @@ def _status(pid: int | str, name: bytes, proc: Path = PROC) -> list[bytes]:
         if line.startswith(name):
             return line.split()[1:]
     return []
+
+
+def listening_ports(uid: int | None) -> set[int]:
+    """Return the TCP ports on which processes of a user listen; of all users if it is None.
+
+    Only those of this network namespace. Raises OSError.
+    """
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in (PROC / "self/net" / table).read_bytes().splitlines()[1:]:
+                _, local, _, state, _, _, _, owner, *_ = line.split()
+                if state == _LISTEN and uid in (None, int(owner)):
+                    ports.add(int(local.rpartition(b":")[2], 16))
+    return ports
 
 
 # --- user namespaces --------------------------------------------------------------------------------

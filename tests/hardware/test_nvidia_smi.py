@@ -9,15 +9,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
-from tests.hardware.client import MakeClient
+from tests.hardware.client import MakeClient, MakeNode
 
 FETCH = Path(__file__).parent.parent / "tools" / "fetch_nvidia_smi.sh"
 FETCHED_WITHIN_S = 90
@@ -73,18 +72,20 @@ def binary() -> Path:
     return binary
 
 
-@pytest.fixture
-def node(binary: Path, tmp_path: Path) -> Iterator[SimulatedNode]:
-    """Return a node with a T4 and an A100, whose driver is of the program's version."""
-    spec = tmp_path / "cards.toml"
+def spec_of(binary: Path, folder: Path, cards: str) -> str:
+    """Return the specification of a node whose driver is of the program's version. cards: as in its file."""
+    spec = folder / "cards.toml"
     spec.write_text(
-        f'version = 1\ndriver_version = "{version(binary)}"\ncuda_version = "12.2"\n'
-        '[[card]]\nmodel = "T4"\n[[card]]\nmodel = "A100-80G"\n'
+        f'version = 1\ndriver_version = "{version(binary)}"\ncuda_version = "12.2"\n{cards}'
     )
-    node = SimulatedNode.create(tmp_path / "node", parse_spec(str(spec)))
-    node.start()
-    yield node
-    node.stop()
+    return str(spec)
+
+
+@pytest.fixture
+def node(binary: Path, tmp_path: Path, make_node: MakeNode) -> SimulatedNode:
+    """Return a node with a T4 and an A100, whose driver is of the program's version."""
+    cards = '[[card]]\nmodel = "T4"\n[[card]]\nmodel = "A100-80G"\n'
+    return make_node(spec_of(binary, tmp_path, cards))
 
 
 @pytest.fixture

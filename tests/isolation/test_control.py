@@ -68,7 +68,10 @@ def is_feedback(offset: int) -> bool:
         ffi.offsetof("struct fenka_card_limit", name) for name in ("feedback_seq", "reserved")
     )
     card, within = divmod(offset - first, size)
-    return bool(0 <= card < len(SAMPLE.limits) and begin <= within < end)
+    since = ffi.offsetof("struct fenka_control", "yielding_since")
+    return bool(
+        0 <= offset - since < 8 or (0 <= card < len(SAMPLE.limits) and begin <= within < end)
+    )
 
 
 @given(st.integers(0, 4095), st.integers(0, 7))

@@ -167,3 +167,29 @@ def test_preload_is_removed_when_a_daemon_starts_after_kills(machine: Machine) -
         assert machine.preload() == ""
         station.ok("daemon", "--stop")
         assert machine.preload() is None
+
+
+ENTER_WITH_INSTANCE = """
+import os, stat, sys
+from pathlib import Path
+from fenka.isolation import sandbox
+lease = Path(sys.argv[1])
+devices = lease / "caps"
+devices.mkdir()
+for minor in (1, 2, 30, 31, 39):
+    os.mknod(devices / f"nvidia-cap{minor}", stat.S_IFCHR | 0o444, os.makedev(1, 3))
+own = devices / "nvidia-cap30", devices / "nvidia-cap31"
+sandbox.enter(sandbox.LeaseMounts(lease, Path(sys.argv[2]), capabilities=own))
+left = sorted(os.listdir(devices))
+with open(own[0], "rb") as file:
+    print("inside", *left, file.read(1) == b"", flush=True)
+input()
+"""
+
+
+def test_lease_sees_only_the_device_files_of_its_own_instances(machine: Machine) -> None:
+    """It can open them; outside all are there as before."""
+    with machine.start(ENTER_WITH_INSTANCE) as inside:
+        assert line(inside) == "inside nvidia-cap30 nvidia-cap31 True\n"
+        assert len(list((machine._lease / "caps").iterdir())) == 5
+        inside.kill()

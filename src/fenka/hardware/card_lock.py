@@ -15,25 +15,22 @@ Abstract names belong to a network namespace. A program in a container passes th
 """
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import socket
 import stat
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
+from fenka.hardware.network_namespace import call_inside
 from fenka.hardware.peer_credentials import Peer, peer, user_name
 
 LOCKS = Path("/run/fenka/cards")
 """Directory of root's locks."""
-
-_CLONE_NEWNET = 0x40000000
 
 
 class CardLocked(FenkaError):
@@ -74,12 +71,7 @@ def acquire(
                 _acquire(card, locks, on_displaced)
             return locks.pop_all()
 
-    if network is None:
-        return lock_all()
-    # A socket stays in the namespace in which it was made. Only this thread enters it, and then ends.
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(_enter, network).result()
-        return thread.submit(lock_all).result()
+    return lock_all() if network is None else call_inside(network, lock_all)
 
 
 def locked_by_root(card: Card) -> bool:
@@ -108,19 +100,6 @@ def _acquire(
         locks.enter_context(_listen(_name(card)))
     except OSError:
         raise CardLocked(card, _listener(_name(card)).owner) from None
-
-
-def _enter(network: Path) -> None:
-    """Move this thread into a network namespace. Without the right to do so the thread stays: outside of a
-    container its namespace is the machine's."""
-    with contextlib.suppress(PermissionError):
-        descriptor = os.open(network, os.O_RDONLY)
-        try:
-            if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), str(network))
-        finally:
-            os.close(descriptor)
 
 
 def _name(card: Card) -> str:

@@ -1,10 +1,11 @@
 """The driver of this machine, which may be lost and return."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fenka.core.inventory import Card
@@ -38,7 +39,8 @@ class Hardware:
         self.driver = first()
         self.context_mib: dict[str, int] = {}
         """Context overhead by card UUID, of the cards where it could be measured."""
-        self._opening = threading.Lock()
+        self._uses = 0
+        self._changed = threading.Condition()
 
     def measure(self, cards: Iterable[Card], library_dir: Path | None) -> None:
         """Measure the device memory that a process's context takes, once per model. Raises NoDriver.
@@ -58,28 +60,43 @@ class Hardware:
         try:
             readings = self.driver.readings()
         except DriverLost:
-            with self._opening:
+            with self._changed:
+                self._changed.wait_for(lambda: self._uses == 0)
                 self.driver.close()
                 self.driver = self._again()
             readings = self.driver.readings()
         return {reading.uuid: reading for reading in readings}
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Driver]:
+        """Keep the driver open meanwhile, so that any thread may call it."""
+        with self._changed:
+            self._uses += 1
+        try:
+            yield self.driver
+        finally:
+            with self._changed:
+                self._uses -= 1
+                self._changed.notify_all()
+
     def processes(self) -> tuple[GpuProcess, ...]:
-        """Call `Driver.processes`. The driver is not closed meanwhile, so that any thread may call this.
+        """Call `Driver.processes`, in any thread.
 
         Raises DriverLost; only `readings` opens the driver again.
         """
-        with self._opening:
-            return self.driver.processes()
+        with self.in_use() as driver:
+            return driver.processes()
 
     def busy_samples(self, uuid: str, since_us: int) -> tuple[int, Mapping[int, int]] | None:
         """Call `Driver.busy_samples`, as `processes` does with its call. Raises DriverLost."""
-        with self._opening:
-            return self.driver.busy_samples(uuid, since_us)
+        with self.in_use() as driver:
+            return driver.busy_samples(uuid, since_us)
 
     def close(self) -> None:
-        """Close the driver."""
-        self.driver.close()
+        """Close the driver, after the calls that other threads have begun."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._uses == 0)
+            self.driver.close()
 
 
 def _context_mib(driver: Driver, card: Card, library_dir: Path | None) -> int | None:

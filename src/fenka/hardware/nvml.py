@@ -16,9 +16,12 @@ import pynvml
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
+from fenka.core.mig.geometry import Geometry
+from fenka.hardware.mig_geometry import read_devices, read_geometry, suppress_vanished
 
 _SONAME = "libnvidia-ml.so.1"
 _MIB = 1 << 20
+_NO_INSTANCE = 0xFFFFFFFF
 _Value = TypeVar("_Value")
 
 
@@ -35,6 +38,7 @@ class Reading:
     """Current figures of a card; None if the card does not report one."""
 
     uuid: str
+    """Of the card or instance. An instance has only memory."""
     used_mib: int
     utilisation: int | None
     """Percent of time in which a kernel ran, over about the last second, depending on the model."""
@@ -47,11 +51,21 @@ class GpuProcess:
     """A process that has a context on a card."""
 
     uuid: str
+    """Of the card, or of the instance that it uses."""
     pid: int
     """In the host's PID namespace, as the driver sees it."""
     used_mib: int | None
     graphics: bool = False
     """Whether it only renders, as a desktop does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error that the driver reports. gpu_instance: the one that it concerns; None for the whole card."""
+
+    uuid: str
+    number: int
+    gpu_instance: int | None = None
 
 
 @dataclass(slots=True)
@@ -137,9 +151,27 @@ class Driver:
         )
 
     @_translated_errors()
+    def pci_device(self, uuid: str) -> str:
+        """Return the PCI id of a card's model and vendor, `0x20B010DE`."""
+        pci = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        return f"0x{pci.pciDeviceId:08X}"
+
+    @_translated_errors()
+    def geometry(self, uuid: str) -> Geometry | None:
+        """Return what a card can be divided into; None if its model has no MIG."""
+        return read_geometry(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+
+    @_translated_errors()
     def readings(self) -> tuple[Reading, ...]:
-        """Return the readings of all cards by index. A card that has fallen off the bus is missing."""
-        return tuple(_reading(handle) for _, handle in _handles())
+        """Return the readings of all cards by index, each followed by its instances.
+
+        A card that has fallen off the bus is missing.
+        """
+        return tuple(
+            reading
+            for _, handle in _handles()
+            for reading in (_reading(handle), *_instance_readings(handle))
+        )
 
     @_translated_errors()
     def busy_samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
@@ -177,16 +209,18 @@ class Driver:
     @_translated_errors()
     def processes(self) -> tuple[GpuProcess, ...]:
         """Return the processes that have a context, ordered by card and process ID; each pair once."""
-        processes: dict[tuple[int, int], GpuProcess] = {}
+        processes: dict[tuple[int, str, int], GpuProcess] = {}
         for index, handle in _handles():
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
+            card, instances = pynvml.nvmlDeviceGetUUID(handle), read_devices(handle)
             for query, graphics in (
                 (pynvml.nvmlDeviceGetGraphicsRunningProcesses, True),
                 (pynvml.nvmlDeviceGetComputeRunningProcesses, False),
             ):
                 for process in _or_none(query, handle) or ():
                     used = process.usedGpuMemory
-                    processes[index, process.pid] = GpuProcess(
+                    ids = process.gpuInstanceId, process.computeInstanceId
+                    uuid = instances.get(ids, card)
+                    processes[index, uuid, process.pid] = GpuProcess(
                         uuid, process.pid, None if used is None else used // _MIB, graphics
                     )
         return tuple(processes[key] for key in sorted(processes))
@@ -220,12 +254,17 @@ class XidListener:
             pynvml.nvmlEventSetFree(self._set)
 
     @_translated_errors()
-    def wait(self, milliseconds: int) -> tuple[str, int] | None:
-        """Return a card's UUID and its XID; None if there is none within this time."""
+    def wait(self, milliseconds: int) -> Xid | None:
+        """Return a card's XID; None if there is none within this time."""
         try:
             with self._waiting:
                 event = pynvml.nvmlEventSetWait_v2(self._set, milliseconds)
-            return pynvml.nvmlDeviceGetUUID(event.device), int(event.eventData)
+            gpu = int(event.gpuInstanceId)
+            return Xid(
+                pynvml.nvmlDeviceGetUUID(event.device),
+                int(event.eventData),
+                None if gpu == _NO_INSTANCE else gpu,
+            )
         except (pynvml.NVMLError_Timeout, pynvml.NVMLError_GpuIsLost):
             return None
 
@@ -320,6 +359,13 @@ def _or_none(query: Callable[..., _Value], *arguments: object) -> _Value | None:
         return query(*arguments)
     except pynvml.NVMLError_NotSupported:
         return None
+
+
+def _instance_readings(card: Any) -> Iterator[Reading]:
+    for uuid in read_devices(card).values():
+        with suppress_vanished():
+            memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            yield Reading(uuid, memory.used // _MIB, None, None, None)
 
 
 def _reading(handle: Any) -> Reading:

@@ -33,6 +33,7 @@ _COMMAND: Final = struct.Struct("=IIq")
 _ANSWER: Final = struct.Struct("=iI")
 _REFUSALS: Final = {
     errno.EOPNOTSUPP: "card {card} has no ECC memory, which could count errors",
+    errno.EBUSY: "card {card} is in use, so it cannot be reset: end its programs first",
     errno.EINVAL: "{value} is not possible for that: XIDs are 1 to 65535, temperatures 0 to 200",
     errno.EPERM: "only the user whose simulated node it is may change its cards",
 }
@@ -114,6 +115,15 @@ class SimulatedNode:
             if self._connection is None and time.monotonic() > deadline:
                 raise NodeError(failure or f"the card server of {self.directory} does not answer")
 
+    def restart(self) -> None:
+        """Start a card server if the one that was used has ended. Raises NodeError."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._server is not None and self._server.poll() is not None:
+            self._server = None
+        self.start()
+
     def stop(self) -> None:
         """End the card server, if there is one, and wait until it has ended."""
         connection, self._connection = self._connection or self._connect(), None
@@ -182,8 +192,16 @@ class SimulatedNode:
         self._command("LOSE", card)
 
     def recover(self, card: int) -> None:
-        """Return a lost card, with its volatile ECC counters at zero."""
+        """Reset a card: it is not lost, volatile ECC counters are zero, and pending MIG becomes current."""
         self._command("RECOVER", card)
+
+    def set_mig_pending(self, card: int, *, pending: bool) -> None:
+        """Let switches of MIG stay pending until `recover`, as in a virtual machine, or no longer."""
+        self._command("MIG_PENDING", card, int(pending))
+
+    def fail_mig(self, card: int, count: int) -> None:
+        """Let the next creations of instances fail for want of resources."""
+        self._command("MIG_FAIL", card, count)
 
     def _command(self, command: str, card: int, value: int = 0) -> None:
         connection = self._connect(_HELLO_COMMAND)
@@ -204,6 +222,8 @@ class SimulatedNode:
                 f"the card server of {self.directory} ended during a command: try again"
             )
         code = _ANSWER.unpack(answer)[0]
+        if code == errno.EOPNOTSUPP and command.startswith("MIG"):
+            raise NodeError(f"card {card} cannot be divided into instances: its model has no MIG")
         if code == errno.ENODEV:
             raise NoSuchCard(f"the simulated node has no card {card}")
         if code:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fenka import native as built
+from fenka.hardware import mig_models
 from fenka.hardware.spec import NodeError, SimulatedCard
 
 NATIVE: Final = built.DIRECTORY / "simulated"
@@ -44,6 +45,9 @@ def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
     for index, card in enumerate(spec):
         _fill(state.cards[index], directory, index, card)
         state.faults[index].ecc = card.model.ecc
+        state.mig[index].pci_device = card.model.pci_device
+        if card.model.mig:
+            mig_models.fill(state.mig[index], card.model.mig, mirrored=card.mig_mirrored)
     return ffi.buffer(state)
 
 

@@ -9,7 +9,7 @@
     count = 2
     context_mib = 120
 
-Also per card: memory_mib, name, uuid. Any other key is an error that names it.
+Also per card: memory_mib, name, uuid, mig_mirrored. Any other key is an error that names it.
 """
 
 import difflib
@@ -57,23 +57,159 @@ class Model:
     """At idle; 0 if the chassis cools it, and NVML reports "not supported"."""
     ecc: bool = True
     """Whether its memory counts bit errors; if not, NVML reports "not supported"."""
+    pci_device: int = 0
+    """The PCI device id."""
+    mig: str = ""
+    """The geometry in `fenka.core.mig.tables`; empty if it cannot be divided."""
 
 
 _TABLE = (
-    Model("P4", "Tesla P4", 7611, 20, (6, 1), 75, 7, 1531, 3003),
-    Model("P100-16G", "Tesla P100-PCIE-16GB", 16280, 56, (6, 0), 250, 27, 1328, 715),
-    Model("V100-16G", "Tesla V100-SXM2-16GB", 16130, 80, (7, 0), 300, 40, 1530, 877),
-    Model("V100-32G", "Tesla V100-SXM2-32GB", 32510, 80, (7, 0), 300, 42, 1530, 877),
-    Model("T4", "Tesla T4", 15079, 40, (7, 5), 70, 10, 1590, 5001),
-    Model("A10", "NVIDIA A10", 22731, 72, (8, 6), 150, 16, 1695, 6251),
-    Model("A30", "NVIDIA A30", 24258, 56, (8, 0), 165, 27, 1440, 1215),
-    Model("A100-40G", "NVIDIA A100-SXM4-40GB", 40536, 108, (8, 0), 400, 52, 1410, 1215),
-    Model("A100-80G", "NVIDIA A100-SXM4-80GB", 81251, 108, (8, 0), 400, 60, 1410, 1593),
-    Model("L4", "NVIDIA L4", 23034, 58, (8, 9), 72, 12, 2040, 6251),
-    Model("H100-80G", "NVIDIA H100 80GB HBM3", 81559, 132, (9, 0), 700, 70, 1980, 2619),
-    Model("H200", "NVIDIA H200", 143771, 132, (9, 0), 700, 75, 1980, 3201),
+    Model("P4", "Tesla P4", 7611, 20, (6, 1), 75, 7, 1531, 3003, pci_device=0x1BB3),
     Model(
-        "RTX4090", "NVIDIA GeForce RTX 4090", 24564, 128, (8, 9), 450, 20, 3105, 10501, 30, False
+        "P100-16G", "Tesla P100-PCIE-16GB", 16280, 56, (6, 0), 250, 27, 1328, 715, pci_device=0x15F8
+    ),
+    Model(
+        "V100-16G", "Tesla V100-SXM2-16GB", 16130, 80, (7, 0), 300, 40, 1530, 877, pci_device=0x1DB1
+    ),
+    Model(
+        "V100-32G", "Tesla V100-SXM2-32GB", 32510, 80, (7, 0), 300, 42, 1530, 877, pci_device=0x1DB5
+    ),
+    Model("T4", "Tesla T4", 15079, 40, (7, 5), 70, 10, 1590, 5001, pci_device=0x1EB8),
+    Model("A10", "NVIDIA A10", 22731, 72, (8, 6), 150, 16, 1695, 6251, pci_device=0x2236),
+    Model(
+        "A30", "NVIDIA A30", 24258, 56, (8, 0), 165, 27, 1440, 1215, pci_device=0x20B7, mig="A30"
+    ),
+    Model(
+        "A100-40G",
+        "NVIDIA A100-SXM4-40GB",
+        40536,
+        108,
+        (8, 0),
+        400,
+        52,
+        1410,
+        1215,
+        pci_device=0x20B0,
+        mig="A100-40G",
+    ),
+    Model(
+        "A100-80G",
+        "NVIDIA A100-SXM4-80GB",
+        81251,
+        108,
+        (8, 0),
+        400,
+        60,
+        1410,
+        1593,
+        pci_device=0x20B2,
+        mig="A100-80G",
+    ),
+    Model("L4", "NVIDIA L4", 23034, 58, (8, 9), 72, 12, 2040, 6251, pci_device=0x27B8),
+    Model(
+        "H100-80G",
+        "NVIDIA H100 80GB HBM3",
+        81559,
+        132,
+        (9, 0),
+        700,
+        70,
+        1980,
+        2619,
+        pci_device=0x2330,
+        mig="H100-80G",
+    ),
+    Model(
+        "H200",
+        "NVIDIA H200",
+        143771,
+        132,
+        (9, 0),
+        700,
+        75,
+        1980,
+        3201,
+        pci_device=0x2335,
+        mig="H200-141G",
+    ),
+    Model(
+        "H100-NVL",
+        "NVIDIA H100 NVL",
+        95830,
+        132,
+        (9, 0),
+        400,
+        60,
+        1785,
+        2619,
+        pci_device=0x2321,
+        mig="H100-NVL",
+    ),
+    Model(
+        "H100-96G",
+        "NVIDIA GH200 96GB HBM3",
+        97871,
+        132,
+        (9, 0),
+        700,
+        70,
+        1980,
+        2619,
+        pci_device=0x2342,
+        mig="H100-96G",
+    ),
+    Model(
+        "B200",
+        "NVIDIA B200",
+        183359,
+        148,
+        (10, 0),
+        1000,
+        140,
+        1965,
+        3996,
+        pci_device=0x2901,
+        mig="B200",
+    ),
+    Model(
+        "GB200",
+        "NVIDIA GB200",
+        189471,
+        152,
+        (10, 0),
+        1200,
+        140,
+        2062,
+        3996,
+        pci_device=0x2941,
+        mig="GB200",
+    ),
+    Model(
+        "RTXPRO6000",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        97887,
+        188,
+        (12, 0),
+        600,
+        30,
+        2430,
+        12481,
+        pci_device=0x2BB5,
+        mig="RTXPRO6000",
+    ),
+    Model(
+        "RTX4090",
+        "NVIDIA GeForce RTX 4090",
+        24564,
+        128,
+        (8, 9),
+        450,
+        20,
+        3105,
+        10501,
+        30,
+        False,
+        0x2684,
     ),
 )
 
@@ -98,6 +234,8 @@ class SimulatedCard:
     """None: derived from the node's directory, the card's index and its model."""
     context_mib: int = 0
     """Device memory that a process's first context takes."""
+    mig_mirrored: bool = False
+    """Whether the halves of the card are exchanged in the ids of GPU instances, as on some real cards."""
     driver_version: str = DRIVER_VERSION
     """The node's, and so the same on all its cards; as the next one."""
     cuda_version: str = CUDA_VERSION
@@ -110,6 +248,7 @@ class _Card(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None
     uuid: str | None = None
     context_mib: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_MIB)] = 0
+    mig_mirrored: bool = False
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -172,6 +311,7 @@ def _from_file(path: Path) -> list[SimulatedCard]:
             entry.name or model.name,
             entry.uuid,
             entry.context_mib,
+            entry.mig_mirrored,
             file.driver_version,
             file.cuda_version,
         )

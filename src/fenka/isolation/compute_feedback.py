@@ -7,6 +7,9 @@ modes soft and weight, how much it may use now, given the demand of other leases
 Programs whose compute is not limited get the first value, too, twice a second: notebooks end when they have
 not used their slice for a time.
 
+A lease that requested no compute has what the shares on its cards leave: while another lease with a share or
+weight is on a card, it is limited like a weight of 100. Otherwise its programs measure nothing.
+
 The workstation's daemon and the node agent call :meth:`ComputeFeedback.add_lease` for each lease, and
 :meth:`ComputeFeedback.update` every ``PERIOD_S``. Cards whose driver measures no processes get no feedback.
 There the shim's estimates decide alone, soft is limited to its share, and weight is not limited.
@@ -14,12 +17,12 @@ There the shim's estimates decide alone, soft is limited to its share, and weigh
 
 import mmap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fenka.isolation.control import COMPUTE_MODES, ComputeMode
+from fenka.core.request import COMPUTE_MODES, ComputeMode, Slice
 from fenka.isolation.layout import layout
 
 PERIOD_S = 0.1
@@ -29,13 +32,27 @@ UNLIMITED_PERIOD_NS = 500_000_000
 """Between readings of a card on which no lease is limited."""
 
 DEMAND_WINDOW_NS = 300_000_000
-"""A lease that has used the card within this time has demand."""
+"""A lease that has used the card within this time has demand; its largest use in it counts."""
+
+GROWTH, MIN_ROOM_PERCENT = 1.5, 5
+"""Others leave a lease room for this many times its recent use, and this much more, before it asks for it.
+
+So a lightly used share does not keep the card idle, and grows to its full size in a few rounds.
+"""
 
 MAX_SAMPLE_US = 1_000_000
 """No driver's sample covers more time."""
 
+WITHOUT_COMPUTE: tuple[ComputeMode, int] = ("weight", 100)
+"""What leases without compute, and processes in no lease, count as beside others."""
+
 Samples = Callable[[str, int], tuple[int, Mapping[int, int]] | None]
 """:meth:`fenka.hardware.nvml.Driver.busy_samples`."""
+
+
+def requested_compute(slices: Iterable[Slice]) -> dict[str, int]:
+    """Return the percentages of slices by their cards' UUIDs."""
+    return {piece.uuid: piece.compute for piece in slices}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +64,20 @@ class ComputeDemand:
     active: bool
     burst_percent: int = 100
     """Upper limit for soft, also on an idle card."""
+    used_percent: int = 100
+    """The most of the card's time that it has used lately."""
 
     @property
-    def unlimited(self) -> bool:
-        """Whether the lease has neither share nor limit."""
-        return self.mode == "hard" and self.percent == 100
+    def claim(self) -> float:
+        """The percentage that others leave to it, unless its share or weight gives it less."""
+        return self.used_percent * GROWTH + MIN_ROOM_PERCENT
 
 
 def allowances(leases: Mapping[str, ComputeDemand]) -> dict[str, float]:
     """Return the percentage of a card's time that each lease may use now.
 
-    Active leases get their shares. The rest is for soft, and is divided among leases with a weight. An
-    unlimited active lease counts as a weight of 100, and leaves nothing for soft.
+    Active leases get their shares, as far as they claim them. The rest is for soft, and is divided among
+    leases with a weight. An active weight leaves nothing for soft.
     """
     return {lease: _allowance(lease, leases) for lease in leases}
 
@@ -66,14 +85,43 @@ def allowances(leases: Mapping[str, ComputeDemand]) -> dict[str, float]:
 def _allowance(lease: str, leases: Mapping[str, ComputeDemand]) -> float:
     own = leases[lease]
     others = [demand for name, demand in leases.items() if name != lease and demand.active]
-    weighted = [demand for demand in others if demand.unlimited or demand.mode == "weight"]
-    rest = 100.0 - sum(demand.percent for demand in others if demand not in weighted)
+    weighted = [demand for demand in others if demand.mode == "weight"]
+    rest = 100.0 - sum(
+        min(demand.percent, demand.claim) for demand in others if demand.mode != "weight"
+    )
     if own.mode == "weight":
-        weights = sum(demand.percent for demand in weighted)
-        return max(rest, 1) * own.percent / (own.percent + weights)
+        return _by_weight(own.percent, weighted, max(rest, 1))
     if own.mode == "soft" and not weighted:
         return max(own.percent, min(rest, own.burst_percent))
     return own.percent
+
+
+def _by_weight(weight: int, others: Sequence[ComputeDemand], percent: float) -> float:
+    """Return a weight's part of a percentage. What others do not claim of theirs is divided again."""
+    weights = weight + sum(demand.percent for demand in others)
+    for demand in sorted(others, key=lambda demand: demand.claim / demand.percent):
+        if demand.claim >= percent * demand.percent / weights:
+            break  # This one, and those that claim more for their weight, get no more than their part.
+        percent -= demand.claim
+        weights -= demand.percent
+    return percent * weight / weights
+
+
+class _RecentUse:
+    """What a lease has used of a card, by the time of each reading."""
+
+    def __init__(self) -> None:
+        self._percents: dict[int, int] = {}
+
+    def add(self, now: int, percent: int) -> None:
+        """Add what one of its processes has used."""
+        self._percents[now] = self._percents.get(now, 0) + percent
+
+    def most(self, now: int) -> int | None:
+        """Return its largest use in the last DEMAND_WINDOW_NS; None if it has not used the card."""
+        recent = self._percents.items()
+        self._percents = {at: used for at, used in recent if now - at < DEMAND_WINDOW_NS}
+        return min(max(self._percents.values()), 100) if self._percents else None
 
 
 @dataclass
@@ -83,9 +131,24 @@ class _Page:
     memory: mmap.mmap
     control: Any
     burst_percent: int
+    requested: Mapping[str, int] | None
+    yielding: set[str] = field(default_factory=set)
+    """Cards on which it yields to others."""
     busy_ns: dict[str, int] = field(default_factory=dict)
-    last_used_ns: dict[str, int] = field(default_factory=dict)
-    """Times of its last use by card UUID."""
+    recent: dict[str, _RecentUse] = field(default_factory=dict)
+    """Like `requested` and `busy_ns` by card UUID."""
+
+    def share(self, uuid: str, card: Any) -> tuple[ComputeMode, int] | None:
+        """Return its share or weight of a card; None if it has none."""
+        if _is_limited(card) or (self.requested or {}).get(uuid):
+            return COMPUTE_MODES[card.compute_mode], card.compute_percent
+        return None
+
+    def set_yielding(self, uuid: str, yielding: bool, now: int) -> None:
+        """Tell programs whether to measure launches and to keep to what is allowed."""
+        (self.yielding.add if yielding else self.yielding.discard)(uuid)
+        if bool(self.yielding) != bool(self.control.yielding_since):
+            self.control.yielding_since = now if self.yielding else 0
 
     def cards(self) -> dict[str, Any]:
         control = self.control
@@ -97,6 +160,10 @@ class _Page:
     def close(self) -> None:
         layout().release(self.control)
         self.memory.close()
+
+
+def _is_limited(card: Any) -> bool:
+    return bool(card.compute_percent < 100 or card.compute_mode)
 
 
 @dataclass(eq=False)
@@ -118,21 +185,36 @@ class ComputeFeedback:
     _pages: dict[str, _Page] = field(default_factory=dict)
     _leases: dict[int, str] = field(default_factory=dict)
     _sampled_us: dict[str, int] = field(default_factory=dict)
-    _unleased_ns: dict[str, int] = field(default_factory=dict)
+    _unleased: dict[str, _RecentUse] = field(default_factory=dict)
+    """What processes without a lease of the card have used, by card UUID."""
     _read_ns: dict[str, int] = field(default_factory=dict)
     _using: dict[str, set[int]] = field(default_factory=dict)
     """The processes that used a card when it was read the last time."""
 
-    def add_lease(self, lease: str, page: Path, burst_percent: int = 100) -> None:
-        """Add a lease, or change the percentage up to which a soft lease may use idle time. Raises
-        OSError."""
+    def add_lease(
+        self,
+        lease: str,
+        page: Path,
+        burst_percent: int = 100,
+        requested: Mapping[str, int] | None = None,
+    ) -> None:
+        """Add a lease, or change what is known about one. Raises OSError.
+
+        Args:
+            lease: Its id.
+            page: Its control page.
+            burst_percent: Up to what a soft lease may use idle time.
+            requested: Percentages of its cards' time that it requested, by UUID, where its page has no limit.
+                With 0 it yields to shares and weights. None: it is never delayed.
+        """
         if lease in self._pages:
-            self._pages[lease].burst_percent = burst_percent
+            known = self._pages[lease]
+            known.burst_percent, known.requested = burst_percent, requested
             return
         with page.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         control = layout().from_buffer("struct fenka_control *", memory, require_writable=True)
-        self._pages[lease] = _Page(memory, control, burst_percent)
+        self._pages[lease] = _Page(memory, control, burst_percent, requested)
 
     def remove_lease(self, lease: str) -> None:
         """Remove a lease. Unknown ones are ignored."""
@@ -159,17 +241,24 @@ class ComputeFeedback:
         now = self._clock_ns()
         self._using = {uuid: pids for uuid, pids in self._using.items() if uuid in on_cards}
         for uuid, cards in on_cards.items():
-            limited = any(
-                card.compute_percent < 100 or card.compute_mode for card in cards.values()
-            )
             if (
-                limited
+                any(map(_is_limited, cards.values()))
+                or self._yielding(uuid, cards)
                 or now - self._read_ns.get(uuid, -UNLIMITED_PERIOD_NS) >= UNLIMITED_PERIOD_NS
             ):
                 self._read_ns[uuid] = now
                 self._using[uuid] = self._update_card(uuid, cards)
         using = set().union(*self._using.values())
         self._leases = {pid: lease for pid, lease in self._leases.items() if pid in using}
+
+    def _yielding(self, uuid: str, cards: Mapping[str, Any]) -> Collection[str]:
+        """Return the leases without compute on a card, if others have a share or weight there."""
+        without = {
+            lease for lease, card in cards.items() if not self._pages[lease].share(uuid, card)
+        }
+        if len(without) == len(cards):
+            return ()
+        return {lease for lease in without if self._pages[lease].requested is not None}
 
     def _update_card(self, uuid: str, cards: Mapping[str, Any]) -> set[int]:
         """Write feedback for one card. Return the processes that use it."""
@@ -182,38 +271,48 @@ class ComputeFeedback:
         at_us, percents = samples
         self._sampled_us[uuid] = max(at_us, call_us - 3 * int(PERIOD_S * 1e6))
         now = self._clock_ns()
-        self._add_samples(uuid, percents, max(at_us - since_us, 0), now)
+        self._add_samples(uuid, cards, percents, max(at_us - since_us, 0), now)
         allowed = allowances(self._demands(uuid, cards, now))
+        yielding = self._yielding(uuid, cards)
         for lease, card in cards.items():
+            page = self._pages[lease]
+            page.set_yielding(uuid, lease in yielding, now)
+            limited = lease in yielding or _is_limited(card)
             card.feedback_seq |= 1
             card.feedback_at = now
-            card.busy_ns = self._pages[lease].busy_ns.get(uuid, 0)
-            card.allowed = int(allowed[lease] * 100)
+            card.busy_ns = page.busy_ns.get(uuid, 0)
+            card.allowed = int(allowed[lease] * 100) if limited else 10_000
             card.feedback_seq += 1
         return set(percents)
 
-    def _add_samples(self, uuid: str, percents: Mapping[int, int], us: int, now: int) -> None:
+    def _add_samples(
+        self, uuid: str, cards: Collection[str], percents: Mapping[int, int], us: int, now: int
+    ) -> None:
         for pid, percent in percents.items():
             if pid not in self._leases and (lease := self._lease_of(pid)) is not None:
                 self._leases[pid] = lease
-            page = self._pages.get(self._leases.get(pid, ""))
-            if page is None:
-                self._unleased_ns[uuid] = now
+            holder = self._leases.get(pid, "")
+            # A process that uses a card outside of its lease counts as one without.
+            if holder not in cards:
+                self._unleased.setdefault(uuid, _RecentUse()).add(now, percent)
                 continue
+            page = self._pages[holder]
             page.busy_ns[uuid] = page.busy_ns.get(uuid, 0) + percent * us * 10
-            page.last_used_ns[uuid] = now
+            page.recent.setdefault(uuid, _RecentUse()).add(now, percent)
 
     def _demands(self, uuid: str, cards: Mapping[str, Any], now: int) -> dict[str, ComputeDemand]:
-        demands = {
-            lease: ComputeDemand(
-                COMPUTE_MODES[card.compute_mode],
-                card.compute_percent,
-                now - self._pages[lease].last_used_ns.get(uuid, -DEMAND_WINDOW_NS)
-                < DEMAND_WINDOW_NS,
-                self._pages[lease].burst_percent,
+        def demand(
+            recent: _RecentUse | None, share: tuple[ComputeMode, int] | None, burst_percent: int
+        ) -> ComputeDemand:
+            used = recent.most(now) if recent else None
+            return ComputeDemand(
+                *(share or WITHOUT_COMPUTE), used is not None, burst_percent, used or 0
             )
+
+        demands = {
+            lease: demand(page.recent.get(uuid), page.share(uuid, card), page.burst_percent)
             for lease, card in cards.items()
+            if (page := self._pages[lease])
         }
-        if now - self._unleased_ns.get(uuid, -DEMAND_WINDOW_NS) < DEMAND_WINDOW_NS:
-            demands[""] = ComputeDemand("hard", 100, active=True)
-        return demands
+        unleased = demand(self._unleased.get(uuid), None, 100)
+        return {**demands, "": unleased} if unleased.active else demands

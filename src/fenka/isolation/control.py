@@ -9,16 +9,11 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from fenka.core.errors import FenkaError
+from fenka.core.request import COMPUTE_MODES, ComputeMode
 from fenka.isolation.layout import constant, layout
-
-ComputeMode = Literal["hard", "soft", "weight"]
-"""hard: at most the share. soft: the share, and idle time. weight: no limit, but a proportion if several
-leases use the card. In the order of the constants ``FENKA_COMPUTE_…``."""
-
-COMPUTE_MODES: tuple[ComputeMode, ...] = get_args(ComputeMode)
 
 _UUID_CHARACTERS = 40
 
@@ -41,6 +36,11 @@ class Limit:
     """Share of the card's time, 1 to 100; 100 and hard is no limit."""
     compute_mode: ComputeMode = "hard"
     """Meaning of the share."""
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether nothing limits its use of the card's time."""
+        return self.compute_percent == 100 and self.compute_mode == "hard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,7 @@ def _without_feedback(data: bytes) -> bytes:
     ffi = layout()
     copy = bytearray(data)
     page = ffi.from_buffer("struct fenka_control *", copy)
+    page.yielding_since = 0
     for card in page.cards[0 : page.card_count]:
         card.feedback_seq = card.feedback_at = card.busy_ns = card.allowed = 0
     ffi.release(page)

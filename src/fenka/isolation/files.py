@@ -14,9 +14,10 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from fenka import native
-from fenka.core.request import Slice
+from fenka.core.inventory import WHOLE_COMPUTE
+from fenka.core.request import ComputeMode, Slice
 from fenka.isolation import account, control
-from fenka.isolation.control import ComputeMode, Control, Limit
+from fenka.isolation.control import Control, Limit
 from fenka.isolation.proxy import NEXT_LIBRARIES
 from fenka.isolation.sandbox import SHIM
 
@@ -33,7 +34,7 @@ _ADVICE = {
     errno.EPERM: "check who owns it and the directories above it, and their modes (`ls -ld`)",
     errno.ENOTDIR: "something there is a file where a directory is needed: remove it",
     errno.EEXIST: "something else of that name is there: remove it",
-    errno.EISDIR: "a directory is there where a file is needed: remove it",
+    errno.EISDIR: "a directory is there where a file is needed: name a file, or remove the directory",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
     errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
     errno.ENOMEM: "free some memory",
@@ -128,7 +129,10 @@ class ComputeShare:
 
 
 def card_limits(
-    slices: Iterable[Slice], contexts_mib: Mapping[str, int], compute: ComputeShare | None = None
+    slices: Iterable[Slice],
+    contexts_mib: Mapping[str, int],
+    compute: ComputeShare | None = None,
+    compute_of: Callable[[str], int] = lambda _: WHOLE_COMPUTE,
 ) -> tuple[Limit, ...]:
     """Return the control page's limits for a lease's slices.
 
@@ -136,11 +140,15 @@ def card_limits(
         slices: What it may use.
         contexts_mib: Size of a process's context by card UUID.
         compute: Share of the cards' time; None for each slice's own percentage.
+        compute_of: Returns the compute of a card or instance in percent of the whole card. Shares are of the
+            whole card, and limits of the instance's own time.
     """
     share = compute or ComputeShare(0)
 
     def limit(piece: Slice) -> Limit:
         percent = share.percent or piece.compute
+        if percent and share.mode != "weight":
+            percent = min(max(round(100 * percent / compute_of(piece.uuid)), 1), 100)
         return Limit(
             uuid=piece.uuid,
             memory_bytes=piece.memory_mib * MIB,

@@ -61,6 +61,7 @@ class LeaseMounts:
     driver: the libraries that these replace, by the names in proxy.LIBRARIES. The first of each is used.
     node: the directory of a simulated driver's node, or None.
     user_namespaces: whether programs may create user namespaces.
+    capabilities: the device files of its MIG instances, all in one directory; the others there are hidden.
     """
 
     directory: Path
@@ -71,6 +72,7 @@ class LeaseMounts:
     driver: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     node: Path | None = None
     user_namespaces: bool = False
+    capabilities: tuple[Path, ...] = ()
 
 
 Bind = tuple[Path, Path]
@@ -145,8 +147,23 @@ def _mount_all(mounts: LeaseMounts) -> None:
     _provide_etc(mounts.directory / "etc", mounts.linker_cache)
     for hidden in mounts.hidden:
         _mount(None, hidden, syscalls.RDONLY, kind="tmpfs", data="mode=0755,size=4k")
+    if mounts.capabilities:
+        _hide_others(mounts.capabilities)
     if PRELOAD.read_text() != text:
         raise IsolationError(f"{PRELOAD} could not be mounted; see `fenka doctor`")
+
+
+def _hide_others(files: Sequence[Path]) -> None:
+    """Hide all files of a directory but these."""
+    directory = files[0].parent
+    # They are covered before they can be bound.
+    opened = [(directory / file.name, os.open(file, os.O_PATH)) for file in files]
+    _mount(None, directory, 0, kind="tmpfs", data="mode=0755,size=4k")
+    for target, descriptor in opened:
+        target.touch()
+        _mount(Path(f"/proc/self/fd/{descriptor}"), target, syscalls.BIND)
+        os.close(descriptor)
+    _read_only(directory)
 
 
 def _mount_proxies(mounts: LeaseMounts, proxies: Path) -> None:

@@ -1,0 +1,1 @@
+"""MIG instances on demand: records, creation and destruction that survive a kill at any step."""

@@ -1,0 +1,56 @@
+"""Programs that are killed between two of their steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from fenka.hardware import mig_instances
+from fenka.instances import records
+
+Step = tuple[Any, str]
+"""A function, by its owner and name."""
+
+INSTANCE_STEPS: tuple[Step, ...] = (
+    (records, "save"),
+    (mig_instances, "create_gpu_instance"),
+    (mig_instances, "create_compute_instance"),
+    (mig_instances, "destroy_compute_instance"),
+    (mig_instances, "destroy_gpu_instance"),
+)
+"""Every change of a MIG instance or of its record."""
+
+
+class KilledAt:
+    """Ends the program before or after its nth step: that and all later steps fail.
+
+    Attributes:
+        left: how many more steps pass.
+        done: whether a step has ended it.
+    """
+
+    def __init__(
+        self,
+        patched: pytest.MonkeyPatch,
+        step: int,
+        steps: Sequence[Step],
+        killed: type[BaseException],
+    ) -> None:
+        self.done, self.left, self._killed = False, step, killed
+        for owner, name in steps:
+            patched.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            self._pass()
+            result = real(*arguments, **options)
+            self._pass()
+            return result
+
+        return step
+
+    def _pass(self) -> None:
+        if self.left == 0:
+            self.done = True
+            raise self._killed
+        self.left -= 1

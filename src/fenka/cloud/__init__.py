@@ -1,0 +1,1 @@
+"""Clouds that launch and end nodes, behind one port."""

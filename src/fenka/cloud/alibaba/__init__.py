@@ -1,0 +1,1 @@
+"""The provider `ess`: Alibaba Cloud's Auto Scaling and compute service."""

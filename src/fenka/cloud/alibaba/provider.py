@@ -1,0 +1,170 @@
+"""The provider `ess`: launches through scaling groups, or exactly where type, zone or number must be.
+
+A group with a launch template is launched exactly (RunInstances). Any other is launched by its scaling group.
+Instances have tags for their cluster and group. Their order is a tag too, or the metadata of the scaling
+activity.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from fenka.cloud.alibaba.calls import default_credentials, open_clients
+from fenka.cloud.alibaba.errors import MarketAboveCap
+from fenka.cloud.alibaba.instances import SCALING_GROUP, Instances, as_instance, tags_of
+from fenka.cloud.alibaba.prices import FRESH_S, Price, Prices
+from fenka.cloud.alibaba.scaling_groups import Pause, ScalingGroups
+from fenka.cloud.alibaba.settings import group_settings, provider_settings
+from fenka.cloud.alibaba.types import InstanceTypes
+from fenka.cloud.config import Config, GroupConfig
+from fenka.cloud.port import Denied, Instance, Notice, Offer, OfferKey, Order, OutOfStock, TooDear
+from fenka.cluster.autoscaling import ORDER
+
+NOTICE_S = 300.0
+"""From the announcement of a take-back until it happens."""
+
+
+class EssProvider:
+    """A `Provider`."""
+
+    def __init__(
+        self,
+        config: Config,
+        clients: tuple[Any, Any],
+        clock: Callable[[], float],
+        pause: Pause,
+    ) -> None:
+        """Use a configuration. Raises InvalidConfig.
+
+        Args:
+            config: with provider `ess`.
+            clients: of ESS and ECS.
+            clock: returns the time.
+            pause: waits between looks at a scaling activity.
+        """
+        self._groups = {group.name: group for group in config.groups}
+        self._settings = {group.name: group_settings(group) for group in config.groups}
+        region, self._clock = config.provider.region, clock
+        ess, ecs = clients
+        self._instances = Instances(ecs, region, config.cluster)
+        self._prices = Prices(ecs, region, clock)
+        self._types = InstanceTypes(ecs, config.groups)
+        self._scaling_groups = ScalingGroups(ess, region, config.cluster, pause)
+        self._orders: dict[str, str] = {}
+        self._taken: dict[str, float] = {}
+        self._looked_at: float | None = None
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return all offers. The cloud does not say stock, except that a type is not sold as spot."""
+        keys = [
+            OfferKey(group.name, kind, zone, group.capacity)
+            for group in self._groups.values()
+            for kind in group.types
+            for zone in group.zones
+        ]
+        places = sorted({(key.type, key.zone) for key in keys})
+        types = await self._types.described()
+        read = await asyncio.gather(*(self._prices.recent(*place) for place in places))
+        prices = dict(zip(places, read, strict=True))
+        offers = [self._offer(key, prices[key.type, key.zone]) for key in keys]
+        return [replace(offer, machine=types.get(offer.key.type)) for offer in offers]
+
+    def _offer(self, key: OfferKey, price: Price | None) -> Offer:
+        if price is not None:
+            amount = price.spot if key.capacity == "spot" else price.regular
+            return Offer(key, amount, until=price.read_at + FRESH_S)
+        configured = self._groups[key.group].price
+        if key.capacity == "spot":
+            return Offer(key, configured or 0.0, stock=0)
+        if configured is None:
+            raise Denied(
+                f"Alibaba Cloud has no price for {key.type} in {key.zone}: set price of group {key.group}"
+            )
+        return Offer(key, configured)
+
+    async def instances(self) -> Sequence[Instance]:
+        """Return all instances of the cluster. Raises ProviderError rather than give a part of them."""
+        listed = await self._instances.all()
+        await self._find_orders(listed)
+        return [as_instance(it, self._orders.get(it.instance_id, "")) for it in listed]
+
+    async def _find_orders(self, listed: Sequence[Any]) -> None:
+        """Find the orders of new instances; an instance never changes its order."""
+        known = {it.instance_id: self._orders.get(it.instance_id, "") for it in listed}
+        self._orders = {name: order for name, order in known.items() if order}
+        groups = set()
+        for instance in listed:
+            tags = tags_of(instance)
+            if ORDER in tags:
+                self._orders[instance.instance_id] = tags[ORDER]
+            elif instance.instance_id not in self._orders and SCALING_GROUP in tags:
+                groups.add(tags[SCALING_GROUP])
+        for group in sorted(groups):
+            self._orders |= await self._scaling_groups.orders(group)
+
+    async def launch(self, order: Order) -> Sequence[str]:
+        """Launch an order once.
+
+        Raises Unknown while a scaling group is still busy with it. Launching it again says what became of it.
+        """
+        group = self._group_of(order.offer)
+        settings = self._settings[group.name]
+        try:
+            if settings.exact:
+                return await self._instances.run(order, settings)
+            return await self._scaling_groups.launch(group, order)
+        except MarketAboveCap:
+            raise await self._too_dear(order) from None
+
+    def _group_of(self, offer: OfferKey) -> GroupConfig:
+        group = self._groups.get(offer.group)
+        if group is None or (offer.type, offer.zone, offer.capacity) not in {
+            (kind, zone, group.capacity) for kind in group.types for zone in group.zones
+        }:
+            raise Denied(f"there is no offer {offer}")
+        return group
+
+    async def _too_dear(self, order: Order) -> TooDear | OutOfStock:
+        price = await self._prices.now(order.offer.type, order.offer.zone)
+        if price is None or order.cap is None:
+            return OutOfStock(order.offer)
+        return TooDear(order.offer, price.spot, order.cap)
+
+    async def end(self, ids: Collection[str]) -> None:
+        """End those instances that have the cluster's tag."""
+        members: defaultdict[str, list[str]] = defaultdict(list)
+        for instance in await self._instances.named(ids):
+            members[tags_of(instance).get(SCALING_GROUP, "")].append(instance.instance_id)
+        alone = members.pop("", [])
+        if alone:
+            await self._instances.delete(alone)
+        for group, removed in members.items():
+            await self._scaling_groups.remove(group, removed)
+
+    async def notices(self) -> Sequence[Notice]:
+        """Return the take-backs. Their times are the earliest ones possible, since the cloud tells none here.
+
+        An instance that was not being taken back at the last call is there for five minutes after that call.
+        The metadata of the instance itself has the exact time.
+        """
+        now = self._clock()
+        listed = await self._instances.all(lock_reason="Recycling")
+        before = now - NOTICE_S if self._looked_at is None else self._looked_at
+        earliest = max(before + NOTICE_S, now)
+        self._taken = {it.instance_id: self._taken.get(it.instance_id, earliest) for it in listed}
+        self._looked_at = now
+        return [
+            Notice(name, at, "the market's price is above the limit, or stock is short")
+            for name, at in self._taken.items()
+        ]
+
+
+@asynccontextmanager
+async def open_provider(config: Config) -> AsyncIterator[EssProvider]:
+    """Open the provider of a configuration. Raises InvalidConfig."""
+    clients = open_clients(config.provider.region, provider_settings(config), default_credentials())
+    yield EssProvider(config, clients, time.time, asyncio.sleep)

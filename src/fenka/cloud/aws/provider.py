@@ -1,0 +1,383 @@
+"""The provider `aws`: LaunchInstances into Auto Scaling groups, CreateFleet for groups without one.
+
+An order's token is AWS's ClientToken, so that a repeated call answers with the instances of the first one.
+A fleet tags its instances when they are created. LaunchInstances cannot: instances of a group have the
+group's tags at once, and the order's as soon as their ids are known.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fenka.cloud.aws.calls import Answer, Calls, in_parts, tag, tags_of
+from fenka.cloud.aws.errors import port_error
+from fenka.cloud.aws.scaling_groups import (
+    CLUSTER_TAG,
+    GROUP_TAG,
+    ORDER_TAG,
+    SCALING_GROUP_TAG,
+    room,
+    unfit,
+)
+from fenka.cloud.aws.settings import (
+    check_settings,
+    client_token,
+    launch_template,
+    offers_of,
+    subnet_of,
+)
+from fenka.cloud.aws.types import InstanceTypes
+from fenka.cloud.config import Config, GroupConfig
+from fenka.cloud.port import (
+    Denied,
+    Instance,
+    InstanceState,
+    Notice,
+    Offer,
+    OfferKey,
+    Order,
+    OutOfStock,
+    ProviderError,
+    Quota,
+    Throttled,
+    Unknown,
+    after_the_deed,
+)
+
+log = logging.getLogger(__name__)
+
+MOST = 100
+"""Instances of one call."""
+MOST_DETACHED = 20
+
+NOTICE_S = 120.0
+"""From the notice to a spot instance until its end."""
+
+_STATES = {
+    "pending": InstanceState.STARTING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.ENDING,
+    "stopping": InstanceState.ENDING,
+    # Somebody has stopped it: it still costs, and nothing but `end` removes it.
+    "stopped": InstanceState.RUNNING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What instances of an Auto Scaling group are tagged with."""
+
+    token: str
+    group: str
+
+    def tags(self) -> list[Answer]:
+        return [tag(ORDER_TAG, self.token), tag(GROUP_TAG, self.group)]
+
+
+class AwsProvider:
+    """A `Provider` for the groups of a configuration."""
+
+    def __init__(self, config: Config, calls: Calls, clock: Callable[[], float]) -> None:
+        """Use clients. Raises InvalidConfig for groups that AWS cannot serve."""
+        self._cluster, self._calls, self._clock = config.cluster, calls, clock
+        self._groups = {group.name: group for group in config.groups}
+        self._types = InstanceTypes(calls, config.groups)
+        self._untagged: dict[str, _Launch] = {}
+        """Launches of new instances that EC2 did not list yet, by their ids."""
+        check_settings(config)
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return all offers. The stock is what fits into an Auto Scaling group, if there is one."""
+        described, prices, types = await asyncio.gather(
+            self._described_groups(*self._groups.values()),
+            self._spot_prices(),
+            self._types.described(),
+        )
+        offers = []
+        for key in offers_of(self._groups.values()):
+            group = self._groups[key.group]
+            price = prices.get((key.type, key.zone)) if key.capacity == "spot" else group.price
+            stock = room(described[group.id]) if group.id else None
+            # A type that has no spot price in a zone is not sold there.
+            if price is not None:
+                offers.append(Offer(key, price, stock, machine=types.get(key.type)))
+        return offers
+
+    async def instances(self) -> Sequence[Instance]:
+        """Return all instances with this cluster's tag."""
+        return [self._instance(each) for each in await self._described_instances()]
+
+    async def launch(self, order: Order) -> Sequence[str]:
+        """Launch an order. AWS answers when it knows which instances come."""
+        group = self._groups.get(order.offer.group)
+        if group is None or order.offer not in offers_of([group]):
+            raise Denied(f"there is no offer {order.offer}")
+        if order.whole and order.count > MOST:
+            raise Denied(
+                f"{order.count} instances at once are too many: AWS launches {MOST} in a call"
+            )
+        answer = await (self._into_group if group.id else self._as_fleet)(group, order)
+        ids = [each for them in answer.get("Instances", ()) for each in them["InstanceIds"]]
+        errors = answer.get("Errors", ())
+        if not ids:
+            raise await self._error(order, errors)
+        if order.whole and len(ids) < order.count:
+            with after_the_deed():
+                await self.end(ids)
+            raise await self._error(order, errors) if errors else OutOfStock(order.offer)
+        if group.id:
+            await self._tag(ids, _Launch(order.token, group.name))
+        return ids
+
+    async def end(self, ids: Collection[str]) -> None:
+        """End instances that have this cluster's tag; groups shrink by as many."""
+        for part in in_parts(sorted(ids), MOST):
+            for name, members in _by_scaling_group(await self._ours(part)).items():
+                await self._end_in(name, members)
+
+    async def notices(self) -> Sequence[Notice]:
+        """Return the interruptions that EC2 has announced for spot instances.
+
+        Their Auto Scaling groups let go of them, or would replace them.
+        """
+        marked = await self._calls.pages(
+            "ec2",
+            "describe_spot_instance_requests",
+            "SpotInstanceRequests",
+            Filters=[{"Name": "status-code", "Values": ["marked-for-termination"]}],
+        )
+        if not marked:
+            return []
+        ours = {each["InstanceId"]: each for each in await self._described_instances()}
+        taken = [each for each in marked if each.get("InstanceId") in ours]
+        with suppress(ProviderError):
+            # Whatever fails here is tried again with the next look, until the instance is gone.
+            await self._detach([ours[each["InstanceId"]] for each in taken])
+        return [
+            Notice(
+                each["InstanceId"],
+                each["Status"]["UpdateTime"].timestamp() + NOTICE_S,
+                each["Status"].get("Message") or "EC2 takes the spot instance back",
+            )
+            for each in taken
+        ]
+
+    # ---- launching ----
+
+    async def _into_group(self, group: GroupConfig, order: Order) -> Answer:
+        described = await self._described_groups(group)
+        if why := unfit(group, self._cluster, described[group.id]):
+            raise Denied(why)
+        subnet = subnet_of(group, order.offer.zone)
+        place = {"SubnetIds": [subnet]} if subnet else {"AvailabilityZones": [order.offer.zone]}
+        # A repeated call must have the same parameters: it may not depend on the room that is left.
+        count = min(order.count, MOST)
+        try:
+            return await self._calls.autoscaling(
+                "launch_instances",
+                order.offer,
+                AutoScalingGroupName=group.id,
+                RequestedCapacity=count,
+                ClientToken=client_token(order.token),
+                RetryStrategy="none",
+                **place,
+            )
+        except Denied:
+            if room((await self._described_groups(group))[group.id]) < count:
+                raise Quota(group.name) from None
+            raise
+
+    async def _as_fleet(self, group: GroupConfig, order: Order) -> Answer:
+        count = min(order.count, MOST)
+        options = {"SingleInstanceType": True, "SingleAvailabilityZone": True}
+        least = {"MinTargetCapacity": count} if order.whole else {}
+        capacity = order.offer.capacity
+        tags = [tag(CLUSTER_TAG, self._cluster), *_Launch(order.token, group.name).tags()]
+        return await self._calls.ec2(
+            "create_fleet",
+            order.offer,
+            Type="instant",
+            ClientToken=client_token(order.token),
+            LaunchTemplateConfigs=[launch_template(group, order)],
+            TargetCapacitySpecification={
+                "TotalTargetCapacity": count,
+                "DefaultTargetCapacityType": capacity,
+            },
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+            **{"SpotOptions" if capacity == "spot" else "OnDemandOptions": options | least},
+        )
+
+    async def _error(self, order: Order, errors: Sequence[Mapping[str, Any]]) -> ProviderError:
+        """Return the error of an order of which nothing came."""
+        if not errors:
+            return Unknown(f"AWS lists neither instances nor errors for order {order.token}")
+        prices = 0.0, 0.0
+        if order.cap is not None:
+            key = order.offer.type, order.offer.zone
+            prices = (await self._spot_prices()).get(key, order.cap), order.cap
+        message = errors[0].get("ErrorMessage", "")
+        error = port_error(errors[0]["ErrorCode"], message, offer=order.offer, prices=prices)
+        # This is the answer to the token from now on.
+        return Throttled(error.after_s, spent=True) if isinstance(error, Throttled) else error
+
+    async def _tag(self, ids: Sequence[str], launch: _Launch) -> None:
+        """Tag what is listed of an order. A repeated launch names instances that have ended, too."""
+        self._untagged |= dict.fromkeys(ids, launch)
+        with suppress(ProviderError):
+            # The next look at all instances tags them.
+            await self._tag_late(await self._ours(ids))
+
+    async def _tag_late(self, described: Sequence[Answer]) -> None:
+        """Tag instances that were launched before EC2 listed them."""
+        by_launch: dict[_Launch, list[str]] = defaultdict(list)
+        for each in described:
+            launch = self._untagged.get(each["InstanceId"])
+            if launch is not None:
+                by_launch[launch].append(each["InstanceId"])
+                each["Tags"] = [*each.get("Tags", ()), *launch.tags()]
+        for launch, ids in by_launch.items():
+            try:
+                await self._calls.ec2("create_tags", Resources=ids, Tags=launch.tags())
+            except ProviderError as why:
+                log.warning("instances of order %s are tagged later: %s", launch.token, why)
+                continue
+            for name in ids:
+                self._untagged.pop(name, None)
+
+    # ---- reading and ending ----
+
+    async def _described_instances(self) -> list[Answer]:
+        listed = await self._calls.pages(
+            "ec2",
+            "describe_instances",
+            "Reservations",
+            Filters=[
+                {"Name": f"tag:{CLUSTER_TAG}", "Values": [self._cluster]},
+                {"Name": "instance-state-name", "Values": list(_STATES)},
+            ],
+        )
+        described = [each for them in listed for each in them["Instances"]]
+        await self._tag_late(described)
+        return described
+
+    async def _ours(self, ids: Sequence[str]) -> list[Answer]:
+        """Return the instances of ours that have not ended, by their ids; unknown ones are no error."""
+        listed = await self._calls.pages(
+            "ec2",
+            "describe_instances",
+            "Reservations",
+            Filters=[
+                {"Name": f"tag:{CLUSTER_TAG}", "Values": [self._cluster]},
+                {"Name": "instance-state-name", "Values": ["pending", "running", "stopped"]},
+                {"Name": "instance-id", "Values": list(ids)},
+            ],
+        )
+        return [each for them in listed for each in them["Instances"]]
+
+    async def _detach(self, described: Sequence[Answer]) -> None:
+        """Remove instances from their Auto Scaling groups, which shrink by as many."""
+        for name, ids in _by_scaling_group(described).items():
+            for part in in_parts(ids, MOST_DETACHED) if name else ():
+                await self._calls.autoscaling(
+                    "detach_instances",
+                    InstanceIds=part,
+                    AutoScalingGroupName=name,
+                    ShouldDecrementDesiredCapacity=True,
+                )
+
+    async def _end_in(self, scaling_group: str, ids: list[str]) -> None:
+        if not scaling_group:
+            await self._calls.ec2("terminate_instances", InstanceIds=ids)
+            return
+        await self._calls.autoscaling(
+            "terminate_instance_in_auto_scaling_group",
+            InstanceIds=ids,
+            AutoScalingGroupName=scaling_group,
+            ShouldDecrementDesiredCapacity=True,
+        )
+
+    async def _described_groups(self, *groups: GroupConfig) -> dict[str, Answer]:
+        """Return the Auto Scaling groups of groups by name. Raises Denied if one is missing."""
+        names = [group.id for group in groups if group.id]
+        if not names:
+            return {}
+        listed = await self._calls.pages(
+            "autoscaling",
+            "describe_auto_scaling_groups",
+            "AutoScalingGroups",
+            AutoScalingGroupNames=names,
+        )
+        described = {each["AutoScalingGroupName"]: each for each in listed}
+        if missing := [name for name in names if name not in described]:
+            raise Denied(f"there is no Auto Scaling group {missing[0]} in this region")
+        return described
+
+    async def _spot_prices(self) -> dict[tuple[str, str], float]:
+        """Return the market's prices by type and zone."""
+        wanted = {key.type for key in offers_of(self._groups.values()) if key.capacity == "spot"}
+        if not wanted:
+            return {}
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        history = await self._calls.pages(
+            "ec2",
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            InstanceTypes=sorted(wanted),
+            ProductDescriptions=["Linux/UNIX"],
+            # With both equal, the prices in force then.
+            StartTime=now,
+            EndTime=now,
+        )
+        history.sort(key=lambda each: each["Timestamp"])
+        return {
+            (each["InstanceType"], each["AvailabilityZone"]): float(each["SpotPrice"])
+            for each in history
+        }
+
+    def _instance(self, described: Answer) -> Instance:
+        tags = tags_of(described)
+        scaling_group = tags.get(SCALING_GROUP_TAG)
+        names = [
+            it.name for it in self._groups.values() if scaling_group and it.id == scaling_group
+        ]
+        zone = described["Placement"]["AvailabilityZone"]
+        key = OfferKey(
+            names[0] if names else tags.get(GROUP_TAG, ""),
+            described["InstanceType"],
+            zone,
+            "spot" if described.get("InstanceLifecycle") == "spot" else "on-demand",
+        )
+        return Instance(
+            described["InstanceId"],
+            f"aws:///{zone}/{described['InstanceId']}",
+            key,
+            tags.get(ORDER_TAG, ""),
+            _STATES[described["State"]["Name"]],
+            described["LaunchTime"].timestamp(),
+        )
+
+
+@asynccontextmanager
+async def open_provider(
+    config: Config, clock: Callable[[], float] = time.time
+) -> AsyncIterator[AwsProvider]:
+    """Provide the nodes of a configuration whose provider is `aws`. Raises Denied, InvalidConfig."""
+    calls = Calls(config.provider.region, config.provider.settings.get("endpoint"))
+    try:
+        yield AwsProvider(config, calls, clock)
+    finally:
+        calls.close()
+
+
+def _by_scaling_group(described: Sequence[Answer]) -> dict[str, list[str]]:
+    """Return ids by the Auto Scaling group that they are in, "" for none."""
+    ids: dict[str, list[str]] = defaultdict(list)
+    for each in described:
+        ids[tags_of(each).get(SCALING_GROUP_TAG, "")].append(each["InstanceId"])
+    return ids

@@ -1,0 +1,210 @@
+"""Reads the autoscaler's configuration (docs/autoscaling.md). An error names the field of its mistake."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from fenka.cloud.config import Config, GroupConfig, ProviderConfig, ScaleOut, Start
+from fenka.cloud.config_values import InvalidConfig, read_value, similar
+from fenka.cloud.port import OfferKey
+from fenka.cluster.autoscaling import CAPACITY, GROUP, ORDER
+from fenka.dialects.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
+
+Settings = Mapping[str, Any]
+"""Types of values by their keys."""
+
+SETTINGS: Mapping[str, tuple[Settings, Settings]] = {
+    "ess": (
+        {"essEndpoint": str, "ecsEndpoint": str, "protocol": Literal["HTTP", "HTTPS"]},
+        {"launchTemplate": str, "launchTemplateVersion": int, "vSwitches": Mapping[str, str]},
+    ),
+    "aws": (
+        {"endpoint": str},
+        {"launchTemplate": str, "launchTemplateVersion": Any, "subnets": Mapping[str, str]},
+    ),
+    "karpenter": ({}, {"nodeClass": Mapping[str, str]}),
+    "simulated": ({"scenario": str, "state": str, "command": tuple[str, ...]}, {}),
+}
+"""What this provider alone understands: keys of `provider:`, and of a group."""
+
+PROTECTION_S = {"ess": 3600.0, "simulated": 3600.0}
+"""How long a new spot node is certainly not taken back, by `provider.kind`."""
+
+MAX_NAMES = 48
+"""Characters of the cluster's and a group's name together: an order's token has both, and 64 at most."""
+
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_WORD}")
+_VALUE = re.compile(rf"(?:{_WORD})?")
+
+
+def read_config(path: Path) -> Config:
+    """Return the configuration in a file. Raises InvalidConfig, OSError."""
+    with path.open("rb") as file:
+        return decode_config(file.read(MAX_BYTES + 1))
+
+
+def decode_config(data: bytes) -> Config:
+    """Return the configuration of this YAML. Raises InvalidConfig for anything that is not understood."""
+    try:
+        document = parse_yaml(data)
+    except InvalidYaml as why:
+        raise InvalidConfig(f"the configuration {why}") from None
+    provider = document.get("provider") if isinstance(document, dict) else None
+    kind = provider.get("kind") if isinstance(provider, dict) else None
+    of_provider, of_group = SETTINGS.get(str(kind), ({}, {}))
+    config: Config = read_value(
+        document, Config, "", {ProviderConfig: of_provider, GroupConfig: of_group}
+    )
+    groups = [
+        _with_protection(group, f"groups[{number}]", document["groups"][number], str(kind))
+        for number, group in enumerate(config.groups)
+    ]
+    config = replace(config, groups=tuple(groups))
+    _check(config)
+    return config
+
+
+def _with_protection(
+    group: GroupConfig, path: str, given: Mapping[str, Any], kind: str
+) -> GroupConfig:
+    """Return the group with the cloud's protection of spot nodes, where the file does not say another."""
+    if group.capacity != "spot":
+        if "spot" in given:
+            raise InvalidConfig(f"{path}.spot needs capacity: spot: add it, or remove spot")
+        return group
+    if "protection" in given.get("spot", {}):
+        return group
+    return replace(group, spot=replace(group.spot, protection=PROTECTION_S.get(kind, 0)))
+
+
+def check_offers(config: Config, offers: Iterable[OfferKey]) -> None:
+    """Raise InvalidConfig for the first type or zone that the provider does not have.
+
+    offers: all that it has.
+    """
+    known = list(offers)
+    for number, group in enumerate(config.groups):
+        keys = [key for key in known if key.group == group.name]
+        for title, wanted, offered in (
+            ("types", group.types, {key.type for key in keys}),
+            ("zones", group.zones, {key.zone for key in keys}),
+        ):
+            for index, name in enumerate(wanted):
+                if name not in offered:
+                    raise InvalidConfig(
+                        f"groups[{number}].{title}[{index}]: the provider has no {name} for "
+                        f"{group.name}{similar(name, offered) or ': remove it'}"
+                    )
+
+
+def check_shapes(config: Config, known: Collection[str]) -> None:
+    """Raise InvalidConfig for the first type of which nobody says what its nodes will be.
+
+    known: types that have been seen, or that the provider describes.
+    """
+    for number, group in enumerate(config.groups):
+        for index, kind in enumerate(group.types if group.shape is None else ()):
+            if kind not in known:
+                raise InvalidConfig(
+                    f"groups[{number}].types[{index}]: the shape of {kind} is not known: say shape: for it"
+                )
+
+
+def _check(config: Config) -> None:
+    """Raise InvalidConfig for the first contradiction."""
+    _check_name("cluster", config.cluster)
+    if not config.groups:
+        raise InvalidConfig("groups is empty: add the first group")
+    _check_distinct("groups", "name", [group.name for group in config.groups])
+    _check_distinct("groups", "id", [group.id for group in config.groups if group.id])
+    for number, group in enumerate(config.groups):
+        _check_group(f"groups[{number}]", group, config.cluster)
+    _check_times(config.scale_out, config.start)
+    least = sum(group.min for group in config.groups)
+    if config.limits.nodes is not None and config.limits.nodes < least:
+        raise InvalidConfig(
+            f"limits.nodes is {config.limits.nodes}, less than the {least} that the groups' min requires: "
+            "raise it, or lower a min"
+        )
+
+
+def _check_times(out: ScaleOut, start: Start) -> None:
+    for name, value in (
+        ("scaleOut.timeLimit", out.time_limit),
+        ("start.timeout", start.timeout),
+        ("start.backoff", start.backoff),
+    ):
+        if value <= 0:
+            raise InvalidConfig(f"{name} is 0: write more")
+    for name, most, value in (
+        ("scaleOut.window", out.window_most, out.window),
+        ("start.backoff", start.backoff_most, start.backoff),
+    ):
+        if most < value:
+            raise InvalidConfig(
+                f"{name}Most is {most:g}s, less than {name}, which is {value:g}s: raise it"
+            )
+
+
+def _check_group(path: str, group: GroupConfig, cluster: str) -> None:
+    _check_name(f"{path}.name", group.name)
+    if len(cluster) + len(group.name) > MAX_NAMES:
+        raise InvalidConfig(
+            f"{path}.name and cluster have more than {MAX_NAMES} characters together: shorten one"
+        )
+    for name, values in (("types", group.types), ("zones", group.zones)):
+        if not all(values) or not values:
+            raise InvalidConfig(f"{path}.{name} is empty: name one at least")
+        _check_distinct(f"{path}.{name}", "", values)
+    if group.max < group.min:
+        raise InvalidConfig(
+            f"{path}.max is {group.max}, less than its min of {group.min}: raise max or lower min"
+        )
+    _check_labels(path, group)
+
+
+def _check_labels(path: str, group: GroupConfig) -> None:
+    pairs = chain(
+        ((f"{path}.labels", key, value) for key, value in group.labels.items()),
+        ((f"{path}.taints[{i}]", each.key, each.value) for i, each in enumerate(group.taints)),
+    )
+    for title, key, value in pairs:
+        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+            raise InvalidConfig(
+                f"{title} has {key!r} with {value!r}, which Kubernetes does not allow: "
+                "use letters, digits, '.', '_' and '-'"
+            )
+    for name in (GROUP, CAPACITY, ORDER):
+        if name in group.labels:
+            raise InvalidConfig(f"{path}.labels has {name}, which the autoscaler sets: remove it")
+    for number, taint in enumerate(group.taints):
+        if taint.effect not in EFFECTS:
+            raise InvalidConfig(
+                f"{path}.taints[{number}].effect must be {', '.join(EFFECTS[:2])} or {EFFECTS[2]}"
+            )
+
+
+def _check_name(path: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidConfig(
+            f"{path} is {name!r}: write lower-case letters, digits and '-', as in t4-spot"
+        )
+
+
+def _check_distinct(path: str, key: str, values: Sequence[str]) -> None:
+    seen: dict[str, int] = {}
+    for number, value in enumerate(values):
+        first = seen.setdefault(value, number)
+        if first != number:
+            suffix = f".{key}" if key else ""
+            raise InvalidConfig(
+                f"{path}[{number}]{suffix} is {value!r}, as {path}[{first}]{suffix} is: "
+                + ("write another" if key else "remove it")
+            )

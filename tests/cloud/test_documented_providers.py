@@ -1,0 +1,31 @@
+"""The configurations in the documentation's sections about providers are accepted by these."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from fenka.cloud.aws.provider import AwsProvider
+from fenka.cloud.config import Config
+from fenka.cloud.config_file import decode_config
+from fenka.cloud.karpenter.provider import KarpenterProvider
+
+PAGE = Path(__file__).parents[2] / "docs" / "autoscaling.md"
+
+
+def documented(section: str) -> Config:
+    """Return the first configuration of a section."""
+    text = PAGE.read_text().partition(f"\n### {section}\n")[2]
+    return decode_config(text.partition("```yaml\n")[2].partition("```")[0].encode())
+
+
+def test_configuration_of_aws_is_accepted() -> None:
+    """A group with `id`, and one without."""
+    config = documented("AWS")
+    assert [group.id for group in config.groups] == ["asg-t4-spot", ""]
+    AwsProvider(config, cast("Any", None), lambda: 0.0)
+
+
+def test_configuration_of_karpenter_is_accepted() -> None:
+    """With its node class."""
+    config = documented("Karpenter")
+    assert config.groups[0].settings["nodeClass"]["kind"] == "EC2NodeClass"
+    KarpenterProvider(config, cast("Any", None))

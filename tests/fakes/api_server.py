@@ -89,6 +89,7 @@ class FakeApiServer:
         logs: lines with their timestamps, by pod and container.
         program: what `exec` runs; None if it is forbidden.
         discovered: paths of API groups' versions that the server has.
+        resources: names of what they serve, by path.
         groups: versions of the API groups that `/apis` lists, by name.
         max_page: objects of a page, however many are requested; 0: no limit.
         mute: running watches receive nothing any more.
@@ -106,6 +107,7 @@ class FakeApiServer:
     forbidden: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
     discovered: set[str] = field(default_factory=set)
+    resources: dict[str, list[str]] = field(default_factory=dict)
     groups: dict[str, list[str]] = field(default_factory=dict)
     logs: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     program: Callable[[web.WebSocketResponse], Awaitable[None]] | None = None
@@ -147,6 +149,29 @@ class FakeApiServer:
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
         self._publish(Happened(self.version, kind, "DELETED", obj))
+
+    def collect_garbage(self) -> None:
+        """Delete objects whose owners are all gone, as the garbage collector does after a while."""
+        while True:
+            uids = {obj["metadata"]["uid"] for obj in self.objects.values()}
+            orphans = [
+                key
+                for key, obj in self.objects.items()
+                if (owners := obj["metadata"].get("ownerReferences"))
+                and not any(owner["uid"] in uids for owner in owners)
+            ]
+            if not orphans:
+                return
+            for kind, namespace, name in orphans:
+                self.remove(kind, name, namespace)
+
+    def run_deployments(self) -> None:
+        """Let all replicas of Deployments become available, as their controllers do after a while."""
+        for deployment in self.all("deployments"):
+            names = ("replicas", "updatedReplicas", "availableReplicas")
+            status = dict.fromkeys(names, deployment["spec"]["replicas"])
+            if deployment.get("status") != status:
+                self.put("deployments", {**deployment, "status": status})
 
     def compact(self) -> None:
         """Forget the history: a watch from before must list again."""
@@ -212,7 +237,8 @@ class FakeApiServer:
         if request.method == "GET" and request.query.get("watch"):
             return await self._watch(request)
         if request.path in self.discovered:
-            return web.json_response({"kind": "APIResourceList"})
+            served = [{"name": name} for name in self.resources.get(request.path, ())]
+            return web.json_response({"kind": "APIResourceList", "resources": served})
         if request.path == "/apis":
             return web.json_response(self._discovery())
         if request.path.endswith(("/log", "/exec")):
@@ -359,6 +385,11 @@ class FakeApiServer:
         if key in self.objects:
             message = f'{target.kind} "{meta["name"]}" already exists'
             raise Refusal(409, "AlreadyExists", message)
+        if target.kind == "rolebindings":
+            # Whose rights the creator must have.
+            role = body["roleRef"]["name"]
+            if ("roles", target.namespace, role) not in self.objects:
+                raise Refusal(404, "NotFound", f'roles "{role}" not found')
         meta["uid"] = str(uuid.uuid4())
         return obj if dry_run else self._keep(key, obj, "ADDED")
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fenka.scheduler.certificates import AUTHORITY, CLIENT, SERVER, Pair, due
+from fenka.kubernetes.certificates import AUTHORITY, CLIENT, SERVER, Pair, due
 from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.server import Access
 

@@ -67,6 +67,7 @@ class ExtenderHarness:
             self.gangs,
             self.preemption,
             requeue=lambda pods: self.woken.extend(it.metadata.name for it in pods),
+            clock=lambda: self.now,
         )
 
     # ---- what the informer brings ----

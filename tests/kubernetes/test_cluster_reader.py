@@ -1,8 +1,12 @@
 """One reading of a cluster."""
 
+import time
+
+from fenka.cluster.autoscaling import CAPACITY, GROUP, PROTECTED_UNTIL, encode_time
+from fenka.cluster.node_admission import exclusion
 from fenka.kubernetes.cluster_reader import read_cluster
 from fenka.views.nodes import cluster_nodes
-from tests.builders import node, on_card, pod, sharing, units
+from tests.builders import T4_MIB, node, node_json, on_card, pod, pod_json, sharing, units
 from tests.fakes.api_server import api_server
 
 
@@ -37,3 +41,19 @@ async def test_reading_shows_the_same_when_it_is_of_holding_pods_only() -> None:
     for uid in "abcd":
         first, second = (each.state.allocation(uid) for each in (holding, everything))
         assert (first and first.placements) == (second and second.placements)
+
+
+async def test_reading_knows_the_time_by_which_spot_nodes_are_protected() -> None:
+    """Otherwise `fenka why` would say that no pod may use them."""
+    day, labels = 86400, {CAPACITY: "spot", GROUP: "t4"}
+    short = pod_json("short", 4)
+    short["spec"]["activeDeadlineSeconds"] = 60
+    async with api_server() as server, server.api() as api:
+        for name, left in (("protected", day), ("over", -day)):
+            until = {PROTECTED_UNTIL: encode_time(time.time() + left)}
+            server.put("nodes", node_json(name, T4_MIB, labels=labels, annotations=until))
+        server.put("pods", short)
+        snapshot = await read_cluster(api, all_pods=True)
+    (pending,) = snapshot.pods
+    assert exclusion(snapshot.state, "protected", pending) is None
+    assert exclusion(snapshot.state, "over", pending) is not None

@@ -159,6 +159,7 @@ class Api:
             if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and _TOKEN.exists():
                 library.load_incluster_config(client_configuration=configuration)
             else:
+                _require_kubeconfig(kubeconfig)
                 await library.load_kube_config(
                     config_file=str(kubeconfig) if kubeconfig else None,
                     context=context,
@@ -455,3 +456,13 @@ def decode_event(line: bytes, kind: type[M]) -> WatchEvent[M]:
         return WatchEvent(raw.type, None, version)
     obj = decoded(raw.object, kind)
     return WatchEvent(raw.type, obj, obj.metadata.resource_version)
+
+
+def _require_kubeconfig(given: Path | None) -> None:
+    """Raise ApiUnreachable if no kubeconfig is there: the library would log a second sentence about it."""
+    names = str(given) if given else os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if not any(Path(name).expanduser().exists() for name in names.split(os.pathsep) if name):
+        raise ApiUnreachable(
+            f"no cluster can be reached by {names}: there is no such file: "
+            "name one by --kubeconfig or KUBECONFIG"
+        )

@@ -1,6 +1,7 @@
 """Reads a cluster once, by lists instead of watches."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ from fenka.cluster.objects import (
     PodStatus,
     ResourceRequirements,
     Toleration,
+    node_path,
 )
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
@@ -90,6 +92,11 @@ class _Holder(_Listed):
     status: _HolderStatus = msgspec.field(default_factory=_HolderStatus)
 
 
+def collection_path(api: str, namespace: str | None, kind: str) -> str:
+    """Return the path of a collection; of all namespaces for None."""
+    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
+
+
 async def read_cluster(
     api: Api,
     node: str | None = None,
@@ -105,6 +112,7 @@ async def read_cluster(
     """
     selector = HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
     state = ClusterState(dialects=dialects)
+    state.set_time(time.time())
     nodes, pods, cards = await asyncio.gather(
         _read_nodes(api, node, state),
         _read_pods(api, _Listed, {}, state)
@@ -145,7 +153,7 @@ async def _read_nodes(api: Api, name: str | None, state: ClusterState) -> list[N
     if name is None:
         nodes, _ = await api.list("/api/v1/nodes", Node, limit=PAGE)
     else:
-        nodes = [await api.get(f"/api/v1/nodes/{name}", Node)]
+        nodes = [await api.get(node_path(name), Node)]
     for node in nodes:
         state.set_node(node)
     return nodes

@@ -65,11 +65,17 @@ class EventRecorder:
         self.dropped = 0
         """Events that were not written, because of the limits or the server's answer."""
 
-    def record_on_pod(self, pod: Pod, reason: str, note: str) -> None:
-        """Record an event on a pod. reason: one word in CamelCase; note: a sentence."""
+    def record_on_pod(self, pod: Pod, reason: str, note: str, *, normal: bool = False) -> bool:
+        """Record an event on a pod. Return whether the limits allow it to be written.
+
+        Args:
+            reason: one word in CamelCase.
+            note: a sentence.
+            normal: nothing is wrong.
+        """
         meta = pod.metadata
         regarding = {"kind": "Pod", "namespace": meta.namespace, "apiVersion": "v1"}
-        self._record(meta, regarding, reason, note)
+        return self._record(meta, regarding, reason, note, normal=normal)
 
     def record_on_node(self, node: Node, reason: str, note: str) -> None:
         """Record an event on a node."""
@@ -89,7 +95,15 @@ class EventRecorder:
         """Return whether everything recorded so far was written or dropped."""
         return self._queue.empty() and not self._writing
 
-    def _record(self, meta: ObjectMeta, regarding: dict[str, str], reason: str, note: str) -> None:
+    def _record(
+        self,
+        meta: ObjectMeta,
+        regarding: dict[str, str],
+        reason: str,
+        note: str,
+        *,
+        normal: bool = False,
+    ) -> bool:
         note = note if len(note) <= MAX_NOTE else note[: MAX_NOTE - 1] + "…"
         key = meta.uid or meta.name, reason, note
         namespace = meta.namespace or "default"
@@ -97,10 +111,9 @@ class EventRecorder:
         if series is not None:
             series.count += 1
             self._series.move_to_end(key)
-            if series.name is None or self._clock() < series.written_at + SERIES_S:
-                return
-            self._put(key, namespace, None)
-            return
+            if series.name is not None and self._clock() >= series.written_at + SERIES_S:
+                self._put(key, namespace, None)
+            return True
         stamp = micro_time(self._now())
         body = {
             "apiVersion": "events.k8s.io/v1",
@@ -115,13 +128,15 @@ class EventRecorder:
             "action": "Scheduling",
             "reason": reason,
             "note": note,
-            "type": "Warning",
+            "type": "Normal" if normal else "Warning",
             "regarding": {**regarding, "name": meta.name, "uid": meta.uid},
         }
-        if self._put(key, namespace, body):
-            self._series[key] = _Series(None, 1, self._clock())
-            if len(self._series) > _MAX_SERIES:
-                self._series.popitem(last=False)
+        if not self._put(key, namespace, body):
+            return False
+        self._series[key] = _Series(None, 1, self._clock())
+        if len(self._series) > _MAX_SERIES:
+            self._series.popitem(last=False)
+        return True
 
     def _put(self, key: _Key, namespace: str, body: dict[str, Any] | None) -> bool:
         if not self._token() or self._queue.full():

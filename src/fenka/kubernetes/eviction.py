@@ -1,17 +1,82 @@
-"""Evicts a pod as a drain does: its disruption budgets are respected."""
+"""Ends pods: by an eviction, which respects their disruption budgets as a drain does, or by deleting them."""
 
+import contextlib
+import time
 from typing import Any
 
-from fenka.cluster.objects import Object, pod_path
-from fenka.kubernetes.client import Api
+import msgspec
+
+from fenka.cluster.autoscaling import encode_time
+from fenka.cluster.objects import Object, ObjectMeta, pod_path
+from fenka.kubernetes.client import Api, ApiError
+
+_TRIES = 3
+"""The kubelet writes the status of a pod that ends, too."""
 
 
-async def evict(api: Api, namespace: str, name: str, uid: str) -> None:
-    """Evict the pod with this UID, and no other of its name. Raises ApiError, ApiUnreachable."""
+async def evict(api: Api, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
+    """Evict the pod with this UID, and no other of its name. Raises ApiError, ApiUnreachable.
+
+    grace_s: from SIGTERM, or its preStop hook, to SIGKILL; by default what its spec says.
+    """
     body: dict[str, Any] = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": name, "namespace": namespace},
-        "deleteOptions": {"preconditions": {"uid": uid}},
+        "deleteOptions": _options(uid, grace_s),
     }
     await api.create(f"{pod_path(namespace, name)}/eviction", Object, body)
+
+
+async def delete_pod(
+    api: Api, namespace: str, name: str, uid: str, grace_s: int, reason: str
+) -> None:
+    """Delete the pod with this UID whatever its budgets say. Raises ApiError, ApiUnreachable.
+
+    An eviction tells a Job that a pod's end is a disruption and no failure. So does this.
+
+    Args:
+        grace_s: as for `evict`; 0 removes the object without waiting for the node.
+        reason: why, one word in CamelCase.
+    """
+    path = pod_path(namespace, name)
+    for _ in range(_TRIES):
+        with contextlib.suppress(ApiError):
+            await _mark(api, path, uid, reason, failed=grace_s == 0)
+            break
+    await api.delete(path, _options(uid, grace_s))
+
+
+class _Status(Object):
+    phase: str = ""
+    conditions: tuple[dict[str, Any], ...] = ()
+
+
+class _MarkedPod(Object):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+async def _mark(api: Api, path: str, uid: str, reason: str, *, failed: bool) -> None:
+    """Write the condition that Kubernetes' own controllers write before they delete a pod."""
+    pod = await api.get(path, _MarkedPod)
+    others = [each for each in pod.status.conditions if each.get("type") != "DisruptionTarget"]
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": "fenka ended the pod together with its node",
+        "lastTransitionTime": encode_time(time.time()),
+    }
+    # Where no kubelet does it, a Job waits for somebody to say that the pod has ended.
+    phase = {"phase": "Failed"} if failed and pod.status.phase != "Succeeded" else {}
+    body = {
+        "metadata": {"uid": uid, "resourceVersion": pod.metadata.resource_version},
+        "status": {"conditions": [*others, condition], **phase},
+    }
+    await api.patch(f"{path}/status", Object, body)
+
+
+def _options(uid: str, grace_s: int | None) -> dict[str, Any]:
+    grace = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+    return {"preconditions": {"uid": uid}, **grace}

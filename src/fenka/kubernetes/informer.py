@@ -139,6 +139,14 @@ class Informer(Generic[T]):
                 else:
                     await self._pause(error)
 
+    async def read(self) -> None:
+        """List the collection once, without following it. Raises ApiError, ApiUnreachable."""
+        try:
+            await self._list()
+        except ApiError as error:
+            if not (self._optional and error.status == 404):
+                raise
+
     async def _wait_for_kind(self) -> None:
         """Treat the collection as empty. The server may know the kind after an upgrade."""
         self._on_contact()
@@ -228,3 +236,33 @@ class Informer(Generic[T]):
     async def _pause(self, error: Exception) -> None:
         self.last_error = str(error)
         await self._sleep(self._backoff.next_s())
+
+
+class Informers:
+    """Several informers that run together. Set `by_collection` before anything else.
+
+    Attributes:
+        by_collection: the informers by the names of what they follow, for errors and metrics.
+    """
+
+    by_collection: dict[str, Informer[Any]]
+
+    @property
+    def synced(self) -> bool:
+        """Return whether every collection has been read."""
+        return all(informer.synced.is_set() for informer in self.by_collection.values())
+
+    @property
+    def errors(self) -> list[str]:
+        """Return why collections are not up to date."""
+        return [
+            f"{name}: {informer.last_error}"
+            for name, informer in self.by_collection.items()
+            if informer.last_error
+        ]
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self.by_collection.values():
+                group.create_task(informer.run())

@@ -24,7 +24,7 @@ from fenka.cluster.training_objects import (
     TrainingPod,
 )
 from fenka.kubernetes.client import Api, ApiError, decoded, if_accepted
-from fenka.kubernetes.cluster_reader import PAGE
+from fenka.kubernetes.cluster_reader import PAGE, collection_path
 
 OPERATORS = {
     "kubeflow.org": ("mpijobs", "tfjobs", "pytorchjobs"),
@@ -72,7 +72,12 @@ async def read_training_objects(
     own = f"{JOB}={name}" if name else JOB
     (roots, runs), pods, foreign, (services, nodes) = await asyncio.gather(
         read_roots(api, namespace, name),
-        api.list(_path("/api/v1", namespace, "pods"), TrainingPod, limit=PAGE, labelSelector=own),
+        api.list(
+            collection_path("/api/v1", namespace, "pods"),
+            TrainingPod,
+            limit=PAGE,
+            labelSelector=own,
+        ),
         _read_foreign(api, namespace, name),
         _nothing() if pods_only else _read_addresses(api, namespace, own),
     )
@@ -86,7 +91,8 @@ async def _read_addresses(
     """Return Services and nodes; no Services, and None for nodes, without the right to list them."""
     services, nodes = await asyncio.gather(
         if_accepted(
-            api.list(_path("/api/v1", namespace, "services"), Service, labelSelector=own), (403,)
+            api.list(collection_path("/api/v1", namespace, "services"), Service, labelSelector=own),
+            (403,),
         ),
         if_accepted(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
     )
@@ -108,20 +114,23 @@ async def read_roots(
     (jobs, _), job_sets, notebooks = await asyncio.gather(
         # JobSet's child Jobs have the label too.
         api.list(
-            _path(JOBS_API, namespace, "jobs"),
+            collection_path(JOBS_API, namespace, "jobs"),
             BatchJob,
             limit=PAGE,
             labelSelector=f"{own},!{JOBSET_NAME}",
         ),
         if_accepted(
             api.list(
-                _path(JOBSETS_API, namespace, "jobsets"), JobSet, limit=PAGE, labelSelector=own
+                collection_path(JOBSETS_API, namespace, "jobsets"),
+                JobSet,
+                limit=PAGE,
+                labelSelector=own,
             )
         ),
         # Rights of earlier releases do not include them.
         if_accepted(
             api.list(
-                _path(DEPLOYMENTS_API, namespace, "deployments"),
+                collection_path(DEPLOYMENTS_API, namespace, "deployments"),
                 Deployment,
                 limit=PAGE,
                 labelSelector=f"{own},{KIND}=notebook",
@@ -141,7 +150,9 @@ async def read_roots(
 
 async def read_events(api: Api, namespace: str, uids: set[str]) -> list[TrainingEvent]:
     """Return the events on objects with these UIDs, the oldest first. Raises ApiError, ApiUnreachable."""
-    events, _ = await api.list(_path("/api/v1", namespace, "events"), TrainingEvent, limit=PAGE)
+    events, _ = await api.list(
+        collection_path("/api/v1", namespace, "events"), TrainingEvent, limit=PAGE
+    )
     ours = [event for event in events if event.involved_object.uid in uids]
     return sorted(ours, key=lambda event: event.at)
 
@@ -150,7 +161,7 @@ async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> li
     """Return the jobs of other operators whose kinds the cluster has, and which may be listed."""
     groups = await if_accepted(api.get("/apis", _Groups), (403, 404))
     paths = [
-        _path(f"/apis/{group.name}/{version['version']}", namespace, kind)
+        collection_path(f"/apis/{group.name}/{version['version']}", namespace, kind)
         for group in (groups.groups if groups else ())
         for kind in OPERATORS.get(group.name, ())
         for version in group.versions
@@ -182,7 +193,7 @@ async def _read_foreign_pods(
     answers = await asyncio.gather(
         *(
             api.list(
-                _path("/api/v1", namespace, "pods"),
+                collection_path("/api/v1", namespace, "pods"),
                 TrainingPod,
                 limit=PAGE,
                 labelSelector=f"{label}={name},!{JOB}" if name else f"{label},!{JOB}",
@@ -191,7 +202,3 @@ async def _read_foreign_pods(
         )
     )
     return [*{pod.metadata.uid: pod for pods, _ in answers for pod in pods}.values()]
-
-
-def _path(api: str, namespace: str | None, kind: str) -> str:
-    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"

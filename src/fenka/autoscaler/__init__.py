@@ -1,0 +1,1 @@
+"""The autoscaler: which nodes pending requests need, exact at card level."""

@@ -1,0 +1,430 @@
+"""Pending pods as requests of a planning case.
+
+What a case cannot express must not cause a purchase. Such a pod is left out, with a sentence that says why.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+
+import msgspec
+from msgspec import structs
+
+from fenka.autoscaler.objects import ElasticAffinity, ElasticPod, ElasticPodSpec
+from fenka.autoscaler.view import COMING, View
+from fenka.cluster.autoscaling import GROUP
+from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, seconds
+from fenka.cluster.pending_queue import is_open
+from fenka.cluster.pod_groups import Gang, group_key, group_name
+from fenka.cluster.queue_snapshot import time_limit_s
+from fenka.cluster.spot_nodes import is_interruptible
+from fenka.core.errors import FenkaError
+from fenka.core.planning.case import (
+    Amount,
+    CaseRequest,
+    InvalidCase,
+    Toleration,
+    check_request,
+)
+from fenka.core.request import MAX_HOST, Memory, PercentOfCard, Request
+from fenka.dialects.base import GIB_MIB, Dialect, InvalidRecord, SliceRequest
+from fenka.dialects.registry import DIALECTS, resource_names
+
+UNLIMITED_S = 1e9
+"""How long a pod without a time limit runs. Groups whose spot nodes admit every pod protect them so long."""
+
+RULE_LABEL = "fenka.io/eligible-"
+"""Labels of a case with this prefix stand for rules that a case cannot have."""
+
+NOT_COUNTED = ("cpu", "memory", "ephemeral-storage")
+"""Amounts of a host that are no counted resources; nothing is known of the last before a node is there."""
+
+
+MAX_PODS = 3000
+"""Pods that are planned for at once. More take longer than a plan may, and nobody would get a node."""
+
+MAX_PLANNED = 10_000
+"""Pods that nodes are coming for. Each takes some 50 bytes of ConfigMap fenka-orders, which has 1 MiB."""
+
+MAX_AFFINITIES = 100
+"""Different node affinities that are planned for at once: each is judged for each node."""
+
+
+class Inexpressible(FenkaError):
+    """The pod has a rule or request that a planning case cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides which nodes a pod may use, beyond what a case can say. Equal rules decide alike.
+
+    Attributes:
+        group: the group that it selects, empty for any.
+        affinity: its node affinity, encoded.
+        parts: the kinds of what it requests: the mode of a node admits some only.
+        pod_class: names pods that are equal for offers that were found not to help them.
+    """
+
+    group: str
+    affinity: bytes
+    parts: tuple[SliceRequest, ...]
+    pod_class: str
+
+    def admit(self, labels: Mapping[str, str], name: str = "") -> bool:
+        """Return whether group and affinity admit a node with these labels. name: empty for a new node."""
+        if self.group and labels.get(GROUP) != self.group:
+            return False
+        if not self.affinity:
+            return True
+        pod = _pod_with(self.affinity)
+        ready = NodeStatus(conditions=(Condition(type="Ready", status="True"),))
+        node = Node(metadata=ObjectMeta(name=name, labels=labels), status=ready)
+        return not ineligibility_reasons(pod, node)
+
+
+@lru_cache(maxsize=2 * MAX_AFFINITIES)
+def _pod_with(affinity: bytes) -> ElasticPod:
+    decoded = msgspec.json.decode(affinity, type=ElasticAffinity)
+    return ElasticPod(spec=ElasticPodSpec(affinity=decoded))
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Pending pods.
+
+    Attributes:
+        requests: one for each pod, by its UID.
+        rules: by the pod's UID.
+        unserved: why pods are left out, by UID.
+    """
+
+    requests: Mapping[str, CaseRequest] = field(default_factory=dict)
+    rules: Mapping[str, Rules] = field(default_factory=dict)
+    unserved: Mapping[str, str] = field(default_factory=dict)
+
+
+def demand(view: View) -> Demand:
+    """Return the pending pods that nodes may be bought for. Those that are planned already are among them."""
+    if view.displaced:
+        pending = {uid: as_pending(view.pods[uid]) for uid in view.displaced if uid in view.pods}
+        view = replace(view, pods={**view.pods, **pending})
+    counted = _counted_resources(view)
+    in_line = [pod for pod in view.pods.values() if _is_in_line(view, pod, counted)]
+    planned = planned_uids(view)
+    waiting = [pod for pod in in_line if pod.metadata.uid not in planned]
+    most = max(min(MAX_PODS, MAX_PLANNED - len(planned)), 0)
+    chosen = first_in_turn(waiting, most)
+    left_out = {pod.metadata.uid for pod in waiting} - {pod.metadata.uid for pod in chosen}
+    found = demand_of(view, [*chosen, *(pod for pod in in_line if pod.metadata.uid in planned)])
+    why = f"{most} pods are planned for at once, and others come first"
+    return replace(found, unserved={**found.unserved, **dict.fromkeys(left_out, why)})
+
+
+def planned_uids(view: View) -> frozenset[str]:
+    """Return the UIDs of pods for which there is a node, or one comes."""
+    live = [
+        slot
+        for record in view.orders.values()
+        for slot in record.slots
+        if slot.state in COMING or slot.state == "offering"
+    ]
+    waiting = frozenset(pod.metadata.uid for slot in live for pod in view.waiting(slot))
+    return waiting | view.displaced.intersection(uid for slot in live for uid in slot.pods)
+
+
+def first_in_turn(pods: Sequence[ElasticPod], most: int) -> list[ElasticPod]:
+    """Return at most so many pods: gangs whole, and namespaces in turns, so that none keeps others out.
+
+    Of a namespace, the pods of the highest priority come first, then the oldest.
+    """
+    if len(pods) <= most:
+        return list(pods)
+    units: dict[str, list[ElasticPod]] = {}
+    for pod in pods:
+        units.setdefault(group_key(pod) or pod.metadata.uid, []).append(pod)
+    before = Counter[str]()
+    turns = []
+    for unit in sorted(units.values(), key=lambda unit: _rank(unit[0])):
+        namespace = unit[0].metadata.namespace
+        turns.append((before[namespace], _rank(unit[0]), unit))
+        before[namespace] += len(unit)
+    chosen = list[ElasticPod]()
+    for *_, unit in sorted(turns, key=lambda turn: turn[:2]):
+        if len(chosen) + len(unit) <= most:
+            chosen += unit
+    return chosen
+
+
+def _rank(pod: ElasticPod) -> tuple[int, str, str]:
+    return -(pod.spec.priority or 0), pod.metadata.creation_timestamp, pod.full_name
+
+
+def as_pending(pod: ElasticPod) -> ElasticPod:
+    """Return a pod that has a node, or is about to end, as if it had just been created."""
+    metadata = structs.replace(pod.metadata, deletion_timestamp=None)
+    return structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=""))
+
+
+def demand_of(view: View, pods: Iterable[ElasticPod]) -> Demand:
+    """Return these pods as if they were pending."""
+    by_gang: dict[str, list[ElasticPod]] = {}
+    for pod in view.pods.values():
+        if (key := group_key(pod)) is not None:
+            by_gang.setdefault(key, []).append(pod)
+    members = _Members(view)
+    present = dict[str, int]()
+    requests, rules, unserved = dict[str, CaseRequest](), dict[str, Rules](), dict[str, str]()
+    gangs: dict[str, list[str]] = {}
+    affinities = set[bytes]()
+    for pod in pods:
+        uid = pod.metadata.uid
+        try:
+            gang = members.gang(pod) if group_name(pod) is not None else None
+            if gang is not None:
+                if gang.key not in present:
+                    present[gang.key] = members.status(gang, by_gang.get(gang.key, ())).present
+                _check_present(gang, present[gang.key])
+            request = case_request(pod, view.state.dialects, gang)
+            rule = _rules(pod, request, view.state.dialects)
+            _count_affinity(affinities, rule.affinity)
+        except (Inexpressible, InvalidRecord) as why:
+            unserved[uid] = str(why)
+        else:
+            requests[uid], rules[uid] = request, rule
+        name = group_name(pod)
+        if name is not None:
+            gangs.setdefault(f"{pod.metadata.namespace}/{name}", []).append(uid)
+    _leave_out_incomplete_gangs(view, members, gangs, requests, unserved)
+    return Demand(requests, rules, unserved)
+
+
+def _count_affinity(known: set[bytes], affinity: bytes) -> None:
+    """Add a pod's affinity to those that are known. Raises Inexpressible if they are too many."""
+    if affinity and affinity not in known and len(known) >= MAX_AFFINITIES:
+        raise Inexpressible(
+            f"{MAX_AFFINITIES} node affinities are planned for at once, and others come first"
+        )
+    known.update({affinity} - {b""})
+
+
+def _is_in_line(view: View, pod: ElasticPod, counted: frozenset[str]) -> bool:
+    """Return whether the scheduler that fenka serves looks for a node with cards for it.
+
+    counted: resources that some group has, such as MIG instances. Who requests one counts, too.
+    """
+    if pod.spec.node_name or not is_open(pod):
+        return False
+    if view.schedulers and pod.spec.scheduler_name not in view.schedulers:
+        return False
+    created = seconds(pod.metadata.creation_timestamp)
+    if created is not None and view.now < created + view.config.scale_out.delay:
+        return False
+    return pod.demand(view.state.dialects).requests_gpu or any(
+        name in counted for container in pod.spec.containers for name in container.resources.limits
+    )
+
+
+def _counted_resources(view: View) -> frozenset[str]:
+    return frozenset(
+        name
+        for group in view.config.groups
+        for source in (group.shape, *(view.shapes.get(kind) for kind in group.types))
+        if source is not None
+        for name in source.resources
+    )
+
+
+class _Members(GangMembers):
+    """Those of one moment: of pods that request alike, one is looked at."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view.state, lambda: view.pods, lambda: view.groups)
+        self._requesting: dict[object, bool] = {}
+
+    def requests_cards(self, pod: Pod) -> bool:
+        """Return whether fenka places the pod. Raises InvalidRecord."""
+        demand = pod.demand(self._cluster.dialects)
+        if demand.dialect is None or demand.invalid is not None:
+            return super().requests_cards(pod)
+        key = demand.dialect.NAME, frozenset(map(_admission_kind, demand.parts))
+        if key not in self._requesting:
+            self._requesting[key] = super().requests_cards(pod)
+        return self._requesting[key]
+
+
+def _check_present(gang: Gang, present: int) -> None:
+    if present < gang.minimum:
+        raise Inexpressible(
+            f"its gang {gang.name} has {present} of the {gang.minimum} pods that start together"
+        )
+
+
+def _leave_out_incomplete_gangs(
+    view: View,
+    members: GangMembers,
+    gangs: Mapping[str, list[str]],
+    requests: dict[str, CaseRequest],
+    unserved: dict[str, str],
+) -> None:
+    """Leave out whole gangs of which a member cannot be planned for."""
+    for uids in gangs.values():
+        left_out = next((uid for uid in uids if uid in unserved), None)
+        if left_out is None or members.gang_or_none(view.pods[uids[0]]) is None:
+            continue
+        name = view.pods[left_out].metadata.name
+        for uid in uids:
+            if requests.pop(uid, None) is not None:
+                unserved[uid] = f"{name} of its gang is left out: {unserved[left_out]}"
+
+
+def case_request(
+    pod: ElasticPod, dialects: tuple[Dialect, ...] = DIALECTS, gang: Gang | None = None
+) -> CaseRequest:
+    """Return what a pod requests. Raises Inexpressible, InvalidRecord."""
+    _check_expressible(pod)
+    parts = pod.demand(dialects).parts
+    if pod.demand(dialects).in_instances:
+        raise Inexpressible("it requests MIG instances, and nodes are planned for cards")
+    if len(parts) > 1:
+        raise Inexpressible(
+            f"{len(parts)} of its containers request cards, and nodes are planned for one request a pod: "
+            "let one container request them"
+        )
+    spec, host = pod.spec, pod.host_amounts()
+    placed = resource_names(dialects)
+    limit = time_limit_s(pod)
+    request = CaseRequest(
+        name=pod.full_name,
+        priority=spec.priority or 0,
+        gang=gang.key if gang is not None else None,
+        cards=0,
+        cpu_milli=min(host.get("cpu", 0), MAX_HOST),
+        memory_mib=min(host.get("memory", 0), MAX_HOST),
+        resources={
+            name: min(amount, MAX_HOST)
+            for name, amount in host.items()
+            if name not in NOT_COUNTED and name not in placed
+        },
+        selector={key: value for key, value in spec.node_selector.items() if key != GROUP},
+        tolerations=case_tolerations(spec),
+        interruptible=is_interruptible(pod),
+        duration_s=UNLIMITED_S if limit is None else limit,
+    )
+    request = with_cards(request, parts[0].request) if parts else request
+    try:
+        check_request("its request", request)
+    except InvalidCase as why:
+        # Whoever wrote it must not keep the others from their plan.
+        raise Inexpressible(f"no node is bought for {why}") from None
+    return request
+
+
+def with_cards(request: CaseRequest, asked: Request) -> CaseRequest:
+    """Return the request with what is asked of cards."""
+    memory = None
+    if isinstance(asked.memory, PercentOfCard):
+        memory = Amount(percent=asked.memory.amount)
+    elif asked.memory is not None:
+        unit = asked.memory.unit_mib or GIB_MIB
+        amount = asked.memory.amount
+        memory = Amount(mib=amount) if unit == 1 else Amount(units=amount, unit_mib=unit)
+    return replace(
+        request,
+        cards=asked.cards,
+        memory=memory,
+        compute=asked.compute,
+        whole=asked.whole,
+        models=tuple(sorted(asked.models)),
+    )
+
+
+def case_tolerations(spec: ElasticPodSpec) -> tuple[Toleration, ...]:
+    """Return the tolerations that a case can have. Leaving out one never makes a pod fit more nodes."""
+    return tuple(
+        Toleration(key=each.key, operator=each.operator, value=each.value, effect=each.effect)  # type: ignore[arg-type]
+        for each in spec.tolerations
+        if each.operator in ("", "Equal", "Exists")
+    )
+
+
+def _check_expressible(pod: ElasticPod) -> None:
+    spec, affinity = pod.spec, pod.spec.affinity
+    if any(key.startswith(RULE_LABEL) for key in spec.node_selector):
+        # In a case such labels mean something else, so that the pod would seem to fit.
+        raise Inexpressible(f"it selects nodes by {RULE_LABEL}…, which no node has")
+    containers = (*spec.containers, *spec.init_containers)
+    for present, words in (
+        (_required(affinity, anti=False), "its required affinity to pods"),
+        (_required(affinity, anti=True), "its required anti-affinity to pods"),
+        (
+            any(
+                each.when_unsatisfiable == "DoNotSchedule"
+                for each in spec.topology_spread_constraints
+            ),
+            "its required spread over nodes or zones",
+        ),
+        (spec.resource_claims, "its resource claims"),
+        (any(port.host_port for it in containers for port in it.ports), "its host ports"),
+    ):
+        if present:
+            raise Inexpressible(
+                f"no node is bought for it, because {words} cannot be planned for: remove them, "
+                "or add a node by hand"
+            )
+
+
+def _required(affinity: ElasticAffinity | None, *, anti: bool) -> bool:
+    if affinity is None:
+        return False
+    terms = affinity.pod_anti_affinity if anti else affinity.pod_affinity
+    return terms is not None and bool(terms.required_during_scheduling_ignored_during_execution)
+
+
+def affinity_rules(pod: ElasticPod) -> Rules:
+    """Return the rules of a pod's node affinity alone."""
+    affinity = pod.spec.affinity
+    node = affinity.node_affinity if affinity is not None else None
+    if node is None or node.required_during_scheduling_ignored_during_execution is None:
+        return Rules("", b"", (), "")
+    return Rules("", msgspec.json.encode(ElasticAffinity(node_affinity=node)), (), "")
+
+
+def _rules(pod: ElasticPod, request: CaseRequest, dialects: tuple[Dialect, ...]) -> Rules:
+    encoded = affinity_rules(pod).affinity
+    group = pod.spec.node_selector.get(GROUP, "")
+    parts = tuple(dict.fromkeys(_admission_kind(part) for part in pod.demand(dialects).parts))
+    return Rules(group, encoded, parts, class_key(request, encoded))
+
+
+def _admission_kind(part: SliceRequest) -> SliceRequest:
+    """Return a request that nodes' modes admit alike. There are few, whatever amounts pods request."""
+    asked = part.request
+    request = Request(
+        memory=None if asked.memory is None else Memory(1),
+        compute=min(asked.compute, 1),
+        whole=asked.whole,
+        instance=asked.instance,
+    )
+    return SliceRequest(
+        (), request, requires_opt_in=part.requires_opt_in, weight=min(part.weight, 1)
+    )
+
+
+def class_key(request: CaseRequest, affinity: bytes = b"") -> str:
+    """Return a name of all pods of a namespace that are equal for planning, whatever their names and gangs.
+
+    The namespace counts: what keeps a pod from the node that was bought for it may be its owner's mistake,
+    such as a volume that does not exist.
+    """
+    facts = {key: value for key, value in asdict(request).items() if key not in _OWN}
+    facts["namespace"] = request.name.partition("/")[0]
+    encoded = msgspec.json.encode(facts, order="deterministic") + affinity
+    return hashlib.sha256(encoded).hexdigest()[:16]
+
+
+_OWN = ("name", "gang", "priority", "count")
+"""What does not matter to which nodes help a pod."""

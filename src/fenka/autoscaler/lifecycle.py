@@ -1,0 +1,441 @@
+"""The life of orders as a state machine: a view in, changed orders and instructions out. No I/O.
+
+A slot, one node of an order, goes written -> asked -> known -> joined -> offering -> ending -> gone. It fails
+if its node does not come, or does not offer its cards in time. What cloud and cluster show decides, so that a
+leader that was killed at any step, or lost the ConfigMap, is followed by one that goes on.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from fenka.autoscaler.backoff import is_forgotten
+from fenka.autoscaler.half_gangs import is_useless_half
+from fenka.autoscaler.machines import has_whole_cards, shape_for
+from fenka.autoscaler.objects import ElasticNode, ElasticPod
+from fenka.autoscaler.orders import failed_order, new_name
+from fenka.autoscaler.shapes import UnknownShape
+from fenka.autoscaler.view import COMING, View, offer_of
+from fenka.cloud.port import (
+    Denied,
+    Instance,
+    InstanceState,
+    OfferKey,
+    Order,
+    OutOfStock,
+    ProviderError,
+    Quota,
+    Throttled,
+    TooDear,
+)
+from fenka.cluster.autoscaling import (
+    ORDER,
+    Failure,
+    OrderRecord,
+    OrderState,
+    Slot,
+)
+
+GONE_S = 30.0
+"""Between two lists of the cloud without an instance, before it counts as gone."""
+
+PART_S = 30.0
+"""After this time no more nodes are expected of an order of which some have come."""
+
+SETTLED_S = 60.0
+"""An order of which all nodes offer their cards is remembered this much longer than its nodes are pinned."""
+
+HALF_S = 300.0
+"""A node with a part of a gang ends after this time, if the rest of the gang is not on its way."""
+
+MAX_WHY = 500
+"""Characters of the cloud's sentence that are remembered."""
+
+_PROGRESS: tuple[OrderState, ...] = ("written", "asked", "known", "joined", "offering", "ending")
+OVER: frozenset[OrderState] = frozenset({"gone", "failed"})
+
+_TOKEN = re.compile(r"(?P<name>.+)-(?P<attempt>[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A node that did not come.
+
+    Attributes:
+        failure: what its offer is backed off for.
+        why: a sentence.
+        node: it, if it has joined.
+        pods: those that were planned for it.
+    """
+
+    order: str
+    failure: Failure
+    why: str
+    node: ElasticNode | None
+    pods: tuple[ElasticPod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What has to be done, in this order.
+
+    Attributes:
+        orders: to write; None removes one.
+        ends: instances to end.
+        removed: nodes whose instances are gone.
+        missed: what did not come, for events.
+    """
+
+    orders: Mapping[str, OrderRecord | None] = field(default_factory=dict)
+    ends: frozenset[str] = frozenset()
+    removed: tuple[ElasticNode, ...] = ()
+    missed: tuple[Missed, ...] = ()
+
+
+# ---- tokens ----
+
+
+def token(cluster: str, name: str, attempt: int) -> str:
+    """Return the token of an order."""
+    return f"{cluster}-{name}-{attempt}"
+
+
+def order_of_token(cluster: str, text: str) -> str:
+    """Return the name of the order that has this token, empty if it is none of this cluster."""
+    match = _TOKEN.fullmatch(text.removeprefix(f"{cluster}-"))
+    return match["name"] if match and text.startswith(f"{cluster}-") else ""
+
+
+def launchable(cluster: str, name: str, record: OrderRecord) -> Order:
+    """Return an order as the cloud is asked for it. It is the same for the same attempt."""
+    return Order(
+        token(cluster, name, record.attempt),
+        offer_of(record),
+        len(record.slots),
+        record.whole,
+        record.cap,
+    )
+
+
+# ---- answers of the cloud ----
+
+
+def answered(record: OrderRecord, ids: Sequence[str], now: float) -> OrderRecord:
+    """Return the order after the cloud has accepted it. ids: the instances that are known by now."""
+    known = {slot.instance for slot in record.slots}
+    new = [each for each in ids if each not in known]
+    slots = list(_filled(record.slots, new))
+    slots = [replace(slot, state="asked") if slot.state == "written" else slot for slot in slots]
+    return _settled(replace(record, slots=tuple(slots), asked_at=now), now)
+
+
+def refused(record: OrderRecord, error: ProviderError, now: float) -> OrderRecord:
+    """Return the order after an error.
+
+    A token that is spent is replaced. Otherwise a throttled call keeps it: the call before may have had an
+    effect, although nobody has received its answer.
+    """
+    if isinstance(error, Throttled) and error.spent:
+        return replace(record, attempt=record.attempt + 1)
+    failure = next((word for kind, word in _FAILURES if isinstance(error, kind)), None)
+    if failure is None:
+        # Perhaps it was done: the same token again.
+        return record
+    # What is kept for hours has to be small: all orders share the 1 MiB of a ConfigMap.
+    return replace(
+        record, slots=(), state="failed", failure=failure, why=str(error)[:MAX_WHY], changed_at=now
+    )
+
+
+_FAILURES: tuple[tuple[type[ProviderError], Failure], ...] = (
+    (OutOfStock, "out of stock"),
+    (TooDear, "too dear"),
+    (Quota, "quota"),
+    (Denied, "denied"),
+)
+
+
+# ---- one pass ----
+
+
+def advance(view: View) -> Decision:
+    """Return what the orders require by what cloud and cluster show."""
+    if view.instances_at is None:
+        # What cannot be read is never none.
+        return Decision()
+    orders: dict[str, OrderRecord | None] = {}
+    missed: list[Missed] = []
+    for name, record in _with_adopted(view).items():
+        changed, late = _advance(view, name, record)
+        missed += late
+        orders[name] = None if _is_over(view, changed) else changed
+        if late and changed.failure is None:
+            # Others of its nodes came, so that the order itself has not failed.
+            failed = new_name(record.group, view.now, {*view.orders, *orders})
+            orders[failed] = failed_order(offer_of(record), late[0].failure, late[0].why, view.now)
+    changes = {name: each for name, each in orders.items() if each != view.orders.get(name)}
+    return Decision(changes, _ends(view, orders), tuple(_removed(view)), tuple(missed))
+
+
+def _is_over(view: View, record: OrderRecord) -> bool:
+    """Return whether nothing has to be remembered of an order any more."""
+    if record.failure is not None:
+        return is_forgotten(record, view.now)
+    if any(slot.state not in {"offering", *OVER} for slot in record.slots):
+        return False
+    if any(is_useless_half(view, slot) for slot in record.slots):
+        return False
+    settled = (record.changed_at or record.written_at) + view.config.scale_out.pin + SETTLED_S
+    return record.state in OVER or view.now >= settled
+
+
+def _advance(view: View, name: str, record: OrderRecord) -> tuple[OrderRecord, list[Missed]]:
+    instances = _new_instances(view, name, record)
+    if record.failure is not None and not record.slots and not instances:
+        return record, []
+    slots = list(_filled(record.slots, instances))
+    missed: list[Missed] = []
+    partial = any(slot.instance for slot in slots)
+    for number, slot in enumerate(slots):
+        step = _step(view, record, slot, partial=partial)
+        slots[number] = step.slot
+        if step.failure is not None:
+            pods = tuple(view.waiting(slot))
+            node = view.nodes.get(step.slot.node)
+            missed.append(Missed(name, step.failure, step.why, node, pods))
+    changed = _settled(replace(record, slots=tuple(slots)), view.now)
+    if missed and all(slot.state in {"failed", "ending"} for slot in slots):
+        changed = replace(changed, failure=missed[0].failure, why=missed[0].why)
+    return changed, missed
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    slot: Slot
+    failure: Failure | None = None
+    why: str = ""
+
+
+def _step(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _Step:
+    """Return the slot as cloud and cluster show it."""
+    if slot.state in OVER:
+        return _Step(slot)
+    instance = view.instances.get(slot.instance)
+    if slot.instance and instance is None:
+        return _unlisted(view, slot)
+    if slot.state == "ending" or (instance and instance.state is InstanceState.ENDING):
+        return _Step(replace(slot, state="ending"))
+    node = view.node_of(instance) if instance is not None else None
+    if node is not None:
+        slot = replace(slot, node=node.metadata.name)
+        if slot.state != "offering":
+            ready = offers_cards(view, record, node)
+            slot = replace(
+                slot,
+                state="offering" if ready else "joined",
+                offering_at=view.now if ready else None,
+            )
+    if slot.state == "offering":
+        useless = is_useless_half(view, slot) and view.now > half_ends_at(slot)
+        return _Step(replace(slot, state="ending") if useless else slot)
+    return _overdue(view, record, slot, partial=partial) or _Step(slot)
+
+
+def half_ends_at(slot: Slot) -> float:
+    """Return until when a node with a part of a gang is kept."""
+    return (slot.offering_at or 0.0) + HALF_S
+
+
+def _overdue(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _Step | None:
+    """Return what follows if the node should be ready by now, or will not come; None otherwise."""
+    instance, node = view.instances.get(slot.instance), view.nodes.get(slot.node)
+    if view.now > record.written_at + view.config.start.timeout:
+        why = f"{record.type} in {record.zone} was not ready in time: {_lack(view, instance, node)}"
+        return _Step(replace(slot, state="ending" if instance else "failed"), "never joined", why)
+    if instance is None and partial and view.now > (record.asked_at or record.written_at) + PART_S:
+        why = f"fewer nodes of {record.type} in {record.zone} came than were asked for"
+        return _Step(replace(slot, state="failed"), "out of stock", why)
+    return None
+
+
+def _unlisted(view: View, slot: Slot) -> _Step:
+    node = view.nodes.get(slot.node)
+    # A node that answers runs, unless this program has just ended it. Then the list is of another account,
+    # region or cluster's name, and must not cost the pods that run there.
+    answers = node is not None and node.ready and slot.state != "ending"
+    if answers or not is_gone(view, slot.instance):
+        return _Step(slot)
+    if slot.state in COMING:
+        return _Step(
+            replace(slot, state="failed"), "taken back", "its instance was ended or taken back"
+        )
+    return _Step(replace(slot, state="gone"))
+
+
+def is_gone(view: View, name: str) -> bool:
+    """Return whether the cloud has listed everything without this instance twice, long enough apart."""
+    since = view.missing.get(name)
+    return since is not None and (view.instances_at or 0.0) >= since + GONE_S
+
+
+def _lack(view: View, instance: Instance | None, node: ElasticNode | None) -> str:
+    """Return what a node lacks, as a sentence's part."""
+    if instance is None:
+        return "the cloud has started no machine"
+    if node is None:
+        return f"machine {instance.id} has not joined the cluster"
+    if not node.ready:
+        return f"node {node.metadata.name} is not Ready"
+    error = view.state.node_error(node.metadata.name)
+    return (
+        error
+        or f"node {node.metadata.name} offers no cards: see whether fenka's program runs there"
+    )
+
+
+def offers_cards(view: View, record: OrderRecord, node: ElasticNode) -> bool:
+    """Return whether pods can use what the node was bought for."""
+    if not node.ready:
+        return False
+    if view.state.shared_node(node.metadata.name) is not None or has_whole_cards(node):
+        return True
+    config = view.group(record.group)
+    try:
+        return config is not None and not shape_for(view, config, record.type).cards
+    except UnknownShape:
+        return False
+
+
+def _filled(slots: Sequence[Slot], new: Iterable[str]) -> Iterable[Slot]:
+    """Yield the slots with these instances: in those that have none, then in further ones."""
+    names = iter(new)
+    for slot in slots:
+        fillable = not slot.instance and slot.state not in {"ending", "gone"}
+        name = next(names, "") if fillable else ""
+        yield replace(slot, instance=name, state="known") if name else slot
+    for name in names:
+        yield Slot(state="known", instance=name)
+
+
+def _new_instances(view: View, name: str, record: OrderRecord) -> list[str]:
+    known = {slot.instance for slot in record.slots}
+    own = [
+        each
+        for each in view.instances.values()
+        if each.id not in known
+        and each.state is not InstanceState.ENDING
+        and adopted_name(view.config.cluster, each) == name
+    ]
+    return [each.id for each in sorted(own, key=lambda it: (it.launched_at, it.id))]
+
+
+def _settled(record: OrderRecord, now: float) -> OrderRecord:
+    """Return the order with the state that follows from its slots."""
+    live = [slot.state for slot in record.slots if slot.state not in OVER]
+    state: OrderState = min(live, key=_PROGRESS.index) if live else "gone"
+    if not live and any(slot.state == "failed" for slot in record.slots):
+        state = "failed"
+    return replace(record, state=state, changed_at=now) if state != record.state else record
+
+
+# ---- what no order has ----
+
+
+def adopted_name(cluster: str, instance: Instance) -> str:
+    """Return the name of the order that an instance is of. One that has none is an order of its own."""
+    return order_of_token(cluster, instance.order) or f"{instance.offer.group}-{instance.id}"
+
+
+def _with_adopted(view: View) -> dict[str, OrderRecord]:
+    """Return the orders, with those of instances that are of none: the ConfigMap may have been deleted."""
+    orders = dict(view.orders)
+    held = {slot.instance for record in orders.values() for slot in record.slots}
+    unanswered = {
+        offer_of(record)
+        for record in orders.values()
+        if any(slot.state == "written" for slot in record.slots)
+    }
+    by_provider_id = {
+        node.spec.provider_id: node for node in view.nodes.values() if node.spec.provider_id
+    }
+    for instance in view.instances.values():
+        name = adopted_name(view.config.cluster, instance)
+        node = by_provider_id.get(instance.provider_id)
+        if name in orders or instance.id in held or instance.state is InstanceState.ENDING:
+            continue
+        if not instance.order and instance.offer in unanswered:
+            # A cloud may tag instances after it has launched them. The call will be repeated, and name them.
+            continue
+        if node is not None and ORDER in node.metadata.labels:
+            continue
+        key: OfferKey = instance.offer
+        price = view.offers[key].price if key in view.offers else 0.0
+        orders[name] = OrderRecord(
+            group=key.group,
+            type=key.type,
+            zone=key.zone,
+            capacity=key.capacity,
+            slots=(),
+            state="known",
+            price=price,
+            written_at=_adopted_at(view, instance),
+            asked_at=instance.launched_at,
+        )
+    return orders
+
+
+def _adopted_at(view: View, instance: Instance) -> float:
+    """Return from when on the instance has time to join: its launch.
+
+    If that was long ago, its Node may have been deleted by hand, and can come again.
+    """
+    recent = view.now <= instance.launched_at + view.config.start.timeout
+    return instance.launched_at if recent else view.now
+
+
+def _ends(view: View, orders: Mapping[str, OrderRecord | None]) -> frozenset[str]:
+    """Return the instances of slots that end, as long as they are listed."""
+    return frozenset(
+        slot.instance
+        for record in orders.values()
+        if record is not None
+        for slot in record.slots
+        if slot.state == "ending"
+        and slot.instance in view.instances
+        and view.instances[slot.instance].state is not InstanceState.ENDING
+    )
+
+
+def _removed(view: View) -> Iterable[ElasticNode]:
+    """Yield the nodes that were bought and whose instances are gone."""
+    ended = {
+        slot.node
+        for record in view.orders.values()
+        for slot in record.slots
+        if slot.state in ("ending", *OVER)
+    }
+    for node in view.own_nodes():
+        answers = node.ready and node.metadata.name not in ended
+        if node.spec.provider_id and is_gone(view, node.spec.provider_id) and not answers:
+            yield node
+
+
+def listed_missing(view: View) -> dict[str, float]:
+    """Return what the cloud does not list at this moment, by when that was seen first.
+
+    Instances of slots by their ids, those of nodes by their provider ids.
+    """
+    expected = {
+        slot.instance
+        for record in view.orders.values()
+        for slot in record.slots
+        if slot.instance and slot.state not in OVER
+    } - view.instances.keys()
+    listed = {each.provider_id for each in view.instances.values()}
+    expected |= {
+        node.spec.provider_id for node in view.own_nodes() if node.spec.provider_id not in listed
+    }
+    at = view.instances_at or view.now
+    return {name: view.missing.get(name, at) for name in expected if name}

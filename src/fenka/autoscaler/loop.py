@@ -1,0 +1,284 @@
+"""The leader's loop: one pass after the other, each from what cluster and cloud show then.
+
+A pass that fails is repeated: every part decides by what is there, so nothing is lost if it ends anywhere.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fenka.autoscaler.buyer import Buyer
+from fenka.autoscaler.cloud_cache import CloudCache
+from fenka.autoscaler.config_maps import StoredMap, WriteLost
+from fenka.autoscaler.displaced import displaced_pods
+from fenka.autoscaler.hands import Actor, Hands
+from fenka.autoscaler.lifecycle import listed_missing
+from fenka.autoscaler.order_keeper import REFUSED
+from fenka.autoscaler.orders import OrderStore
+from fenka.autoscaler.shape_store import ShapeStore
+from fenka.autoscaler.status import status_of
+from fenka.autoscaler.view import View, coming
+from fenka.autoscaler.watch import ElasticCluster
+from fenka.cloud.config import Config
+from fenka.cloud.port import InstanceState, Provider, ProviderError
+from fenka.cluster.autoscaling import (
+    ENDING,
+    RECLAIMED,
+    STATUS_KEY,
+    STATUS_MAP,
+    NodeStatus,
+    Status,
+    decode_status,
+)
+from fenka.dialects.base import InvalidRecord
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.election import Term
+from fenka.kubernetes.events import EventRecorder
+from fenka.kubernetes.leadership import Leadership
+
+log = logging.getLogger(__name__)
+
+BUSY_S, QUIET_S = 2.0, 10.0
+"""Between two passes for which nothing has changed: while nodes come or go, and else."""
+MIN_INTERVAL_S = 0.1
+"""Between two passes, however much changes."""
+RETRY_S = 1.0
+"""After a pass that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The ConfigMaps."""
+
+    orders: OrderStore
+    shapes: ShapeStore
+    status: StoredMap
+
+    @classmethod
+    def of(cls, api: Api, namespace: str, config: Config) -> "Memory":
+        """Return those of a namespace."""
+        return cls(
+            OrderStore(api, namespace),
+            ShapeStore(api, namespace, config),
+            StoredMap(api, namespace, STATUS_MAP),
+        )
+
+    async def load(self) -> None:
+        """Read all of them. Raises ApiError, ApiUnreachable."""
+        await asyncio.gather(self.orders.load(), self.shapes.load(), self.status.load())
+
+
+class Loop:
+    """Everything that the leader does. Attributes: problem: why the last pass failed, empty if it did not."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        api: Api,
+        provider: Provider,
+        config: Config,
+        cluster: ElasticCluster,
+        memory: Memory,
+        recorder: EventRecorder,
+        *,
+        schedulers: frozenset[str] = frozenset(),
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._config, self._cluster, self._memory = config, cluster, memory
+        self._schedulers, self._now, self._sleep = schedulers, now, sleep
+        self._leadership: Leadership | None = None
+        self._cloud = CloudCache(provider, now)
+        self._missing: Mapping[str, float] = {}
+        self._status = Status()
+        self._loaded_term: Term | None = None
+        self._seen_at = float("-inf")
+        self._before: Sequence[Actor] = ()
+        self._after: Sequence[Actor] = ()
+        self._buyer: Buyer | None = None
+        self._provider_problem = ""
+        self._was_busy = False
+        self.hands = Hands(api, provider, recorder, memory.orders, self.leading, self.view)
+        self.problem = ""
+
+    def compose(
+        self, leadership: Leadership, before: Sequence[Actor], buyer: Buyer, after: Sequence[Actor]
+    ) -> None:
+        """Set the parts of a pass, in their order."""
+        self._leadership, self._before = leadership, before
+        self._buyer, self._after = buyer, after
+
+    def leading(self) -> bool:
+        """Return whether a write may begin now."""
+        return self._leadership is not None and self._leadership.leading
+
+    def view(self) -> View:
+        """Return what is known now."""
+        memory, cloud, cluster = self._memory, self._cloud, self._cluster
+        return View(
+            now=self._now(),
+            config=self._config,
+            state=cluster.state,
+            nodes=cluster.nodes.by_name,
+            pods=cluster.pods.by_uid,
+            pods_on=cluster.pods.by_node,
+            groups=cluster.groups,
+            budgets=cluster.budgets,
+            daemons=cluster.daemons,
+            orders=memory.orders.records,
+            instances=cloud.instances,
+            instances_at=cloud.instances_at,
+            missing=self._missing,
+            offers=cloud.offers,
+            notices=cloud.notices,
+            shapes=memory.shapes.shapes,
+            misfits=memory.shapes.misfits,
+            status=self._status,
+            displaced=displaced_pods(
+                cluster.nodes.by_name, cluster.pods.by_node, cluster.pods.by_uid
+            ),
+            schedulers=self._schedulers,
+            cloud_problem=cloud.problem,
+        )
+
+    async def run(self) -> None:
+        """Make passes while this replica leads, until cancelled."""
+        try:
+            await self._pass_by_pass(self._cluster.changed)
+        finally:
+            if self._buyer is not None:
+                self._buyer.stop()
+
+    async def _pass_by_pass(self, changed: asyncio.Event) -> None:
+        while True:
+            changed.clear()
+            if self.leading():
+                await self._guarded()
+            await self._sleep(MIN_INTERVAL_S)
+            await self._wait(changed)
+
+    async def _wait(self, changed: asyncio.Event) -> None:
+        """Wait until something has changed, or the next pass is due."""
+        if not self.leading():
+            limit = RETRY_S / 4
+        elif self.problem:
+            limit = RETRY_S
+        else:
+            limit = BUSY_S if self._is_busy() else QUIET_S
+            due_at = self._buyer.due_at(self._now()) if self._buyer is not None else None
+            if due_at is not None:
+                limit = min(limit, max(due_at - self._now(), 0.0))
+        waiting = asyncio.create_task(changed.wait())
+        sleeping = asyncio.ensure_future(self._sleep(limit))
+        try:
+            await asyncio.wait((waiting, sleeping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (waiting, sleeping):
+                task.cancel()
+            await asyncio.gather(waiting, sleeping, return_exceptions=True)
+
+    async def _guarded(self) -> None:
+        try:
+            await self.act()
+            planning = self._buyer.problem if self._buyer is not None else ""
+            problem = self._cloud.problem or self._provider_problem or planning
+        except WriteLost:
+            # Another replica has written: whatever was decided here counts for nothing.
+            self._loaded_term = None
+            return
+        except (ApiError, ApiUnreachable) as why:
+            problem = str(why)
+            if isinstance(why, ApiError) and why.status in REFUSED:
+                await self._publish_problem(problem)
+        if problem and problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
+
+    async def act(self) -> None:
+        """Make one pass. Raises WriteLost, ApiError, ApiUnreachable."""
+        assert self._leadership is not None
+        assert self._buyer is not None
+        term, now = self._leadership.election.term, self._now()
+        # By a clock that was set back, what is due would be due much later.
+        was_set_back, self._seen_at = now < self._seen_at, now
+        if term != self._loaded_term or was_set_back:
+            await self._memory.load()
+            self._status = self._published()
+            self._cloud.forget()
+            self._missing = {}
+            self._buyer.forget()
+            self._loaded_term = term
+        elif self._memory.orders.unreadable:
+            # Until somebody has mended it.
+            await self._memory.orders.load()
+        busy = self._is_busy()
+        if self._was_busy and not busy:
+            # The last node has come or gone since the cloud was asked.
+            self._cloud.expect_change()
+        self._was_busy = busy
+        await self._cloud.refresh(busy=busy, spot=self._has_spot())
+        self._missing = listed_missing(self.view())
+        states, orders = dict[str, NodeStatus](), self._memory.orders.records
+        problem = ""
+        for actor in (*self._before, self._buyer, *self._after):
+            if not self.leading():
+                return
+            try:
+                states |= await actor.act(self.hands)
+            except ProviderError as why:
+                # What cannot be ended must not keep anything from being bought, and the reverse.
+                problem = problem or str(why)
+        if self._memory.orders.records is not orders:
+            self._cloud.expect_change()
+        await self._publish(states)
+        self._provider_problem = problem
+
+    async def _publish(self, states: Mapping[str, NodeStatus]) -> None:
+        assert self._buyer is not None
+        status = status_of(self.view(), states, self._buyer.unserved)
+        self._status = status
+        text = msgspec.json.encode(status, order="deterministic").decode()
+        if self.leading() and self._memory.status.data.get(STATUS_KEY) != text:
+            await self._memory.status.write({STATUS_KEY: text})
+
+    async def _publish_problem(self, problem: str) -> None:
+        """Tell people why passes fail, until an operator has changed what the API server refuses."""
+        assert self._leadership is not None
+        assert self._buyer is not None
+        if self._loaded_term != self._leadership.election.term:
+            return
+        self._buyer.hinder(self.hands, problem)
+        try:
+            await self._publish(self._status.nodes)
+        except WriteLost:
+            self._loaded_term = None
+        except (ApiError, ApiUnreachable):
+            log.info("the status cannot be written either")
+
+    def _published(self) -> Status:
+        text = self._memory.status.data.get(STATUS_KEY)
+        try:
+            return decode_status(text) if text else Status()
+        except InvalidRecord:
+            return Status()
+
+    def _is_busy(self) -> bool:
+        """Return whether nodes are coming or going."""
+        orders = self._memory.orders.records
+        return (
+            any(True for _ in coming(orders))
+            or any(slot.state == "ending" for each in orders.values() for slot in each.slots)
+            or bool(self._missing)
+            or any(it.state is not InstanceState.RUNNING for it in self._cloud.instances.values())
+            or any(
+                taint.key in (ENDING, RECLAIMED)
+                for node in self._cluster.nodes.by_name.values()
+                for taint in node.spec.taints
+            )
+        )
+
+    def _has_spot(self) -> bool:
+        return any(each.offer.capacity == "spot" for each in self._cloud.instances.values())

@@ -1,0 +1,150 @@
+"""`fenka autoscaler --config FILE`: follows a cluster until the process is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fenka.autoscaler.buyer import Buyer
+from fenka.autoscaler.loop import Loop, Memory
+from fenka.autoscaler.metrics import Counts, Metrics
+from fenka.autoscaler.options import AutoscalerOptions
+from fenka.autoscaler.order_keeper import OrderKeeper
+from fenka.autoscaler.planner import Planner, plan_process
+from fenka.autoscaler.providers import open_provider
+from fenka.autoscaler.reclaim_actor import Reclaimer
+from fenka.autoscaler.scale_in_actor import ScaleInActor
+from fenka.autoscaler.server import probe_app
+from fenka.autoscaler.shape_store import ShapeStore
+from fenka.autoscaler.watch import ElasticCluster
+from fenka.cloud.config import Config
+from fenka.cloud.config_file import check_offers, check_shapes, read_config
+from fenka.cloud.port import Provider, ProviderError
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.election import Election
+from fenka.kubernetes.events import EventRecorder
+from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.kubernetes.leadership import Leadership
+from fenka.kubernetes.program_lifetime import stop_requests, working_until
+
+log = logging.getLogger(__name__)
+
+
+class Autoscaler:
+    """One replica: the wiring of its parts."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        api: Api,
+        provider: Provider,
+        planner: Planner,
+        config: Config,
+        options: AutoscalerOptions,
+        *,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Args:
+        api: the API server.
+        provider: the cloud.
+        planner: makes plans.
+        config: what may be bought.
+        options: where its objects are.
+        identity: names this process, and no other, in the lease.
+        clock: seconds, monotonic.
+        now: seconds since 1970.
+        sleep: waits for a number of seconds.
+        """
+        dialects = WITH_HAMI if options.hami_names else DIALECTS
+        self.cluster = ElasticCluster(api, dialects)
+        recorder = EventRecorder(api, "fenka-autoscaler", identity)
+        memory = Memory.of(api, options.namespace, config)
+        election = Election(api, options.namespace, options.lease, identity, clock=clock)
+        leadership = self.leadership = Leadership(election, self.cluster, sleep)
+        counts, reclaimer = Counts(), Reclaimer()
+        loop = self.loop = Loop(
+            api,
+            provider,
+            config,
+            self.cluster,
+            memory,
+            recorder,
+            schedulers=frozenset(options.scheduler_name),
+            now=now,
+            sleep=sleep,
+        )
+        buyer = self.buyer = Buyer(config, planner, counts)
+        # A cloud that does not answer ends a pass, and must not keep pods from their notice.
+        before = reclaimer, OrderKeeper(memory.shapes, counts)
+        loop.compose(leadership, before, buyer, (ScaleInActor(),))
+        self.metrics = Metrics(
+            counts,
+            loop.view,
+            leading=lambda: leadership.leading,
+            unserved=lambda: len(buyer.unserved),
+            reclaims=lambda: reclaimer.counts,
+        )
+        self._tasks = (self.cluster.run, recorder.run, leadership.run, loop.run)
+
+    @property
+    def problem(self) -> str:
+        """Return why the replica is not ready, empty if it is."""
+        return "" if self.leadership.ready else self.leadership.unready_reason
+
+    async def run(self) -> None:
+        """Run until cancelled. An exception is a bug: the process should be restarted."""
+        async with asyncio.TaskGroup() as group:
+            for task in self._tasks:
+                group.create_task(task())
+
+    async def stop(self) -> None:
+        """Begin nothing new, and let another replica lead at once."""
+        self.leadership.end()
+        await self.leadership.election.release()
+
+
+async def serve(path: Path, options: AutoscalerOptions) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises:
+        InvalidConfig, ProviderMissing: with one sentence.
+        ProviderError, ApiUnreachable: if the provider or the API server cannot be configured.
+        OSError: if a file cannot be read, or the port is in use.
+    """
+    stop = stop_requests()
+    config = read_config(path)
+    identity = f"{options.name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    async with contextlib.AsyncExitStack() as stack:
+        api = await stack.enter_async_context(await Api.connect(options.kubeconfig))
+        provider = await stack.enter_async_context(open_provider(config, api))
+        await _check_offers(config, provider, ShapeStore(api, options.namespace, config))
+        planner = await stack.enter_async_context(plan_process())
+        replica = Autoscaler(api, provider, planner, config, options, identity=identity)
+        app = probe_app(lambda: replica.problem, replica.metrics.text)
+        listening = listening_socket(options.address, options.port)
+        readers = HttpListener(max_connections=MAX_READERS)
+        await stack.enter_async_context(serve_app(app, listening, readers))
+        try:
+            async with working_until(stop, replica.run()):
+                pass
+        finally:
+            await replica.stop()
+
+
+async def _check_offers(config: Config, provider: Provider, shapes: ShapeStore) -> None:
+    """Check the configuration's types and zones, and that types have a shape. Raises InvalidConfig."""
+    try:
+        offers, _ = await asyncio.gather(provider.offers(), shapes.load())
+    except (ProviderError, ApiError, ApiUnreachable) as why:
+        log.warning("types and zones are not checked: %s", why)
+        return
+    check_offers(config, [offer.key for offer in offers])
+    described = {offer.key.type for offer in offers if offer.machine is not None}
+    check_shapes(config, {*described, *shapes.shapes})

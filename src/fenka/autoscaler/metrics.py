@@ -1,0 +1,170 @@
+"""Prometheus metrics of the autoscaler. Their names and meaning are listed in docs/autoscaling.md."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fenka.autoscaler.backoff import pauses
+from fenka.autoscaler.view import View
+from fenka.cloud.port import InstanceState
+from fenka.cluster.autoscaling import OrderRecord
+from fenka.core.planning.plan import Plan
+
+PREFIX = "fenka_autoscaler_"
+PLAN_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+OFFER_BUCKETS = (5, 10, 20, 30, 60, 90, 120, 180, 300, 600, 900)
+
+
+class Counts:
+    """What has happened since this process started."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.plan_seconds = Histogram(
+            f"{PREFIX}plan_seconds",
+            "Time to make a plan",
+            buckets=PLAN_BUCKETS,
+            registry=self.registry,
+        )
+        self.time_to_offer = Histogram(
+            f"{PREFIX}time_to_offer_seconds",
+            "Time from an order until a node of it offers its cards",
+            buckets=OFFER_BUCKETS,
+            registry=self.registry,
+        )
+        self.orders = Counter(
+            f"{PREFIX}orders",
+            "Orders by group and outcome",
+            ["group", "outcome"],
+            registry=self.registry,
+        )
+        self.gap_ratio = 0.0
+
+    def planned(self, plan: Plan, seconds: float) -> None:
+        """Count a plan."""
+        self.plan_seconds.observe(seconds)
+        self.gap_ratio = plan.cost / plan.bound - 1 if plan.bound > 0 else 0.0
+
+    def advanced(self, view: View, changes: Mapping[str, OrderRecord | None]) -> None:
+        """Count what has become of orders. view: from before the changes."""
+        for name, changed in changes.items():
+            known = view.orders.get(name)
+            if changed is None:
+                continue
+            before = known.slots if known is not None else ()
+            for number, slot in enumerate(changed.slots):
+                offered = number < len(before) and before[number].offering_at is not None
+                if slot.offering_at is not None and not offered:
+                    self.time_to_offer.observe(max(slot.offering_at - changed.written_at, 0.0))
+            outcome = changed.failure or changed.state
+            earlier = None if known is None else known.failure or known.state
+            if outcome != earlier and (changed.failure or changed.state == "offering"):
+                self.orders.labels(changed.group, outcome).inc()
+
+
+class Metrics(Collector):
+    """The metrics of one replica. What the cluster is like is read when Prometheus asks."""
+
+    def __init__(
+        self,
+        counts: Counts,
+        view: Callable[[], View],
+        *,
+        leading: Callable[[], bool],
+        unserved: Callable[[], int],
+        reclaims: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Args:
+        counts: what has happened.
+        view: returns what is there.
+        leading: whether this replica leads.
+        unserved: returns the number of pods that no node is bought for.
+        reclaims: returns take-backs by group.
+        """
+        self._counts, self._view, self._leading = counts, view, leading
+        self._unserved, self._reclaims = unserved, reclaims
+        counts.registry.register(self)
+
+    def text(self) -> bytes:
+        """Return the metrics in Prometheus' format."""
+        return generate_latest(self._counts.registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the metrics are read when they are asked for."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the gauges; those of the cluster on the leader alone."""
+        leading = self._leading()
+        yield GaugeMetricFamily(f"{PREFIX}leading", "1 on the replica that acts", value=leading)
+        reclaims = CounterMetricFamily(
+            f"{PREFIX}reclaims", "Take-backs of spot nodes by group", labels=["group"]
+        )
+        for group, count in self._reclaims().items():
+            reclaims.add_metric((group,), count)
+        yield reclaims
+        if leading:
+            yield from self._of_cluster(self._view())
+
+    def _of_cluster(self, view: View) -> Iterator[Metric]:
+        nodes = GaugeMetricFamily(
+            f"{PREFIX}nodes", "Nodes by group and state", labels=["group", "state"]
+        )
+        for (group, state), count in node_counts(view).items():
+            nodes.add_metric((group, state), count)
+        yield nodes
+        prices = GaugeMetricFamily(
+            f"{PREFIX}price_per_hour", "What the nodes cost an hour now", labels=["capacity"]
+        )
+        for capacity, price in price_by_capacity(view).items():
+            prices.add_metric((capacity,), price)
+        yield prices
+        paused = GaugeMetricFamily(
+            f"{PREFIX}backoff_until_seconds",
+            "Until when an offer is not tried, since 1970",
+            labels=["offer"],
+        )
+        for key, pause in pauses(view).items():
+            paused.add_metric((f"{key.group}/{key.type}/{key.zone}",), pause.until)
+        yield paused
+        yield GaugeMetricFamily(
+            f"{PREFIX}unserved_pods", "Pods that no node is bought for", value=self._unserved()
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}plan_gap_ratio",
+            "By how much the last plan's cost exceeds the bound, at most",
+            value=self._counts.gap_ratio,
+        )
+
+
+def node_counts(view: View) -> dict[tuple[str, str], int]:
+    """Return the number of nodes by group and state, also of those that are asked for."""
+    counts = {
+        (group.name, state): 0
+        for group in view.config.groups
+        for state in ("asked", "starting", "ready", "ending")
+    }
+    joined = {node.spec.provider_id for node in view.own_nodes() if node.ready}
+    for instance in view.instances.values():
+        state = "ready" if instance.provider_id in joined else "starting"
+        if instance.state is InstanceState.ENDING:
+            state = "ending"
+        key = instance.offer.group, state
+        counts[key] = counts.get(key, 0) + 1
+    for record in view.orders.values():
+        for slot in record.slots:
+            if slot.state in ("written", "asked"):
+                key = record.group, "asked"
+                counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def price_by_capacity(view: View) -> dict[str, float]:
+    """Return what the instances cost an hour, at the prices of now."""
+    prices = {"on-demand": 0.0, "spot": 0.0}
+    for instance in view.instances.values():
+        if instance.offer in view.offers:
+            prices[instance.offer.capacity] += view.offers[instance.offer].price
+    return prices

@@ -1,0 +1,306 @@
+"""The planning case of a view: what `make_plan` is asked, and what its answer means.
+
+A case cannot express node affinity, the modes of nodes, or offers that were found not to help a pod. Such
+rules become labels of the machines that they admit, and selectors of the requests that have them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from fenka.autoscaler.demand import RULE_LABEL, Demand, Rules, demand, planned_uids
+from fenka.autoscaler.machines import (
+    TYPE_LABEL,
+    OfferedGroup,
+    case_nodes,
+    coming_name,
+    offer_keys,
+    offered_groups,
+)
+from fenka.autoscaler.view import View, coming, offer_of
+from fenka.cloud.port import InstanceState, OfferKey
+from fenka.cluster.node_admission import AdmissionRule, admission_rule, mode_labels
+from fenka.core.planning.case import FORMAT, BuyLimits, Case, CaseNode, CaseRequest, Gang, Group
+from fenka.core.planning.plan import Plan
+from fenka.core.planning.problem import labels_of
+from fenka.dialects.node_modes import has_mode_label
+
+M = TypeVar("M", Group, CaseNode)
+
+MIN_PRIORITY = -(2**31)
+"""No pod has less."""
+
+RULE_WORDS = "that its affinity, the node's mode or an earlier misfit excludes"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCase:
+    """A case and the names in it.
+
+    Attributes:
+        pods: UIDs, by the request's name. Each request is one pod.
+        offers: by the case's group.
+        slots: order and number of the nodes that are coming, by the case's node.
+        unserved: why pods are left out of the case, by UID.
+        most: how many nodes each group of the configuration may still get.
+    """
+
+    case: Case
+    pods: Mapping[str, str]
+    offers: Mapping[str, OfferKey]
+    slots: Mapping[str, tuple[str, int]]
+    unserved: Mapping[str, str]
+    most: Mapping[str, int]
+
+
+def plan_case(view: View) -> PlanCase:
+    """Return the case of the pods that are pending and not planned for."""
+    line = demand(view)
+    return case_of(view, unplanned(view, line), line)
+
+
+def unplanned(view: View, line: Demand) -> dict[str, CaseRequest]:
+    """Return the requests of pods that no slot waits for, by UID."""
+    planned = planned_uids(view)
+    return {uid: each for uid, each in line.requests.items() if uid not in planned}
+
+
+def is_below_min(view: View) -> bool:
+    """Return whether a group has fewer nodes than its min."""
+    counts = Counter[str]()
+    for key, count in sizes(view).items():
+        counts[key.group] += count
+    return any(counts[group.name] < group.min for group in view.config.groups)
+
+
+def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> PlanCase:
+    """Return the case of these pods. requests: by UID, some of those of the line."""
+    offered = offered_groups(view)
+    nodes = case_nodes(view, without_cards=any(not each.cards for each in requests.values()))
+    groups, most = _bounded(view, offered)
+    rules = {uid: line.rules[uid] for uid in requests}
+    groups, nodes, requests = _with_rules(view, offered, groups, nodes, requests, rules)
+    gangs = {each.gang: Gang() for each in requests.values() if each.gang is not None}
+    case = Case(
+        format=FORMAT,
+        groups=tuple(groups),
+        requests=tuple(requests.values()),
+        nodes=tuple(nodes),
+        gangs=gangs,
+        limits=_limits(view, groups),
+    )
+    return PlanCase(
+        case=case,
+        pods={each.name: uid for uid, each in requests.items()},
+        offers={each.group.name: each.offer for each in offered},
+        slots={
+            coming_name(name, number): (name, number) for name, number, *_ in coming(view.orders)
+        },
+        unserved=line.unserved,
+        most=most,
+    )
+
+
+# ---- bounds ----
+
+
+def sizes(view: View) -> dict[OfferKey, int]:
+    """Return how many nodes of each offer there are or were asked for, without those that end."""
+    counts: dict[OfferKey, int] = {}
+    assigned = set[str]()
+    for record in view.orders.values():
+        for slot in record.slots:
+            if slot.state in ("gone", "failed", "ending"):
+                assigned.add(slot.instance)
+            elif not slot.instance or slot.instance not in view.instances:
+                # Asked for, and not listed yet.
+                counts[offer_of(record)] = counts.get(offer_of(record), 0) + 1
+    for instance in view.instances.values():
+        if instance.state is not InstanceState.ENDING and instance.id not in assigned:
+            counts[instance.offer] = counts.get(instance.offer, 0) + 1
+    return counts
+
+
+def _bounded(view: View, offered: Sequence[OfferedGroup]) -> tuple[list[Group], dict[str, int]]:
+    """Return the groups with their sizes and bounds, and how many nodes each group may still get."""
+    counts = sizes(view)
+    most, groups = dict[str, int](), dict[str, Group]()
+    for config in view.config.groups:
+        total = sum(
+            counts.get(key, 0) for key in {*offer_keys(config), *counts} if key.group == config.name
+        )
+        left = most[config.name] = max(config.max - total, 0)
+        own = [each for each in offered if each.offer.group == config.name]
+        own.sort(key=lambda each: (each.group.stock == 0, each.group.price))
+        missing = max(config.min - total, 0)
+        for each in own:
+            size = counts.get(each.offer, 0)
+            least = missing if each is own[0] else 0
+            groups[each.group.name] = replace(
+                each.group, size=size, min=size + least if least else 0, max=size + left
+            )
+    return [groups[each.group.name] for each in offered], most
+
+
+def within_most(case: PlanCase, plan: Plan) -> Case | None:
+    """Return a narrower case if the plan exceeds the max of a group with several offers; else None.
+
+    Offers with pods of the highest priority keep what the group may still get, and of these the cheapest.
+    """
+    priorities = {each.name: each.priority for each in case.case.requests}
+    highest = dict[str, int]()
+    for pod in plan.placements:
+        name = pod.node.removeprefix("new:").rpartition(":")[0]
+        highest[name] = max(highest.get(name, MIN_PRIORITY), priorities[pod.request])
+    bought = {each.group: each.count for each in plan.nodes}
+    bounds: dict[str, int] = {}
+    for group, most in case.most.items():
+        own = [each for each in case.case.groups if case.offers[each.name].group == group]
+        if sum(bought.get(each.name, 0) for each in own) <= most:
+            continue
+        left = most
+        own.sort(key=lambda it: (-highest.get(it.name, MIN_PRIORITY), it.price))
+        for each in own:
+            count = min(bought.get(each.name, 0), left)
+            left -= count
+            bounds[each.name] = each.size + count
+    if not bounds:
+        return None
+    groups = tuple(
+        replace(each, max=max(bounds[each.name], each.min)) if each.name in bounds else each
+        for each in case.case.groups
+    )
+    return replace(case.case, groups=groups)
+
+
+def _limits(view: View, groups: Sequence[Group]) -> BuyLimits:
+    """Return what the limits leave for new nodes; at least what the groups' min requires."""
+    limits, counts = view.config.limits, sizes(view)
+    required = {each.name: max(each.min - each.size, 0) for each in groups}
+    price = sum(
+        count * view.offers[key].price for key, count in counts.items() if key in view.offers
+    )
+    cards = {}
+    for model, most in limits.cards.items():
+        per_node = {each.name: sum(card.model == model for card in each.cards) for each in groups}
+        there = sum(per_node[each.name] * each.size for each in groups)
+        least = sum(per_node[each.name] * required[each.name] for each in groups)
+        cards[model] = max(most - there, least)
+    return BuyLimits(
+        nodes=None
+        if limits.nodes is None
+        else max(limits.nodes - sum(counts.values()), sum(required.values())),
+        price=None
+        if limits.price is None
+        else round(
+            max(limits.price - price, sum(each.price * required[each.name] for each in groups)), 4
+        ),
+        cards=cards,
+    )
+
+
+# ---- rules ----
+
+
+def _with_rules(
+    view: View,
+    offered: Sequence[OfferedGroup],
+    groups: Sequence[Group],
+    nodes: Sequence[CaseNode],
+    requests: Mapping[str, CaseRequest],
+    rules: Mapping[str, Rules],
+) -> tuple[list[Group], list[CaseNode], dict[str, CaseRequest]]:
+    """Return all three with labels for the rules that not every machine satisfies."""
+    distinct = list(dict.fromkeys(_relevant(view, each) for each in rules.values()))
+    of_groups: list[dict[str, str]] = [{} for _ in groups]
+    of_nodes: list[dict[str, str]] = [{} for _ in nodes]
+    names: dict[Rules, str] = {}
+    for number, rule in enumerate(distinct):
+        for_groups = [_admits_offer(view, rule, each) for each in offered]
+        for_nodes = [_admits_node(view, rule, each) for each in nodes]
+        if all(for_groups) and all(for_nodes):
+            continue
+        label = names[rule] = f"{RULE_LABEL}{number}"
+        for admitted, labels in zip(
+            (*for_groups, *for_nodes), (*of_groups, *of_nodes), strict=True
+        ):
+            if admitted:
+                labels[label] = "true"
+    selected = {}
+    for uid, request in requests.items():
+        name = names.get(_relevant(view, rules[uid]))
+        selector = {**request.selector, **({name: "true"} if name else {})}
+        selected[uid] = replace(request, selector=selector)
+    return (
+        [_labelled(each, labels) for each, labels in zip(groups, of_groups, strict=True)],
+        [_labelled(each, labels) for each, labels in zip(nodes, of_nodes, strict=True)],
+        selected,
+    )
+
+
+def _labelled(machine: M, labels: Mapping[str, str]) -> M:
+    return replace(machine, labels={**machine.labels, **labels}) if labels else machine
+
+
+def _relevant(view: View, rules: Rules) -> Rules:
+    """Return the rules without the class of the pod, if no offer was found not to help it."""
+    known = any(rules.pod_class in classes for classes in view.misfits.values())
+    return rules if known else replace(rules, pod_class="")
+
+
+def _admits_offer(view: View, rules: Rules, offered: OfferedGroup) -> bool:
+    if rules.pod_class in view.misfits.get(offered.offer, ()):
+        return False
+    return rules.admit(offered.labels) and _admits_mode(rules, offered.labels)
+
+
+def _admits_node(view: View, rules: Rules, node: CaseNode) -> bool:
+    labels = labels_of(node)
+    offer = OfferKey(node.group, labels.get(TYPE_LABEL, ""), node.zone, node.capacity)
+    if rules.pod_class in view.misfits.get(offer, ()) or not rules.admit(labels, node.name):
+        return False
+    if view.state.node(node.name) is None:
+        return _admits_mode(rules, labels)
+    if view.state.shared_node(node.name) is None:
+        return all(part.request.whole for part in rules.parts)
+    return admission_rule(view.state, node.name).rejection(rules.parts) is None
+
+
+def _admits_mode(rules: Rules, labels: Mapping[str, str]) -> bool:
+    """Return whether a new node with these labels admits the requests. Without a mode it may have any."""
+    if not has_mode_label(labels):
+        return True
+    return AdmissionRule(None, mode_labels(labels), frozenset()).rejection(rules.parts) is None
+
+
+# ---- answers ----
+
+
+def unserved_pods(case: PlanCase, plan: Plan) -> dict[str, str]:
+    """Return why no node is bought for pods, by UID."""
+    sentences = dict(case.unserved)
+    for each in plan.unserved:
+        sentences[case.pods[each.request]] = _without_rule_labels(each.why)
+    return sentences
+
+
+def _without_rule_labels(text: str) -> str:
+    words = []
+    for part in text.split(", "):
+        head, mark, rest = part.partition(f"without label {RULE_LABEL}")
+        words.append(f"{head}{RULE_WORDS}{rest.partition('=true')[2]}" if mark else part)
+    return ", ".join(words)
+
+
+def planned_by_node(plan: Plan) -> Mapping[str, list[tuple[str, tuple[int, ...]]]]:
+    """Return the requests that the plan places on each node, with their cards."""
+    placed: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for pod in plan.placements:
+        placed.setdefault(pod.node, []).append((pod.request, pod.cards))
+    return placed
+
+
+def new_slots(group: str, count: int) -> Iterable[str]:
+    """Yield the plan's names of a group's new nodes."""
+    return (f"new:{group}:{number}" for number in range(count))

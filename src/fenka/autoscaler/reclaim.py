@@ -1,0 +1,263 @@
+"""What is done when the cloud takes nodes back. Pure; `reclaim_actor.py` does it.
+
+A notice is the Node's annotation, or the provider's. All is decided anew in each pass from what is there, so
+a pass that was interrupted is completed by the next one.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fenka.autoscaler.objects import ElasticNode, ElasticPod
+from fenka.autoscaler.view import View
+from fenka.cloud.port import Instance, InstanceState, OfferKey
+from fenka.cluster.autoscaling import (
+    CAPACITY,
+    ENDING,
+    GROUP,
+    ORDER,
+    RECLAIM_AT,
+    RECLAIMED,
+    decode_time,
+    encode_time,
+)
+from fenka.cluster.objects import seconds
+from fenka.cluster.pod_groups import group_key
+from fenka.core.planning.problem import ZONE_LABEL
+from fenka.dialects.base import InvalidRecord
+
+SPARE_S = 10.0
+"""Between the end of the last pod and that of the node: its last logs and reports are sent."""
+_TYPE = "node.kubernetes.io/instance-type"
+GRACE_S = 30
+"""Kubernetes' default of terminationGracePeriodSeconds."""
+
+Machines = Mapping[str, Instance]
+"""Instances by their provider ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Takeback:
+    """A node that the cloud takes back.
+
+    Attributes:
+        at: when the node ends.
+        noticed: whether that was announced; otherwise it is ending or gone.
+    """
+
+    node: ElasticNode
+    at: float
+    noticed: bool
+
+    def sentence(self, now: float) -> str:
+        """Return what the events say."""
+        if not self.noticed:
+            return "spot instance is taken back without notice"
+        left = max(math.floor(self.at - now), 0)
+        return f"spot instance is taken back at {encode_time(self.at)[11:]}, in {left} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A pod that has to end.
+
+    Attributes:
+        grace_s: from SIGTERM to SIGKILL; None for its own.
+        forced: whatever its disruption budgets say.
+        gang: all its other members are removed before those of the node, so that none is forgotten if the
+            pass is interrupted. Empty for none.
+    """
+
+    pod: ElasticPod
+    grace_s: int | None
+    forced: bool
+    gang: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """What is missing for one node.
+
+    Attributes:
+        announce: the node has no taint yet: add it, and tell people.
+        backs_off: the offer that is not tried for a while, None if that is known already.
+        removals: in this order.
+    """
+
+    takeback: Takeback
+    announce: bool
+    backs_off: OfferKey | None
+    removals: tuple[Removal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaims:
+    """All of a pass.
+
+    Attributes:
+        restored: nodes whose notice was withdrawn.
+        invalid: sentences about annotations that are no time, by node.
+    """
+
+    reclaims: tuple[Reclaim, ...]
+    restored: tuple[ElasticNode, ...]
+    invalid: Mapping[str, str]
+
+
+def decide_reclaims(view: View) -> Reclaims:
+    """Return what has to be done for all nodes that are taken back."""
+    takebacks, invalid = list[Takeback](), dict[str, str]()
+    machines = view.machines()
+    for node in view.nodes.values():
+        try:
+            takeback = _takeback(view, node, machines)
+        except InvalidRecord as why:
+            invalid[node.metadata.name] = f"annotation {RECLAIM_AT} is not understood: {why}"
+        else:
+            if takeback is not None:
+                takebacks.append(takeback)
+    reclaimed = {takeback.node.metadata.name for takeback in takebacks}
+    restored = tuple(
+        node
+        for name, node in view.nodes.items()
+        if has_taint(node, RECLAIMED)
+        and name not in reclaimed
+        and name not in invalid
+        and _runs(node, machines)
+    )
+    reclaims = tuple(_reclaim(view, takeback, machines) for takeback in takebacks)
+    return Reclaims(reclaims, restored, invalid)
+
+
+def has_taint(node: ElasticNode, key: str) -> bool:
+    """Return whether the node has a taint with this key."""
+    return any(taint.key == key for taint in node.spec.taints)
+
+
+def _takeback(view: View, node: ElasticNode, machines: Machines) -> Takeback | None:
+    """Return the earliest notice. Raises InvalidRecord."""
+    text = node.metadata.annotations.get(RECLAIM_AT)
+    times = [] if text is None else [decode_time(text)]
+    instance = machines.get(node.spec.provider_id)
+    if instance is not None:
+        times += [notice.at for notice in view.notices if notice.instance == instance.id]
+    if _is_lost(view, node, instance):
+        return Takeback(node, min([*times, view.now]), noticed=False)
+    return Takeback(node, min(times), noticed=True) if times else None
+
+
+def _is_lost(view: View, node: ElasticNode, instance: Instance | None) -> bool:
+    """Return whether a spot node ends, or is gone, that neither scale-in nor its order has ended."""
+    labels = node.metadata.labels
+    if ORDER not in labels or labels.get(CAPACITY) != "spot" or has_taint(node, ENDING):
+        return False
+    if instance is not None:
+        ends = instance.state is InstanceState.ENDING
+        # From the second pass on the order says that it ends, whoever did it.
+        return ends and (has_taint(node, RECLAIMED) or not _ends_by_order(view, instance))
+    # A single list without it is not enough while the node answers.
+    return not node.ready and node.spec.provider_id in view.missing
+
+
+def _ends_by_order(view: View, instance: Instance) -> bool:
+    return any(
+        slot.instance == instance.id and slot.state == "ending"
+        for record in view.orders.values()
+        for slot in record.slots
+    )
+
+
+def _runs(node: ElasticNode, machines: Machines) -> bool:
+    instance = machines.get(node.spec.provider_id)
+    if ORDER not in node.metadata.labels:
+        return True
+    return instance is not None and instance.state is InstanceState.RUNNING
+
+
+def _reclaim(view: View, takeback: Takeback, machines: Machines) -> Reclaim:
+    node = takeback.node
+    return Reclaim(
+        takeback,
+        announce=not has_taint(node, RECLAIMED),
+        backs_off=_offer_to_back_off(view, node, machines.get(node.spec.provider_id)),
+        removals=tuple(_removals(view, takeback)),
+    )
+
+
+def back_off_reason(node: ElasticNode) -> str:
+    """Return why an offer is backed off. It names the node, so that one take-back counts once."""
+    return f"node {node.metadata.name} was taken back"
+
+
+def _offer_to_back_off(view: View, node: ElasticNode, instance: Instance | None) -> OfferKey | None:
+    if ORDER not in node.metadata.labels:
+        return None
+    labels = node.metadata.labels
+    offer = OfferKey(group_of(node), labels.get(_TYPE, ""), labels.get(ZONE_LABEL, ""), "spot")
+    if instance is not None:
+        offer = instance.offer
+    elif offer not in view.offers:
+        return None
+    reason = back_off_reason(node)
+    counted = any(
+        record.failure == "taken back" and record.why == reason for record in view.orders.values()
+    )
+    return None if counted else offer
+
+
+def _removals(view: View, takeback: Takeback) -> Iterator[Removal]:
+    """Yield the members of gangs that are elsewhere, then the pods of the node."""
+    pods = evictable(view.pods_on.get(takeback.node.metadata.name, ()))
+    gangs = {group_key(pod) for pod in pods if pod.metadata.deletion_timestamp is None} - {None}
+    if gangs:
+        yield from gang_members_elsewhere(view, gangs, takeback.node)
+    for pod in pods:
+        removal = _removal(view.now, takeback, pod)
+        if removal is not None:
+            yield removal
+
+
+def gang_members_elsewhere(
+    view: View, gangs: set[str | None], node: ElasticNode
+) -> Iterator[Removal]:
+    """Yield the members of gangs that run on other nodes and do not end yet."""
+    for pod in view.pods.values():
+        gang = group_key(pod)
+        if (
+            gang in gangs
+            and pod.spec.node_name not in ("", node.metadata.name)
+            and not pod.finished
+            and pod.metadata.deletion_timestamp is None
+        ):
+            yield Removal(pod, None, forced=False, gang=gang or "")
+
+
+def evictable(pods: Iterable[ElasticPod]) -> list[ElasticPod]:
+    """Return the pods that have to leave a node before it ends."""
+    return [pod for pod in pods if not (pod.of_daemon_set or pod.mirrors_file or pod.finished)]
+
+
+def _removal(now: float, takeback: Takeback, pod: ElasticPod) -> Removal | None:
+    """Return how the pod ends, None if it ends in time by itself."""
+    gang, ends = group_key(pod) or "", seconds(pod.metadata.deletion_timestamp or "")
+    if not takeback.noticed:
+        # A kubelet that is gone confirms nothing.
+        return Removal(pod, int(takeback.node.ready), forced=True, gang=gang)
+    last = takeback.at - SPARE_S
+    grace = max(min(own_grace_s(pod), math.floor(last - now)), 1)
+    if pod.metadata.deletion_timestamp is None:
+        return Removal(pod, grace, forced=now >= last - own_grace_s(pod), gang=gang)
+    if ends is None or ends <= max(last, now + 1):
+        return None
+    return Removal(pod, grace, forced=True, gang=gang)
+
+
+def own_grace_s(pod: ElasticPod) -> int:
+    """Return the seconds that the pod's spec gives it between SIGTERM and SIGKILL."""
+    given = pod.spec.termination_grace_period_seconds
+    return GRACE_S if given is None else max(given, 0)
+
+
+def group_of(node: ElasticNode) -> str:
+    """Return the group of a node that was bought."""
+    return node.metadata.labels.get(GROUP, "")

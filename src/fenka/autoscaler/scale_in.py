@@ -1,0 +1,408 @@
+"""Which nodes end. Pure; `scale_in_actor.py` does it.
+
+A node is marked with a taint, looked at again, emptied, and ended with its instance. Each pass decides by
+what is there, so a pass that was interrupted anywhere is completed, or taken back, by a later one.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from fenka.autoscaler.machines import protected_until
+from fenka.autoscaler.objects import ElasticNode, ElasticPod
+from fenka.autoscaler.reclaim import Removal, evictable, group_of, has_taint
+from fenka.autoscaler.scale_in_rules import (
+    holds_cards,
+    why_node_is_kept,
+    why_pods_are_kept,
+)
+from fenka.autoscaler.scale_in_what_if import (
+    fit_elsewhere,
+    have_room_for_one,
+    pending_pods,
+    without_room,
+)
+from fenka.autoscaler.view import View, coming
+from fenka.cloud.port import Instance, InstanceState
+from fenka.cluster.autoscaling import (
+    RECLAIM_AT,
+    RECLAIMED,
+    NodeStatus,
+    decode_time,
+)
+from fenka.cluster.pod_groups import group_key
+from fenka.cluster.spot_nodes import is_interruptible
+from fenka.dialects.base import InvalidRecord
+
+SETTLE_S = 5.0
+"""From the taint to the second look: by then schedulers know of it, and their last bindings are done."""
+OVERDUE_S = 300.0
+"""A node that runs for so long after its take-back costs money, and admits nobody."""
+MAX_LOOKS = 10
+"""Idle nodes about which what-ifs are asked in a pass; the others wait for the next one."""
+MAX_REPACK_TRIES = 10
+"""What-ifs of repacking in a pass. The nodes take turns."""
+
+IN_USE, IDLE, ENDS = "in use", "idle", "ending"
+KEPT_BY_GROUP = "kept: group "
+"""A node that its group's min keeps is idle, too: the clock goes on."""
+
+Action = Literal["mark", "unmark", "empty", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A node that has the taint.
+
+    Attributes:
+        since: when this leader wrote the taint, or saw it first.
+        pods: UIDs of those there then.
+        seen: whether the cluster has shown the taint.
+    """
+
+    since: float
+    pods: frozenset[str]
+    seen: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next thing to do with a node.
+
+    Attributes:
+        action: `mark` adds the taint, `unmark` removes it, `empty` evicts, `end` ends instance and Node.
+        why: for the event.
+        removals: for `empty`.
+        instance: for `end`; None if the cloud has ended it already.
+    """
+
+    action: Action
+    node: ElasticNode
+    why: str = ""
+    removals: tuple[Removal, ...] = ()
+    instance: Instance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleIn:
+    """What is decided in a pass. states: of the nodes that were bought."""
+
+    states: Mapping[str, NodeStatus] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+
+
+def decide_scale_in(view: View, marked: Mapping[str, Marked]) -> ScaleIn:
+    """Return the states of all nodes that were bought and offer their cards, and the next steps.
+
+    Args:
+        view: what is there.
+        marked: the nodes that have the taint, as this leader remembers them.
+    """
+    if view.instances_at is None:
+        return ScaleIn()
+    return _Pass(view, marked).run()
+
+
+class _Pass:
+    def __init__(self, view: View, marked: Mapping[str, Marked]) -> None:
+        self._view, self._marked = view, marked
+        self._machines = view.machines()
+        starting = {slot.node for *_, slot in coming(view.orders)}
+        self._nodes = [
+            node
+            for node in view.own_nodes()
+            if node.metadata.name not in starting and not _is_being_reclaimed(view, node)
+        ]
+        self._live: Counter[str] = Counter()
+        """Nodes of each group that neither end nor are about to."""
+        for node in self._nodes:
+            if node.ready and node.metadata.name not in marked:
+                self._live[group_of(node)] += 1
+        self._ending = set(marked)
+        self._moving: list[ElasticPod] = []
+        """Pods that leave the nodes chosen in this pass."""
+        self._looks = 0
+        self._states: dict[str, NodeStatus] = {}
+        self._steps: list[Step] = []
+
+    def run(self) -> ScaleIn:
+        idle = []
+        for node in self._nodes:
+            known = self._marked.get(node.metadata.name)
+            if known is not None:
+                self._continue(node, known)
+            elif self._is_idle(node):
+                idle.append(node)
+            else:
+                self._set(node, IN_USE)
+        for node in sorted(idle, key=lambda each: (-self._price(each), each.metadata.name)):
+            self._consider(node)
+        if self._view.config.scale_in.mode == "repack":
+            self._repack()
+        return ScaleIn(self._states, tuple(self._steps))
+
+    # ---- nodes that are marked ----
+
+    def _continue(self, node: ElasticNode, known: Marked) -> None:
+        view, instance = self._view, self._instance(node)
+        if not known.seen:
+            self._set(node, ENDS)
+            return
+        if instance is None or instance.state is InstanceState.ENDING:
+            self._set(node, ENDS)
+            if instance is not None or node.spec.provider_id in view.missing:
+                self._steps.append(Step("end", node))
+            return
+        pods = self._pods(node)
+        staying = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+        why = next(filter(None, self._changes(node, known, staying)), "")
+        if why:
+            self._ending.discard(node.metadata.name)
+            self._live[group_of(node)] += node.ready
+            self._set(node, IN_USE if staying else IDLE)
+            self._steps.append(Step("unmark", node, f"the node stays: {why}"))
+            return
+        self._set(node, ENDS)
+        if view.now < known.since + SETTLE_S:
+            return
+        if staying:
+            self._steps.append(Step("empty", node, removals=self._removals(node, staying)))
+        elif not pods and not self._is_allocated(node):
+            self._steps.append(Step("end", node, instance=instance))
+
+    def _changes(
+        self, node: ElasticNode, known: Marked, staying: Sequence[ElasticPod]
+    ) -> Iterator[str]:
+        """Yield what has changed since the node was marked, and what did not matter as an empty text."""
+        view, group = self._view, group_min(self._view, node)
+        newcomer = next((pod for pod in staying if pod.metadata.uid not in known.pods), None)
+        yield f"{newcomer.full_name} has come" if newcomer is not None else ""
+        yield group.sentence if self._live[group.name] < group.least else ""
+        leaving = self._leaving(node, staying)
+        yield why_node_is_kept(node) or why_pods_are_kept(view, leaving)
+        yield "a pending pod is planned for it" if self._is_wanted(node) else ""
+        if holds_cards(view, staying) and not self._may_repack(leaving):
+            yield "its cards are in use"
+        waiting = self._pending
+        if known.pods and waiting:
+            # Those that were evicted from here have room elsewhere, and do not count.
+            waiting = without_room(view, waiting, self._ending)
+        yield "a pending pod could use it" if self._is_useful(node, waiting) else ""
+        self._moving += leaving
+        if not fit_elsewhere(view, self._moving, self._ending):
+            yield "its pods have no room elsewhere any more"
+
+    # ---- idle nodes ----
+
+    def _is_idle(self, node: ElasticNode) -> bool:
+        pods = self._pods(node)
+        return not (
+            holds_cards(self._view, pods)
+            or any(group_key(pod) for pod in pods)
+            or self._is_allocated(node)
+            or self._is_wanted(node)
+        )
+
+    def _consider(self, node: ElasticNode) -> None:
+        """Decide about an idle node; the dearest come first."""
+        view, pods, group = self._view, self._pods(node), group_min(self._view, node)
+        kept = why_node_is_kept(node) or why_pods_are_kept(view, pods)
+        if kept:
+            self._set(node, f"kept: {kept}")
+            return
+        since = self._since(node, IDLE, KEPT_BY_GROUP)
+        if self._live[group.name] - node.ready < group.least:
+            self._set(node, f"kept: {group.sentence}", since)
+            return
+        until = max(since + view.config.scale_in.delay, self._quiet_at)
+        if view.now < until:
+            self._set(node, IDLE, since, until)
+            self._live[group.name] -= node.ready
+        elif (pods or self._is_any_useful) and not self._may_look():
+            self._set(node, IDLE, since, until)
+        elif self._is_useful(node, self._pending):
+            self._set(node, "kept: a pending pod could use it")
+        elif not fit_elsewhere(view, [*self._moving, *pods], {*self._ending, node.metadata.name}):
+            self._set(node, IN_USE)
+        else:
+            self._mark(node, pods, f"idle for {view.now - since:.0f} s: the node ends")
+
+    def _mark(self, node: ElasticNode, leaving: Sequence[ElasticPod], why: str) -> None:
+        self._set(node, ENDS)
+        self._steps.append(Step("mark", node, why))
+        self._ending.add(node.metadata.name)
+        self._moving += leaving
+        self._live[group_of(node)] -= node.ready
+
+    # ---- nodes whose pods fit elsewhere ----
+
+    def _repack(self) -> None:
+        """Mark one node whose pods all have room elsewhere, if nothing else is going on."""
+        view = self._view
+        coming_now = any(True for _ in coming(view.orders))
+        if self._ending or coming_now or self._pending or view.now < self._quiet_at:
+            return
+        nodes = [node for node in self._nodes if self._could_repack(node)]
+        nodes.sort(key=lambda each: (-self._price(each), each.metadata.name))
+        if len(nodes) > MAX_REPACK_TRIES:
+            first = int(view.now) % len(nodes)
+            nodes = [*nodes[first:], *nodes[:first]][:MAX_REPACK_TRIES]
+        for node in nodes:
+            leaving = self._leaving(node, self._pods(node))
+            if not self._may_repack(leaving) or why_pods_are_kept(view, leaving):
+                continue
+            if fit_elsewhere(view, leaving, {node.metadata.name}):
+                saved = f"{self._price(node):g} an hour is saved: its pods have room elsewhere"
+                self._mark(node, leaving, saved)
+                return
+
+    def _could_repack(self, node: ElasticNode) -> bool:
+        view, name = self._view, node.metadata.name
+        pods, group = self._pods(node), group_min(self._view, node)
+        return (
+            bool(pods)
+            and all(pod.metadata.deletion_timestamp is None for pod in pods)
+            and self._states[name].state == IN_USE
+            and view.now >= self._states[name].since + view.config.scale_in.delay
+            and self._price(node) > view.config.scale_in.repack_saves
+            and self._live[group.name] - node.ready >= group.least
+            and not why_node_is_kept(node)
+            and not self._is_wanted(node)
+            and not self._is_allocated(node, beside=pods)
+        )
+
+    def _may_repack(self, leaving: Sequence[ElasticPod]) -> bool:
+        return self._view.config.scale_in.mode == "repack" and all(map(is_interruptible, leaving))
+
+    # ---- facts ----
+
+    def _instance(self, node: ElasticNode) -> Instance | None:
+        return self._machines.get(node.spec.provider_id)
+
+    def _pods(self, node: ElasticNode) -> list[ElasticPod]:
+        return evictable(self._view.pods_on.get(node.metadata.name, ()))
+
+    def _leaving(self, node: ElasticNode, staying: Sequence[ElasticPod]) -> list[ElasticPod]:
+        """Return what has to leave with these pods of a node: their gangs, whole."""
+        gangs = {group_key(pod) for pod in staying} - {None}
+        if not gangs:
+            return list(staying)
+        elsewhere = [
+            pod
+            for pod in self._view.pods.values()
+            if pod.spec.node_name not in ("", node.metadata.name)
+            and not pod.finished
+            and pod.metadata.deletion_timestamp is None
+            and group_key(pod) in gangs
+        ]
+        return [*elsewhere, *staying]
+
+    def _removals(self, node: ElasticNode, staying: Sequence[ElasticPod]) -> tuple[Removal, ...]:
+        return tuple(
+            Removal(pod, None, forced=False, gang=group_key(pod) or "")
+            for pod in self._leaving(node, staying)
+        )
+
+    def _is_allocated(self, node: ElasticNode, beside: Sequence[ElasticPod] = ()) -> bool:
+        """Return whether its cards are held, also by pods that only the node still knows."""
+        uids = {pod.metadata.uid for pod in beside}
+        return any(
+            allocation.pod.metadata.uid not in uids and (node.ready or not allocation.lingering)
+            for allocation in self._view.state.allocations(node.metadata.name)
+        )
+
+    def _is_wanted(self, node: ElasticNode) -> bool:
+        name = node.metadata.name
+        return name in self._nominated or bool(self._view.planned_pods(name))
+
+    @cached_property
+    def _nominated(self) -> frozenset[str]:
+        return frozenset(pod.status.nominated_node_name for pod in self._pending)
+
+    @cached_property
+    def _pending(self) -> list[ElasticPod]:
+        return pending_pods(self._view)
+
+    def _is_useful(self, node: ElasticNode, waiting: Sequence[ElasticPod]) -> bool:
+        """Return whether a pending pod has room there."""
+        return self._is_any_useful and have_room_for_one(self._view, [node], waiting)
+
+    @cached_property
+    def _is_any_useful(self) -> bool:
+        return have_room_for_one(self._view, self._nodes, self._pending)
+
+    def _may_look(self) -> bool:
+        """Return whether this pass may ask another what-if about an idle node."""
+        self._looks += 1
+        return self._looks <= MAX_LOOKS
+
+    @cached_property
+    def _quiet_at(self) -> float:
+        """When the pause after the last scale-out is over."""
+        asked = [
+            record.asked_at or record.written_at
+            for record in self._view.orders.values()
+            if record.slots and record.failure is None
+        ]
+        launched = [each.launched_at for each in self._view.instances.values()]
+        return max([*asked, *launched, 0.0]) + self._view.config.scale_in.cooldown
+
+    def _price(self, node: ElasticNode) -> float:
+        view, instance = self._view, self._instance(node)
+        offer = view.offers.get(instance.offer) if instance is not None else None
+        config = view.group(group_of(node))
+        return offer.price if offer is not None else (config.price or 0.0) if config else 0.0
+
+    def _since(self, node: ElasticNode, *states: str) -> float:
+        known = self._view.status.nodes.get(node.metadata.name)
+        same = known is not None and known.state.startswith(states)
+        return known.since if known is not None and same else self._view.now
+
+    def _set(
+        self, node: ElasticNode, state: str, since: float | None = None, until: float | None = None
+    ) -> None:
+        if since is None:
+            since = self._since(node, state)
+        protected = self._protected_until(node)
+        status = NodeStatus(group_of(node), state, since, until, protected)
+        self._states[node.metadata.name] = status
+
+    def _protected_until(self, node: ElasticNode) -> float | None:
+        view, instance = self._view, self._instance(node)
+        config = view.group(group_of(node))
+        if instance is None or config is None:
+            return None
+        until = protected_until(config, instance)
+        return until if until is not None and until > view.now else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMin:
+    """How many nodes a group always has."""
+
+    name: str
+    least: int
+
+    @property
+    def sentence(self) -> str:
+        """Return why a node stays for it."""
+        return f"group {self.name} has a min of {self.least}"
+
+
+def group_min(view: View, node: ElasticNode) -> GroupMin:
+    """Return the min of a node's group; 0 for a group that was removed from the configuration."""
+    config = view.group(group_of(node))
+    return GroupMin(group_of(node), config.min if config is not None else 0)
+
+
+def _is_being_reclaimed(view: View, node: ElasticNode) -> bool:
+    """Return whether the cloud is about to end the node. Once that is overdue, scale-in ends it."""
+    if not has_taint(node, RECLAIMED):
+        return False
+    with contextlib.suppress(InvalidRecord):
+        at = decode_time(node.metadata.annotations.get(RECLAIM_AT, ""))
+        return view.now < at + OVERDUE_S
+    return True

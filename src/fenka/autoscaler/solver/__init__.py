@@ -1,0 +1,1 @@
+"""Plans by integer programming: patterns, node counts and cuts (docs/autoscaling.md)."""

@@ -1,5 +1,7 @@
 """What a pod holds, by its record and by its node's report, on cards that may have changed since."""
 
+from dataclasses import replace
+
 import pytest
 
 from fenka.cluster.allocation import (
@@ -63,6 +65,20 @@ def test_only_missing_cards_are_dropped_when_a_placement_has_several() -> None:
     """The other slices stay."""
     placement = Placement("n", (part(0, "GPU-n-0"), part(1, "GPU-former")))
     assert on_present_cards(TWO, placement).slices == (part(0, "GPU-n-0"),)
+
+
+@pytest.mark.parametrize("uuid", ["GPU-n-0", "MIG-first", "MIG-second"])
+def test_slices_count_when_the_card_shares_its_index_with_instances(uuid: str) -> None:
+    """A card and its instances have one index."""
+    (card, _) = TWO.node.cards
+    instances = (
+        replace(card, uuid=DeviceId(each), parent=card.uuid) for each in ("MIG-first", "MIG-second")
+    )
+    node = SharedNode(Node("n", (card, *instances)))
+    recorded = Placement("n", (part(0, uuid),))
+    assert on_present_cards(node, recorded) == recorded
+    former = Placement("n", (part(0, "MIG-former"), part(0, "GPU-former")))
+    assert on_present_cards(node, former).slices == ()
 
 
 WHOLE = part(0, "GPU-n-0", T4_MIB, 100)

@@ -395,3 +395,15 @@ def test_only_the_newest_warnings_are_shown_when_there_are_many() -> None:
     events[7]["type"] = "Normal"
     answer = data(objects(nodes=[sharing("a")], pods=[waiting()], events=events), "p")
     assert answer["events"] == [f"Reason{minute}: text" for minute in (6, 5, 4, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("hard", ""), ("soft", ", as a soft share"), ("weight", ", as a weight")]
+)
+def test_summary_has_the_mode_of_the_compute(mode: str, expected: str) -> None:
+    """Nothing is added for a hard share."""
+    limits = {**units(4), "aliyun.com/gpu-core.percentage": 30}
+    pods = [pod("p", limits, annotations={"fenka.io/core-mode": mode})]
+    answer = data(objects(nodes=[sharing("a")], pods=pods), "p")
+    request = "4 units of aliyun.com/gpu-mem on one card, and 30 of aliyun.com/gpu-core.percentage"
+    assert answer["summary"] == f"default/p is pending: it asks for {request}{expected}."

@@ -14,7 +14,7 @@ from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
-from fenka.core.request import Slice
+from fenka.core.request import COMPUTE_MODES, Slice
 from fenka.core.steps import complete
 from fenka.dialects import (
     ack,
@@ -103,6 +103,8 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     ),
     "gpu-manager's nonsense": (SLICE, {f"{gpu_manager.INDEXES}0": "x"}),
     "gpu-manager's other cards": (SLICE, {f"{gpu_manager.INDEXES}0": "0,1,2,3"}),
+    "a mode": ({gpushare.MEMORY: 1, ack.CORE: 5}, {gpushare.IDX: "0", base.CORE_MODE: "x"}),
+    "a mode without compute": (UNIT, {gpushare.IDX: "0", base.CORE_MODE: "weight"}),
     "gpu-manager's ceiling": (SLICE, {f"{gpu_manager.INDEXES}0": "0", gpu_manager.CEILING: "x"}),
     "HAMi's sizes": (HAMI, {hami.ALLOCATED: "GPU-n-0,NVIDIA,15079,100:;"}),
     "HAMi's nonsense": (HAMI, {hami.ALLOCATED: "GPU-n-9,NVIDIA,1,1:;"}),
@@ -132,6 +134,7 @@ def test_pod_counts_for_its_limits_when_its_record_gives_more(lie: str) -> None:
 NUMBERS = st.sampled_from(["0", "1", "3", "9", "-1", "x"])
 TEXTS = st.one_of(
     NUMBERS,
+    st.sampled_from(COMPUTE_MODES),
     st.lists(NUMBERS, max_size=4).map(",".join),
     st.dictionaries(
         st.sampled_from(["0", "1", "2", "c0", "c1", "00", "i0"]),
@@ -158,6 +161,7 @@ KEYS = (
     f"{gpu_manager.INDEXES}0",
     f"{gpu_manager.INDEXES}1",
     gpu_manager.CEILING,
+    base.CORE_MODE,
     hami.ALLOCATED,
     nvidia.RECORD,
 )

@@ -21,7 +21,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, Node
 from fenka.core.request import Memory, Request
 from fenka.dialects import ack, gpushare, leases
-from fenka.dialects.base import NVIDIA_GPU
+from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
 from fenka.dialects.leases import LeaseReport
 from fenka.dialects.node_modes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, a_pod, on_card
@@ -29,11 +29,16 @@ from tests.core.builders import card, exact, node, piece, units, whole
 
 MEMORY: Json = {gpushare.MEMORY: "4"}
 COMPUTE: Json = {gpushare.MEMORY: "4", ack.CORE: "50"}
+WEIGHT: Json = {**COMPUTE, CORE_MODE: "weight"}
+"""Limits, and the annotation."""
 
 
 def of(limits: Json, **given: object) -> Pod:
     """Return a pod with these limits."""
     pod = a_pod("p", 0, **given)
+    limits = dict(limits)
+    if mode := limits.pop(CORE_MODE, None):
+        pod.metadata.annotations = {**pod.metadata.annotations, CORE_MODE: mode}
     pod.spec.containers[0].resources.limits = limits
     return pod
 
@@ -61,6 +66,13 @@ def cluster(mode: str, *residents: Json) -> ClusterState:
         ("core_mem", [COMPUTE], MEMORY, False),
         ("core_mem", [MEMORY], COMPUTE, False),
         ("core_mem", [MEMORY, COMPUTE], MEMORY, False),
+        # a weight is compute too, although none is reserved for it
+        ("core_mem", [COMPUTE], WEIGHT, True),
+        ("core_mem", [WEIGHT], COMPUTE, True),
+        ("core_mem", [WEIGHT], MEMORY, False),
+        ("core_mem", [MEMORY], WEIGHT, False),
+        ("", [MEMORY], WEIGHT, True),
+        ("cgpu", [], WEIGHT, False),
         # a pod with whole cards shares them with nobody, so it is of neither kind
         ("core_mem", [{NVIDIA_GPU: "1"}], MEMORY, True),
         # ACK's cgpu and share are memory alone

@@ -122,6 +122,21 @@ def test_gang_is_evicted_whole_when_one_member_is_a_victim() -> None:
     assert set(result.uids) == {"g1", "g2"}
 
 
+@pytest.mark.parametrize(("priority", "expected"), [(1, ["g1", "g2"]), (2, None)])
+def test_rest_of_a_gang_is_evicted_when_kube_scheduler_has_chosen_a_member(
+    priority: int, expected: list[str] | None
+) -> None:
+    """g1 is enough for 10 units; it stays if the other member may not be evicted."""
+    pods = [running("g1", 10, 0, 1), running("g2", 4, 1, priority), running("other", 4, 1, 1)]
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods)
+    preemption = PodPreemption(
+        state, "binpack", gang_key=lambda pod: "g" if pod.metadata.name.startswith("g") else None
+    )
+    known = {it.metadata.uid: it for it in pods}
+    result = preemption.victims(a_pod("new", 14, priority=2), "n", ["g1"], known)
+    assert (list(result.uids) if result else None) == expected
+
+
 @pytest.mark.parametrize(("allowed", "expected", "violations"), [(1, "a", 0), (0, "b", 0)])
 def test_pod_without_a_budget_is_evicted_when_the_others_allows_nothing(
     allowed: int, expected: str, violations: int

@@ -11,9 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from fenka.kubernetes.certificate_files import InvalidCredentials
+from fenka.kubernetes.certificates import due
 from fenka.kubernetes.http_listener import serve_app
-from fenka.scheduler.certificates import due
-from fenka.scheduler.credentials import Credentials, InvalidCredentials
+from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.main import http_server, url
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import T4_MIB, node_json

@@ -1,14 +1,18 @@
 """What a pod holds of a sharing node, from its own record or from its node's report."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from fenka.cluster.objects import ObjectMeta, Pod
+from fenka.core.inventory import Card, DeviceId
+from fenka.core.mig.geometry import Place
 from fenka.core.request import Placement, Slice
+from fenka.dialects import pod_records
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, driver_uuid
 from fenka.dialects.leases import Lingering
+from fenka.dialects.mig_records import with_instances
 from fenka.dialects.placements import fallback_placement
 from fenka.dialects.registry import DIALECTS
 
@@ -57,7 +61,7 @@ def read_allocation(
         # A pod whose request cannot be read gets nothing from any node.
         parts = demand.parts
         assert demand.dialect is not None
-        placements = demand.dialect.decode(request, parts, shared)
+        placements = pod_records.decode(demand.dialect, request, parts, shared)
         if placements is not None:
             reason = None
     except InvalidRecord as error:
@@ -69,6 +73,7 @@ def read_allocation(
 
 def reported_placements(shared: SharedNode, slices: Sequence[Slice]) -> tuple[Placement, ...]:
     """Return what a node reports of a pod: whole cards apart from slices."""
+    shared = with_instances(shared, (piece.uuid for piece in slices))
     name, cards = shared.node.name, {card.uuid: card for card in shared.node.cards}
 
     def is_whole(piece: Slice) -> bool:
@@ -90,17 +95,39 @@ def on_present_cards(shared: SharedNode, placement: Placement) -> Placement:
     An index stands for a card only if no plugin has named the card, now or when the slice was recorded.
     """
     kept = list[Slice]()
-    cards = {card.index: card for card in shared.node.cards}
+    shared = with_instances(shared, (piece.uuid for piece in placement.slices))
+    present = {(card.index, card.uuid) for card in shared.node.cards}
+    # Instances have the index of the card that they are on.
+    cards = {card.index: card for card in shared.node.cards if card.parent is None}
     for piece in placement.slices:
         card = cards.get(piece.card)
-        if card is None:
-            continue
-        if card.uuid == piece.uuid:
+        if (piece.card, piece.uuid) in present:
             kept.append(piece)
-        elif not (driver_uuid(card.uuid) and driver_uuid(piece.uuid)):
+        elif card and not (driver_uuid(card.uuid) and driver_uuid(piece.uuid)):
             kept.append(replace(piece, uuid=card.uuid))
     slices = tuple(kept)
     return placement if slices == placement.slices else replace(placement, slices=slices)
+
+
+def with_held_instances(shared: SharedNode, held: Collection[DeviceId]) -> SharedNode:
+    """Return the node with the instances that pods hold, and with those idle ones that may stay beside them.
+
+    held: the devices that pods hold.
+    """
+    shared = with_instances(shared, sorted(held))
+    node, geometries = shared.node, shared.division.geometries
+    layouts: dict[DeviceId, list[Place]] = {}
+    instances = list[Card]()
+    parts = (card for card in node.cards if card.parent is not None)
+    for card in sorted(parts, key=lambda card: (card.uuid not in held, card.rank)):
+        assert card.parent is not None
+        geometry, layout = geometries[card.parent], layouts.setdefault(card.parent, [])
+        place = Place(geometry.by_name[card.profile], card.start)
+        if card.uuid in held or not geometry.conflict(layout, place):
+            layout.append(place)
+            instances.append(card)
+    instances.sort(key=lambda card: card.rank)
+    return replace(shared, node=replace(node, cards=(*shared.physical_cards, *instances)))
 
 
 def lingering_allocation(shared: SharedNode, uid: str, report: Lingering) -> PodAllocation:

@@ -9,12 +9,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fenka.cluster.autoscaling import (
+    INTERRUPTIBLE,
+    PIN,
+    PLANNED_PODS,
+    PROTECTED_UNTIL,
+    SPOT_ADMIT,
+)
 from fenka.cluster.objects import Node, OwnerReference, Pod, PodStatus
 from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.cluster.recent import SHARED, SharedValues
 from fenka.cluster.small_mapping import small_mapping
 from fenka.dialects import leases, node_inventory
 from fenka.dialects.base import CARDS, Dialect, PodRequest
+from fenka.dialects.mig_records import INSTANCES
 from fenka.dialects.registry import WITH_HAMI, annotation_names, names_any
 
 MAX_SHARED_TEXT = 128
@@ -28,7 +36,16 @@ _NO_AMOUNTS: Mapping[str, str | int] = {}
 _PARTS: SharedValues[Any] = SharedValues()
 _TEXTS: dict[Any, Any] = {}
 """Recent short texts and amounts. Unlike `intern`, this costs no memory for those that one pod has."""
-_NODE_ANNOTATIONS = (CARDS, node_inventory.CORDONED, leases.REPORT)
+_NODE_ANNOTATIONS = (
+    CARDS,
+    INSTANCES,
+    node_inventory.CORDONED,
+    leases.REPORT,
+    PIN,
+    PLANNED_PODS,
+    SPOT_ADMIT,
+    PROTECTED_UNTIL,
+)
 
 
 class CompactPod(Pod):
@@ -110,12 +127,12 @@ def _recent(text: str) -> str:
 
 
 def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """Return those that a dialect reads."""
+    """Return those that a dialect reads, and whether the pod may run on any spot node."""
     names, prefixes = annotation_names()
     records = {
         intern(name): _recent(value)
         for name, value in annotations.items()
-        if name in names or name.startswith(prefixes)
+        if name in names or name.startswith(prefixes) or (name == INTERRUPTIBLE and value == "true")
     }
     return small_mapping(records) if records else _NONE
 

@@ -13,8 +13,8 @@ from fenka.cluster.objects import (
     Pod,
     SelectorRequirement,
     Taint,
-    Toleration,
 )
+from fenka.core.taints import STRICT_EFFECTS, tolerates
 
 NO_SCHEDULE = "NoSchedule"
 
@@ -32,8 +32,7 @@ def ineligibility_reasons(pod: Pod, node: Node) -> list[str]:
     for taint in node.spec.taints:
         # The node controller's own taints repeat a condition.
         repeated = taint.key.startswith("node.kubernetes.io/") and reasons
-        strict = taint.effect in (NO_SCHEDULE, "NoExecute")
-        if strict and not repeated and not _any_tolerates(pod, taint):
+        if taint.effect in STRICT_EFFECTS and not repeated and not _any_tolerates(pod, taint):
             value = f"={taint.value}" if taint.value else ""
             reasons.append(f"taint {taint.key}{value}:{taint.effect} is not tolerated")
     labels = node.metadata.labels
@@ -62,15 +61,6 @@ def _conditions(node: Node) -> Iterator[tuple[str, str]]:
 
 def _any_tolerates(pod: Pod, taint: Taint) -> bool:
     return any(tolerates(toleration, taint) for toleration in pod.spec.tolerations)
-
-
-def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Return whether a toleration covers a taint."""
-    return (
-        (not toleration.key or toleration.key == taint.key)
-        and (not toleration.effect or toleration.effect == taint.effect)
-        and (toleration.operator == "Exists" or toleration.value == taint.value)
-    )
 
 
 def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:

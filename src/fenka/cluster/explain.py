@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fenka.cluster.node_verdicts import COUNTED, NodeVerdict, explain_nodes
+from fenka.cluster.node_verdicts import COUNTED, NodeVerdict, explain_nodes, of_instance
 from fenka.cluster.objects import QUEUE_GATE, Event, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.core.request import ANY_INSTANCE, ComputeMode
 from fenka.dialects import ack, base, gpushare
 from fenka.dialects.base import InvalidRecord, driver_uuid
 
@@ -17,6 +18,11 @@ MAX_EVENTS = 5
 SCHEDULING = ("FailedScheduling", "FenkaUnschedulable")
 """Reasons of events that are outdated once the pod is on a node."""
 
+NOT_READ = (
+    "nodes and other users' pods may not be read without the ClusterRole fenka-viewer, so their cards "
+    "are not explained"
+)
+
 EXTENDER_PHRASES = ("GPUs fit", "Insufficient GPU Memory in one device", "is not for GPU share")
 """What fenka's extender, or gpushare's, writes into kube-scheduler's message."""
 
@@ -25,6 +31,7 @@ class PodExplanation(msgspec.Struct):
     """What fenka knows of a pod.
 
     Attributes:
+        scale_out: the new node that it waits for, or why none is bought; empty without an autoscaler.
         state: gated, pending, starting, running, succeeded, failed or terminating.
         message: the scheduler's own.
         extender: whether the extender was called, as far as the message shows.
@@ -38,6 +45,7 @@ class PodExplanation(msgspec.Struct):
     pod: str
     state: str
     summary: str
+    scale_out: str = ""
     scheduler: str = ""
     message: str = ""
     extender: str = ""
@@ -50,8 +58,8 @@ class PodExplanation(msgspec.Struct):
     hints: list[str] = []
 
 
-def explain(pod: Pod, snapshot: ClusterSnapshot, events: Iterable[Event]) -> PodExplanation:
-    """Explain a pod from the cluster and from its own events."""
+def explain(pod: Pod, snapshot: ClusterSnapshot | None, events: Iterable[Event]) -> PodExplanation:
+    """Explain a pod from the cluster and from its own events. snapshot: None if it may not be read."""
     state = _state(pod)
     result = PodExplanation(
         pod.metadata.namespace,
@@ -66,9 +74,11 @@ def explain(pod: Pod, snapshot: ClusterSnapshot, events: Iterable[Event]) -> Pod
         reason = " ".join(filter(None, (pod.status.reason, pod.status.message)))
         result.notes = [reason] if reason else []
     elif pod.spec.node_name:
-        _explain_placed(result, pod, snapshot)
+        _explain_placed(result, pod, snapshot or ClusterSnapshot.of([], []))
     else:
         _explain_pending(result, pod, snapshot)
+    if snapshot is None:
+        result.notes.append(NOT_READ)
     return result
 
 
@@ -81,7 +91,15 @@ def _state(pod: Pod) -> str:
     return "gated" if gates - {QUEUE_GATE} else "pending"
 
 
+_MODES: dict[ComputeMode, str] = {"soft": "soft share", "weight": "weight"}
+
+
 def _request(pod: Pod) -> str:
+    mode = pod.demand().core_mode
+    return _amounts(pod) if mode == "hard" else f"{_amounts(pod)}, as a {_MODES[mode]}"
+
+
+def _amounts(pod: Pod) -> str:
     try:
         amounts, cards = pod.demand().amounts, gpushare.card_count(pod.metadata.labels)
     except InvalidRecord:
@@ -95,6 +113,9 @@ def _request(pod: Pod) -> str:
     if gpushare.MEMORY not in amounts:
         return " and ".join(f"{amount} of {name}" for name, amount in amounts.items())
     where = "one card" if cards == 1 else f"{cards} cards of one node"
+    if instance := pod.demand().instance:
+        kind = "a MIG instance" if instance == ANY_INSTANCE else f"an instance {instance}"
+        where = f"{kind} of {where}"
     core = amounts.get(ack.CORE)
     percent = f", and {core} of {ack.CORE}" if core else ""
     return f"{amounts[gpushare.MEMORY]} units of {gpushare.MEMORY} on {where}{percent}"
@@ -131,8 +152,12 @@ def _explain_placed(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot)
         else:
             units = gpushare.shown_units(shared, held.slices)
             result.slices = [
-                f"{units[piece.card]:g} units ({piece.memory_mib} MiB) of card {piece.card} on "
-                f"{held.node}" + (f", {uuid}" if (uuid := driver_uuid(piece.uuid)) else "")
+                (
+                    of_instance(piece)
+                    or f"{units[piece.card]:g} units ({piece.memory_mib} MiB) of card {piece.card}"
+                )
+                + f" on {held.node}"
+                + (f", {uuid}" if (uuid := driver_uuid(piece.uuid)) else "")
                 for piece in held.slices
             ]
     _explain_refusals(result, pod, snapshot)
@@ -161,7 +186,7 @@ def _explain_refusals(result: PodExplanation, pod: Pod, snapshot: ClusterSnapsho
     ]
 
 
-def _explain_pending(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot) -> None:
+def _explain_pending(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot | None) -> None:
     scheduled = pod.condition("PodScheduled")
     queued = pod.gated_by(QUEUE_GATE)
     result.message = scheduled.message if scheduled and not queued else ""
@@ -185,6 +210,8 @@ def _explain_pending(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot
     try:
         if not pod.demand().amounts:
             result.hints = ["nothing of fenka's keeps it: the scheduler's message has the reason"]
+            return
+        if snapshot is None:
             return
         verdicts = explain_nodes(pod, snapshot)
     except InvalidRecord as why:

@@ -7,7 +7,7 @@ from fenka.cluster.node_admission import admits
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
 from fenka.cluster.state import ClusterState
-from fenka.dialects import nvidia
+from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.dialects.base import InvalidRecord, SliceRequest
 
 
@@ -50,6 +50,8 @@ class GangMembers:
     def gang(self, pod: Pod) -> Gang | None:
         """Return the pod's gang; None for a pod that requests nothing of fenka. Raises InvalidRecord."""
         in_gang = group_name(pod) is not None and self.requests_cards(pod)
+        if in_gang and pod.demand(self._cluster.dialects).in_instances:
+            raise InvalidRecord(GANG_IN_INSTANCES)
         return pod_group(pod, self._groups()) if in_gang else None
 
     def gang_or_none(self, pod: Pod) -> Gang | None:
@@ -60,12 +62,15 @@ class GangMembers:
             return None
 
     def requests_cards(self, pod: Pod) -> bool:
-        """Return whether fenka places the pod. Whole cards it places on nodes that share only."""
+        """Return whether fenka places the pod. Whole cards and instances only on nodes that share."""
         demand = pod.demand(self._cluster.dialects)
-        if demand.dialect is not nvidia:
+        if not demand.served_by_kubelet:
             return demand.requests_gpu
         nodes = (shared.node.name for shared in self._cluster.shared_nodes())
-        return any(admits(self._cluster, name, demand.parts) for name in nodes)
+        return any(
+            self._cluster.shares_with(name, demand) and admits(self._cluster, name, demand.parts)
+            for name in nodes
+        )
 
     def part(self, pod: Pod) -> SliceRequest:
         """Return what the one container of the pod requests. Raises InvalidRecord."""

@@ -6,23 +6,23 @@ member is bound before all of them may be. A reservation that is not used in tim
 never each hold a half: neither holds anything before it has all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.gang_members import GangMembers, GangStatus
 from fenka.cluster.live_columns import LiveColumns
-from fenka.cluster.node_admission import admits
+from fenka.cluster.node_admission import admits, excluded_nodes, exclusion
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import Gang, group_name
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.evaluate import Policy
 from fenka.core.gang_reservations import GangReservation, GangReservations
-from fenka.core.gangs import Limits, place_all
+from fenka.core.gangs import Limits, Placer, place_all
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import Unschedulable
-from fenka.core.request import Placement
+from fenka.core.request import Placement, Request
 from fenka.dialects.base import InvalidRecord
 
 RESERVATION_TTL_S = 30.0
@@ -183,7 +183,9 @@ class GangScheduler:
             requests = [self._members.part(it).request for it in members]
         except InvalidRecord:
             return False
-        columns, names = self.live.read().copy(), self._open_nodes()
+        closed = excluded_nodes(self._cluster, pod)
+        columns = self.live.read().copy()
+        names = [name for name in self._open_nodes() if name not in closed]
         columns.remove(
             *(
                 placement
@@ -246,21 +248,59 @@ class GangScheduler:
         )
         if nodes:
             requests = {uid: part.request for uid, part in parts.items()}
+            placer = ColumnarPlacer(self.live.read().copy())
+            fixed = self._as_planned(members, requests, placer, Limits(reserved, nodes))
+            closed = [
+                excluded_nodes(self._cluster, it) for it in members if it.metadata.uid not in fixed
+            ]
+            left = nodes.difference(*closed)
             reservation = self._reservations.reserve(
                 gang.key,
                 requests,
                 self._policy,
-                ColumnarPlacer(self.live.read().copy()),
+                placer,
                 self._clock() + RESERVATION_TTL_S,
-                Limits(reserved, nodes),
+                Limits(reserved, left),
+                fixed=fixed,
             )
             if not isinstance(reservation, Unschedulable):
                 self._arrivals[gang.key] = _Arrivals()
                 first, *others = members
                 return MemberPlacement(reservation.placements[first.metadata.uid], tuple(others))
             reason = reservation.sentence()
+            if not left and not fixed:
+                # Whatever the cards have free, each of these nodes excludes a member.
+                every = (exclusion(self._cluster, name, it) for name in nodes for it in members)
+                reason = next(filter(None, every))
         sentence = f"no room for all {len(members)} pods of gang {gang.name}: {reason}"
         return GangPending(sentence, queued=True)
+
+    def _as_planned(
+        self,
+        members: Sequence[Pod],
+        requests: Mapping[str, Request],
+        placer: Placer,
+        limits: Limits,
+    ) -> dict[str, Placement]:
+        """Return placements of the members for which nodes were bought, on those that have room for them."""
+        fixed: dict[str, Placement] = {}
+        for pod in members:
+            uid = pod.metadata.uid
+            name = self._cluster.pins.node_of(uid) or ""
+            shared, among = self._cluster.shared_node(name), limits.among or ()
+            if shared is None or name not in among or exclusion(self._cluster, name, pod):
+                continue
+            cards = self._cluster.pins.planned_cards(name, uid)
+            others = frozenset(it.uuid for it in shared.node.cards if it.index not in cards)
+            # All pods there are planned together, so nothing is reserved of another's cards.
+            on_node = Limits(others if cards else limits.reserved, frozenset({name}))
+            placed = placer.place(requests[uid], self._policy, on_node)
+            if not isinstance(placed, Unschedulable):
+                fixed[uid] = placed
+                placer.add(placed)
+        for placement in fixed.values():
+            placer.remove(placement)
+        return fixed
 
     def _open_nodes(self) -> list[str]:
         """Return the nodes that share cards."""

@@ -86,14 +86,15 @@ class LiveColumns:
     def _follow(self, name: str) -> None:
         columns, shared = self._columns, self._cluster.shared_node(name)
         slot = columns.slot(name)
-        if shared is None:
+        if shared is None or not shared.shares_cards:
             if slot >= 0:
                 columns.remove_node(name)
             return
-        if slot < 0 or columns.nodes[slot] is not shared.node:
-            columns.set_node(shared.node, self.usage)
+        node = self._cluster.card_node(name)
+        if slot < 0 or columns.nodes[slot] is not node:
+            columns.set_node(node, self.usage)
             slot = columns.slot(name)
-            self.kinds.set(slot, _kind(shared.node))
+            self.kinds.set(slot, _kind(node))
         else:
             columns.set_usage(name, self.usage)
         self.rules.set(slot, admission_rule(self._cluster, name))
@@ -102,12 +103,12 @@ class LiveColumns:
 def _kind(node: Node) -> Node:
     """Return a node that holds the same when empty, and is equal for all such nodes."""
     usable = (
-        (card.memory_mib, card.compute, card.model)
+        (card.memory_mib, card.compute, card.model, card.profile)
         for card in node.cards
-        if card.healthy and not card.cordoned
+        if card.open
     )
     cards = tuple(
-        Card(index, DeviceId(str(index)), model, memory_mib, compute)
-        for index, (memory_mib, compute, model) in enumerate(sorted(usable))
+        Card(index, DeviceId(str(index)), model, memory_mib, compute, profile=profile)
+        for index, (memory_mib, compute, model, profile) in enumerate(sorted(usable))
     )
     return replace(node, name="", cards=cards)

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fenka.cluster.node_pins import Pin
+from fenka.cluster.objects import Pod
+from fenka.cluster.spot_nodes import SpotRule
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import restored
 from fenka.core.gangs import place_gang
@@ -25,7 +28,7 @@ def resident_compute(cluster: ClusterState, name: str) -> set[bool]:
     if node_modes.MODE_LABEL not in labels(cluster, name):
         return set()
     return {
-        any(piece.compute for piece in it.slices)
+        any(piece.compute for piece in it.slices) or it.pod.demand(cluster.dialects).weight > 0
         for it in cluster.allocations(name)
         if it.slices and not any(placement.whole for placement in it.placements)
     }
@@ -54,11 +57,28 @@ class AdmissionRule:
         error: why it admits nothing.
         labels: those of its mode.
         residents: whether pods with memory have compute too; empty if the mode does not ask.
+        pin: whom it admits at first, None for anybody.
+        spot: which pods it admits because it is taken back, None for any.
     """
 
     error: str | None
     labels: tuple[tuple[str, str], ...]
     residents: frozenset[bool]
+    pin: Pin | None = None
+    spot: SpotRule | None = None
+
+    def rejection_of(
+        self, pod: Pod, parts: Sequence[SliceRequest], now: float
+    ) -> Infeasible | None:
+        """Return why the node does not admit this pod beside its pods; None if it does.
+
+        now: seconds since 1970.
+        """
+        excluded = _exclusion(self.pin, self.spot, pod, now)
+        if excluded is not None:
+            # No pod is evicted to make room that this one could not use.
+            return Infeasible(excluded, unresolvable=True)
+        return self.rejection(parts)
 
     def rejection(self, parts: Sequence[SliceRequest]) -> Infeasible | None:
         """Return why the node does not admit the requests beside its pods; None if it does."""
@@ -87,7 +107,27 @@ def admission_rule(cluster: ClusterState, name: str) -> AdmissionRule:
         cluster.node_error(name),
         mode_labels(labels(cluster, name)),
         frozenset(resident_compute(cluster, name)),
+        cluster.pins.get(name),
+        cluster.spot.get(name),
     )
+
+
+def _exclusion(pin: Pin | None, spot: SpotRule | None, pod: Pod, now: float) -> str | None:
+    if pin is not None and pod.metadata.uid not in pin.pods:
+        return pin.sentence
+    if spot is not None and not spot.admits(pod, now):
+        return spot.sentence
+    return None
+
+
+def exclusion(cluster: ClusterState, name: str, pod: Pod) -> str | None:
+    """Return why the node admits other pods only, whatever they request; None if it admits this one."""
+    return _exclusion(cluster.pins.get(name), cluster.spot.get(name), pod, cluster.spot.now)
+
+
+def excluded_nodes(cluster: ClusterState, pod: Pod) -> frozenset[str]:
+    """Return the nodes that admit other pods only."""
+    return cluster.pins.excluded(pod.metadata.uid) | cluster.spot.excluded(pod)
 
 
 def mode_labels(present: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -100,8 +140,8 @@ def admits(cluster: ClusterState, name: str, parts: Sequence[SliceRequest]) -> b
     return admission_rule(cluster, name).rejection(parts) is None
 
 
-NodeKind = tuple[tuple[int, int, str, bool, bool], ...]
-"""For each card memory, compute, model, whether it is healthy, whether it is cordoned."""
+NodeKind = tuple[tuple[int, int, str, str, bool, bool, bool], ...]
+"""For each card memory, compute, model, profile, whether it is divided, healthy and cordoned."""
 
 
 def node_kind(node: Node, *, repaired: bool = False) -> NodeKind:
@@ -114,6 +154,8 @@ def node_kind(node: Node, *, repaired: bool = False) -> NodeKind:
             card.memory_mib,
             card.compute,
             card.model,
+            card.profile,
+            card.divided,
             card.healthy or repaired,
             card.cordoned and not repaired,
         )

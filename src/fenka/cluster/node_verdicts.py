@@ -13,17 +13,20 @@ import msgspec
 
 from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.instance_placement import never_fits_instances
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_groups import group_name
 from fenka.cluster.pod_placement import Feasible, PodEvaluator
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.evaluate import never_fits
 from fenka.core.inventory import Node as CoreNode
+from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Request, Slice
 from fenka.core.units import card_units, format_units, mib_to_units
 from fenka.dialects import base, gpushare, node_modes
-from fenka.dialects.base import InvalidRecord, SharedNode
+from fenka.dialects.base import InvalidRecord, SharedNode, split_instance
 from fenka.dialects.placements import card_at
 from fenka.dialects.registry import DIALECTS
 
@@ -150,6 +153,8 @@ class _SharedCards(_Evaluation):
         self._evaluator = _Evaluator(self._state, POLICY)
         self._rejections: dict[str, NodeRejection] = {}
         """By node, of the nodes whose cards do not fit."""
+        self._without_instance: set[str] = set()
+        """Nodes on which no instance is free for the pod."""
         self._held = {
             shared.node.name: self._state.allocations(shared.node.name)
             for shared in self._state.shared_nodes()
@@ -177,6 +182,8 @@ class _SharedCards(_Evaluation):
             reasons += _card_reasons(shared, rejection.reasons)
             self._rejections[name] = rejection
         elif isinstance(verdict, Infeasible):
+            if not (reasons or verdict.unresolvable) and self._pod.demand().in_instances:
+                self._without_instance.add(name)
             reasons.append(verdict.sentence)
         else:
             reasons += self._too_few_units(node)
@@ -241,15 +248,24 @@ class _SharedCards(_Evaluation):
                 "kube-scheduler's message above, or its log, has the reason"
             ]
         full = {verdict.node for verdict in verdicts if _only_full(verdict)}
+        full |= self._without_instance
         ending = self._ends_that_make_room(full)
         return ending or ["no single pod's end makes room: free cards, or add a node"]
 
     def _never(self) -> str | None:
         """Return the core's hint if the pod cannot be placed even on empty cards."""
-        nodes = [node.node for node in self._state.shared_nodes()]
-        demand = self._pod.demand()
+        shared_nodes, demand = self._state.shared_nodes(), self._pod.demand()
         if demand.invalid is not None:
             return demand.invalid
+        if demand.in_instances:
+            requests = [part.request for part in demand.parts]
+            # Nodes with divided cards say more.
+            shared_nodes.sort(key=lambda it: not it.division.geometries)
+            reasons = [never_fits_instances(it, requests) for it in shared_nodes]
+            if group_name(self._pod) is not None:
+                reasons = [GANG_IN_INSTANCES]
+            return f"it can never start as it is: {reasons[0]}" if all(reasons) else None
+        nodes = [self._state.card_node(it.node.name) for it in shared_nodes]
         for part in demand.parts:
             never = never_fits(part.request, nodes)
             if never is not None:
@@ -270,8 +286,10 @@ class _SharedCards(_Evaluation):
         hints = []
         for units, name, held in islice(helpful, MAX_HINTS):
             cards = ",".join(str(piece.card) for piece in held.slices)
-            where = f"{format_units(units)} units on card {cards} of {held.node}"
-            hints.append(f"it starts when {name} ends ({where})")
+            amount = f"{format_units(units)} units on card {cards}"
+            if held.pod.demand().in_instances:
+                amount = ", ".join(map(of_instance, held.slices))
+            hints.append(f"it starts when {name} ends ({amount} of {held.node})")
         return hints
 
     def _may_make_room(self, name: str) -> list[PodAllocation]:
@@ -314,6 +332,14 @@ class _Evaluator(PodEvaluator):
         rejection: NodeRejection,
     ) -> Infeasible:
         return Infeasible("", unresolvable=False, rejection=rejection)
+
+
+def of_instance(piece: Slice) -> str:
+    """Return what a slice is of an instance; empty for a slice of a card."""
+    place = split_instance(piece.uuid)
+    if place is None:
+        return ""
+    return f"{piece.memory_mib} MiB of the instance {place[2]} at {place[1]} of card {piece.card}"
 
 
 def _frees(slices: Sequence[Slice], reasons: Mapping[int, Reason]) -> int:

@@ -292,6 +292,11 @@ def pod_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
+def node_path(name: str) -> str:
+    """Return a node's path at the API server."""
+    return f"/api/v1/nodes/{name}"
+
+
 class Taint(Object):
     """A taint of a node."""
 
@@ -303,6 +308,8 @@ class Taint(Object):
 class NodeSpec(Object):
     """The spec of a node."""
 
+    provider_id: str = msgspec.field(default="", name="providerID")
+    """The cloud's name of its machine."""
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
 

@@ -9,10 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.instance_placement import never_fits_instances
+from fenka.cluster.instance_queue import InstanceQueue
 from fenka.cluster.live_columns import LiveColumns
 from fenka.cluster.node_admission import (
     admission_rule,
     admits,
+    excluded_nodes,
     fits_when_empty,
     labels,
     mode_labels,
@@ -33,7 +36,9 @@ from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness, UsageHistory
+from fenka.core.gangs import place_gang
 from fenka.core.inventory import DeviceId, Node
+from fenka.core.mig.geometry import Geometry
 from fenka.core.queue import (
     PendingRequest,
     QueueStatus,
@@ -41,9 +46,10 @@ from fenka.core.queue import (
     history_lookup,
     sort_keys,
 )
+from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.steps import Steps
-from fenka.dialects import node_modes, nvidia
+from fenka.dialects import node_modes
 from fenka.dialects.base import SliceRequest
 
 DEPTH = 4
@@ -159,9 +165,23 @@ class PendingQueue:
         placer = ColumnarPlacer(columns)
         timeline = ColumnarTimeline(nodes, allocations, now, self._states)
         yield
-        result = yield from self._backfill.serve(ranked, placer, timeline, {}, now)
+        # Whole cards and instances are on different cards, so each part is served without the other.
+        on_cards = [it for it in ranked if not _in_instances(it)]
+        result = yield from self._backfill.serve(on_cards, placer, timeline, {}, now)
         yield
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
+        if len(on_cards) < len(ranked):
+            instances = InstanceQueue(self._cluster, self._backfill.policy)
+            for key, request in order:
+                if not _in_instances(request):
+                    continue
+                starves = key[1] == 0
+                verdict = instances.serve(entries[request.id].pods[0], request, starves=starves)
+                if isinstance(verdict, QueueStatus):
+                    pending[request.id] = verdict
+                else:
+                    placed[request.id] = verdict
+                yield
         queue_entries = tuple(
             _queue_entry(
                 entries[request.id], key, placed.get(request.id, ()), pending.get(request.id)
@@ -170,9 +190,10 @@ class PendingQueue:
         )
         yield
         can_reserve = sum(it.reservation is not None for it in result.pending) < DEPTH
-        return QueueSnapshot(
-            queue_entries, can_reserve, self._node_of_card, history, self._fairness, now
-        )
+        node_of_card = self._node_of_card
+        if len(on_cards) < len(ranked):
+            node_of_card = node_of_card | instances.reserved
+        return QueueSnapshot(queue_entries, can_reserve, node_of_card, history, self._fairness, now)
 
     def requests_cards(self, pod: Pod) -> bool:
         """Return whether the pod requests something that fenka places, and can be read."""
@@ -181,11 +202,11 @@ class PendingQueue:
     def decides(self, pod: Pod) -> bool:
         """Return whether this queue decides when the pod is scheduled.
 
-        It does not for whole cards, which kube-scheduler also places on nodes that do not share. Nor does it
-        for a pod that no sharing node could hold.
+        It does not for whole cards and instances, which kube-scheduler also places on nodes that do not
+        share. Nor does it for a pod that no sharing node could hold.
         """
-        dialect = pod.demand(self._cluster.dialects).dialect
-        return dialect is not None and dialect is not nvidia and self.has_nodes(pod)
+        demand = pod.demand(self._cluster.dialects)
+        return demand.dialect is not None and not demand.served_by_kubelet and self.has_nodes(pod)
 
     def has_nodes(self, pod: Pod) -> bool:
         """Return whether the pod is eligible for a node that could hold it without any allocations."""
@@ -241,6 +262,8 @@ class PendingQueue:
         if not nodes:
             return None
         same_node = len(entry.pods) == 1
+        if not same_node and any(request.instance for request in requests):
+            return None
         return entry.request(now, tuple(requests), nodes, same_node=same_node)
 
     # ---- eligible nodes ----
@@ -254,7 +277,7 @@ class PendingQueue:
         self._nodes_of.clear()
         self._backfill.forget_impossible()
         self._nodes = {
-            shared.node.name: shared.node
+            shared.node.name: self._cluster.card_node(shared.node.name)
             for shared in self._cluster.shared_nodes()
             if self._cluster.node(shared.node.name) is not None
             and self._cluster.node_error(shared.node.name) is None
@@ -271,6 +294,7 @@ class PendingQueue:
                 node_kind(node, repaired=True),
                 node.unit_mib,
                 mode_labels(labels(self._cluster, name)),
+                self._geometries(name),
             )
             self._kinds.setdefault(kind, []).append(name)
 
@@ -280,13 +304,24 @@ class PendingQueue:
         known = self._nodes_of.get(uid)
         if known is None or known[0] is not pod:
             names = self._by_rules(pod) & self._could_hold(parts)
+            names -= excluded_nodes(self._cluster, pod)
             known = self._nodes_of[uid] = pod, self._sets.setdefault(names, names)
         names = known[1]
+        planned = self._cluster.pins.node_of(uid)
+        on_cards = not parts[0].request.instance
+        if planned in names and on_cards and self._fits_now(parts, planned):
+            return frozenset({planned})
         for name in names & self._with_mode if self._with_mode else ():
             if not admits(self._cluster, name, parts):
                 # Its present pods exclude this one. If there is no other node, it waits for their end.
                 names = names - {name} or names
         return names
+
+    def _fits_now(self, parts: tuple[SliceRequest, ...], name: str) -> bool:
+        requests, node = tuple(part.request for part in parts), self._nodes[name]
+        return not isinstance(
+            place_gang(self._live.usage, requests, "binpack", (node,)), Unschedulable
+        )
 
     def _by_rules(self, pod: Pod) -> frozenset[str]:
         """Return the nodes for which the pod is eligible whatever they have."""
@@ -305,11 +340,21 @@ class PendingQueue:
         requests, names = tuple(part.request for part in parts), set[str]()
         for alike in self._kinds.values():
             rule = admission_rule(self._cluster, alike[0])
-            if rule.rejection_by_mode(parts) is None and fits_when_empty(
-                requests, self._nodes[alike[0]], repaired=True
-            ):
+            if rule.rejection_by_mode(parts) is None and self._could_hold_on(alike[0], requests):
                 names.update(alike)
         return names
+
+    def _could_hold_on(self, name: str, requests: tuple[Request, ...]) -> bool:
+        if not requests[0].instance:
+            return fits_when_empty(requests, self._nodes[name], repaired=True)
+        shared = self._cluster.shared_node(name)
+        return shared is not None and not never_fits_instances(shared, requests)
+
+    def _geometries(self, name: str) -> tuple[Geometry | None, ...]:
+        """Return what each card of a node can be divided into; empty if none is divided."""
+        shared = self._cluster.shared_node(name)
+        geometries = shared.division.geometries if shared else {}
+        return tuple(geometries.get(card.uuid) for card in self._nodes[name].cards if geometries)
 
 
 def is_open(pod: Pod) -> bool:
@@ -325,6 +370,10 @@ def is_open(pod: Pod) -> bool:
 def is_unplaced(pod: Pod) -> bool:
     """Return whether an open pod is pending by its own status: gated, or without a node that fits."""
     return pod.unschedulable is not None or pod.gated_by(QUEUE_GATE)
+
+
+def _in_instances(request: PendingRequest) -> bool:
+    return any(it.instance for it in request.requests)
 
 
 def _queue_entry(

@@ -21,6 +21,7 @@ from fenka.cluster.pod_placement import (
     with_position,
 )
 from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
+from fenka.cluster.spot_nodes import protection_needed_s
 from fenka.cluster.state import ClusterState
 from fenka.core.card_columns import Bools, Ints
 from fenka.core.columnar import (
@@ -123,6 +124,8 @@ class ColumnarPodEvaluator(PodEvaluator):
         slots = columns.slots(names)
         if parts is None or len(names) < self.min_nodes or slots.min(initial=0) < 0:
             return super().filter(pod, names, constraints)
+        if self._planned_node(pod, names, constraints) is not None:
+            return super().filter(pod, names, constraints)
         verdicts = self._verdicts(pod, parts, slots, constraints)
         fits = verdicts.fits[slots]
         if 0 < max_nodes < np.count_nonzero(fits):
@@ -147,6 +150,8 @@ class ColumnarPodEvaluator(PodEvaluator):
         parts, columns = self._columnar_parts(pod), self._live.read()
         slots = columns.slots(names)
         few = len(names) < self.min_nodes
+        if self._planned_node(pod, names, constraints) is not None:
+            return super().prioritize(pod, names, constraints)
         if parts is None or (few and self._known(pod, parts, slots, constraints) is None):
             return super().prioritize(pod, names, constraints)
         order = self._order(pod, parts, slots, constraints)
@@ -163,7 +168,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         names = list(names)
         # Columns that are not read need not follow the cluster yet.
         parts = None if len(names) < self.min_nodes else self._columnar_parts(pod)
-        if parts is None:
+        if parts is None or self._planned_node(pod, names, constraints) is not None:
             return super().evaluate(pod, names, constraints)
         demand = pod.demand(self._cluster.dialects)
         slots = self._live.read().slots(names)
@@ -174,7 +179,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         rejections = map(reasons.__getitem__, numbers)
         of_shared = iter(fits.tolist())
         return [
-            (name, self._without_cards(demand, name))
+            (name, self._without_cards(pod, demand, name))
             if slot < 0
             else (name, _FITS if next(of_shared) else next(rejections))
             for name, slot in zip(names, slots.tolist(), strict=True)
@@ -185,7 +190,8 @@ class ColumnarPodEvaluator(PodEvaluator):
     ) -> list[str]:
         """Return those of the nodes that fit the pod and share cards, the best first."""
         parts = self._columnar_parts(pod)
-        if parts is None or len(names) < self.min_nodes:
+        few = len(names) < self.min_nodes
+        if parts is None or few or self._planned_node(pod, names, constraints) is not None:
             return super().ranked(pod, names, constraints)
         slots = self._live.read().slots(names)
         return self._names(self._order(pod, parts, slots, constraints))
@@ -195,7 +201,9 @@ class ColumnarPodEvaluator(PodEvaluator):
         parts, columns = self._columnar_parts(pod), self._live.read()
         if parts is None:
             return super().explain(pod)
-        slots = columns.slots(shared.node.name for shared in self._cluster.shared_nodes())
+        slots = columns.slots(
+            shared.node.name for shared in self._cluster.shared_nodes() if shared.shares_cards
+        )
         verdicts = self._verdicts(pod, parts, slots, NO_CONSTRAINTS)
         if verdicts.fits[slots].any():
             return None
@@ -217,7 +225,7 @@ class ColumnarPodEvaluator(PodEvaluator):
     def _columnar_parts(self, pod: Pod) -> tuple[SliceRequest, ...] | None:
         """Return what the pod requests of cards; None if the definition has to decide."""
         demand = pod.demand(self._cluster.dialects)
-        known = demand.invalid is None and demand.dialect is not None
+        known = demand.invalid is None and demand.dialect is not None and not demand.in_instances
         columnar = known and has_expressions(self._live.read(), self._policy)
         return demand.parts if columnar else None
 
@@ -249,9 +257,9 @@ class ColumnarPodEvaluator(PodEvaluator):
         """
         known = self._known(pod, parts, slots, constraints)
         if known is None:
-            columns, key = self._live.read(), (pod.metadata.uid, parts, self._live.version)
-            known = self._judge(columns, parts, slots, constraints)
-            self._last = key, constraints, known
+            columns = self._live.read()
+            known = self._judge(columns, pod, parts, slots, constraints)
+            self._last = self._key(pod, parts), constraints, known
         return known
 
     def _known(
@@ -263,25 +271,31 @@ class ColumnarPodEvaluator(PodEvaluator):
     ) -> _Verdicts | None:
         """Return the last verdicts, if they are of this pod and these nodes, and nothing has changed."""
         key, known_constraints, known = self._last
-        same = key == (pod.metadata.uid, parts, self._live.version)
+        same = key == self._key(pod, parts)
         if known is None or not same or known_constraints is not constraints:
             return None
         return known if known.asked[slots[slots >= 0]].all() else None
 
+    def _key(self, pod: Pod, parts: tuple[SliceRequest, ...]) -> object:
+        """Return what verdicts depend on, beside the queue's constraints and the seconds that pass."""
+        return pod.metadata.uid, parts, protection_needed_s(pod), self._live.version
+
     def _judge(
         self,
         columns: Columns,
+        pod: Pod,
         parts: tuple[SliceRequest, ...],
         slots: Ints,
         constraints: QueueConstraints,
     ) -> _Verdicts:
         """Judge all nodes. Where that is not certain, the definition decides, for these slots only."""
         requests, rules = tuple(part.request for part in parts), self._live.rules
+        now = self._cluster.spot.now
         rule_of_slot = rules.of_slot[slots]
         # Nodes that admit nothing may each have a rule of their own: only those that are asked count.
         used = np.bincount(rule_of_slot, minlength=len(rules.numbers)).tolist()
         excluded = [
-            rule.rejection(parts) if used[number] else None
+            rule.rejection_of(pod, parts, now) if used[number] else None
             for rule, number in rules.numbers.items()
         ]
         asked = np.zeros(len(columns.nodes), np.bool_)

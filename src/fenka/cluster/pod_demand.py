@@ -6,8 +6,9 @@ from functools import cached_property, lru_cache
 import msgspec
 
 from fenka.cluster.recent import SharedValues
+from fenka.core.request import ComputeMode
 from fenka.core.units import mib_to_units
-from fenka.dialects import gpushare
+from fenka.dialects import gpushare, nvidia
 from fenka.dialects.base import Dialect, InvalidRecord, PodRequest, SharedNode, SliceRequest
 from fenka.dialects.placements import nominal_mib
 from fenka.dialects.registry import detect, names_any, option_names
@@ -48,6 +49,34 @@ class PodDemand:
     def invalid(self) -> str | None:
         """Return why `parts` cannot be read; None if they can."""
         return self._parsed[1]
+
+    @property
+    def in_instances(self) -> bool:
+        """Return whether the pod requests instances of divided cards, or slices in them."""
+        return bool(self.instance)
+
+    @property
+    def instance(self) -> str:
+        """Return the first profile of which the pod requests instances, ANY_INSTANCE; empty for cards."""
+        parts = self._parsed[0]
+        return parts[0].request.instance if parts else ""
+
+    @property
+    def served_by_kubelet(self) -> bool:
+        """Return whether the kubelet of a node that does not share gives what the pod requests, too."""
+        whole = all(part.request.whole for part in self._parsed[0])
+        return self.dialect is nvidia or (self.in_instances and whole)
+
+    @property
+    def weight(self) -> int:
+        """Return the sum of the pod's weights of compute; 0 for none."""
+        return sum([part.weight * part.request.cards for part in self._parsed[0]])
+
+    @property
+    def core_mode(self) -> ComputeMode:
+        """Return the meaning of the compute that the pod requests; hard if it requests none."""
+        modes = [part.core_mode for part in self._parsed[0]]
+        return next((mode for mode in modes if mode != "hard"), "hard")
 
     @property
     def _parsed(self) -> tuple[tuple[SliceRequest, ...], str | None]:

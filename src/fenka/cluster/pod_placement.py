@@ -3,10 +3,19 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from fenka.cluster.instance_placement import (
+    InstanceFit,
+    instance_holders,
+    never_fits_instances,
+    place_in_instances,
+)
+from fenka.cluster.instance_placement import fits_when_empty as instances_fit_when_empty
 from fenka.cluster.node_admission import (
     Infeasible,
     admission_rule,
+    exclusion,
     fits_when_empty,
     node_kind,
 )
@@ -26,8 +35,8 @@ from fenka.core.reasons import (
 )
 from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageOverlay, UsageView
-from fenka.dialects import nvidia
 from fenka.dialects.base import SharedNode, SliceRequest
+from fenka.dialects.mig_records import with_instances
 
 BEST, REST = 10, 8
 """kube-scheduler accepts scores from 0 to 10. Only the best node has 10. Its two points of advantage outweigh
@@ -136,70 +145,170 @@ class PodEvaluator:
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> list[tuple[str, Verdict | None]]:
         """Return the verdict on each node; None if the pod requests nothing there that fenka places."""
-        demand = pod.demand(self._cluster.dialects)
-        parts = demand.parts if demand.invalid is None else ()
-        verdicts: list[tuple[str, Verdict | None]] = []
-        for name in names:
-            shared = self._cluster.shared_node(name)
-            if shared is None or demand.dialect is None:
-                verdicts.append((name, self._without_cards(demand, name)))
-                continue
-            if demand.invalid is not None:
-                verdicts.append((name, Infeasible(demand.invalid, unresolvable=True)))
-                continue
-            verdict = self._evaluate_node(parts, shared, self._usage)
-            if name in constraints.nodes and isinstance(verdict, Feasible):
-                verdict = self._evaluate_constrained(parts, shared, constraints)
-            verdicts.append((name, verdict))
-        return verdicts
+        demand, names = pod.demand(self._cluster.dialects), tuple(names)
+        planned = self._planned_node(pod, names, constraints)
+        elsewhere = Infeasible(f"the pod is planned for the node {planned}", unresolvable=False)
+        return [
+            (
+                name,
+                self._verdict(pod, demand, name, constraints)
+                if planned in (None, name)
+                else elsewhere,
+            )
+            for name in names
+        ]
+
+    def _verdict(
+        self, pod: Pod, demand: PodDemand, name: str, constraints: QueueConstraints
+    ) -> Verdict | None:
+        """Return the verdict on one node, wherever else the pod could go."""
+        shared = self._cluster.shared_node(name)
+        if shared is None or demand.dialect is None or not self._cluster.shares_with(name, demand):
+            return self._without_cards(pod, demand, name)
+        if demand.invalid is not None:
+            return Infeasible(demand.invalid, unresolvable=True)
+        parts = demand.parts
+        rejected = admission_rule(self._cluster, name).rejection_of(
+            pod, parts, self._cluster.spot.now
+        )
+        if rejected is not None:
+            return rejected
+        if demand.in_instances:
+            return self._evaluate_instances(pod, parts, shared, constraints)
+        return self._evaluate_cards(pod, parts, name, constraints)
+
+    def _evaluate_cards(
+        self,
+        pod: Pod,
+        parts: tuple[SliceRequest, ...],
+        name: str,
+        constraints: QueueConstraints,
+    ) -> Verdict:
+        """Return the verdict for a pod that requests cards, or slices of them."""
+        node = self._cluster.card_node(name)
+        cards = self._cluster.pins.planned_cards(name, pod.metadata.uid)
+        if cards:
+            # All pods there are planned together, so none of them reserves anything of another's cards.
+            verdict = self._evaluate_node(parts, with_cards(node, cards), self._usage)
+            if isinstance(verdict, Feasible):
+                return verdict
+        verdict = self._evaluate_node(parts, node, self._usage)
+        if name in constraints.nodes and isinstance(verdict, Feasible):
+            return self._evaluate_constrained(parts, node, constraints)
+        return verdict
+
+    def _evaluate_instances(
+        self,
+        pod: Pod,
+        parts: tuple[SliceRequest, ...],
+        shared: SharedNode,
+        constraints: QueueConstraints,
+    ) -> Verdict:
+        """Return the verdict for a pod that requests instances, or slices in them."""
+        requests, node = tuple(part.request for part in parts), shared.node
+        held = constraints.held.get(node.name, ())
+        holders = instance_holders(self._cluster, node.name, held)
+        usage = UsageOverlay(self._usage)
+        for it in held:
+            usage.add(it.placement)
+            shared = with_instances(shared, (piece.uuid for piece in it.placement.slices))
+        reserved = constraints.reserved if node.name in constraints.nodes else frozenset()
+        place = partial(
+            place_in_instances,
+            *(shared, usage, requests, self._policy, holders, pod.metadata.namespace),
+        )
+        fit = place(reserved)
+        if isinstance(fit, InstanceFit):
+            return Feasible(fit.score, fit.placements)
+        if reserved and isinstance(place(), InstanceFit):
+            return Infeasible("what is free is reserved for requests before it", unresolvable=False)
+        never = never_fits_instances(shared, requests)
+        unresolvable = bool(never) or not instances_fit_when_empty(shared, requests)
+        return Infeasible(never or fit.sentence(), unresolvable)
 
     def explain(self, pod: Pod) -> str | None:
         """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
-        names = [shared.node.name for shared in self._cluster.shared_nodes()]
-        verdicts = [verdict for _, verdict in self.evaluate(pod, names)]
-        infeasible = [verdict for verdict in verdicts if isinstance(verdict, Infeasible)]
-        if len(infeasible) < len(verdicts):
+        demand = pod.demand(self._cluster.dialects)
+        names = [
+            shared.node.name
+            for shared in self._cluster.shared_nodes()
+            if self._cluster.shares_with(shared.node.name, demand)
+        ]
+        verdicts = self.evaluate(pod, names)
+        rejected = [(name, it) for name, it in verdicts if isinstance(it, Infeasible)]
+        if len(rejected) < len(verdicts):
             return None
+        if rejected and demand.in_instances:
+            return self._explain_instances(rejected)
+        infeasible = [verdict for _, verdict in rejected]
         rejections = tuple(it.rejection for it in infeasible if it.rejection is not None)
         if infeasible and not rejections:
             return infeasible[0].sentence
         hint = self._hint(pod) if all(it.unresolvable for it in infeasible) else ""
         return Unschedulable(rejections, hint).sentence()
 
+    def _explain_instances(self, rejected: Sequence[tuple[str, Infeasible]]) -> str:
+        """Return what holds the instances of one node, rather of one that will have room when pods end."""
+
+        def order(rejection: tuple[str, Infeasible]) -> tuple[bool, bool]:
+            shared = self._cluster.shared_node(rejection[0])
+            return rejection[1].unresolvable, not (shared and shared.division.geometries)
+
+        name, first = min(rejected, key=order)
+        others = sum(not verdict.unresolvable for _, verdict in rejected) - 1
+        if first.unresolvable or not others:
+            return first.sentence
+        return (
+            f"{name}: {first.sentence}; {others} more node{'s' * (others > 1)} may have room later"
+        )
+
     def _hint(self, pod: Pod) -> str:
         """Return what the pod could request instead, if it would not fit without any allocations."""
         parts, cluster = pod.demand(self._cluster.dialects).parts, self._cluster
         if self._kinds[0] != cluster.nodes_version:
             nodes = {
-                (node_kind(it.node, repaired=True), it.node.unit_mib): it.node
+                (node_kind(node, repaired=True), node.unit_mib): node
                 for it in cluster.shared_nodes()
                 if not cluster.node_error(it.node.name)
+                for node in [cluster.card_node(it.node.name)]
             }
             self._kinds = cluster.nodes_version, tuple(nodes.values())
         never = never_fits(parts[0].request, self._kinds[1]) if len(parts) == 1 else None
         return never.hint if never else ""
 
-    def _without_cards(self, demand: PodDemand, name: str) -> Infeasible | None:
+    def _planned_node(
+        self, pod: Pod, names: Sequence[str], constraints: QueueConstraints
+    ) -> str | None:
+        """Return the node for which the pod is planned, if it is one of these and has room."""
+        name = self._cluster.pins.node_of(pod.metadata.uid)
+        if name is None or name not in names:
+            return None
+        demand = pod.demand(self._cluster.dialects)
+        verdict = self._verdict(pod, demand, name, constraints)
+        return None if isinstance(verdict, Infeasible) else name
+
+    def _without_cards(self, pod: Pod, demand: PodDemand, name: str) -> Infeasible | None:
         """Return the verdict on a node that shares no cards, or for a pod that requests none."""
         if demand.error is None and demand.dialect is None:
             return None
         error = demand.error or self._cluster.node_error(name)
         if error is None and self._cluster.node(name) is None:
             error = f'node "{name}" not found'
-        if error is None and demand.dialect is nvidia:
-            # The kubelet chooses whole cards of nodes that do not share.
-            return None
+        if error is None and demand.served_by_kubelet:
+            # The kubelet chooses whole cards and instances of nodes that do not share.
+            excluded = exclusion(self._cluster, name, pod)
+            return Infeasible(excluded, unresolvable=True) if excluded else None
         error = error or f"The node {name} is not for GPU share, need skip"
         return Infeasible(error, unresolvable=True)
 
     def _evaluate_constrained(
-        self, parts: tuple[SliceRequest, ...], shared: SharedNode, constraints: QueueConstraints
+        self, parts: tuple[SliceRequest, ...], node: Node, constraints: QueueConstraints
     ) -> Verdict:
         """Evaluate a node with what entries before the pod leave of it."""
-        node, usage = shared.node, UsageOverlay(self._usage)
+        usage = UsageOverlay(self._usage)
         for held in constraints.held.get(node.name, ()):
             usage.add(held.placement)
-        verdict = self._evaluate_node(parts, shared, usage, constraints.reserved)
+        verdict = self._evaluate_node(parts, node, usage, constraints.reserved)
         if isinstance(verdict, Feasible) or verdict.rejection is None:
             return verdict
         rejection = self._with_reserved(parts[0].request, node, verdict.rejection)
@@ -220,14 +329,10 @@ class PodEvaluator:
     def _evaluate_node(
         self,
         parts: tuple[SliceRequest, ...],
-        shared: SharedNode,
+        node: Node,
         usage: UsageView,
         reserved: Collection[DeviceId] = (),
     ) -> Verdict:
-        node = shared.node
-        rejected = admission_rule(self._cluster, node.name).rejection(parts)
-        if rejected is not None:
-            return rejected
         requests = tuple(part.request for part in parts)
         (verdict,) = evaluate(usage, requests[0], self._policy, (node,), reserved)
         if isinstance(verdict, NodeRejection):
@@ -243,6 +348,11 @@ class PodEvaluator:
         self, requests: tuple[Request, ...], node: Node, rejection: NodeRejection
     ) -> Infeasible:
         return Infeasible(sentence(rejection), not fits_when_empty(requests, node), rejection)
+
+
+def with_cards(node: Node, indexes: Collection[int]) -> Node:
+    """Return the node as if it had these cards only."""
+    return replace(node, cards=tuple(card for card in node.cards if card.index in indexes))
 
 
 def sentence(rejection: NodeRejection) -> str:

@@ -1,19 +1,33 @@
 """Which pods of a node to evict, so that another one fits its cards. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fenka.cluster.node_admission import labels
+from fenka.cluster.instance_placement import (
+    InstanceFit,
+    instance_holders,
+    place_in_instances,
+)
+from fenka.cluster.node_admission import exclusion, labels
 from fenka.cluster.objects import Pod
 from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.inventory import DeviceId, Node
-from fenka.core.preemption import DisruptionBudget, Preemptor, VictimCandidate, cheapest_victims
+from fenka.core.preemption import (
+    DisruptionBudget,
+    Preemptor,
+    VictimCandidate,
+    Victims,
+    cheap_victims,
+    cheapest_victims,
+)
+from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageOverlay, UsageView
-from fenka.dialects import node_modes, nvidia
-from fenka.dialects.base import InvalidRecord
+from fenka.dialects import node_modes
+from fenka.dialects.base import InvalidRecord, SharedNode
+from fenka.dialects.mig_records import with_instances
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +73,28 @@ class PodPreemption:
         Args:
             pod: the pod that needs room.
             node: where.
-            chosen: UIDs of the pods that kube-scheduler would evict. They stay victims. The cheapest set of
-                other pods of lower priority is added, if the cards need it.
+            chosen: UIDs of the pods that kube-scheduler would evict. They stay victims, with the rest of
+                their gangs on this node. The cheapest set of other pods of lower priority is added, if the
+                cards need it.
             pods: all pods, by UID.
             constraints: nothing is evicted to make room on cards that others would get.
         """
-        if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in chosen):
+        rest = self._rest_of_gangs(node, [pods[uid] for uid in chosen if uid in pods])
+        pods = {**pods, **{other.metadata.uid: other for other in rest}}
+        chosen = (*chosen, *dict.fromkeys(other.metadata.uid for other in rest))
+        excluded = exclusion(self._cluster, node, pod) is not None
+        if excluded or any(
+            uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in chosen
+        ):
             return None
         demand = pod.demand(self._cluster.dialects)
         if not demand.requests_gpu:
             return PreemptionResult(tuple(chosen))
         shared = self._cluster.shared_node(node)
-        if shared is None or demand.error or self._cluster.node_error(node):
-            # The kubelet chooses whole cards of nodes that do not share.
-            return PreemptionResult(tuple(chosen)) if demand.dialect is nvidia else None
+        shares = self._cluster.shares_with(node, demand) and not self._cluster.node_error(node)
+        if shared is None or demand.error or not shares:
+            # The kubelet chooses whole cards and instances of nodes that do not share.
+            return PreemptionResult(tuple(chosen)) if demand.served_by_kubelet else None
         try:
             requests = tuple(part.request for part in demand.parts)
             node_modes.check_admission(labels(self._cluster, node), demand.parts)
@@ -84,13 +106,66 @@ class PodPreemption:
         usage, candidates = self._candidates(node, chosen, spent)
         for held in constraints.held.get(node, ()):
             usage.add(held.placement)
-        preemptor = Preemptor(requests, _priority(pod))
-        open_node = _cordoned(shared.node, constraints.reserved)
-        victims = cheapest_victims(usage, candidates, preemptor, (open_node,), self._policy)
+        if demand.in_instances:
+            victims = self._holders_of_instances(
+                pod, requests, shared, usage, candidates, constraints
+            )
+        else:
+            preemptor = Preemptor(requests, _priority(pod))
+            open_node = _cordoned(self._cluster.card_node(node), constraints.reserved)
+            victims = cheapest_victims(usage, candidates, preemptor, (open_node,), self._policy)
         if victims is None:
             return None
         # A pod with several placements is in the result several times.
         return PreemptionResult((*chosen, *dict.fromkeys(victims.ids)), victims.violations)
+
+    def _holders_of_instances(
+        self,
+        pod: Pod,
+        requests: tuple[Request, ...],
+        shared: SharedNode,
+        usage: UsageView,
+        candidates: Sequence[VictimCandidate],
+        constraints: QueueConstraints,
+    ) -> Victims | None:
+        """Return holders of instances to evict for a pod that requests instances, or slices in them."""
+        held = constraints.held.get(shared.node.name, ())
+        shared = with_instances(
+            shared, (piece.uuid for it in held for piece in it.placement.slices)
+        )
+        holders = instance_holders(self._cluster, shared.node.name, held)
+        instances = {card.uuid for card in shared.node.cards if card.parent is not None}
+
+        def place(view: UsageView) -> tuple[Placement, ...] | None:
+            fit = place_in_instances(
+                shared,
+                view,
+                requests,
+                self._policy,
+                holders,
+                pod.metadata.namespace,
+                constraints.reserved,
+            )
+            return fit.placements if isinstance(fit, InstanceFit) else None
+
+        holding = (
+            it for it in candidates if any(piece.uuid in instances for piece in it.placement.slices)
+        )
+        return cheap_victims(usage, holding, _priority(pod), place)
+
+    def _rest_of_gangs(self, node: str, chosen: Sequence[Pod]) -> list[Pod]:
+        """Return the other pods on the node that are in a gang of the chosen ones."""
+        gangs = {self._gang_key(pod) for pod in chosen} - {None}
+        known = {pod.metadata.uid for pod in chosen}
+        if not gangs:
+            return []
+        return [
+            allocation.pod
+            for allocation in self._cluster.allocations(node)
+            if not allocation.lingering
+            and allocation.pod.metadata.uid not in known
+            and self._gang_key(allocation.pod) in gangs
+        ]
 
     def _candidates(
         self, node: str, chosen: Collection[str], spent: Mapping[str, int]

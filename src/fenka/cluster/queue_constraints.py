@@ -9,10 +9,11 @@ from fenka.core.request import Placement
 
 @dataclass(frozen=True, slots=True)
 class HeldPlacement:
-    """What an entry of the queue gets once kube-scheduler retries it."""
+    """What an entry of the queue gets once kube-scheduler retries it. namespace: its pods'."""
 
     entry_id: str
     placement: Placement
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,8 @@ class QueueState:
             if entry.reservation is not None and entry.reservation.blocks(deadline):
                 reserved |= entry.reservation.cards
             for it in entry.placements:
-                held.setdefault(it.node, []).append(HeldPlacement(entry.pending.id, it))
+                placement = HeldPlacement(entry.pending.id, it, entry.pending.namespace)
+                held.setdefault(it.node, []).append(placement)
         nodes = {snapshot.node_of_card[uuid] for uuid in reserved if uuid in snapshot.node_of_card}
         return QueueConstraints(
             frozenset(reserved),

@@ -19,10 +19,15 @@ from fenka.cluster.allocation import (
     on_present_cards,
     read_allocation,
     reported_placements,
+    with_held_instances,
 )
+from fenka.cluster.node_pins import NodePins, read_pin
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_demand import PodDemand
+from fenka.cluster.spot_nodes import SpotNodes, read_spot_rule
 from fenka.core.evaluate import SCORES
 from fenka.core.inventory import DeviceId
+from fenka.core.inventory import Node as CoreNode
 from fenka.core.request import Placement
 from fenka.core.usage import CardUsage, UsageTotals
 from fenka.dialects import leases, node_inventory, node_modes
@@ -37,6 +42,8 @@ class ClusterState:
     Attributes:
         version: changes with anything that a verdict on any node depends on.
         nodes_version: changes with nodes themselves: their cards, and which pods may go there.
+        pins: the nodes that admit only the pods for which they were bought. `end_pin` ends one.
+        spot: the nodes that the cloud takes back, and the time by which these admit pods.
     """
 
     def __init__(
@@ -47,7 +54,14 @@ class ClusterState:
     ) -> None:
         self.dialects = dialects
         self._nodes: dict[str, Node] = {}
+        self._published: dict[str, SharedNode] = {}
+        """The sharing nodes as their own records describe them."""
         self._shared: dict[str, SharedNode] = {}
+        """The same nodes with the instances that pods hold, but for those of `_stale`."""
+        self._stale: set[str] = set()
+        """Nodes whose allocations have changed since their instances were computed."""
+        self._card_nodes: dict[str, CoreNode] = {}
+        """Nodes with divided cards, without instances."""
         self._node_errors: dict[str, str] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._bound: dict[str, Pod] = {}
@@ -67,6 +81,8 @@ class ClusterState:
         self._watching: list[set[str]] = []
         self.version = 0
         self.nodes_version = 0
+        self.pins = NodePins()
+        self.spot = SpotNodes()
         for node in nodes:
             self.set_node(node)
         for pod in pods:
@@ -90,11 +106,26 @@ class ClusterState:
 
     def shared_node(self, name: str) -> SharedNode | None:
         """Return the sharing node of that name."""
+        if name in self._stale:
+            self._stale.discard(name)
+            self._set_instances(name)
         return self._shared.get(name)
+
+    def card_node(self, name: str) -> CoreNode:
+        """Return a sharing node with its cards only: instances are for requests of instances.
+
+        It is the same object as long as the cards are equal.
+        """
+        return self._card_nodes.get(name) or self._published[name].node
+
+    def shares_with(self, name: str, demand: PodDemand) -> bool:
+        """Return whether the node shares what the pod requests: one may share its divided cards only."""
+        shared = self._published.get(name)
+        return shared is not None and (shared.shares_cards or demand.in_instances)
 
     def shared_nodes(self) -> list[SharedNode]:
         """Return all sharing nodes by name."""
-        return [self._shared[name] for name in sorted(self._shared)]
+        return [shared for name in sorted(self._shared) if (shared := self.shared_node(name))]
 
     def node(self, name: str) -> Node | None:
         """Return the node as the API server has it."""
@@ -140,14 +171,34 @@ class ClusterState:
             self._touch(name)
         if known is None or not _admit_alike(known, node):
             self._touch_nodes()
+        repinned = self.pins.set(name, read_pin(node))
+        if self.spot.set(name, read_spot_rule(node)) or repinned:
+            self._touch(name)
+            self._touch_nodes()
         self._decode_node(name)
 
     def forget_node(self, name: str) -> None:
         """Drop a node. Its pods' bindings stay until the pods go too."""
         self._nodes.pop(name, None)
         self._reports.pop(name, None)
+        self.pins.forget(name)
+        self.spot.set(name, None)
         self._touch_nodes()
         self._decode_node(name)
+
+    def end_pin(self, node: str) -> None:
+        """Let the node admit any pod from now on, whatever its annotations are."""
+        if self.pins.end(node):
+            self._touch(node)
+            self._touch_nodes()
+
+    def set_time(self, now: float) -> None:
+        """Take the time, in seconds since 1970. With it ends the protection of spot nodes."""
+        changed = self.spot.set_time(now)
+        for name in changed:
+            self._touch(name)
+        if self.spot.is_recheck_due() or changed:
+            self._touch_nodes()
 
     def set_unhealthy(self, node: str, indexes: frozenset[int]) -> None:
         """Take the cards that a health daemon other than fenka's calls unhealthy."""
@@ -269,14 +320,14 @@ class ClusterState:
             self._allocations[uid] = allocation
             for placement in allocation.placements:
                 self._totals.add(placement)
-            self._touch(node)
+            self._touch_allocations(node)
 
     def _release(self, uid: str) -> None:
         allocation = self._allocations.pop(uid, None)
         if allocation is not None:
             for placement in allocation.placements:
                 self._totals.remove(placement)
-            self._touch(allocation.node)
+            self._touch_allocations(allocation.node)
 
     def _reallocate(self, uid: str) -> None:
         self._release(uid)
@@ -284,7 +335,7 @@ class ClusterState:
 
     def _allocation_of(self, uid: str, node: str) -> PodAllocation | None:
         pod = self._bound[uid]
-        shared, report = self._shared.get(node), self._reports.get(node)
+        shared, report = self._published.get(node), self._reports.get(node)
         if shared is None:
             return None
         if uid in self._assumed:
@@ -327,7 +378,7 @@ class ClusterState:
 
     def _count_lingering(self, node: str) -> None:
         """Count what pods still hold that the API server no longer shows."""
-        report, shared = self._reports.get(node), self._shared.get(node)
+        report, shared = self._reports.get(node), self._published.get(node)
         reported = report.lingering if report is not None else {}
         known = self._lingering.get(node, {})
         if not reported and not known:
@@ -347,28 +398,60 @@ class ClusterState:
         self._lingering[node] = lingering
         if not lingering:
             del self._lingering[node]
-        self._touch(node)
+        self._touch_allocations(node)
 
     def _decode_node(self, name: str) -> None:
         """Read the node's cards again, and its pods' records if the cards or units have changed."""
-        before, error = self._shared.pop(name, None), self._node_errors.pop(name, None)
+        before, error = self._published.pop(name, None), self._node_errors.pop(name, None)
         node = self._nodes.get(name)
         if node is not None:
             try:
                 self._share(name, node)
             except InvalidRecord as why:
                 self._node_errors[name] = str(why)
-        changed = self._shared.get(name) != before
+        changed = self._published.get(name) != before
         if before is not None and not changed:
             # The same object as long as it is equal: that costs least to compare.
-            self._shared[name] = before
+            self._published[name] = before
+        if changed:
+            self._set_cards(name)
         if changed or self._node_errors.get(name) != error:
             self._touch(name)
+        moved = changed and not _same_cards(before, self._published.get(name))
+        if moved or self._node_errors.get(name) != error:
             self._touch_nodes()
-        if changed and _sizes(before) != _sizes(self._shared.get(name)):
+        if changed and _sizes(before) != _sizes(self._published.get(name)):
             for uid in self._uids_by_node.get(name, ()):
                 self._reallocate(uid)
             self._count_lingering(name)
+
+    def _set_cards(self, name: str) -> None:
+        """Renew what follows from the node's own records."""
+        published, before = self._published.get(name), self._card_nodes.pop(name, None)
+        if published is None:
+            self._shared.pop(name, None)
+            self._stale.discard(name)
+            return
+        if published.division.geometries:
+            cards = replace(
+                published.node, cards=tuple(it for it in published.node.cards if it.parent is None)
+            )
+            self._card_nodes[name] = before if before == cards else cards
+        self._set_instances(name)
+
+    def _set_instances(self, name: str) -> None:
+        """Show the node with the instances that its pods hold, which it may not have created yet.
+
+        Its other instances are idle. One whose place overlaps that of a held one will be destroyed for it.
+        """
+        published = self._published[name]
+        shared = published
+        if name in self._card_nodes:
+            held = (it.uuid for each in self.allocations(name) for it in each.slices)
+            shared = with_held_instances(published, frozenset(held))
+            before = self._shared.get(name)
+            shared = before if before is not None and before == shared else shared
+        self._shared[name] = shared
 
     def _share(self, name: str, node: Node) -> None:
         labels = node.metadata.labels
@@ -381,9 +464,14 @@ class ClusterState:
         if policy in SCORES:
             shared = replace(shared, node=replace(shared.node, card_policy=policy))
         unhealthy = self._unhealthy.get(name, frozenset())
-        self._shared[name] = node_inventory.with_unhealthy(shared, unhealthy)
+        self._published[name] = node_inventory.with_unhealthy(shared, unhealthy)
         # Its labels may exclude new pods; what is held stays held.
         node_modes.check_shared(labels)
+
+    def _touch_allocations(self, node: str) -> None:
+        if node in self._card_nodes:
+            self._stale.add(node)
+        self._touch(node)
 
     def _touch(self, node: str) -> None:
         for changed in self._watching:
@@ -400,11 +488,25 @@ def _by_name(held: PodAllocation) -> tuple[str, str]:
     return meta.namespace, meta.name
 
 
+def _same_cards(before: SharedNode | None, after: SharedNode | None) -> bool:
+    """Return whether two versions of a node with divided cards differ in their instances only."""
+    return (
+        before is not None
+        and after is not None
+        and bool(after.division.geometries)
+        and before.division.geometries == after.division.geometries
+        and before.shares_cards == after.shares_cards
+        and replace(before.node, cards=tuple(before.physical_cards))
+        == replace(after.node, cards=tuple(after.physical_cards))
+    )
+
+
 def _sizes(shared: SharedNode | None) -> object:
     """Return the part of a node by which allocations are read; cards may be healthy and cordoned or not."""
     return shared and (
         shared.unit_mib,
         [(card.index, card.uuid, card.memory_mib, card.compute) for card in shared.node.cards],
+        shared.division.geometries,
     )
 
 

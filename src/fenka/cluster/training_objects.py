@@ -25,7 +25,7 @@ from fenka.cluster.objects import (
 JOB = "fenka.io/job"
 """Label of all objects of a job: its name."""
 KIND = "fenka.io/kind"
-"""Label: mpi, tensorflow, pytorch or notebook."""
+"""Label: mpi, tensorflow, pytorch, notebook or service."""
 ROLE = "fenka.io/role"
 """Label of pods and of the Jobs of one role."""
 SPEC = "fenka.io/spec"

@@ -13,6 +13,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
 from fenka.core.request import Placement
 from fenka.dialects.base import SharedNode
+from fenka.dialects.mig_records import with_instances
 
 
 class UsageAccounting:
@@ -89,4 +90,6 @@ class UsageAccounting:
 
 def _cards(shared: SharedNode, placements: Iterable[Placement]) -> float:
     """Return the placements' share of cards."""
-    return cards_of(placements, shared.node.cards)
+    placements = tuple(placements)
+    devices = (piece.uuid for placement in placements for piece in placement.slices)
+    return cards_of(placements, with_instances(shared, devices).node.cards)

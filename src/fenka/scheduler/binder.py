@@ -18,6 +18,7 @@ from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod, Status, pod_path
 from fenka.cluster.state import ClusterState
 from fenka.core.request import Placement
+from fenka.dialects import pod_records
 from fenka.dialects.registry import names_any
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
@@ -223,7 +224,9 @@ class Binder:
             shared, demand = self._cluster.shared_node(node), pod.demand(self._cluster.dialects)
             assert shared is not None
             assert demand.dialect is not None
-            annotations = demand.dialect.encode(pod.request, shared, placements, self._now_ns())
+            annotations = pod_records.encode(
+                demand.dialect, pod.request, shared, placements, self._now_ns()
+            )
         meta = pod.metadata
         return {
             "apiVersion": "v1",

@@ -23,7 +23,7 @@ REPORT_INTERVAL_S = 0.1
 class Recorder(Protocol):
     """Posts events."""
 
-    def record_on_pod(self, pod: Pod, reason: str, note: str) -> None:
+    def record_on_pod(self, pod: Pod, reason: str, note: str) -> object:
         """Post an event on a pod."""
 
     def record_on_node(self, node: Node, reason: str, note: str) -> None:

@@ -1,6 +1,8 @@
 """Answers kube-scheduler: single pods under the constraints of the queue, members of a gang by its plan."""
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from fenka.cluster.gang_reservations import GangPending, GangScheduler
 from fenka.cluster.node_admission import Infeasible
@@ -16,6 +18,7 @@ from fenka.cluster.queue_constraints import QueueConstraints
 from fenka.cluster.recent import RecentDict
 from fenka.core.request import Placement
 from fenka.dialects.base import InvalidRecord
+from fenka.scheduler.answered_pods import AnsweredPods
 from fenka.scheduler.queue_controller import QueueController
 
 
@@ -25,6 +28,9 @@ class Extender:
     A pod is evaluated under the same constraints from filter to bind. If those of bind leave nothing, those
     of filter count, without what other pods have received since. So cards that were held for others at
     filter are never given away, and cards that came to be held in between are, if they are free.
+
+    A pod that filter answers with a single node will be bound there. Other pods get other room meanwhile, if
+    there is any.
     """
 
     def __init__(  # noqa: PLR0913
@@ -37,6 +43,7 @@ class Extender:
         *,
         on_filter: Callable[[Pod], None] = lambda _: None,
         requeue: Callable[[Sequence[Pod]], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
         pods: returns the pods of the API server, by UID. What a caller sends of a pod changes nothing here:
@@ -47,10 +54,12 @@ class Extender:
         preemption: chooses victims.
         on_filter: hears of pods that kube-scheduler asks about.
         requeue: has kube-scheduler try these pods, which may be in backoff.
+        clock: seconds, monotonic.
         """
         self._pods, self._queue, self._evaluator, self._gangs = pods, queue, evaluator, gangs
         self._preemption, self._on_filter, self._requeue = preemption, on_filter, requeue
         self._filter_constraints: RecentDict[str, QueueConstraints] = RecentDict()
+        self._answered = AnsweredPods(clock)
 
     def filter(self, sent: Pod, nodes: Sequence[str]) -> FilterResult:
         """Return which of the nodes fit the pod. A pod that fits nowhere is pending from now on."""
@@ -62,18 +71,27 @@ class Extender:
             result = self._filter_member(pod, nodes)
             if result is not None:
                 return result
+        uid = pod.metadata.uid
+        self._answered.release(pod)
         constraints = self._queue.constraints(pod)
-        result = self._evaluator.filter(pod, nodes, constraints)
+        available = self._answered.constrain(constraints)
+        result = self._evaluator.filter(pod, nodes, available)
+        if not result.fitting and available is not constraints:
+            available = constraints
+            result = self._evaluator.filter(pod, nodes, constraints)
         if not result.fitting and constraints.nodes:
             # The snapshot may be older than the last change.
             fresh = self._queue.constraints(pod, final=True)
             if fresh != constraints:
-                constraints = fresh
+                constraints = available = fresh
                 result = self._evaluator.filter(pod, nodes, fresh)
         if result.fitting:
-            self._filter_constraints[pod.metadata.uid] = constraints
+            self._filter_constraints[uid] = constraints
+            if len(result.fitting) == 1:
+                place = partial(self._evaluator.placements, pod, result.fitting[0], available)
+                self._answered.hold(pod, place)
         elif result.failed:
-            self._filter_constraints.pop(pod.metadata.uid, None)
+            self._filter_constraints.pop(uid, None)
             self._queue.reject(pod, nodes)
         return result
 
@@ -92,7 +110,12 @@ class Extender:
         planned = self._gangs.planned_placement(pod, node)
         if planned is not None:
             return (planned,)
-        result = self._evaluator.placements(pod, node, self._queue.constraints(pod))
+        self._answered.release(pod)
+        queued = self._queue.constraints(pod)
+        available = self._answered.constrain(queued)
+        result = self._evaluator.placements(pod, node, available)
+        if isinstance(result, Infeasible) and available is not queued:
+            result = self._evaluator.placements(pod, node, queued)
         constraints = self._filter_constraints.pop(pod.metadata.uid, None)
         if isinstance(result, Infeasible) and constraints is not None:
             constraints = self._queue.state.without_served(constraints)

@@ -13,47 +13,10 @@ from fenka.cluster.state import ClusterState
 from fenka.dialects.gpushare import node_of_config_map
 from fenka.dialects.node_inventory import parse_indexes
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.informer import Informer
+from fenka.kubernetes.informer import Informer, Informers
+from fenka.kubernetes.listeners import NullListener, PodGroupIndex
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.queue_controller import QueueController
-
-
-class NullListener:
-    """Ignores changes: the objects are looked up in the informer."""
-
-    def on_replace(self, objects: Sequence[object]) -> None:
-        """Ignore all objects."""
-
-    def on_upsert(self, obj: object) -> None:
-        """Ignore a new or changed object."""
-
-    def on_delete(self, obj: object) -> None:
-        """Ignore a deleted object."""
-
-
-class PodGroupIndex:
-    """Finds PodGroups by name. Attributes: by_name: the groups, by namespace/name."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, PodGroup] = {}
-
-    def on_replace(self, objects: Sequence[PodGroup]) -> None:
-        """Replace all PodGroups."""
-        self.by_name = {_full_name(group): group for group in objects}
-
-    def on_upsert(self, obj: PodGroup) -> None:
-        """Set a PodGroup."""
-        self.by_name[_full_name(obj)] = obj
-
-    def on_delete(self, obj: PodGroup) -> None:
-        """Remove a PodGroup, unless another one already has its name."""
-        known = self.by_name.get(_full_name(obj))
-        if known is not None and known.metadata.uid == obj.metadata.uid:
-            del self.by_name[_full_name(obj)]
-
-
-def _full_name(group: PodGroup) -> str:
-    return f"{group.metadata.namespace}/{group.metadata.name}"
 
 
 class PodListener:
@@ -153,7 +116,7 @@ class UnhealthyCards:
             self._cluster.set_unhealthy(node, unhealthy)
 
 
-class ClusterInformers:
+class ClusterInformers(Informers):
     """All informers of one replica. `run` is their task."""
 
     def __init__(
@@ -183,26 +146,6 @@ class ClusterInformers:
             "podgroups": Informer(api, POD_GROUPS_PATH, PodGroup, self.pod_groups, optional=True),
             "poddisruptionbudgets": self.budgets,
         }
-
-    @property
-    def synced(self) -> bool:
-        """Return whether every collection has been read."""
-        return all(informer.synced.is_set() for informer in self.by_collection.values())
-
-    @property
-    def errors(self) -> list[str]:
-        """Return why collections are not up to date."""
-        return [
-            f"{name}: {informer.last_error}"
-            for name, informer in self.by_collection.items()
-            if informer.last_error
-        ]
-
-    async def run(self) -> None:
-        """Run until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for informer in self.by_collection.values():
-                group.create_task(informer.run())
 
     async def relist(self) -> None:
         """Read nodes and pods again, as of now."""

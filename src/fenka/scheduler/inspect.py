@@ -23,7 +23,7 @@ def inspect_text(cluster: ClusterState) -> Iterator[bytes]:
 def inspect(cluster: ClusterState, shared: SharedNode) -> dict[str, Any]:
     """Return one sharing node."""
     node = shared.node
-    pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in node.cards}
+    pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in shared.physical_cards}
     for allocation in cluster.allocations(node.name):
         for index, units in gpushare.shown_units(shared, allocation.slices).items():
             meta = allocation.pod.metadata
@@ -36,7 +36,7 @@ def inspect(cluster: ClusterState, shared: SharedNode) -> dict[str, Any]:
             "usedGPU": sum(it["usedGPU"] for it in pods[card.index]),
             "pods": pods[card.index],
         }
-        for card in node.cards
+        for card in shared.physical_cards
     ]
     return {
         "name": node.name,

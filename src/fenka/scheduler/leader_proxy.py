@@ -11,7 +11,8 @@ import aiohttp
 from aiohttp import web
 
 from fenka.core.errors import FenkaError
-from fenka.scheduler.credentials import SERVER_NAME, Credentials
+from fenka.kubernetes.certificates import SERVER_NAME
+from fenka.scheduler.credentials import Credentials
 
 FORWARDED = "Fenka-Forwarded"
 """Header of a forwarded call; its value is the replica that forwarded it."""

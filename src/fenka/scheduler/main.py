@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import socket
 import uuid
 from pathlib import Path
@@ -13,6 +12,7 @@ from msgspec import Meta
 
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.kubernetes.program_lifetime import stop_requests, working_until
 from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.gc_pauses import short_gc_pauses
 from fenka.scheduler.malloc import returned_memory
@@ -85,10 +85,7 @@ async def serve(options: ServerOptions, settings: Settings) -> None:
     identity = f"{settings.name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     scheme = "https" if access.credentials else "http"
     address = url(settings.advertise, options.port, scheme) if settings.advertise else ""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_requests()
     credentials = access.credentials
     async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(returned_memory())
@@ -107,19 +104,5 @@ async def serve(options: ServerOptions, settings: Settings) -> None:
         if credentials is not None:
             renewing = asyncio.create_task(credentials.run())
             stack.callback(renewing.cancel)
-        await _run_until(stop, replica)
-
-
-async def _run_until(stop: asyncio.Event, replica: Replica) -> None:
-    running = asyncio.create_task(replica.run())
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        await replica.stop()
-    finally:
-        for task in (running, stopping):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        async with working_until(stop, replica.run()):
+            await replica.stop()

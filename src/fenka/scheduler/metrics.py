@@ -10,8 +10,7 @@ from prometheus_client.registry import Collector
 from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card
-from fenka.core.usage import CardUsage
-from fenka.dialects.base import driver_uuid
+from fenka.dialects.base import SharedNode, driver_uuid
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
 
@@ -21,7 +20,7 @@ SHOWN = 50
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-_CARD_METRICS: tuple[tuple[str, str, Callable[[Card, CardUsage], int]], ...] = (
+_CARD_METRICS: tuple[tuple[str, str, Callable[[Card, int], int]], ...] = (
     (
         "fenka_scheduler_card_memory_bytes",
         "Memory of a card",
@@ -30,7 +29,7 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[Card, CardUsage], int]], ...] = (
     (
         "fenka_scheduler_card_memory_allocated_bytes",
         "Memory of a card that is allocated to pods",
-        lambda _, used: used.memory_mib * MIB,
+        lambda _, used_mib: used_mib * MIB,
     ),
     (
         "fenka_scheduler_card_usable",
@@ -123,11 +122,22 @@ class Metrics(Collector):
             for shared in shared_nodes:
                 node = shared.node.name
                 lines = (
-                    f"{name}{_labels(node, card)} "
-                    f"{float(value(card, self._cluster.card_usage(node, card.uuid)))}\n"
-                    for card in shared.node.cards
+                    f"{name}{_labels(node, card)} {float(value(card, self._used_mib(shared, card)))}\n"
+                    for card in shared.physical_cards
                 )
                 yield "".join(lines).encode()
+
+    def _used_mib(self, shared: SharedNode, card: Card) -> int:
+        """Return the memory of a card that is allocated to pods, of a divided one on its instances."""
+        node = shared.node
+        used = self._cluster.card_usage(node.name, card.uuid).memory_mib
+        if not card.divided:
+            return used
+        return used + sum(
+            self._cluster.card_usage(node.name, instance.uuid).memory_mib
+            for instance in node.cards
+            if instance.parent == card.uuid
+        )
 
     def _pending_pods(self) -> Iterator[Metric]:
         now = time.time()

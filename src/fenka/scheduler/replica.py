@@ -24,13 +24,14 @@ from fenka.core.fairness import Fairness
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import EventRecorder
+from fenka.kubernetes.leadership import Leadership
 from fenka.scheduler.binder import BIND_TIMEOUT_S, SETTLE_S, Binder
 from fenka.scheduler.descheduler import Descheduler
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.informers import ClusterInformers
-from fenka.scheduler.leadership import Leadership
+from fenka.scheduler.pin_timer import PinTimer
 from fenka.scheduler.pod_patcher import (
     REQUEUE_INTERVAL_S,
     UNGATE_INTERVAL_S,
@@ -39,6 +40,7 @@ from fenka.scheduler.pod_patcher import (
     ungate_body,
 )
 from fenka.scheduler.queue_controller import QueueController
+from fenka.scheduler.spot_timer import SpotTimer
 
 DRAIN_S = BIND_TIMEOUT_S + SETTLE_S + 1
 """By then the outcome of every binding that was sent is known, or it can do no harm."""
@@ -192,6 +194,7 @@ class Replica:
             preemption,
             on_filter=reporter.filtered,
             requeue=requeuer.patch_soon,
+            clock=clock,
         )
         self.binder = Binder(
             api,
@@ -212,6 +215,8 @@ class Replica:
             Descheduler(
                 api, cluster, self._pods, gangs, recorder, self._is_leading, sleep=sleep
             ).run,
+            PinTimer(cluster, self._pods, clock=clock, sleep=sleep).run,
+            SpotTimer(cluster, now=now, sleep=sleep).run,
             queue.run,
             reporter.run,
             requeuer.run,

@@ -21,6 +21,7 @@ from aiohttp import web
 from fenka import __version__
 from fenka.cluster.state import ClusterState
 from fenka.kubernetes.http_listener import LISTENER, ThrottledText
+from fenka.kubernetes.leadership import Leadership
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.extender import Extender
@@ -36,7 +37,6 @@ from fenka.scheduler.extender_api import (
 )
 from fenka.scheduler.inspect import inspect, inspect_text
 from fenka.scheduler.leader_proxy import FORWARDED, LeaderProxy, LeaderUnreachable
-from fenka.scheduler.leadership import Leadership
 from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.queue_controller import QueueController
 from fenka.scheduler.request_bodies import BodyLimits, BodyReader, BodyRejected

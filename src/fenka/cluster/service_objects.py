@@ -1,0 +1,164 @@
+"""Objects that make up services, with the fields that fenka reads, and what one reading of them returns.
+
+Each version is a Deployment, which owns a Service and a HorizontalPodAutoscaler of its own. All versions
+together own the service's Service and its gateway. So the last version that is deleted takes them along.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fenka.cluster.objects import Condition, Node, Object, ObjectMeta
+from fenka.cluster.training_objects import DEPLOYMENTS_API, SUBMITTED, ServiceStatus, TrainingPod
+
+SERVICE = "servingName"
+"""arena's label of all objects of a service: its name."""
+VERSION = "servingVersion"
+"""arena's label of all objects of a version: its name."""
+TYPE = "servingType"
+"""arena's label: what serves the model."""
+WEIGHTS = "fenka.io/traffic"
+"""Annotation of the Service of all versions: a JSON object of weights. Without it all are equal."""
+SERVICE_KIND = "service"
+"""Value of fenka's label for the kind of all objects of services."""
+REPLICA, GATEWAY, ADDRESS = "replica", "gateway", "address"
+"""Roles of objects: of a version, of the gateway, and of the Service of all versions."""
+
+SERVICES_API = "/api/v1/namespaces/{namespace}/services"
+
+TYPES: Mapping[str, tuple[str, str]] = {
+    "custom": ("custom-serving", "Custom"),
+    "tensorflow": ("tf-serving", "Tensorflow"),
+    "triton": ("triton-serving", "Triton"),
+}
+"""arena's label and word for each kind of service."""
+
+
+def read_weights(annotations: Mapping[str, str]) -> dict[str, int] | None:
+    """Return the weights of a service; None if it has none, or if nobody can read them."""
+    text = annotations.get(WEIGHTS)
+    try:
+        weights = msgspec.json.decode(text, type=dict[str, int]) if text is not None else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    usable = weights is not None and all(weight >= 0 for weight in weights.values())
+    return weights if usable else None
+
+
+class DeploymentMeta(ObjectMeta):
+    """The metadata of a Deployment. The generation counts changes of its spec."""
+
+    generation: int = 0
+
+
+class DeploymentStatus(Object):
+    """The status of a Deployment. Lists may be null."""
+
+    replicas: int = 0
+    updated_replicas: int = 0
+    available_replicas: int = 0
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] | None = None
+
+
+class DeploymentSpec(Object):
+    """The spec of a Deployment."""
+
+    replicas: int = 1
+
+
+class ServingDeployment(Object):
+    """The Deployment of a version or of a gateway."""
+
+    metadata: DeploymentMeta = msgspec.field(default_factory=DeploymentMeta)
+    spec: DeploymentSpec = msgspec.field(default_factory=DeploymentSpec)
+    status: DeploymentStatus = msgspec.field(default_factory=DeploymentStatus)
+
+    @property
+    def path(self) -> str:
+        """Return its path at the API server."""
+        meta = self.metadata
+        return f"{DEPLOYMENTS_API}/namespaces/{meta.namespace}/deployments/{meta.name}"
+
+    @property
+    def version(self) -> str:
+        """Return the version's name."""
+        return self.metadata.labels.get(VERSION, "")
+
+    @property
+    def rolled_out(self) -> bool:
+        """Return whether all replicas are of the newest spec and accept requests."""
+        status = self.status
+        counts = {status.replicas, status.updated_replicas, status.available_replicas}
+        return status.observed_generation >= self.metadata.generation and counts == {
+            self.spec.replicas
+        }
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether its deployment has not been completed: it has no replicas yet."""
+        return SUBMITTED not in self.metadata.annotations
+
+    @property
+    def problem(self) -> str:
+        """Return why its pods cannot be created, such as an exceeded quota; empty if they can."""
+        failures = (each for each in self.status.conditions or () if each.type == "ReplicaFailure")
+        return next((each.message for each in failures if each.status == "True"), "")
+
+
+class AddressPort(Object):
+    """A port of a Service."""
+
+    name: str = ""
+    port: int = 0
+    node_port: int = 0
+
+
+class AddressSpec(Object):
+    """The spec of a Service."""
+
+    type: str = ""
+    cluster_ip: str = msgspec.field(default="", name="clusterIP")
+    ports: tuple[AddressPort, ...] = ()
+    selector: Mapping[str, str] = {}
+
+
+class AddressService(Object):
+    """The Service of all versions: where clients connect."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: AddressSpec = msgspec.field(default_factory=AddressSpec)
+    status: ServiceStatus = msgspec.field(default_factory=ServiceStatus)
+
+    @property
+    def path(self) -> str:
+        """Return its path at the API server."""
+        meta = self.metadata
+        return f"{SERVICES_API.format(namespace=meta.namespace)}/{meta.name}"
+
+    @property
+    def address(self) -> str:
+        """Return its address: that of its load balancer, else the one in the cluster; empty for none."""
+        ingress = next(iter(self.status.load_balancer.ingress), None)
+        outside = ingress and (ingress.ip or ingress.hostname)
+        return outside or self.spec.cluster_ip.removeprefix("None")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceObjects:
+    """What one reading returns.
+
+    Attributes:
+        versions: The versions' Deployments.
+        gateways: The gateways' Deployments.
+        addresses: The Services of all versions.
+        pods: The versions' pods.
+        nodes: All nodes; None without the right to list them.
+    """
+
+    versions: list[ServingDeployment] = field(default_factory=list)
+    gateways: list[ServingDeployment] = field(default_factory=list)
+    addresses: list[AddressService] = field(default_factory=list)
+    pods: list[TrainingPod] = field(default_factory=list)
+    nodes: list[Node] | None = field(default_factory=list)

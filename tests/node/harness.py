@@ -27,10 +27,13 @@ from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerRequest, ContainerUnits, Dialect, PodRequest, SharedNode
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
+from fenka.instances.keeper import InstanceKeeper
+from fenka.instances.manager import InstanceManager, geometries
 from fenka.isolation.files import install_native
 from fenka.node.advertiser import Advertised
 from fenka.node.agent import Agent
 from fenka.node.health import CardHealth
+from fenka.node.instances import NodeInstances
 from fenka.node.kubelet import messages_pb2 as api
 from fenka.node.kubelet.client import HEALTHY, Kubelet
 from fenka.node.lease import cdi
@@ -306,6 +309,9 @@ class FakeDriver:
         """Stand in for `Driver.cards`."""
         return self.shown
 
+    def geometry(self, _: str) -> None:
+        """Stand in for `Driver.geometry`, of cards without MIG."""
+
 
 @dataclass
 class FakeHardware:
@@ -345,6 +351,7 @@ class NodeHarness:
     unit_mib: int = 1024
     labelled_only: bool = False
     dialects: tuple[Dialect, ...] = DIALECTS
+    layouts: Path | None = None
     living: set[str] = field(default_factory=set)
     placed: UsageTotals = field(default_factory=UsageTotals)
     now: float = 1e9
@@ -359,6 +366,14 @@ class NodeHarness:
     def agent(self) -> Agent:
         """The program's control loop."""
         return self.program.agent
+
+    def _instances(self) -> NodeInstances:
+        hardware: Any = self.hardware
+        capable = geometries(hardware, self.hardware.cards)
+        keeper = InstanceKeeper(self.root / "instances.json", "boot", capable)
+        pci_ids = {uuid: hardware.driver.pci_device(uuid) for uuid in capable}
+        manager = InstanceManager(hardware, keeper, pci_ids=pci_ids)
+        return NodeInstances(manager, lambda: self.health.known)
 
     async def start(self) -> None:
         """Start the program as after a crash: from what is on disk."""
@@ -376,14 +391,19 @@ class NodeHarness:
                 self.health,
                 self.store,
                 self.lease_files,
+                self._instances(),
                 self.unit_mib,
                 Advertised(labelled_only=self.labelled_only, dialects=self.dialects),
+                self.layouts,
                 lambda: self.living,
                 lambda: self.now,
             ),
         )
         plugins = (plugin.run() for plugin in self.program.plugins.values())
-        work = (self.node_api.run(), *plugins, self.agent.run())
+        work = (
+            *(self.node_api.run(), *plugins, self.agent.run()),
+            self.program.instances.run(),
+        )
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         await until(lambda: self.node_api.synced)
 
@@ -535,16 +555,21 @@ def _nothing_mounted(_: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def node_harness(
-    *cards: Card, library: Path, labels: Mapping[str, str] | None = None
+    *cards: Card,
+    library: Path,
+    labels: Mapping[str, str] | None = None,
+    hardware: Any = None,
+    layouts: Path | None = None,
 ) -> AsyncIterator[NodeHarness]:
-    """Run a node that shares its cards, unless its labels say otherwise."""
+    """Run a node that shares its cards, unless its labels say otherwise. hardware: in place of the cards."""
     # A socket's path is short: pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="fenka-") as folder:
         root = Path(folder)
         (root / "node").mkdir()
         kubelet = FakeKubelet(root, root / "cdi")
         await kubelet.start()
-        made = NodeHarness(root, FakeApi(), kubelet, FakeHardware(cards or (card(0),)), library)
+        hardware = hardware or FakeHardware(cards or (card(0),))
+        made = NodeHarness(root, FakeApi(), kubelet, hardware, library, layouts=layouts)
         made.node(**(labels or {"gpushare": "true"}))
         await made.start()
         try:

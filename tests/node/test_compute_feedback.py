@@ -114,6 +114,31 @@ def test_containers_of_one_pod_are_distinguished_when_the_api_server_names_them(
     assert (machine.feedback("x")[0], machine.feedback("y")[0]) == (0, 50)
 
 
+def test_container_without_compute_has_what_shares_leave(machine: Machine) -> None:
+    """The share of another pod comes first, unless containers on the node are not limited."""
+    machine.lease("training", 0)
+    machine.lease("service", 80, pod=1)
+    machine.process(1, "aa")
+    machine.process(2, "bb", pod=1)
+    machine.round(p1=50, p2=80)
+    assert (machine.feedback("training")[1], machine.feedback("service")[1]) == (20, 80)
+    lease = machine.leases["training"]
+    exempt = msgspec.structs.replace(lease, limits_mib={card(0).uuid: 100})
+    machine.leases["training"] = exempt
+    machine.round(p1=50, p2=80)
+    assert machine.feedback("training")[1] == 100
+
+
+def test_container_that_requested_all_of_a_card_is_not_delayed(machine: Machine) -> None:
+    """Beside one without compute, which has the smallest part then."""
+    machine.lease("all", 100)
+    machine.lease("training", 0, pod=1)
+    machine.process(1, "aa")
+    machine.process(2, "bb", pod=1)
+    machine.round(p1=100, p2=1)
+    assert (machine.feedback("all")[1], machine.feedback("training")[1]) == (100, 1)
+
+
 @pytest.mark.skipif(
     not pid_namespaces.in_initial_namespace(), reason="needs the machine's first PID namespace"
 )

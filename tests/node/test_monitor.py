@@ -10,7 +10,7 @@ import pytest
 from fenka.core.request import Slice
 from fenka.dialects import base
 from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver, XidListener
+from fenka.hardware.nvml import Driver, Xid, XidListener
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
 from fenka.node import driver as node_driver
@@ -51,7 +51,13 @@ class FakeUsage:
 
 def card_monitor(node: NodeHarness) -> CardMonitor:
     """Return the card monitor of a node."""
-    return CardMonitor(node.node_api, node.health, node.program.inventory, node.program.trigger)
+    return CardMonitor(
+        node.node_api,
+        node.health,
+        node.program.inventory,
+        node.program.instances,
+        node.program.trigger,
+    )
 
 
 def monitor(
@@ -125,7 +131,7 @@ async def test_unmanaged_process_is_reported_when_it_is_not_killed(library: Path
 class FakeXids:
     """Returns XIDs at once, and then none."""
 
-    def __init__(self, *xids: tuple[str, int]) -> None:
+    def __init__(self, *xids: Xid) -> None:
         self._xids = list(xids)
 
     def __enter__(self) -> "FakeXids":
@@ -139,7 +145,7 @@ class FakeXids:
     ) -> None:
         pass
 
-    def wait(self, _: int) -> tuple[str, int] | None:
+    def wait(self, _: int) -> Xid | None:
         """Stand in for `XidListener.wait`."""
         return self._xids.pop(0) if self._xids else None
 
@@ -149,7 +155,7 @@ async def test_card_becomes_unhealthy_when_it_reports_a_fatal_xid(library: Path)
 
     async with node_harness(card(0), card(1), library=library) as node:
         await node.ready()
-        xids = FakeXids((card(0).uuid, 31), (card(1).uuid, 48))
+        xids = FakeXids(Xid(card(0).uuid, 31), Xid(card(1).uuid, 48))
         listening = asyncio.create_task(card_monitor(node).listen(lambda: xids))  # type: ignore[arg-type,return-value]
         await until(lambda: len(node.kubelet.free()) == 14)
         await until(lambda: node.api.events)
@@ -172,7 +178,7 @@ def test_xid_listener_returns_what_the_simulated_driver_reports(tmp_path: Path) 
         with Driver.open(simulated.library_dir) as driver, XidListener() as xids:
             assert xids.wait(0) is None
             simulated.raise_xid(1, 48)
-            assert xids.wait(5000) == (driver.cards()[1].uuid, 48)
+            assert xids.wait(5000) == Xid(driver.cards()[1].uuid, 48)
             assert driver.minor(driver.cards()[1].uuid) == 1
     finally:
         simulated.stop()

@@ -109,6 +109,16 @@ def test_limit_percent_follows_the_lease(
     assert limit.compute_mode == ("soft" if most > compute > 0 and not limits else "hard")
 
 
+def test_weight_limits_nothing_and_requests_no_time() -> None:
+    """The metrics say what is reserved."""
+    slices = [Slice(0, card(0).uuid, 100, 30)]
+    lease = Lease(POD, "default", "a", "main", slices, slices, {}, weighted=True)
+    usage = SliceUsage("t", lease, slices[0], 0, 0, 0, None)
+    assert (usage.limit_percent, usage.requested_percent) == (100, 0)
+    (limit,) = card_limits(slices, {}, lease.compute)
+    assert (limit.compute_percent, limit.compute_mode) == (30, "weight")
+
+
 def test_sample_has_a_compute_violation_when_a_lease_exceeds_its_share(
     tmp_path: Path, lease: Lease
 ) -> None:
@@ -260,6 +270,7 @@ def test_metrics_have_their_names_and_labels(tmp_path: Path, lease: Lease) -> No
         f"fenka_container_gpu_memory_held_bytes{container}": 0,
         f"fenka_container_gpu_memory_used_bytes{container}": 50 * MIB,
         f"fenka_container_gpu_utilization_ratio{container}": 0.25,
+        f"fenka_container_gpu_busy_ratio{container}": 0.25,
         f"fenka_container_gpu_processes{container}": 1,
         f"fenka_card_memory_total_bytes{alone}": 15079 * MIB,
         f"fenka_card_memory_used_bytes{alone}": 60 * MIB,

@@ -1,12 +1,14 @@
 """Advertises the node's cards to the kubelet: which device IDs of each resource it may allocate."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fenka.core.request import Slice
-from fenka.dialects import base, gpushare, nvidia
-from fenka.dialects.base import Dialect
+from fenka.dialects import base, gpushare, nvidia, nvidia_mig
+from fenka.dialects.base import Dialect, NodeResource
+from fenka.dialects.mig_names import RESOURCE_PREFIX
 from fenka.dialects.registry import DIALECTS, leased_resources, node_resources
+from fenka.node.instances import NodeInstances
 from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet import device_ids
 from fenka.node.kubelet.client import Claim
@@ -38,6 +40,7 @@ class DeviceAdvertiser:
     _api: NodeApi
     _mode: ModeSelector
     _inventory: NodeInventory
+    _instances: NodeInstances
     _allocations: Allocations
     _plugins: Mapping[str, Plugin]
     _advertised: Advertised
@@ -74,9 +77,13 @@ class DeviceAdvertiser:
             return
         if mode.sharing:
             await self._record_whole_cards(claims)
+        of_instances = nvidia_mig.node_resources(self._instances.offered())
         for resource, plugin in self._plugins.items():
             remembered = self._remembered(resource)
-            if mode.sharing:
+            if resource.startswith(RESOURCE_PREFIX):
+                devices = self._instance_devices(resource, of_instances.get(resource))
+                await plugin.advertise(devices, remembered=remembered)
+            elif mode.sharing:
                 devices = self._shared_devices(resource, claims)
                 await plugin.advertise(devices, remembered=remembered)
             elif resource != base.NVIDIA_GPU:
@@ -85,7 +92,26 @@ class DeviceAdvertiser:
                 mode.labelled or not self._advertised.labelled_only
             ):
                 exclusive = self._allocations.exclusive_cards(claims)
-                await plugin.advertise(device_ids.whole(self._inventory.cards(), exclusive))
+                divided = self._inventory.divided - exclusive
+                cards = [
+                    replace(card, cordoned=card.cordoned or card.uuid in divided)
+                    for card in self._inventory.cards()
+                ]
+                await plugin.advertise(device_ids.whole(cards, exclusive))
+
+    def _instance_devices(
+        self, resource: str, described: NodeResource | None
+    ) -> list[tuple[str, bool]]:
+        """Return the device IDs of a MIG profile, also while pods have some that is not offered any more."""
+        cards, node = self._inventory.cards(), self._inventory.shared_node().node
+        allocated = list(self._allocated(resource, ()))
+        units = {card.uuid: described.units_on(node, card) if described else 0 for card in cards}
+        ids = device_ids.device_list(
+            cards, units, allocated, (), self._instances.unhealthy_places()
+        )
+        listed = {device for device, _ in ids}
+        left = (device for each in allocated for device in each.ids if device not in listed)
+        return [*ids, *((device, True) for device in dict.fromkeys(left))]
 
     def _remembered(self, resource: str) -> bool:
         """Return whether the kubelet counts devices of ours, perhaps of an earlier process."""
@@ -106,9 +132,11 @@ class DeviceAdvertiser:
         whole = [(uuid, True) for uuid in sorted(exclusive)] if resource == base.NVIDIA_GPU else []
         if not offered and not allocated:
             return whole if self._mode.mode.whole else []
-        unavailable = (
+        unavailable: Collection[str] = (
             exclusive if offered and not self._mode.draining else self._inventory.by_uuid.keys()
         )
+        if described in nvidia.NODE_RESOURCES:
+            unavailable = {*unavailable, *self._inventory.divided}
         return [*device_ids.device_list(cards, units, allocated, unavailable), *whole]
 
     def _allocated(

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+SpotNotices = Literal["auto", "always", "never"]
+
 
 class Config(msgspec.Struct, frozen=True):
     """The options of `fenka node`."""
@@ -42,6 +44,23 @@ class Config(msgspec.Struct, frozen=True):
         Literal["kill", "report"],
         Meta(description="reaction to a pod's process without fenka's library"),
     ] = "kill"
+    spot_notices: Annotated[
+        SpotNotices,
+        Meta(
+            description="ask the metadata service whether this machine is taken back; "
+            "auto: on nodes labelled fenka.io/capacity=spot"
+        ),
+    ] = "auto"
+    aws_metadata: Annotated[
+        str, Meta(title="IP[:PORT]", description="address of AWS's metadata service")
+    ] = "169.254.169.254"
+    alibaba_metadata: Annotated[
+        str, Meta(title="IP[:PORT]", description="address of Alibaba Cloud's metadata service")
+    ] = "100.100.100.200"
+    mig_config: Annotated[
+        Path | None,
+        Meta(title="FILE", description="layouts of MIG instances, as a file of mig-parted"),
+    ] = None
     metrics_port: Annotated[
         int | None, Meta(title="PORT", description="serve /metrics, /healthz and /readyz")
     ] = None

@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import TypeVar
 
 from fenka.core.inventory import Card
-from fenka.core.request import Slice
+from fenka.dialects.base import split_instance
 from fenka.hardware import card_lock
 from fenka.hardware.card_lock import CardLocked
 from fenka.hardware.machine import Hardware
+from fenka.hardware.mig_capabilities import NoCapability, administration_files
+from fenka.hardware.network_namespace import MACHINE
 from fenka.hardware.nvml import Driver, DriverLost, NoDriver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.node.health import CardHealth
 from fenka.node.lease import cdi
 from fenka.node.lease.cdi import ContainerEdits
+from fenka.node.lease.store import Lease
 from fenka.node.monitor.usage import BusyNs
 
 _LOG = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 _POLL_S = 0.1
-_MACHINE_NETWORK = Path("/proc/1/ns/net")
 
 _Value = TypeVar("_Value")
 
@@ -54,18 +56,25 @@ class NodeDriver:
             os.environ["FENKA_SIMULATED_NODE"] = str(self._simulated)
             _wait_for(SimulatedNode(self._simulated))
         hardware = _retry(lambda: Hardware(lambda: Driver.open(self.libraries)), NoDriver)
+        if self._simulated is None:
+            _make_mig_files()
         with contextlib.closing(hardware):
             yield hardware
 
-    def edits(self, hardware: Hardware) -> Callable[[Sequence[Slice]], ContainerEdits]:
-        """Return a function that gives the driver's part of a lease's container edits."""
+    def edits(self, hardware: Hardware) -> Callable[[Lease], ContainerEdits]:
+        """Return a function that gives the driver's part of a lease's container edits.
+
+        A lease of instances gets the device files of those and no others, beside their cards'.
+        """
         if self._simulated is not None:
             simulated = cdi.simulated_edits(self._library, self._simulated)
             return lambda _: simulated
 
-        def real(slices: Sequence[Slice]) -> ContainerEdits:
-            minors = [hardware.driver.minor(piece.uuid) for piece in slices]
-            return cdi.driver_edits(minors, hardware.driver.version, self._host)
+        def real(lease: Lease) -> ContainerEdits:
+            places = [split_instance(piece.uuid) or (piece.uuid,) for piece in lease.slices]
+            minors = [hardware.driver.minor(place[0]) for place in places]
+            files = [Path(file) for each in lease.instances.values() for file in each.files]
+            return cdi.driver_edits(minors, hardware.driver.version, self._host, files)
 
         return real
 
@@ -82,6 +91,16 @@ class NodeDriver:
                 for pid, ns in node.busy_ns(card.index).items()
             }
         return _accumulated(hardware, health)
+
+
+def _make_mig_files() -> None:
+    """Make the device files by which this program may divide cards, if the driver has them."""
+    try:
+        administration_files()
+    except NoCapability:
+        _LOG.info("the driver has no files for dividing cards")
+    except OSError as error:
+        _LOG.warning("the driver's files for dividing cards cannot be made: %s", error.strerror)
 
 
 def _accumulated(hardware: Hardware, health: CardHealth) -> BusyNs:
@@ -108,7 +127,7 @@ def _accumulated(hardware: Hardware, health: CardHealth) -> BusyNs:
 
 def lock_cards(cards: Sequence[Card]) -> contextlib.ExitStack:
     """Lock the cards; waits while another program of the machine owns one."""
-    return _retry(lambda: card_lock.acquire(cards, network=_MACHINE_NETWORK), CardLocked)
+    return _retry(lambda: card_lock.acquire(cards, network=MACHINE), CardLocked)
 
 
 def _wait_for(node: SimulatedNode) -> None:

@@ -121,16 +121,28 @@ class CardHealth:
         self._cards = tuple(card for card in self._cards if card.uuid not in self._lost)
         self._lost.clear()
 
-    def report_xid(self, uuid: str | None, xid: int) -> None:
-        """Record an XID that the driver reports. Without a UUID it concerns all cards."""
+    def report_xid(self, uuid: str | None, xid: int, instance: str = "") -> None:
+        """Record an XID that the driver reports. Without a UUID it concerns all cards.
+
+        instance: the key of the MIG instance that it concerns alone. It begins with its card's UUID.
+        """
         if is_fatal_xid(xid):
-            affected = [card.uuid for card in self._cards if uuid in (None, card.uuid)]
-            self._update(lambda errors: {**errors, **dict.fromkeys(affected, f"XID {xid}")})
+            affected: list[str] = [card.uuid for card in self._cards if uuid in (None, card.uuid)]
+            keys = [instance] if instance else affected
+            self._update(lambda errors: {**errors, **dict.fromkeys(keys, f"XID {xid}")})
+
+    def instance_error(self, key: str) -> str | None:
+        """Return why a MIG instance is unhealthy; None if it is healthy."""
+        return self._errors.get(key)
 
     def reset(self, indexes: Collection[int]) -> None:
-        """Clear the errors of cards that a user has reset."""
+        """Clear the errors of cards that a user has reset, and of their instances."""
         reset = {card.uuid for card in self._cards if card.index in indexes}
-        self._update(lambda errors: _without(errors, reset))
+        self._update(
+            lambda errors: _without(
+                errors, [key for key in errors if key.partition("/")[0] in reset]
+            )
+        )
 
     def refresh(self) -> None:
         """Read the cards. Takes as long as the driver takes."""

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from fenka.core.inventory import Card, Node
 from fenka.core.request import Slice
-from fenka.dialects import base, node_inventory
+from fenka.dialects import base, mig_records, node_inventory
 from fenka.dialects.base import SharedNode
+from fenka.dialects.mig_records import with_division
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.health import CardHealth
+from fenka.node.instances import NodeInstances
 from fenka.node.node_api import RESET, NodeApi
 
 _LOG = logging.getLogger(__name__)
@@ -25,8 +27,11 @@ def whole_slice(card: Card) -> Slice:
 class NodeInventory:
     """Reads the annotations of the Node about its cards, and publishes the cards there."""
 
-    def __init__(self, api: NodeApi, health: CardHealth, unit_mib: int) -> None:
+    def __init__(
+        self, api: NodeApi, health: CardHealth, instances: NodeInstances, unit_mib: int
+    ) -> None:
         self._api, self._health, self._unit_mib = api, health, unit_mib
+        self._instances = instances
         self._published = False
         """Whether the Node had the inventory's annotation in the last pass."""
 
@@ -41,8 +46,14 @@ class NodeInventory:
         return self._health.cards(node_inventory.parse_indexes(cordoned))
 
     def shared_node(self) -> SharedNode:
-        """Return the node as gpushare's dialect describes it."""
-        return SharedNode(Node(self._api.name, self.cards(), unit_mib=self._unit_mib))
+        """Return the node as gpushare's dialect describes it, with the instances that exist."""
+        node = SharedNode(Node(self._api.name, self.cards(), unit_mib=self._unit_mib))
+        return with_division(node, self._instances.divided())
+
+    @property
+    def divided(self) -> frozenset[str]:
+        """UUIDs of the cards that are given away neither whole nor in slices of the card itself."""
+        return self._instances.withheld
 
     @property
     def _annotations(self) -> Mapping[str, str]:
@@ -74,7 +85,9 @@ class NodeInventory:
         cards = self.cards()
         shown = cards if schedulable else tuple(replace(card, healthy=False) for card in cards)
         inventory = node_inventory.encode_inventory(shown, self._unit_mib)
+        divided = self._instances.published()
+        instances = mig_records.encode_instances(divided) if divided else None
         try:
-            await self._api.publish_inventory(inventory, len(cards) if shared else 0)
+            await self._api.publish_inventory(inventory, instances, len(cards) if shared else 0)
         except (ApiError, ApiUnreachable) as error:
             _LOG.warning("the node's cards could not be written: %s", error)

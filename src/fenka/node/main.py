@@ -3,22 +3,25 @@
 import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.dialects.sizes import parse_unit
-from fenka.hardware.machine import Hardware
+from fenka.hardware.network_namespace import MACHINE
 from fenka.hardware.nvml import XidListener
+from fenka.instances.keeper import InstanceKeeper
+from fenka.instances.manager import InstanceManager, geometries
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.program_lifetime import stop_requests
 from fenka.node import preflight
 from fenka.node.advertiser import Advertised
 from fenka.node.config import Config
 from fenka.node.driver import RETRY_S, NodeDriver, lock_cards
 from fenka.node.health import CardHealth
+from fenka.node.instances import NodeInstances
 from fenka.node.kubelet.client import Kubelet
 from fenka.node.lease import cdi
 from fenka.node.lease.files import LeaseFiles
@@ -30,6 +33,9 @@ from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, assemble
+from fenka.node.spot import SpotFollower
+from fenka.node.spot_metadata import ALIBABA, AWS, MetadataClient
+from fenka.procfs import boot_id
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +56,9 @@ def run(config: Config) -> None:
 
     Raises FenkaError, FileNotFoundError.
     """
-    parse_unit(config.unit)  # Raises InvalidSize before anything is changed.
+    # Both raise before anything is changed.
+    parse_unit(config.unit)
+    _metadata_clients(config)
     preflight.check_mounts(_LEASES)
     library = install_native(_STATE / "lib", cdi.prepare_library)
     driver = NodeDriver(library, config.host_root, config.simulated)
@@ -62,22 +70,30 @@ def run(config: Config) -> None:
         )
         locks.enter_context(lock_cards(health.known))
         hardware.measure(health.known, driver.libraries)
+        keeper = InstanceKeeper(
+            _STATE / "instances.json", boot_id(), geometries(hardware, health.known)
+        )
+        manager = InstanceManager(
+            hardware,
+            keeper,
+            library_dir=driver.libraries,
+            pci_ids={card.uuid: hardware.driver.pci_device(card.uuid) for card in health.known},
+        )
+        instances = NodeInstances(manager, lambda: health.known)
         files = LeaseFiles(_LEASES, _CDI, library, hardware.context_mib, driver.edits(hardware))
-        asyncio.run(_serve(config, driver, hardware, health, files, locks))
+        asyncio.run(_serve(config, driver, health, instances, files, locks))
 
 
 async def _serve(
     config: Config,
     driver: NodeDriver,
-    hardware: Hardware,
     health: CardHealth,
+    instances: NodeInstances,
     files: LeaseFiles,
     locks: contextlib.ExitStack,
 ) -> None:
-    unit_mib = parse_unit(config.unit)
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    unit_mib, hardware = parse_unit(config.unit), instances.manager.hardware
+    stop = stop_requests()
     async with await Api.connect(config.kubeconfig) as connection:
         api = NodeApi(connection, config.name)
         runtime, published = await _retry(api.read_node)
@@ -93,9 +109,14 @@ async def _serve(
         kubelet = Kubelet(_PLUGINS, _POD_RESOURCES)
         dialects = WITH_HAMI if config.hami_names else DIALECTS
         advertised = Advertised(config.exclusive, config.labelled_only, dialects)
-        program = assemble(Edges(api, kubelet, health, store, files, unit_mib, advertised))
+        program = assemble(
+            Edges(
+                *(api, kubelet, health, store, files, instances, unit_mib, advertised),
+                layouts=config.mig_config,
+            )
+        )
         exporter = Exporter(config.name)
-        cards = CardMonitor(api, health, program.inventory, program.trigger)
+        cards = CardMonitor(api, health, program.inventory, instances, program.trigger)
         usage = Usage(hardware.processes, files, driver.busy_ns(hardware, health))
         policy = ViolationPolicy(
             evict=config.over_limit == "evict", kill=config.unmanaged_process == "kill"
@@ -106,8 +127,10 @@ async def _serve(
             api.run(),
             *(plugin.run() for plugin in program.plugins.values()),
             program.agent.run(),
+            instances.run(),
             monitor.run(),
             cards.listen(XidListener),
+            SpotFollower(api, _metadata_clients(config), config.spot_notices).run(),
             _warn_of_runtime(config, api),
         )
         async with contextlib.AsyncExitStack() as stack:
@@ -122,6 +145,14 @@ async def _serve(
                 await program.agent.drain()
             for task in done:
                 task.result()
+
+
+def _metadata_clients(config: Config) -> Sequence[MetadataClient]:
+    """Return the clients of all clouds' metadata services. Raises InvalidAddress."""
+    return (
+        MetadataClient(AWS, config.aws_metadata, MACHINE),
+        MetadataClient(ALIBABA, config.alibaba_metadata, MACHINE),
+    )
 
 
 async def _warn_of_runtime(config: Config, api: NodeApi) -> None:

@@ -2,6 +2,7 @@
 
 from fenka.dialects import node_modes
 from fenka.dialects.base import InvalidRecord
+from fenka.dialects.mig_names import RESOURCE_PREFIX
 from fenka.node.lease.allocations import Allocations
 from fenka.node.node_api import NodeApi
 
@@ -31,7 +32,12 @@ class ModeSelector:
         except InvalidRecord as error:
             self._api.node_event("FenkaLabels", f"{error}; the node's mode stays as it is")
             return
-        tokens = self._allocations.sharing_tokens()
+        tokens = [
+            token
+            for token in self._allocations.sharing_tokens()
+            # Instances are given by nodes that share nothing else, too.
+            if not token.resource.startswith(RESOURCE_PREFIX)
+        ]
         self.draining = not mode.memory and bool(tokens)
         if self.draining:
             pods = sorted({token.lease.pod_name for token in tokens if token.lease})

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from fenka.cluster.objects import Node, Object, ObjectMeta, Pod
+from fenka.cluster.objects import Node, Object, ObjectMeta, Pod, node_path
 from fenka.core.inventory import Card
 from fenka.dialects import base, gpushare, node_inventory
 from fenka.dialects.leases import REPORT
+from fenka.dialects.mig_records import INSTANCES
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.events import EventRecorder
 from fenka.kubernetes.eviction import evict
@@ -84,7 +85,7 @@ class NodeApi:
 
     @property
     def _path(self) -> str:
-        return f"/api/v1/nodes/{self.name}"
+        return node_path(self.name)
 
     @property
     def pods(self) -> Mapping[str, Pod]:
@@ -137,9 +138,18 @@ class NodeApi:
             return ()
         return share.node.cards if share else ()
 
+    async def annotate_node(self, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations on the Node; None removes one. Raises ApiError, ApiUnreachable."""
+        body = {"metadata": {"annotations": dict(annotations)}}
+        await self._api.patch(self._path, _Anything, body)
+
+    async def label_node(self, labels: Mapping[str, str | None]) -> None:
+        """Write labels on the Node; None removes one. Raises ApiError, ApiUnreachable."""
+        await self._api.patch(self._path, _Anything, {"metadata": {"labels": dict(labels)}})
+
     async def clear_reset(self) -> None:
         """Remove the annotation RESET. Raises ApiError, ApiUnreachable."""
-        await self._api.patch(self._path, _Anything, {"metadata": {"annotations": {RESET: None}}})
+        await self.annotate_node({RESET: None})
 
     async def runtime_handler(self, runtime_class: str) -> str:
         """Return the container runtime's name of a runtime class; empty if it cannot be read."""
@@ -153,21 +163,24 @@ class NodeApi:
             self._handlers[runtime_class] = resource.handler
         return self._handlers[runtime_class]
 
-    async def publish_inventory(self, inventory: str, count: int) -> None:
-        """Write the node's cards for schedulers and screens. Raises ApiError, ApiUnreachable."""
+    async def publish_inventory(self, inventory: str, instances: str | None, count: int) -> None:
+        """Write the node's cards for schedulers and screens. Raises ApiError, ApiUnreachable.
+
+        instances: its divided cards. They are written with the cards, so that nobody sees one of them whole.
+        """
         node = self.node
         if node is None:
             return
-        if node.metadata.annotations.get(base.CARDS) != inventory:
-            body: dict[str, Any] = {"metadata": {"annotations": {base.CARDS: inventory}}}
-            await self._api.patch(self._path, _Anything, body)
+        records = {base.CARDS: inventory, INSTANCES: instances}
+        if any(node.metadata.annotations.get(name) != text for name, text in records.items()):
+            await self.annotate_node(records)
         shown = (
             node.status.capacity.get(gpushare.COUNT),
             node.status.allocatable.get(gpushare.COUNT),
         )
         if shown != (str(count), str(count)) and (count or any(shown)):
             counted = {gpushare.COUNT: str(count)}
-            body = {"status": {"capacity": counted, "allocatable": counted}}
+            body: dict[str, Any] = {"status": {"capacity": counted, "allocatable": counted}}
             await self._api.patch(f"{self._path}/status", _Anything, body)
 
     async def write_report(self, text: str) -> str:

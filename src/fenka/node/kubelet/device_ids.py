@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Slice
+from fenka.dialects.base import split_instance
 from fenka.node.kubelet.client import unit_id
 
 
@@ -24,6 +25,7 @@ def device_list(
     units: Mapping[DeviceId, int],
     allocated: Sequence[AllocatedIds],
     unavailable: Collection[str],
+    unhealthy_instances: Collection[str] = (),
 ) -> list[tuple[str, bool]]:
     """Return all IDs of a resource, each with whether it is healthy.
 
@@ -35,11 +37,12 @@ def device_list(
         units: Units of the resource per card, by UUID.
         allocated: What containers hold.
         unavailable: UUIDs of cards that give no slices now.
+        unhealthy_instances: MIG instances by their place.
     """
     ids = [unit_id(number) for number in range(sum(units[card.uuid] for card in cards))]
     in_use = {device for container in allocated for device in container.ids}
     free = [device for device in ids if device not in in_use]
-    unhealthy: set[str] = set()
+    unhealthy = {id_ for place in unhealthy_instances for id_ in _ids_on(place, allocated)}
     reserved = 0
     for card in cards:
         if card.healthy and not card.cordoned and card.uuid not in unavailable:
@@ -53,14 +56,17 @@ def device_list(
 
 
 def _ids_on(uuid: str, allocated: Iterable[AllocatedIds]) -> set[str]:
-    """Return the allocated IDs of a card. Each card of a container has its part of the IDs, in order."""
+    """Return the allocated IDs of a card, or of an instance by its place.
+
+    Each slice of a container has its part of the IDs, in order.
+    """
     ids: set[str] = set()
     for container in allocated:
-        cards: list[str] = [piece.uuid for piece in container.slices]
-        if uuid in cards:
-            part = len(container.ids) // len(cards)
-            first = cards.index(uuid) * part
-            ids.update(container.ids[first : first + part])
+        part = len(container.ids) // max(len(container.slices), 1)
+        for number, piece in enumerate(container.slices):
+            place = split_instance(piece.uuid)
+            if uuid in (piece.uuid, place[0] if place else ""):
+                ids.update(container.ids[number * part : (number + 1) * part])
     return ids
 
 

@@ -117,8 +117,8 @@ class Plugin:
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handlers(),))
         server.add_insecure_port(f"unix://{path}")
-        await server.start()
         try:
+            await server.start()
             own = _identity(path)
             await self._kubelet.register(path.name, self.resource, self._options_now)
             _LOG.info("%s is registered with the kubelet", self.resource)

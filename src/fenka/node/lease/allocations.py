@@ -2,20 +2,25 @@
 
 from collections.abc import Iterable, Sequence
 
+from fenka.cluster.allocation import read_allocation
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects import base
+from fenka.dialects.base import split_instance
+from fenka.dialects.mig_records import with_instances
 from fenka.isolation.resize_plan import larger
 from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.capacity import NodeCapacity
 from fenka.node.lease.store import LeaseStore, Token
+from fenka.node.node_api import NodeApi
 
 
 class Allocations:
     """Views of the store. The kubelet's claims add whole cards that another plugin has given away."""
 
-    def __init__(self, store: LeaseStore, inventory: NodeInventory) -> None:
-        self._store, self._inventory = store, inventory
+    def __init__(self, api: NodeApi, store: LeaseStore, inventory: NodeInventory) -> None:
+        self._api, self._store, self._inventory = api, store, inventory
 
     def is_exclusive(self, token: Token) -> bool:
         """Return whether the kubelet chose whole cards by UUID, on a node that does not share."""
@@ -75,5 +80,37 @@ class Allocations:
 
     def capacity(self, claims: Sequence[Claim]) -> NodeCapacity:
         """Return the node with all that its pods hold."""
-        share = self._inventory.shared_node()
+        share = with_instances(self._inventory.shared_node(), self.held_places())
         return NodeCapacity(share, self.slices_by_pod(claims), self.pod_names())
+
+    def expected(self, claims: Sequence[Claim]) -> NodeCapacity:
+        """Return the same with what pods hold that are placed here and have no lease yet."""
+        capacity = self.capacity(claims)
+        held, names = dict(capacity.held), dict(capacity.names)
+        for uid, pod in self._api.pods.items():
+            if uid in held or pod.finished:
+                continue
+            allocation = read_allocation(capacity.share, pod)
+            if allocation is not None and allocation.error is None:
+                held[uid], names[uid] = allocation.slices, pod.full_name
+        return NodeCapacity(capacity.share, held, names)
+
+    def holders(self, claims: Sequence[Claim]) -> dict[DeviceId, list[str]]:
+        """Return the pods that hold each card itself and each instance, also those without a lease yet."""
+        capacity = self.expected(claims)
+        holders: dict[DeviceId, set[str]] = {}
+        for uid, slices in capacity.held.items():
+            for piece in slices:
+                holders.setdefault(piece.uuid, set()).add(capacity.names.get(uid, uid))
+        for uuid in self.exclusive_cards(claims):
+            holders.setdefault(DeviceId(uuid), {"a pod"})
+        return {device: sorted(names) for device, names in holders.items()}
+
+    def held_places(self) -> frozenset[DeviceId]:
+        """Return the MIG instances that leases name, whether or not they exist."""
+        return frozenset(
+            piece.uuid
+            for lease in self._store.leases.values()
+            for piece in (*lease.slices, *lease.holds)
+            if split_instance(piece.uuid)
+        )

@@ -10,6 +10,7 @@ import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.dialects.base import Dialect
+from fenka.dialects.node_modes import mig_shared
 from fenka.isolation import control
 from fenka.isolation.control import InvalidControl
 from fenka.node.kubelet.client import Claim
@@ -47,7 +48,8 @@ class LeaseBinder:
             resolve.check_pod(pod, handler)
             capacity = self._allocations.capacity(claims)
             lease = self._resolve(token, pod, container, capacity)
-            check_capacity(lease, capacity)
+            labels = self._api.node.metadata.labels if self._api.node else {}
+            check_capacity(lease, capacity, share_instances=mig_shared(labels))
             lease = msgspec.structs.replace(lease, library=str(self._files.library))
             token = msgspec.structs.replace(token, lease=lease)
             await asyncio.to_thread(self._store.put, token)
@@ -62,9 +64,9 @@ class LeaseBinder:
         return token
 
     def _resolve(self, token: Token, pod: Pod, container: str, capacity: NodeCapacity) -> Lease:
-        share = capacity.share
         if self._allocations.is_exclusive(token):
-            return resolve.whole_lease(share.node.cards, pod, container, token.ids)
+            return resolve.whole_lease(capacity.share.node.cards, pod, container, token.ids)
+        share = resolve.with_own_instances(capacity.share, pod)
         uid = pod.metadata.uid
         siblings = [lease for lease in self._store.leases.values() if lease.uid == uid]
         amount = len(token.ids)

@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import MAX_STARTS, Card
+from fenka.core.mig.geometry import Place
 from fenka.core.request import Slice
-from fenka.dialects.base import SharedNode
+from fenka.dialects.base import SharedNode, split_instance
+from fenka.dialects.mig_records import with_instances
+from fenka.dialects.node_modes import MIG_TENANCY
 from fenka.node.lease.resolve import Misplaced
 from fenka.node.lease.sizes import ResizeRejected
 from fenka.node.lease.store import Lease
@@ -27,8 +30,11 @@ class NodeCapacity:
     names: Mapping[str, str]
 
     def healthy_card(self, piece: Slice) -> Card | None:
-        """Return the card of a slice; None if it is unhealthy or gone."""
-        cards = self.share.node.cards
+        """Return the card or instance of a slice; None if it is unhealthy or gone.
+
+        An instance need not exist yet.
+        """
+        cards = with_instances(self.share, [piece.uuid]).node.cards
         return next((card for card in cards if card.uuid == piece.uuid and card.healthy), None)
 
 
@@ -43,25 +49,70 @@ class Shortage:
     holders: list[str]
 
 
-def check_capacity(lease: Lease, capacity: NodeCapacity) -> None:
+def check_capacity(lease: Lease, capacity: NodeCapacity, *, share_instances: bool = True) -> None:
     """Check that a lease fits on its cards beside what other pods hold.
 
     So a card is not overcommitted by a pod that was deleted by force and still runs, or by two schedulers
-    that decide at once. Raises Misplaced.
+    that decide at once. share_instances: whether two namespaces may share an instance. Raises Misplaced.
     """
     for piece in lease.holds:
         card = capacity.healthy_card(piece)
         if card is None:
+            or_whole = ", or its card is not divided now" if split_instance(piece.uuid) else " now"
             raise Misplaced(
-                f"fenka: card {piece.card} ({piece.uuid}) of this node is unhealthy now"
+                f"fenka: {device_name(piece)} ({piece.uuid}) of this node is unhealthy{or_whole}"
             )
+        if card.divided:
+            raise Misplaced(f"fenka: {device_name(piece)} is divided into MIG instances now")
         for shortage in _shortages(lease.uid, piece, card, capacity):
             measure = shortage.measure
             raise Misplaced(
-                f"fenka: card {piece.card} has {shortage.total} {measure}, of which {shortage.held} "
+                f"fenka: {device_name(piece)} has {shortage.total} {measure}, of which {shortage.held} "
                 f"{measure} are still held by {', '.join(shortage.holders)}: these {shortage.requested} "
                 f"must wait until they end"
             )
+        if card.parent is not None:
+            _check_instance(lease, piece, capacity, share_instances)
+
+
+def _check_instance(
+    lease: Lease, piece: Slice, capacity: NodeCapacity, share_instances: bool
+) -> None:
+    """Check that an instance's place is free, and that it is only for those who may share it."""
+    others = {
+        (capacity.names.get(uid, uid), other)
+        for uid, slices in capacity.held.items()
+        for other in slices
+        if uid != lease.uid
+    }
+    for name, other in sorted(others, key=lambda held: held[0]):
+        if other.uuid == piece.uuid:
+            if not share_instances and name.partition("/")[0] != lease.namespace:
+                raise Misplaced(
+                    f"fenka: {device_name(piece)} has programs of another namespace, and the node's label "
+                    f"{MIG_TENANCY} does not let namespaces share instances"
+                )
+        elif _mask(piece, capacity) & _mask(other, capacity):
+            raise Misplaced(
+                f"fenka: {device_name(piece)} has the place of {device_name(other)}, which is still held "
+                f"by {name}"
+            )
+
+
+def _mask(piece: Slice, capacity: NodeCapacity) -> int:
+    """Return the slices of its card's memory axis that an instance has, as bits by card; 0 for a card."""
+    place = split_instance(piece.uuid)
+    geometry = capacity.share.division.geometries.get(place[0]) if place else None
+    if place is None or geometry is None or place[2] not in geometry.by_name:
+        return 0
+    mask = Place(geometry.by_name[place[2]], place[1]).mask
+    return mask << (piece.card * MAX_STARTS)
+
+
+def device_name(piece: Slice) -> str:
+    """Return what people call the card or instance of a slice."""
+    place = split_instance(piece.uuid)
+    return f"instance {piece.card}/{place[1]} {place[2]}" if place else f"card {piece.card}"
 
 
 def check_growth(
@@ -76,7 +127,7 @@ def check_growth(
         card = capacity.healthy_card(piece)
         if card is None:
             raise ResizeRejected(
-                f"card {piece.card} is unhealthy now: nothing grows on it", "unhealthy"
+                f"{device_name(piece)} is unhealthy now: nothing grows on it", "unhealthy"
             )
         for shortage in _shortages(uid, piece, card, capacity):
             measure = shortage.measure
@@ -84,7 +135,7 @@ def check_growth(
                 held = f" hold {shortage.held}"
                 holders = f", of which {_listed(shortage.holders)}{held}" if shortage.held else ""
                 raise ResizeRejected(
-                    f"card {piece.card} has {shortage.total} {measure}{holders}: {shortage.requested} do "
+                    f"{device_name(piece)} has {shortage.total} {measure}{holders}: {shortage.requested} do "
                     f"not fit",
                     f"room {measure}",
                 )

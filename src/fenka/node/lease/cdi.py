@@ -125,13 +125,19 @@ class NoDriverFiles(FenkaError):
     """The driver's files were not found. The message says where they should be."""
 
 
-def driver_edits(minors: Iterable[int], version: str, host: Path = Path("/")) -> ContainerEdits:
+def driver_edits(
+    minors: Iterable[int],
+    version: str,
+    host: Path = Path("/"),
+    capabilities: Iterable[Path] = (),
+) -> ContainerEdits:
     """Return the driver's part: the cards' device nodes and the files that `nvidia-ctk cdi generate` lists.
 
     Args:
         minors: N of /dev/nvidiaN.
         version: The driver's.
         host: The node's root, as this process sees it.
+        capabilities: Device files of MIG instances.
 
     Raises:
         NoDriverFiles: The driver's files are not there.
@@ -163,7 +169,8 @@ def driver_edits(minors: Iterable[int], version: str, host: Path = Path("/")) ->
         for name in _PROGRAMS
         if (host / "usr/bin" / name).exists()
     ]
-    devices = [Path("/dev") / f"nvidia{minor}" for minor in sorted(minors)]
+    devices = [Path("/dev") / f"nvidia{minor}" for minor in sorted(set(minors))]
+    devices += capabilities
     devices += [Path("/dev") / name for name in _COMMON_DEVICES if (host / "dev" / name).exists()]
     return ContainerEdits(proxied, tuple(mounts), tuple(devices))
 

@@ -22,7 +22,8 @@ UNCLAIMED_S = 30.0
 class GarbageCollector:
     """Removes what no pod holds any more.
 
-    living: returns the UIDs of pods that have processes. clock: seconds since the epoch.
+    living: returns the UIDs of pods that have processes. clock: seconds since the epoch. removed: called
+    when leases were removed.
     """
 
     _api: NodeApi
@@ -30,6 +31,7 @@ class GarbageCollector:
     _files: LeaseFiles
     _living: Callable[[], set[str]]
     _clock: Callable[[], float]
+    _removed: Callable[[], None] = lambda: None
     lingering: set[str] = field(default_factory=set)
     """UIDs of pods that have ended for the API server, but whose processes still hold cards."""
 
@@ -43,6 +45,7 @@ class GarbageCollector:
             for token in ended:
                 if token.lease is None or token.lease.uid not in living:
                     await self._remove(token)
+            self._removed()
         uids = {lease.uid for lease in self._store.leases.values()}
         self.lingering = {uid for uid in uids if not self._api.runs(uid)}
         async with self._store.lock:

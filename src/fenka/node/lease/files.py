@@ -14,7 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
+from fenka.dialects.placements import VISIBLE
 from fenka.isolation import account, control, resize, syscalls
 from fenka.isolation.control import InvalidControl, Limit
 from fenka.isolation.files import (
@@ -35,15 +37,15 @@ _PREFIX, _SUFFIX = "fenka-", ".json"
 class LeaseFiles:
     """The leases' files of this node. The container runtime must see mounts below `root`.
 
-    library: the native libraries, prepared for leases. contexts_mib: context overhead by card UUID.
-    driver: returns the driver's part of a lease's container edits.
+    library: the native libraries, prepared for leases. contexts_mib: context overhead by UUID of a card or
+    instance. driver: returns the driver's part of a lease's container edits.
     """
 
     root: Path
     cdi: Path
     library: Path
     contexts_mib: Mapping[str, int]
-    driver: Callable[[Sequence[Slice]], ContainerEdits]
+    driver: Callable[[Lease], ContainerEdits]
     mount: Callable[[Path, int], None] = syscalls.mount_small
     unmount: Callable[[Path], None] = syscalls.unmount
 
@@ -79,14 +81,17 @@ class LeaseFiles:
         """
         if self.is_complete(token):
             return
-        driver = self.driver(lease.slices)
+        driver = self.driver(lease)
         self.remove(token)
         directory = self.root / token
         for part in (directory, directory / "lease", directory / "account"):
             part.mkdir(mode=0o755)
         self.mount(directory / "account", account.size())
         create_lease(directory, token, self._limits(lease, lease.slices))
-        content = specification(token, directory, Path(lease.library), driver, lease.environment)
+        environment = lease.environment
+        if lease.instances:
+            environment = {**environment, VISIBLE: ",".join(lease.devices)}
+        content = specification(token, directory, Path(lease.library), driver, environment)
         # The runtime reads every *.json of the directory. The temporary file has another suffix.
         write_atomically(self.spec(token), json.dumps(content, indent=1).encode())
 
@@ -96,9 +101,12 @@ class LeaseFiles:
             return list(lease.slices)
         page = self.control(token)
         limits = control.read_interrupted(page).limits
-        if [limit.uuid for limit in limits] != [piece.uuid for piece in lease.slices]:
+        if [limit.uuid for limit in limits] != lease.devices:
             raise InvalidControl(f"{page}: has other cards than its lease")
-        return [with_limit(*pair) for pair in zip(lease.slices, limits, strict=True)]
+        return [
+            with_limit(piece, limit, lease.device_compute(piece))
+            for piece, limit in zip(lease.slices, limits, strict=True)
+        ]
 
     def check(
         self, token: str, lease: Lease, before: Sequence[Slice], after: Sequence[Slice]
@@ -113,8 +121,12 @@ class LeaseFiles:
 
     def _limits(self, lease: Lease, slices: Sequence[Slice]) -> tuple[Limit, ...]:
         lease = msgspec.structs.replace(lease, slices=list(slices))
-        limited = [replace(piece, memory_mib=lease.limit_mib(piece)) for piece in slices]
-        return card_limits(limited, self.contexts_mib, lease.compute)
+        limited = [
+            replace(piece, uuid=DeviceId(lease.device(piece)), memory_mib=lease.limit_mib(piece))
+            for piece in slices
+        ]
+        compute = {lease.device(piece): lease.device_compute(piece) for piece in slices}
+        return card_limits(limited, self.contexts_mib, lease.compute, compute.__getitem__)
 
     def remove(self, token: str) -> None:
         """Remove the files of a token, if there are any. Raises OSError."""

@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.lease import resolve
 from fenka.node.lease.binder import LeaseBinder
 from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.instances import LeaseInstances
 from fenka.node.lease.report import Denials, Reporter
-from fenka.node.lease.resolve import LeaseDenied, LeasePending
+from fenka.node.lease.resolve import InstancePending, LeaseDenied, LeasePending
 from fenka.node.lease.store import LeaseStore, Token
 from fenka.node.node_api import NodeApi
 
@@ -19,6 +20,8 @@ _LOG = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 8.0
 """How long a container's start waits for its lease. The kubelet gives up after 30 s."""
+INSTANCE_TIMEOUT_S = 25.0
+"""The same for a lease whose MIG instances are being created."""
 _RETRY_S = 0.1
 
 
@@ -33,8 +36,9 @@ class LeaseReconciler:
     _store: LeaseStore
     _files: LeaseFiles
     _binder: LeaseBinder
+    _instances: LeaseInstances
     _denials: Denials
-    _leased: Collection[str]
+    _leased: Container[str]
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Complete the leases of all tokens that a pod holds. Raises OSError."""
@@ -43,6 +47,7 @@ class LeaseReconciler:
             with contextlib.suppress(LeaseDenied):
                 await self.complete(token, claims)
         self._denials.retain(self._store.tokens)
+        self._instances.retain(self._store.tokens)
 
     async def recover(self, claims: Sequence[Claim]) -> None:
         """Issue tokens again that the kubelet remembers and the store has lost."""
@@ -62,18 +67,21 @@ class LeaseReconciler:
         claim = resolve.claim_of(token, claims, pods)
         if claim is None:
             return False
+        pod = resolve.pod_of(claim, pods)
         if token.lease is None:
-            pod = resolve.pod_of(claim, pods)
             if pod is None:
                 raise LeasePending("fenka: the API server has not shown this node the pod yet")
             if pod.finished:
                 return False
-            try:
+        try:
+            if token.lease is None and pod is not None:
                 token = await self._binder.bind(token, pod, claim.container, claims)
-            except LeaseDenied as error:
-                self._denials.add(token.name, pod.metadata.uid, error)
-                raise
-            self._denials.discard(token.name)
+            token = await self._instances.provide(token)
+        except LeaseDenied as error:
+            uid = token.lease.uid if token.lease else pod.metadata.uid if pod else ""
+            self._denials.add(token.name, uid, error)
+            raise
+        self._denials.discard(token.name)
         async with self._store.lock:
             if token.name in self._store.tokens and token.lease is not None:
                 await asyncio.to_thread(self._files.make, token.name, token.lease)
@@ -106,12 +114,14 @@ class LeaseService:
         It waits a moment for records that are not visible yet, since each failed start costs the pod some
         10 s.
         """
-        deadline = self._clock() + START_TIMEOUT_S
+        began = self._clock()
         while True:
             try:
                 await self._complete(resource, frozenset(ids))
-            except LeasePending:
-                if self._clock() >= deadline:
+            except LeasePending as error:
+                creating = isinstance(error, InstancePending)
+                timeout_s = INSTANCE_TIMEOUT_S if creating else START_TIMEOUT_S
+                if self._clock() - began >= timeout_s:
                     raise
                 await asyncio.sleep(_RETRY_S)
             else:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod
 from fenka.core.request import InvalidRequest, Slice
 from fenka.dialects.base import InvalidRecord
@@ -30,7 +29,7 @@ from fenka.isolation.resize_plan import ResizePlan, Sizes, resized
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.allocations import Allocations
-from fenka.node.lease.capacity import NodeCapacity, check_growth
+from fenka.node.lease.capacity import check_growth
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.report import Reporter
 from fenka.node.lease.sizes import (
@@ -59,8 +58,8 @@ class _PodPass:
 
     def peak(self, sizes: Sizes) -> list[Slice]:
         """Return what the pod holds of each card at its peak if its leases have these sizes."""
-        by_container = {self.leases[name].container: slices for name, slices in sizes.items()}
-        return peak(by_container, self.pod)
+        leases = ((self.leases[name], slices) for name, slices in sizes.items())
+        return peak({lease.container: lease.reserved(slices) for lease, slices in leases}, self.pod)
 
 
 @dataclass(eq=False)
@@ -94,7 +93,7 @@ class Resizer:
                 _LOG.warning("%s is resized later: %s", pod.full_name, error)
 
     def _pod_pass(self, pod: Pod, tokens: Sequence[Token], claims: Sequence[Claim]) -> _PodPass:
-        cards = self._capacity(claims).share.node.cards
+        cards = self._allocations.expected(claims).share.node.cards
         leases = {
             token.name: token.lease
             for token in tokens
@@ -133,20 +132,8 @@ class Resizer:
         self._api.pod_event(uid, "FenkaNotResized", str(rejection))
         return True
 
-    def _capacity(self, claims: Sequence[Claim]) -> NodeCapacity:
-        """Return what pods hold, also those that are placed here and have no lease yet."""
-        capacity = self._allocations.capacity(claims)
-        held, names = dict(capacity.held), dict(capacity.names)
-        for uid, pod in self._api.pods.items():
-            if uid in held or pod.finished:
-                continue
-            allocation = read_allocation(capacity.share, pod)
-            if allocation is not None and allocation.error is None:
-                held[uid], names[uid] = allocation.slices, pod.full_name
-        return NodeCapacity(capacity.share, held, names)
-
     def _requested(self, pod: _PodPass, text: str, before: Sizes) -> Sizes:
-        node, after = self._capacity(pod.claims).share.node, dict(before)
+        node, after = self._allocations.expected(pod.claims).share.node, dict(before)
         try:
             requests = decode_request(text, node.unit_mib)
             if not pod.leases:
@@ -189,7 +176,7 @@ class Resizer:
         await self._record(pod, plan.after, request)
 
     def _check_growth(self, pod: _PodPass, plan: ResizePlan) -> None:
-        uid, capacity = pod.pod.metadata.uid, self._capacity(pod.claims)
+        uid, capacity = pod.pod.metadata.uid, self._allocations.expected(pod.claims)
         check_growth(uid, pod.peak(plan.before), pod.peak(plan.reserved), capacity)
 
     def _check_use(self, pod: _PodPass, plan: ResizePlan) -> None:

@@ -12,7 +12,9 @@ import msgspec
 from fenka.cluster.objects import Pod
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
+from fenka.dialects import pod_records
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
+from fenka.dialects.mig_records import decode_places, with_instances
 from fenka.dialects.placements import find_container
 from fenka.dialects.registry import DIALECTS
 from fenka.node.inventory import whole_slice
@@ -34,6 +36,10 @@ class Misplaced(LeaseDenied):
 
 class LeasePending(LeaseDenied):
     """The token's pod is not known yet; a retry in a moment may succeed."""
+
+
+class InstancePending(LeasePending):
+    """The lease's MIG instances do not exist yet; that may take some seconds."""
 
 
 def claim_of(token: Token, claims: Iterable[Claim], pods: Mapping[str, Pod]) -> Claim | None:
@@ -100,6 +106,14 @@ def check_pod(pod: Pod, handler: str) -> None:
         )
 
 
+def with_own_instances(share: SharedNode, pod: Pod) -> SharedNode:
+    """Return the node with the instances of the pod's record, which may not exist yet. Raises Misplaced."""
+    try:
+        return with_instances(share, decode_places(pod.metadata.annotations))
+    except InvalidRecord as error:
+        raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None
+
+
 def share_lease(
     share: SharedNode,
     pod: Pod,
@@ -115,7 +129,7 @@ def share_lease(
     manifest, demand = pod.request, pod.demand(dialects)
     try:
         parts, dialect = demand.parts, demand.dialect
-        placements = dialect.decode(manifest, parts, share) if dialect else None
+        placements = pod_records.decode(dialect, manifest, parts, share) if dialect else None
         if dialect is None or placements is None:
             scheduler = pod.spec.scheduler_name or "none"
             raise LeaseDenied(
@@ -129,8 +143,10 @@ def share_lease(
                 f"fenka: container {container} of the pod requests {requested.get(container)} of {resource}, "
                 f"the kubelet gives {amount}: delete the pod, so that it is placed again"
             )
-        slices = dialect.container_slices(manifest, share, placements, container)
-        environment = dialect.environment(manifest, share, slices, container) if slices else {}
+        slices = pod_records.container_slices(dialect, manifest, share, placements, container)
+        environment = (
+            pod_records.environment(dialect, manifest, share, slices, container) if slices else {}
+        )
     except InvalidRecord as error:
         raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None
     part, placement = find_container(parts, placements, container) or (None, None)
@@ -146,15 +162,16 @@ def share_lease(
         _merged(piece for placement in placements for piece in placement.slices),
         environment,
         burst_percent=(part.burst_percent or 0) if part else 0,
+        weighted=part is not None and part.weight > 0,
     )
 
 
 def _merged(slices: Iterable[Slice]) -> list[Slice]:
-    """Return one slice per card."""
-    cards: dict[int, Slice] = {}
+    """Return one slice per card or instance."""
+    cards: dict[str, Slice] = {}
     for piece in slices:
-        former = cards.get(piece.card)
-        cards[piece.card] = (
+        former = cards.get(piece.uuid)
+        cards[piece.uuid] = (
             piece
             if former is None
             else replace(
@@ -163,7 +180,7 @@ def _merged(slices: Iterable[Slice]) -> list[Slice]:
                 compute=former.compute + piece.compute,
             )
         )
-    return [cards[index] for index in sorted(cards)]
+    return sorted(cards.values(), key=lambda piece: piece.card)
 
 
 def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
@@ -176,6 +193,7 @@ def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
         lease,
         slices=[replace(piece, compute=0) for piece in lease.slices],
         burst_percent=0,
+        weighted=False,
         limits_mib={piece.uuid: memory[piece.uuid] for piece in lease.slices},
         environment={**lease.environment, "CGPU_DISABLE": "true"},
     )

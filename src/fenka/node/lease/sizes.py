@@ -7,12 +7,12 @@ import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Card
+from fenka.core.inventory import WHOLE_COMPUTE, Card
 from fenka.core.request import Slice
 from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerKind, ContainerUnits
 from fenka.isolation.control import InvalidControl, Limit
-from fenka.isolation.files import MIB
+from fenka.isolation.files import MIB, card_limits
 from fenka.isolation.resize_plan import larger
 from fenka.node.lease.store import Lease, Token
 
@@ -31,7 +31,7 @@ class ResizeRejected(FenkaError):
 def has_whole_cards(token: Token, cards: Collection[Card]) -> bool:
     """Return whether a token has its cards for itself, because no part of a card was requested."""
     lease, sizes = token.lease, {card.uuid: card.memory_mib for card in cards}
-    if lease is None or token.resource == gpushare.MEMORY:
+    if lease is None or lease.weighted or token.resource == gpushare.MEMORY:
         return False
     return all(
         piece.memory_mib >= sizes.get(piece.uuid, 0) and piece.compute in (0, 100)
@@ -66,8 +66,7 @@ def requested_leases(
 
 def with_peak(lease: Lease, siblings: Iterable[Lease], pod: Pod) -> Lease:
     """Return the lease, whose pod holds at least what its containers may use at its peak."""
-    containers: dict[str, Sequence[Slice]] = {other.container: other.slices for other in siblings}
-    needed = peak({**containers, lease.container: lease.slices}, pod)
+    needed = peak({each.container: each.reserved(each.slices) for each in (*siblings, lease)}, pod)
     holds = {piece.uuid: piece for piece in lease.holds}
     for piece in needed:
         holds[piece.uuid] = larger(holds.get(piece.uuid, piece), piece)
@@ -77,7 +76,7 @@ def with_peak(lease: Lease, siblings: Iterable[Lease], pod: Pod) -> Lease:
 
 
 def peak(containers: Mapping[str, Sequence[Slice]], pod: Pod) -> list[Slice]:
-    """Return what a pod holds of each card at its peak. containers: slices by container."""
+    """Return what a pod holds of each card at its peak. containers: what is reserved, by container."""
     kinds = _container_kinds(pod)
     order = {name: number for number, name in enumerate(kinds)}
     of_card: dict[str, list[tuple[str, Slice]]] = {}
@@ -130,11 +129,22 @@ def as_in_force(lease: Lease, limits: Sequence[Limit], cards: Collection[Card]) 
         slices=slices,
         holds=[piece for piece in lease.holds if piece.uuid in limited],
         resized=slices != lease.slices,
+        weighted=_weighted(lease, limits),
     )
 
 
-def with_limit(piece: Slice, limit: Limit) -> Slice:
-    """Return a slice with the page's limit. There 100 % is either the slice's compute or no limit."""
-    same = limit.compute_percent == (piece.compute or 100)
-    compute = piece.compute if same else limit.compute_percent % 100
+def _weighted(lease: Lease, limits: Iterable[Limit]) -> bool:
+    modes = {limit.compute_mode for limit in limits if not limit.unlimited}
+    return "weight" in modes if modes else lease.weighted
+
+
+def with_limit(piece: Slice, limit: Limit, device: int = WHOLE_COMPUTE) -> Slice:
+    """Return a slice with the page's limit. There 100 % is either the slice's compute or no limit.
+
+    device: the compute of its card or instance, in percent of the whole card. Weights are not of that.
+    """
+    device = WHOLE_COMPUTE if limit.compute_mode == "weight" else device
+    (placed,) = card_limits((piece,), {}, compute_of=lambda _: device)
+    same = limit.compute_percent == placed.compute_percent
+    compute = piece.compute if same else round(limit.compute_percent % 100 * device / 100)
     return replace(piece, memory_mib=limit.memory_bytes // MIB, compute=compute)

@@ -5,15 +5,19 @@ Tokens are written before they are used, so that a program killed at any moment 
 
 import asyncio
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from fenka.core.request import Slice
+from fenka.core.inventory import WHOLE_COMPUTE
+from fenka.core.request import ComputeMode, Slice, reserved_percent
 from fenka.isolation.files import ComputeShare, decode_json, fsync_directory, write_atomically
 from fenka.isolation.resize_plan import Sizes
+from fenka.node.instances import InstanceDevice
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,6 +41,10 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Percent of a card's time up to which it may use idle time; 0 if its share is a hard limit."""
     resized: bool = False
     """Whether its slices differ from its pod's record, as `fenka.io/resized` shows."""
+    weighted: bool = False
+    """Whether the compute of its slices is a weight. `holds` never has weights."""
+    instances: dict[str, InstanceDevice] = {}
+    """The MIG instances that exist for its slices, by place. Slices name an instance by its place."""
 
     @property
     def pod_name(self) -> str:
@@ -44,16 +52,43 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return f"{self.namespace}/{self.pod}"
 
     @property
+    def devices(self) -> list[str]:
+        """UUIDs of its slices' devices, as the driver knows them."""
+        return [self.device(piece) for piece in self.slices]
+
+    def device(self, piece: Slice) -> str:
+        """Return the UUID of a slice's card or instance, as the driver knows it."""
+        instance = self.instances.get(piece.uuid)
+        return instance.uuid if instance else piece.uuid
+
+    def device_compute(self, piece: Slice) -> int:
+        """Return the compute of a slice's card or instance, in percent of the whole card."""
+        instance = self.instances.get(piece.uuid)
+        return instance.compute if instance else WHOLE_COMPUTE
+
+    @property
     def compute(self) -> ComputeShare:
         """How the percentages of its slices are enforced."""
         if self.limits_mib:
             return ComputeShare()
+        return ComputeShare(0, self._mode)
+
+    @property
+    def _mode(self) -> ComputeMode:
+        if self.weighted:
+            return "weight"
         above = any(0 < piece.compute < self.burst_percent for piece in self.slices)
-        return ComputeShare(0, "soft" if above else "hard")
+        return "soft" if above else "hard"
+
+    def reserved(self, slices: Iterable[Slice]) -> list[Slice]:
+        """Return what is reserved for the lease while it has these slices."""
+        return [
+            replace(piece, compute=reserved_percent(piece.compute, self._mode)) for piece in slices
+        ]
 
     def limit_percent(self, piece: Slice) -> int:
         """Return the most of a card's time that it may use on an idle card; 100 if unlimited."""
-        if self.limits_mib or not piece.compute:
+        if self.limits_mib or self.weighted or not piece.compute:
             return 100
         return max(piece.compute, self.burst_percent)
 
@@ -81,7 +116,9 @@ class LeaseStore:
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
-        self.tokens: dict[str, Token] = {}
+        self.tokens: Mapping[str, Token] = {}
+        """Replaced by each change and never changed itself: threads store tokens while others read them."""
+        self._changing = threading.Lock()
         self.lock = asyncio.Lock()
         """Held while slices are given away, resized or taken back."""
 
@@ -94,13 +131,15 @@ class LeaseStore:
         """Read the files. Return a sentence about each that is invalid and was renamed."""
         self._directory.mkdir(parents=True, exist_ok=True)
         complaints = []
+        loaded = {}
         for path in sorted(self._directory.glob("*.json")):
             try:
                 token = decode_json(_tokens, path.read_bytes())
-                self.tokens[token.name] = token
+                loaded[token.name] = token
             except msgspec.DecodeError as error:
                 damaged = path.rename(path.with_suffix(".damaged"))
                 complaints.append(f"{path} is invalid and was renamed to {damaged.name}: {error}")
+        self.tokens = loaded
         return complaints
 
     def issue(self, resource: str, ids: Iterable[str], name: str = "") -> Token:
@@ -113,7 +152,8 @@ class LeaseStore:
         """Store a token."""
         write_atomically(self._directory / f"{token.name}.json", msgspec.json.encode(token))
         fsync_directory(self._directory)
-        self.tokens[token.name] = token
+        with self._changing:
+            self.tokens = {**self.tokens, token.name: token}
 
     def resize(self, sizes: Sizes, holds: Sequence[Slice]) -> None:
         """Store the slices of tokens, and what their pod holds. Raises OSError."""
@@ -133,4 +173,5 @@ class LeaseStore:
     def drop(self, name: str) -> None:
         """Remove a token."""
         (self._directory / f"{name}.json").unlink(missing_ok=True)
-        self.tokens.pop(name, None)
+        with self._changing:
+            self.tokens = {key: token for key, token in self.tokens.items() if key != name}

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from fenka.hardware.nvml import NoDriver
 from fenka.isolation import pid_namespaces
-from fenka.isolation.compute_feedback import PERIOD_S, ComputeFeedback, Samples
+from fenka.isolation.compute_feedback import (
+    PERIOD_S,
+    ComputeFeedback,
+    Samples,
+    requested_compute,
+)
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners
 from fenka.node.lease.store import Lease, LeaseStore
@@ -68,7 +73,8 @@ class FeedbackLoop:
             inode = page.stat().st_ino
             if self._watched.get(token, inode) != inode:
                 self._forget(token)
-            self._feedback.add_lease(token, page, lease.burst_percent or 100)
+            requested = None if lease.limits_mib else requested_compute(lease.slices)
+            self._feedback.add_lease(token, page, lease.burst_percent or 100, requested)
             self._watched[token] = inode
 
     def _forget(self, token: str) -> None:

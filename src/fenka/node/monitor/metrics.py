@@ -9,8 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fenka.core.inventory import Card
+from fenka.core.mig.layouts import flexibility
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as GpuManagerMetric
+from fenka.dialects.mig_records import DividedCard
 from fenka.isolation.files import MIB
 from fenka.kubernetes.http_listener import (
     MAX_READERS,
@@ -19,11 +21,14 @@ from fenka.kubernetes.http_listener import (
     listening_socket,
     serve_app,
 )
+from fenka.node.instances import ObservedInstance
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.usage import SliceUsage, UsageSample
 
-_CONTAINER = ("namespace", "pod", "container", "uuid", "index", "model", "node")
 _CARD = ("uuid", "index", "model", "node")
+_INSTANCE = ("gi", "ci", "profile")
+"""Only slices of MIG instances have these."""
+_CONTAINER = ("namespace", "pod", "container", *_CARD, *_INSTANCE)
 
 
 class Exporter(Collector):
@@ -32,12 +37,16 @@ class Exporter(Collector):
     def __init__(self, node: str) -> None:
         self._node = node
         self.sample = UsageSample()
+        self.divided: Sequence[DividedCard] = ()
+        self.instances: Sequence[ObservedInstance] = ()
         self.violations = {"memory_limit": 0, "compute_limit": 0, "unmanaged_process": 0}
 
     def collect(self) -> Iterable[Metric]:
         """Implement prometheus_client's Collector."""
         yield from self._containers()
         yield from self._cards()
+        yield from self._divided_cards()
+        yield from self._instances()
         yield from self._gpu_manager_metrics()
         violations = CounterMetricFamily(
             "fenka_node_violations",
@@ -66,14 +75,22 @@ class Exporter(Collector):
                 "Share of the card's time, 0 to 1.",
                 lambda usage: usage.compute,
             ),
+            (
+                "busy_ratio",
+                "Share of the slice's time in use, 0 to 1: the card's if the slice reserves no share.",
+                lambda usage: usage.busy,
+            ),
             ("processes", "Processes on the card.", lambda usage: usage.processes),
         )
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
-        rows = [
-            ((*_container(usage.lease), *self._labels(cards[usage.piece.uuid])), usage)
-            for usage in self.sample.usages
-            if usage.piece.uuid in cards
-        ]
+        instances = {each.uuid: each for each in self.instances}
+        rows = []
+        for usage in self.sample.usages:
+            card = cards.get(usage.card)
+            if card is not None:
+                labels = self._labels(card, usage.device)
+                of_instance = _instance_labels(instances.get(usage.device))
+                rows.append(((*_container(usage.lease), *labels, *of_instance), usage))
         for name, text, value in columns:
             values = ((labels, value(usage)) for labels, usage in rows)
             yield _gauge(f"fenka_container_gpu_{name}", text, _CONTAINER, values)
@@ -81,8 +98,7 @@ class Exporter(Collector):
     def _cards(self) -> Iterator[Metric]:
         allocated: dict[str, int] = {}
         for usage in self.sample.usages:
-            uuid = usage.piece.uuid
-            allocated[uuid] = allocated.get(uuid, 0) + usage.requested_bytes
+            allocated[usage.card] = allocated.get(usage.card, 0) + usage.requested_bytes
 
         def reading(name: str, scale: float = 1) -> Callable[[Card], float | None]:
             def of(card: Card) -> float | None:
@@ -113,6 +129,45 @@ class Exporter(Collector):
             values = ((self._labels(card), value(card)) for card in self.sample.cards)
             yield _gauge(f"fenka_card_{name}", text, _CARD, values)
 
+    def _divided_cards(self) -> Iterator[Metric]:
+        cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
+        counts: dict[tuple[str, ...], float] = {}
+        ratios: list[tuple[Sequence[str], float]] = []
+        for each in self.divided:
+            if each.uuid not in cards:
+                continue
+            labels = self._labels(cards[each.uuid])
+            for place, state in each.instances.items():
+                key = (*labels, place.profile.name, state)
+                counts[key] = counts.get(key, 0) + 1
+            left = flexibility(each.geometry, each.instances) / flexibility(each.geometry, ())
+            ratios.append((labels, float(left)))
+        text = "MIG instances, by profile and state: own, unhealthy, leaving, foreign."
+        yield _gauge("fenka_card_instances", text, (*_CARD, "profile", "state"), counts.items())
+        text = "How many more instances fit, all profiles weighted alike: 1 on an empty card."
+        yield _gauge("fenka_card_flexibility_ratio", text, _CARD, ratios)
+
+    def _instances(self) -> Iterator[Metric]:
+        cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
+        rows = [
+            ((each.card, *self._labels(cards[each.card], each.uuid), *_instance_labels(each)), each)
+            for each in self.instances
+            if each.uuid and each.card in cards
+        ]
+
+        def used(instance: ObservedInstance) -> float | None:
+            reading = self.sample.readings.get(instance.uuid)
+            return None if reading is None else _scaled(reading.used_mib, MIB)
+
+        columns: Sequence[tuple[str, str, Callable[[ObservedInstance], float | None]]] = (
+            ("memory_total_bytes", "Total memory.", lambda each: each.memory_mib * MIB),
+            ("memory_used_bytes", "Memory in use by any process.", used),
+            ("healthy", "1 if it is usable.", lambda each: float(each.state != "unhealthy")),
+        )
+        for name, text, value in columns:
+            values = ((labels, value(each)) for labels, each in rows)
+            yield _gauge(f"fenka_instance_{name}", text, ("card", *_CARD, *_INSTANCE), values)
+
     def _gpu_manager_metrics(self) -> Iterator[Metric]:
         """Yield gpu-manager's metrics: per card of a container, and in total; requests only in total."""
         used, requested_time, memory, requested_memory = gpu_manager.METRICS
@@ -124,7 +179,7 @@ class Exporter(Collector):
                 requested_time,
                 "Cards' time that it asks for: 0.4 is 40 % of one card.",
                 False,
-                lambda usage: usage.piece.compute / 100,
+                lambda usage: usage.requested_percent / 100,
             ),
             (
                 memory,
@@ -142,7 +197,7 @@ class Exporter(Collector):
         indexes: dict[str, int] = {card.uuid: card.index for card in self.sample.cards}
         containers: dict[tuple[str, ...], list[SliceUsage]] = {}
         for usage in self.sample.usages:
-            if usage.piece.uuid in indexes:
+            if usage.card in indexes:
                 namespace, pod, container = _container(usage.lease)
                 containers.setdefault((pod, namespace, self._node, container), []).append(usage)
         for metric, text, by_card, value in columns:
@@ -153,19 +208,26 @@ class Exporter(Collector):
                 ]
                 if by_card:
                     rows += [
-                        ((*labels, f"gpu{indexes[usage.piece.uuid]}"), amount)
+                        ((*labels, f"gpu{indexes[usage.card]}"), amount)
                         for usage, amount in amounts
                     ]
                 if amounts:
                     rows.append(((*labels, "total"), sum(amount for _, amount in amounts)))
             yield _gauge(metric.name, text, (*gpu_manager.METRIC_LABELS, metric.label), rows)
 
-    def _labels(self, card: Card) -> tuple[str, str, str, str]:
-        return card.uuid, str(card.index), card.model, self._node
+    def _labels(self, card: Card, device: str = "") -> tuple[str, str, str, str]:
+        """Return the values of _CARD. device: UUID of an instance of the card."""
+        return device or card.uuid, str(card.index), card.model, self._node
 
 
 def _container(lease: Lease) -> tuple[str, str, str]:
     return lease.namespace, lease.pod, lease.container
+
+
+def _instance_labels(instance: ObservedInstance | None) -> tuple[str, str, str]:
+    if instance is None:
+        return "", "", ""
+    return instance.gpu_instance, instance.compute_instance, instance.profile
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -182,7 +244,12 @@ def _gauge(
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, value in rows:
         if value is not None:
-            family.add_metric(values, value)
+            labelled = {
+                label: content
+                for label, content in zip(labels, values, strict=True)
+                if content or label not in _INSTANCE
+            }
+            family.add_sample(name, labelled, value)
     return family
 
 

@@ -56,6 +56,7 @@ class Monitor:
             readings,
         )
         self._exporter.sample = sample
+        self._exporter.divided, self._exporter.instances = self._cards.divided()
         tokens = self._store.tokens
         for usage in sample.over_memory:
             if usage.token in tokens:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
+from fenka.dialects.base import split_instance
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
 from fenka.isolation import account, violations
 from fenka.isolation.files import MIB
@@ -45,14 +46,42 @@ class SliceUsage:
         return self.token, self.piece.uuid
 
     @property
+    def device(self) -> str:
+        """UUID of its card or MIG instance, as the driver knows it."""
+        return self.lease.device(self.piece)
+
+    @property
+    def card(self) -> str:
+        """UUID of its card, or of the card that its instance is on."""
+        place = split_instance(self.piece.uuid)
+        return place[0] if place else self.piece.uuid
+
+    @property
     def requested_bytes(self) -> int:
         """The slice's memory; its limit as well, unless the node does not isolate."""
         return self.piece.memory_mib * MIB
 
     @property
+    def requested_percent(self) -> int:
+        """Return the part of the card's time that is reserved for it."""
+        (reserved,) = self.lease.reserved([self.piece])
+        return reserved.compute
+
+    @property
     def limit_bytes(self) -> int:
         """What its programs may hold."""
         return self.lease.limit_mib(self.piece) * MIB
+
+    @property
+    def busy(self) -> float | None:
+        """Share of the slice's time since the last sample, 0 to 1; None if the driver reports none.
+
+        A weight reserves nothing, so such a slice's time is the card's.
+        """
+        if self.compute is None:
+            return None
+        reserved = 0 if self.lease.weighted else self.piece.compute
+        return min(self.compute * 100 / (reserved or 100), 1.0)
 
     @property
     def limit_percent(self) -> int:
@@ -148,7 +177,7 @@ class Usage:
         )
 
     def _allowance(self, usage: SliceUsage) -> int:
-        context = self._files.contexts_mib.get(usage.piece.uuid, 0) * MIB
+        context = self._files.contexts_mib.get(usage.device, 0) * MIB
         return violations.memory_allowance(usage.limit_bytes, context)
 
     def _processes(
@@ -217,8 +246,9 @@ def _usages(
 ) -> Iterator[SliceUsage]:
     self_reported = content.memory_bytes if content.processes else (0,) * len(lease.slices)
     for piece, self_reported_bytes in zip(lease.slices, self_reported, strict=False):
-        on_card = [process for process in owned if process.uuid == piece.uuid]
-        keys = [(piece.uuid, process.pid) for process in on_card]
+        device = lease.device(piece)
+        on_card = [process for process in owned if process.uuid == device]
+        keys = [(device, process.pid) for process in on_card]
         reported = [shares[key] for key in keys if key in shares]
         yield SliceUsage(
             token,

@@ -1,0 +1,263 @@
+"""Divides cards by layouts: labels fenka.io/mig=static and nvidia.com/mig.config=NAME of the node.
+
+As NVIDIA's mig-manager, but instance by instance: what is in use stays until it has ended, and nothing else
+on the node is touched. The label nvidia.com/mig.config.state is `pending` until then.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fenka.core.inventory import DeviceId
+from fenka.core.mig.geometry import Place
+from fenka.core.mig.layouts import Layout
+from fenka.core.mig.static import ImpossibleLayout
+from fenka.dialects import mig_parted
+from fenka.dialects.base import InvalidRecord
+from fenka.dialects.mig_parted import CardTarget, Entry, InvalidFile
+from fenka.dialects.node_modes import mig_mode
+from fenka.hardware.mig_instances import MigError
+from fenka.hardware.nvml import NoDriver
+from fenka.instances.layouts import CardPlan, marks, plan_card
+from fenka.isolation.files import describe_os_error, open_regular_file
+from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.node.closed_cards import ClosedCards
+from fenka.node.instances import NodeInstances, sentence
+from fenka.node.inventory import NodeInventory
+from fenka.node.kubelet.client import Claim
+from fenka.node.lease.allocations import Allocations
+from fenka.node.node_api import NodeApi
+
+_LOG = logging.getLogger(__name__)
+
+CONFIG = "nvidia.com/mig.config"
+STATE = "nvidia.com/mig.config.state"
+"""Node labels of NVIDIA's mig-manager: the layout's name, written by people, and how far it has come."""
+
+IN_USE_RETRY_S = 5.0
+"""After a program without a lease kept a step from being made."""
+
+FAILURE_RETRY_S = 60.0
+"""After the driver refused a step."""
+
+
+NO_INSTANCES: Layout = frozenset()
+
+
+class _Status(NamedTuple):
+    """What the node says of its layout. reason: why it is not there yet."""
+
+    state: Literal["pending", "success", "failed"] | None
+    reason: str = ""
+
+
+class _Attempt(NamedTuple):
+    """The last change of a card. retry_at: seconds since the epoch."""
+
+    retry_at: float
+    waiting: Sequence[str]
+    failure: str
+
+
+@dataclass(eq=False)
+class LayoutFollower:
+    """Brings the cards to the layout that the labels name. clock: seconds since the epoch.
+
+    file: the layouts, as a file of mig-parted; None if there are none.
+    """
+
+    _api: NodeApi
+    _instances: NodeInstances
+    _inventory: NodeInventory
+    _allocations: Allocations
+    _closed: ClosedCards
+    _clock: Callable[[], float]
+    _file: Path | None
+    _decoded: tuple[bytes, str, list[Entry] | str] = (b"", "", [])
+    """The last content of the file, a name, and its entries or what is wrong."""
+    _targets: Mapping[DeviceId, CardTarget] = field(default_factory=dict)
+    _holders: Mapping[DeviceId, Sequence[str]] = field(default_factory=dict)
+    """Names of what holds each card and each instance."""
+    _attempts: dict[DeviceId, _Attempt] = field(default_factory=dict)
+    _task: "asyncio.Task[None] | None" = None
+    _static: bool = False
+    """Whether the cards are divided by layouts, or were and may still be closed for that."""
+    _reported: _Status | None = None
+
+    async def reconcile(self, claims: Sequence[Claim]) -> None:
+        """Begin what is possible now, and label the node."""
+        labels = self._api.node.metadata.labels if self._api.node else {}
+        try:
+            mode = mig_mode(labels)
+        except InvalidRecord:  # reported where cards are divided on demand
+            return
+        static = mode.kind == "static"
+        if static:
+            await self._report(self._advance(labels.get(CONFIG), claims), labels.get(STATE))
+        else:
+            if self._static:
+                self._leave_alone()
+            if mode.labelled:
+                self._release()
+        self._static = static or self._task is not None
+
+    # --- decision -----------------------------------------------------------------------------------
+
+    def _advance(self, name: str | None, claims: Sequence[Claim]) -> _Status:
+        if name is None:
+            self._leave_alone()
+            return _Status(None)
+        try:
+            targets = self._read_targets(name)
+            if targets != self._targets:
+                self._targets = targets
+                self._attempts.clear()
+            self._holders = self._allocations.holders(claims)
+            plans = [self._plan(uuid) for uuid in targets]
+        except (InvalidFile, ImpossibleLayout, MigError) as error:
+            self._leave_alone()
+            return _Status("failed", str(error))
+        if self._task is None:
+            self._begin(plans)
+        failures = [each.failure for each in self._attempts.values() if each.failure]
+        if failures:
+            return _Status("failed", "; ".join(failures))
+        if all(plan.complete for plan in plans) and self._task is None:
+            return _Status("success")
+        waiting = [reason for plan in plans for reason in plan.waiting]
+        waiting += [reason for each in self._attempts.values() for reason in each.waiting]
+        return _Status("pending", "; ".join(dict.fromkeys(waiting)))
+
+    def _read_targets(self, name: str) -> dict[DeviceId, CardTarget]:
+        """Return what each card is to be. Raises InvalidFile."""
+        if self._file is None:
+            raise InvalidFile("no layouts are installed: name their ConfigMap in node.mig.config")
+        try:
+            with open_regular_file(self._file, follow_link=True) as file:
+                data = file.read(mig_parted.MAX_BYTES + 1)
+        except OSError as error:
+            raise InvalidFile(
+                f"{describe_os_error(error)}; the ConfigMap that node.mig.config names must have it"
+            ) from None
+        if self._decoded[:2] != (data, name):
+            self._decoded = data, name, _decode(data, name)
+        entries = self._decoded[2]
+        if isinstance(entries, str):
+            raise InvalidFile(entries)
+        cards = {card.index: card for card in self._inventory.by_uuid.values()}
+        pci_ids = self._instances.manager.pci_ids
+        targets = mig_parted.targets(
+            entries, {index: pci_ids.get(card.uuid, "") for index, card in cards.items()}
+        )
+        return {cards[index].uuid: target for index, target in targets.items()}
+
+    def _plan(self, uuid: DeviceId) -> CardPlan:
+        """Return what to change on a card now. Raises ImpossibleLayout, MigError."""
+        card, held = self._inventory.by_uuid[uuid], self._instances.held()
+        if uuid not in self._targets:
+            return CardPlan(card, NO_INSTANCES)
+        present = dict[Place, Sequence[str] | None]()
+        for status in self._instances.observed.get(uuid, ()):
+            device = DeviceId(f"{uuid}/{status.place.start}/{status.place.profile.name}")
+            names = self._holders.get(device) or ["a pod"] * (device in held)
+            if status.state == "foreign":
+                present[status.place] = None
+            elif status.gpu is not None or names:
+                present[status.place] = names
+        return plan_card(
+            replace(card, divided=uuid in self._instances.observed),
+            self._instances.geometries.get(uuid),
+            present,
+            self._holders.get(uuid, ()),
+            self._targets[uuid],
+        )
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    def _begin(self, plans: Sequence[CardPlan]) -> None:
+        """Keep pods from what is to go, and begin the changes for which that has been so for long enough."""
+        self._withdraw({place for plan in plans for place in self._leaving(plan)})
+        now, ready = self._clock(), list[DeviceId]()
+        for plan in plans:
+            if plan.complete:
+                self._attempts.pop(plan.card.uuid, None)
+                self._closed.open(plan.card)
+            elif not self._closed.close(plan.card):
+                continue
+            attempt = self._attempts.get(plan.card.uuid)
+            wanted = plan.steps or marks(self._instances.manager.keeper, plan)
+            if wanted and (attempt is None or attempt.retry_at <= now):
+                ready.append(plan.card.uuid)
+        if ready:
+            self._task = self._instances.spawn(self._carry_out(ready))
+
+    def _release(self) -> None:
+        """Have the instances of an earlier layout go when nobody uses them."""
+        self._targets = {}
+        self._attempts.clear()
+        plans = (CardPlan(card, NO_INSTANCES) for card in self._inventory.by_uuid.values())
+        kept = [plan.card.uuid for plan in plans if marks(self._instances.manager.keeper, plan)]
+        if kept and self._task is None:
+            self._task = self._instances.spawn(self._carry_out(kept))
+
+    def _leaving(self, plan: CardPlan) -> list[DeviceId]:
+        uuid, layout = plan.card.uuid, plan.layout
+        return [
+            DeviceId(f"{uuid}/{each.place.start}/{each.place.profile.name}")
+            for each in self._instances.observed.get(uuid, ())
+            if layout is not None and each.place not in layout
+        ]
+
+    async def _carry_out(self, cards: Sequence[DeviceId]) -> None:
+        try:
+            for uuid in cards:
+                self._attempts[uuid] = await self._attempt(uuid)
+        finally:
+            self._task = None
+            self._instances.changed()
+
+    async def _attempt(self, uuid: DeviceId) -> _Attempt:
+        try:
+            progress = await self._instances.carry_out(lambda: self._plan(uuid))
+        except (ImpossibleLayout, MigError, NoDriver, OSError) as error:
+            return _Attempt(self._clock() + FAILURE_RETRY_S, (), sentence(error))
+        for step in progress.done:
+            _LOG.info("layout: %s", step)
+        if progress.in_use:
+            return _Attempt(self._clock() + IN_USE_RETRY_S, progress.waiting, "")
+        return _Attempt(self._clock(), (), "")
+
+    def _withdraw(self, places: Collection[DeviceId]) -> None:
+        if self._instances.withdrawn != places:
+            self._instances.withdrawn = frozenset(places)
+            self._instances.changed()
+
+    def _leave_alone(self) -> None:
+        """Have all cards used as they are, once nothing changes."""
+        if self._task is not None:
+            return
+        self._withdraw(())
+        for card in self._inventory.by_uuid.values():
+            self._closed.open(card)
+
+    # --- status -------------------------------------------------------------------------------------
+
+    async def _report(self, status: _Status, labelled: str | None) -> None:
+        if status != self._reported:
+            if status.reason:
+                self._api.node_event("FenkaMigConfig", f"{CONFIG} {status.state}: {status.reason}")
+            self._reported = status
+        if labelled != status.state:
+            with contextlib.suppress(ApiError, ApiUnreachable):
+                await self._api.label_node({STATE: status.state})
+
+
+def _decode(data: bytes, name: str) -> list[Entry] | str:
+    try:
+        return mig_parted.decode(data, name)
+    except InvalidFile as error:
+        return str(error)

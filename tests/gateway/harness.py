@@ -8,7 +8,7 @@ from fenka.gateway.client_registry import ClientTimeouts
 from fenka.gateway.dispatcher import ReplicaTimeouts
 from fenka.gateway.http1_client import Http1ClientConnection
 from fenka.gateway.server import Gateway, GatewayLimits, listening_socket
-from fenka.gateway.table import ReplicaEntry, RoutingTable, VersionEntry
+from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, VersionEntry
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -11,7 +11,7 @@ import pytest
 
 from fenka.gateway.endpoint_source import EndpointSource
 from fenka.gateway.endpoints import EndpointSlice, ServiceObject, read_weights, routing_table
-from fenka.gateway.table import InvalidTable, ReplicaEntry, RoutingTable
+from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, RoutingTable
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.waiting import until
 
@@ -93,6 +93,18 @@ def test_pod_in_several_slices_is_one_replica() -> None:
         endpoint_slice("v1", endpoint("example.com", "c"), name="name", family="FQDN"),
     )
     assert [replica.host for replica in replicas(table, "v1")] == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize("name", ["another", "other"])
+def test_ports_of_several_services_of_a_version_are_one_replicas(name: str) -> None:
+    """`kubectl expose deployment bert-v1` copies the labels of a version, and names no port."""
+    exposed = [{"name": "", "port": 8501}]
+    table = table_of(
+        endpoint_slice("v1", endpoint("10.0.0.1", "a")),
+        endpoint_slice("v1", endpoint("10.0.0.1", "a"), name=name, ports=exposed),
+    )
+    (replica,) = replicas(table, "v1")
+    assert replica.ports == {"": 8501, "http-serving": 8501, "grpc-serving": 8500}
 
 
 def test_slices_of_the_service_of_all_versions_are_left_out() -> None:

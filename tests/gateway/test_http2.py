@@ -27,7 +27,7 @@ from fenka.gateway.client_registry import ClientTimeouts
 from fenka.gateway.http2_client import Http2ClientConnection
 from fenka.gateway.http2_connection import MAX_STREAMS, PREFACE, STREAM_WINDOW, GoAwayFilter
 from fenka.gateway.server import GatewayLimits
-from fenka.gateway.table import ReplicaEntry
+from fenka.jobs.routing_table import ReplicaEntry
 from tests.gateway.harness import LOOPBACK, Client, Installation, installation, table, version
 from tests.waiting import until
 

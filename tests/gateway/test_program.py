@@ -18,8 +18,8 @@ import pytest
 
 from fenka.cli.main import run
 from fenka.core.errors import FenkaError
-from fenka.gateway.table import InvalidTable, ReplicaEntry, decode, encode
 from fenka.isolation.files import write_atomically
+from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, decode, encode
 from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.gateway.harness import LOOPBACK, table, version
 from tests.gateway.test_endpoints import endpoint, endpoint_slice
@@ -130,6 +130,7 @@ def test_gateway_serves_and_reports(program: Program) -> None:
     assert program.metric('fenka_gateway_request_seconds_bucket{le="+Inf",version="v1"}') == 3
     assert program.metric("fenka_gateway_requests") == 0
     assert program.metric('fenka_gateway_replicas{state="ready",version="v1"}') == 1
+    assert program.metric('fenka_gateway_version_idle_seconds{version="v1"}') is not None
 
 
 def test_gateway_follows_the_table(program: Program, path: Path, replica: ReplicaEntry) -> None:
@@ -185,6 +186,37 @@ def test_gateway_accepts_connections_while_it_lingers(path: Path) -> None:
     finally:
         program.process.kill()
         program.process.wait()
+
+
+def test_client_is_answered_by_the_next_gateway_when_it_comes_between_two(path: Path) -> None:
+    """Whoever starts gateways keeps their socket open, so a killed one refuses no connection."""
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        words = command("--table", path, "--listen", f"http=fd:{listening.fileno()}")
+        port, answers = listening.getsockname()[1], list[tuple[int, bytes]]()
+        for _ in range(2):
+            client = threading.Thread(target=lambda: answers.append(get(port)))
+            client.start()
+            with subprocess.Popen(words, pass_fds=[listening.fileno()]) as process:
+                client.join(60)
+                process.kill()
+    assert answers == [(200, b"ok")] * 2
+
+
+def test_requests_of_a_terminating_replica_are_shown(
+    program: Program, path: Path, replica: ReplicaEntry
+) -> None:
+    """Whoever ends the replica waits until it has none."""
+    client = threading.Thread(target=get, args=(program.port, "/slow"))
+    client.start()
+    assert _Handler.begun.wait(60)
+    ending = ReplicaEntry(replica.host, replica.ports, terminating=True)
+    write_atomically(path, encode(table(version("v1", ending))))
+    address = f"{replica.host}:{replica.ports['http']}"
+    name = f'fenka_gateway_terminating_requests{{replica="{address}",version="v1"}}'
+    wait_until(lambda: program.metric(name) == 1)
+    _Handler.held.set()
+    wait_until(lambda: program.metric(name) == 0)
+    client.join(60)
 
 
 def test_clients_get_whole_answers_or_errors_when_gateway_is_killed_under_load(
@@ -281,6 +313,8 @@ VALID = encode(table())
             "http=127.0.0.1:99999",
             "invalid --listen '127.0.0.1:99999': expected ADDRESS:PORT",
         ),
+        (VALID, "http=fd:x", "invalid --listen 'fd:x': no open socket"),
+        (VALID, "http=fd:-1", "invalid --listen 'fd:-1': no open socket"),
         (None, "http=127.0.0.1:0", "No such file or directory"),
     ],
 )
@@ -308,6 +342,7 @@ def row(**changes: object) -> bytes:
         (row(weight=-1), "Expected `int` >= 0"),
         (row(name="../v"), "invalid name '../v'"),
         (row(extra=1), "unknown field `extra`"),
+        (b'{"\xff":1}', "invalid: 'utf-8' codec can't decode byte 0xff"),
         (row(replicas=[{"host": "example.com", "ports": {}}]), "invalid replica 'example.com'"),
         (row(replicas=[{"host": "::1", "ports": {"http": 0}}]), "Expected `int` >= 1"),
         (row(replicas=[{"host": "::1", "ports": {"http": 1}}] * 2), "a replica appears twice"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fenka.gateway.routing import FIRST_PAUSE_S, MAX_PAUSE_S, Replica, Router
-from fenka.gateway.table import ReplicaEntry, RoutingTable, VersionEntry
+from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, VersionEntry
 from tests.gateway.harness import table, version
 
 
@@ -45,6 +45,19 @@ def test_versions_get_their_weight(weights: list[int], requests: int) -> None:
         share = requests * weight / sum(weights)
         assert abs(counts[f"v{number}"] - share) <= len(weights)
         assert weight or not counts[f"v{number}"]
+
+
+def test_version_is_used_at_its_last_request() -> None:
+    """A refused request, the end of one, and other versions' requests are none of its own."""
+    router = router_of(version("v1", entry(1)), version("v2", weight=1))
+    replica = acquired(router, now=3.0)
+    acquired(router, now=5.0)
+    router.release(replica)
+    assert router.acquire("grpc", 7.0) is None
+    assert {name: each.used_at for name, each in router.versions.items()} == {
+        "v1": 5.0,
+        "v2": None,
+    }
 
 
 def test_weights_survive_tables_that_leave_them() -> None:

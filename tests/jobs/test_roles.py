@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fenka.jobs import roles
 from fenka.jobs.roles import RoleName
-from fenka.jobs.training import RoleSpec, TensorFlowRole, TrainingSpec
+from fenka.jobs.training import TensorFlowRole, TrainingSpec
+from fenka.jobs.workload import RoleSpec
 from fenka.views.jobs import TRAINERS, instance_name
 
 

@@ -376,7 +376,7 @@ async def test_name_is_refused_when_objects_of_a_deleted_job_are_left(
         (
             changed(SIMPLE, data=["../secrets/x:/data"]),
             {},
-            "claim ../secrets/x not found in namespace default",
+            "invalid --data '../secrets/x': name a claim by lowercase letters, digits, '-' and '.'",
         ),
         (
             changed(SIMPLE, data=["training-data:/data"]),

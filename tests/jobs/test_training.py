@@ -7,7 +7,8 @@ import pytest
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.spec import GpuResources
-from fenka.jobs.training import RoleSpec, TensorFlowRole, TrainingSpec
+from fenka.jobs.training import TensorFlowRole, TrainingSpec
+from fenka.jobs.workload import RoleSpec
 
 VALID = TrainingSpec(name="mpi-dist", command=["mpirun", "a"])
 
@@ -66,6 +67,14 @@ def test_name_is_rejected_when_no_pod_can_have_it(name: str) -> None:
         (
             {"data": ["pvc"]},
             "invalid --data 'pvc': expected CLAIM:PATH, for example training-data:/data",
+        ),
+        (
+            {"data": ["../x:/data"]},
+            "invalid --data '../x': name a claim by lowercase letters, digits, '-' and '.'",
+        ),
+        (
+            {"checkpoint": "states:/a"},
+            "invalid --checkpoint 'states:/a': name a claim by lowercase letters, digits, '-' and '.'",
         ),
         ({"time_limit_s": 0.0}, "--time-limit must be a positive time, got 0s"),
         ({"retry": -1}, "--retry must not be negative, got -1"),

@@ -3,9 +3,9 @@
 The gateway passes each request to one replica. It weights versions, counts requests in flight, keeps
 requests while no replica accepts any, and lets replicas end without losing a request.
 
-The parts, from the bottom: `table.py` (which replicas exist), `routing.py` (which of them gets a request),
-`buffer.py` (requests without a replica), `heads.py` (heads of messages) and `endpoints.py` (Kubernetes'
-view of replicas) are pure. `exchange.py` is one request and its response. `http1_client.py` and
+The parts, from the bottom: `jobs/routing_table.py` (which replicas exist), `routing.py` (which of them gets
+a request), `buffer.py` (requests without a replica), `heads.py` (heads of messages) and `endpoints.py`
+(Kubernetes' view of replicas) are pure. `exchange.py` is one request and its response. `http1_client.py` and
 `http1_replica.py` are the two sides of HTTP/1.1, `http2_client.py` and `http2_replica.py` those of HTTP/2.
 `dispatcher.py` brings them together. `table_file.py` and `endpoint_source.py` follow the replicas, and
 `main.py` wires the program.

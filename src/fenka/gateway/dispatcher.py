@@ -18,7 +18,7 @@ from fenka.gateway.http1_replica import Http1ReplicaConnection
 from fenka.gateway.http2_replica import Http2Exchange, Http2Pool, Http2ReplicaConnection
 from fenka.gateway.routing import Replica, Router
 from fenka.gateway.statistics import Statistics
-from fenka.gateway.table import RoutingTable
+from fenka.jobs.routing_table import RoutingTable
 
 TICK_S = 0.1
 """Between two looks at requests that wait and at connections that are idle."""

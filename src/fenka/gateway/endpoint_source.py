@@ -4,16 +4,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from fenka.cluster.service_objects import SERVICE, SERVICES_API
 from fenka.gateway.endpoints import (
     ENDPOINT_SLICES,
-    SERVICE,
-    SERVICES,
     EndpointSlice,
     ServiceObject,
     read_weights,
     routing_table,
 )
-from fenka.gateway.table import InvalidTable, RoutingTable
+from fenka.jobs.routing_table import InvalidTable, RoutingTable
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.informer import Informer
 
@@ -60,7 +59,7 @@ class EndpointSource:
         )
         self._services = Informer(
             api,
-            SERVICES.format(namespace=namespace),
+            SERVICES_API.format(namespace=namespace),
             ServiceObject,
             listener,
             query={"fieldSelector": f"metadata.name={service}"},

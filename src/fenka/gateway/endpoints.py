@@ -10,20 +10,15 @@ longer `ready`. With two IP families a pod is in a slice of each.
 from collections.abc import Iterable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from fenka.cluster.objects import Object, ObjectMeta
-from fenka.gateway.table import InvalidTable, ReplicaEntry, RoutingTable, VersionEntry, Weight
+from fenka.cluster.service_objects import VERSION, WEIGHTS
+from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, RoutingTable, VersionEntry, Weight
 
-SERVICE = "servingName"
-"""arena's label of all objects of a service: its name."""
-VERSION = "servingVersion"
-"""arena's label of all objects of a version: its name."""
-WEIGHTS = "fenka.io/traffic"
-"""Annotation of the Service of all versions: a JSON object of weights. Without it all are equal."""
 EQUAL_WEIGHT = 1
 
 ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-SERVICES = "/api/v1/namespaces/{namespace}/services"
 
 
 class EndpointConditions(Object):
@@ -86,7 +81,9 @@ def routing_table(
         if version and part.address_type in {"IPv4", "IPv6"}:
             replicas = versions.setdefault(version, {})
             for key, replica in _replicas(part):
-                replicas.setdefault(key, replica)
+                known = replicas.setdefault(key, replica)
+                # Anybody's Service with the version's labels may come first, and name the ports otherwise.
+                replicas[key] = replace(known, ports={**replica.ports, **known.ports})
     return RoutingTable(
         "fenka.gateway/1",
         service,

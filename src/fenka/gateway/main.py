@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +15,12 @@ from fenka.gateway.dispatcher import ReplicaTimeouts
 from fenka.gateway.endpoint_source import EndpointSource
 from fenka.gateway.metrics import GatewayMetrics, admin_app
 from fenka.gateway.server import Gateway, GatewayLimits, listening_socket
-from fenka.gateway.table import NAME
 from fenka.gateway.table_file import TableFile
+from fenka.jobs.routing_table import NAME
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, serve_app
 from fenka.kubernetes.http_listener import listening_socket as admin_socket
+from fenka.kubernetes.program_lifetime import stop_requests
 
 
 class InvalidOptions(FenkaError):
@@ -36,7 +36,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         list[str],
         Meta(
             title="NAME=ADDRESS:PORT",
-            description="where to listen for the replicas' port of this name",
+            description="where to listen for the replicas' port of this name; fd:N for an open socket",
         ),
     ]
     table: Annotated[Path | None, Meta(title="FILE", description="file with the routing table")] = (
@@ -95,7 +95,10 @@ class GatewayOptions(msgspec.Struct, frozen=True):
                 raise InvalidOptions(
                     f"invalid --listen {text[:80]!r}: expected NAME=ADDRESS:PORT, each name once"
                 )
-        return {name: listening_socket(*_address("--listen", place)) for name, _, place in places}
+        return {
+            name: _inherited("--listen", place) or listening_socket(*_address("--listen", place))
+            for name, _, place in places
+        }
 
 
 async def serve(options: GatewayOptions) -> None:
@@ -107,16 +110,14 @@ async def serve(options: GatewayOptions) -> None:
         InvalidOptions: An option is invalid.
         OSError: The table cannot be read, or a port is in use.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_requests()
     gateway = Gateway(options.limits())
     async with contextlib.AsyncExitStack() as stack:
         source = await _source(options, gateway, stack)
         if options.admin:
             metrics = GatewayMetrics(gateway, lambda: source.error is None)
-            listening = admin_socket(*_address("--admin", options.admin))
+            inherited = _inherited("--admin", options.admin)
+            listening = inherited or admin_socket(*_address("--admin", options.admin))
             readers = HttpListener(max_connections=MAX_READERS)
             await stack.enter_async_context(
                 serve_app(admin_app(gateway, metrics), listening, readers)
@@ -145,6 +146,16 @@ async def _source(
         raise InvalidOptions("use either --table FILE or --service NAME")
     api = await stack.enter_async_context(await Api.connect(options.kubeconfig))
     return EndpointSource(api, options.namespace, options.service, update)
+
+
+def _inherited(option: str, text: str) -> socket.socket | None:
+    """Return the listening socket of `fd:N`, which the process was started with; None for an address."""
+    if not text.startswith("fd:"):
+        return None
+    try:
+        return socket.socket(fileno=int(text.removeprefix("fd:")))
+    except (OSError, ValueError):
+        raise InvalidOptions(f"invalid {option} {text[:80]!r}: no open socket") from None
 
 
 def _address(option: str, text: str) -> tuple[str, int]:

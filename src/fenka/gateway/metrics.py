@@ -63,21 +63,36 @@ class GatewayMetrics(Collector):
         weight = GaugeMetricFamily(
             f"{PREFIX}_version_weight", "Weight of a version", labels=("version",)
         )
+        idle = GaugeMetricFamily(
+            f"{PREFIX}_version_idle_seconds",
+            "Time since a version got its last request",
+            labels=("version",),
+        )
+        now = self._gateway.dispatcher.clock()
         for version in router.versions.values():
             in_flight.add_metric((version.name,), version.in_flight)
             weight.add_metric((version.name,), version.weight)
+            if version.used_at is not None:
+                idle.add_metric((version.name,), now - version.used_at)
         replicas = GaugeMetricFamily(
             f"{PREFIX}_replicas", "Replicas by state", labels=("version", "state")
+        )
+        ending = GaugeMetricFamily(
+            f"{PREFIX}_terminating_requests",
+            "Requests at a replica that gets no new ones",
+            labels=("version", "replica"),
         )
         states: dict[tuple[str, str], int] = {}
         for replica in router.replicas():
             state = "unreachable" if replica.failures else "ready"
             if replica.terminating:
                 state = "terminating"
+                address = f"{replica.host}:{min(replica.ports.values(), default=0)}"
+                ending.add_metric((replica.version, address), replica.in_flight)
             states[replica.version, state] = states.get((replica.version, state), 0) + 1
         for labels, count in states.items():
             replicas.add_metric(labels, count)
-        yield from (in_flight, weight, replicas)
+        yield from (in_flight, weight, idle, replicas, ending)
 
     def _responses(self) -> Iterator[Metric]:
         statistics = self._gateway.dispatcher.statistics

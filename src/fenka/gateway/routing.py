@@ -7,7 +7,7 @@ replica gives its share to the others, so a crashed canary loses no request.
 
 from collections.abc import Iterator
 
-from fenka.gateway.table import ReplicaEntry, RoutingTable
+from fenka.jobs.routing_table import ReplicaEntry, RoutingTable
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 """A replica that refuses connections is tried again after a pause, which doubles up to the limit."""
@@ -48,12 +48,16 @@ class Replica:
 
 
 class Version:
-    """A version: its weight, its replicas, and its credit of the round robin."""
+    """A version: its weight, its replicas, and its credit of the round robin.
 
-    __slots__ = ("credit", "in_flight", "name", "replicas", "weight")
+    used_at: when it got its last request; None before the first.
+    """
+
+    __slots__ = ("credit", "in_flight", "name", "replicas", "used_at", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.used_at: float | None = None
         self.weight = self.credit = self.in_flight = 0
         self.replicas: list[Replica] = []
 
@@ -137,7 +141,9 @@ class Router:
         self._selections += 1
         replica.selected = self._selections
         replica.in_flight += 1
-        self.versions[replica.version].in_flight += 1
+        version = self.versions[replica.version]
+        version.in_flight += 1
+        version.used_at = now
         return replica
 
     def release(self, replica: Replica) -> None:

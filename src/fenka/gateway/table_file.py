@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fenka.gateway.table import InvalidTable, RoutingTable, decode
 from fenka.isolation.files import open_regular_file
+from fenka.jobs.routing_table import InvalidTable, RoutingTable, decode
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,9 @@ from fenka.dialects.base import InvalidRecord
 from fenka.jobs import roles
 from fenka.jobs.manifests.cards import requires_hami
 from fenka.jobs.manifests.names import BACKFILL_CLASS
+from fenka.jobs.manifests.service import METRIC
 from fenka.jobs.notebook_spec import NotebookSpec
+from fenka.jobs.service import ServiceSpec
 from fenka.jobs.spec import GpuResources
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import Api, ApiError, if_accepted
@@ -29,6 +31,7 @@ _PATHS: dict[NamedKind, str] = {
     "Deployment": f"{DEPLOYMENTS_API}/namespaces/{{namespace}}/deployments",
     "Service": "/api/v1/namespaces/{namespace}/services",
 }
+_EXTERNAL_METRICS = "/apis/external.metrics.k8s.io/v1beta1"
 _PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -55,6 +58,16 @@ class Named(Object):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
+class _Resource(Object):
+    name: str = ""
+
+
+class _ResourceList(Object):
+    """What an API serves."""
+
+    resources: tuple[_Resource, ...] | None = ()
+
+
 class _ClaimSpec(Object):
     access_modes: tuple[str, ...] = ()
 
@@ -74,7 +87,7 @@ async def check(api: Api, namespace: str, spec: TrainingSpec) -> tuple[bool, boo
         _reads_hami(api, [role.gpu for role in roles.roles(spec)]),
         asyncio.gather(
             _check_name(api, namespace, spec.name),
-            _check_priority(api, spec),
+            _check_priority(api, BACKFILL_CLASS if spec.backfill else spec.priority),
             *(_check_claim(api, namespace, spec, claim) for claim in claims),
         ),
     )
@@ -97,6 +110,47 @@ async def _reads_hami(api: Api, requests: Iterable[GpuResources | None]) -> bool
     except (ApiError, InvalidRecord):
         # Users of one namespace may not read it.
         return False
+
+
+async def check_service(api: Api, namespace: str, spec: ServiceSpec) -> bool:
+    """Return whether the cluster reads HAMi's names; False also if the service does not need them.
+
+    Raises SubmissionRefused, ApiError, ApiUnreachable.
+    """
+    claims = {claim for claim, _ in spec.mounts}
+    hami, _ = await asyncio.gather(
+        _reads_hami(api, [spec.gpu]),
+        asyncio.gather(
+            _check_priority(api, spec.priority),
+            _check_metrics(api, spec),
+            *(_check_service_claim(api, namespace, spec, claim) for claim in claims),
+        ),
+    )
+    return hami
+
+
+async def _check_metrics(api: Api, spec: ServiceSpec) -> None:
+    """Check that a range's load is known to autoscalers. Raises SubmissionRefused."""
+    if not spec.range.scales:
+        return
+    metrics = await if_accepted(api.get(_EXTERNAL_METRICS, _ResourceList), (403, 404, 503))
+    if metrics is None:
+        raise SubmissionRefused(
+            f"--replicas {spec.range} needs the load of services, which this cluster does not measure: "
+            "enable fenka's metrics adapter (helm upgrade --set metricsAdapter.enabled=true), or use a number"
+        )
+    if METRIC not in {each.name for each in metrics.resources or ()}:
+        raise SubmissionRefused(
+            f"--replicas {spec.range} needs the load of services, but another program than fenka's metrics "
+            "adapter serves external.metrics.k8s.io: use a number, or remove that program and enable the "
+            "adapter (helm upgrade --set metricsAdapter.enabled=true)"
+        )
+
+
+async def _check_service_claim(api: Api, namespace: str, spec: ServiceSpec, claim: str) -> None:
+    mode = await _exclusive_mode(api, namespace, claim)
+    if mode and spec.range.most > 1:
+        raise _mounted_twice(claim, mode, "--replicas 1")
 
 
 async def check_notebook(api: Api, namespace: str, spec: NotebookSpec) -> bool:
@@ -133,8 +187,7 @@ async def check_unused(api: Api, namespace: str, kind: NamedKind, name: str) -> 
     )
 
 
-async def _check_priority(api: Api, spec: TrainingSpec) -> None:
-    name = BACKFILL_CLASS if spec.backfill else spec.priority
+async def _check_priority(api: Api, name: str) -> None:
     if not name:
         return
     try:
@@ -158,20 +211,31 @@ async def _read_claim(api: Api, namespace: str, claim: str) -> _Claim:
 
 
 async def _check_claim(api: Api, namespace: str, spec: TrainingSpec, claim: str) -> None:
-    found = await _read_claim(api, namespace, claim)
-    if any(mode in _SHARED_MODES for mode in found.spec.access_modes):
+    mode = await _exclusive_mode(api, namespace, claim)
+    if not mode:
         return
-    mode = next(iter(found.spec.access_modes), "ReadWriteOnce")
     if _mounting_pods(spec) > 1:
-        raise SubmissionRefused(
-            f"claim {claim} is {mode} and cannot be mounted on several nodes: use a ReadWriteMany claim or "
-            "--workers 1"
-        )
+        raise _mounted_twice(claim, mode, "--workers 1")
     if spec.tensorboard:
         raise SubmissionRefused(
             f"claim {claim} is {mode} and cannot be mounted by TensorBoard on another node: use a "
             "ReadWriteMany claim or leave out --tensorboard"
         )
+
+
+async def _exclusive_mode(api: Api, namespace: str, claim: str) -> str:
+    """Return the access mode of a claim for one node; empty if several nodes may mount it."""
+    modes = (await _read_claim(api, namespace, claim)).spec.access_modes
+    if any(mode in _SHARED_MODES for mode in modes):
+        return ""
+    return next(iter(modes), "ReadWriteOnce")
+
+
+def _mounted_twice(claim: str, mode: str, instead: str) -> SubmissionRefused:
+    return SubmissionRefused(
+        f"claim {claim} is {mode} and cannot be mounted on several nodes: use a ReadWriteMany claim or "
+        f"{instead}"
+    )
 
 
 def _mounting_pods(spec: TrainingSpec) -> int:

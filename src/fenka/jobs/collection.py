@@ -13,6 +13,7 @@ from fenka.jobs.archive import pack
 from fenka.jobs.manifests.contents import GIT_CREDENTIALS, GIT_PASSWORD, GIT_USERNAME, Contents
 from fenka.jobs.repository import current_commit, split_credentials
 from fenka.jobs.training import TrainingSpec
+from fenka.jobs.workload import WorkloadSpec
 
 MAX_CONFIG_BYTES = 900 * 1024
 """Of all files of `--config-file`: they are in one object of Kubernetes."""
@@ -27,7 +28,7 @@ def collect(spec: TrainingSpec) -> tuple[TrainingSpec, Contents]:
         key=secrets.token_hex(32) if spec.kind == "mpi" else "",
         ssh_keys=_ssh_keys() if spec.kind == "mpi" else None,
         code=pack(spec.code) if spec.code else b"",
-        config_files=_config_files(spec),
+        config_files=read_config_files(spec),
         revision=_revision(spec, credentials),
         credentials=credentials,
     )
@@ -50,7 +51,8 @@ def _revision(spec: TrainingSpec, credentials: dict[str, str]) -> str:
     return current_commit(spec.sync_source, spec.env.get("GIT_SYNC_BRANCH", "HEAD"), credentials)
 
 
-def _config_files(spec: TrainingSpec) -> dict[str, bytes]:
+def read_config_files(spec: WorkloadSpec) -> dict[str, bytes]:
+    """Return the files of `--config-file` by their paths in the processes. Raises InvalidRequest."""
     files = dict[str, bytes]()
     left = MAX_CONFIG_BYTES
     for file, path in spec.config_files:

@@ -10,9 +10,7 @@ import msgspec
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.spec import GpuResources
-from fenka.jobs.training import QUANTITY, parse_mount, validate_name
-
-ServiceType = Literal["LoadBalancer", "NodePort", "ClusterIP"]
+from fenka.jobs.workload import ServiceType, parse_mount, validate_amounts, validate_name
 
 SERVICE_TYPES: tuple[ServiceType, ...] = get_args(ServiceType)
 
@@ -35,6 +33,7 @@ class NotebookSpec(
         memory: Memory in Kubernetes' notation; empty for no limit.
         service: How it is reached.
         data: Claims and their paths, `CLAIM:PATH`. The first path is the notebook's root directory.
+        interruptible: It may run on spot instances, which the cloud takes back.
         idle_s: It ends after so many seconds without use of its cards; None to run indefinitely.
     """
 
@@ -45,6 +44,7 @@ class NotebookSpec(
     memory: str = ""
     service: ServiceType = "LoadBalancer"
     data: list[str] = []
+    interruptible: bool = False
     idle_s: float | None = msgspec.field(default=None, name="idle")
     kind: Literal["notebook"] = "notebook"
 
@@ -64,11 +64,7 @@ class NotebookSpec(
             raise InvalidRequest(
                 f"invalid --service {self.service[:40]!r}: expected {', '.join(SERVICE_TYPES)}"
             )
-        for option, amount, example in (("cpu", self.cpu, "500m"), ("memory", self.memory, "4Gi")):
-            if amount and not QUANTITY.fullmatch(amount):
-                raise InvalidRequest(
-                    f"invalid --{option} {amount[:40]!r}: expected an amount such as 2 or {example}"
-                )
+        validate_amounts(self.cpu, self.memory)
         paths = [path for _, path in self.mounts]
         if len(set(paths)) < len(paths):
             raise InvalidRequest("two --data have the same path: use different paths")

@@ -16,7 +16,8 @@ from typing import Literal
 import msgspec
 
 from fenka.jobs.spec import GpuResources
-from fenka.jobs.training import RoleSpec, TrainingSpec
+from fenka.jobs.training import TrainingSpec
+from fenka.jobs.workload import RoleSpec
 from fenka.views.jobs import chief_role
 
 RoleName = Literal["launcher", "worker", "ps", "chief", "evaluator"]

@@ -13,8 +13,9 @@ from typing import Literal, Self
 
 import msgspec
 
-from fenka.core.request import InvalidRequest
-from fenka.isolation.control import ComputeMode
+from fenka.core.mig.instances import GANG_IN_INSTANCES
+from fenka.core.request import ComputeMode, InvalidRequest
+from fenka.dialects.mig_names import parse_inside, parse_profile
 from fenka.isolation.layout import constant
 
 JobKind = Literal["run", "notebook"]
@@ -28,6 +29,9 @@ MAX_MEMBERS = 256
 
 MAX_PRIORITY = 1_000_000
 """Also the lower limit, negated."""
+
+MAX_EVICTION_GRACE_S = 300.0
+"""Others wait for the cards of an evicted job no longer than this."""
 
 MAX_MODELS = 64
 MAX_VALUE_CHARACTERS = 128
@@ -44,11 +48,13 @@ class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         memory: Memory per card as typed, `4` or `4096MiB`; empty for whole cards.
-        core: Percent of each card's time; 0 for no limit.
+        core: Percent of each card's time; 0 for what others leave.
         core_mode: What `core` means: a limit, a limit that idle time extends, or a weight.
         cards: Slices on this many different cards, or this many whole cards.
         whole: Take whole cards instead of slices.
         models: Acceptable card models; empty for any.
+        mig: The MIG profile of instances of its own, as many as `cards`; empty for none.
+        inside: The profile of the instances in which it gets slices, or `mig` for any; empty for cards.
     """
 
     memory: str = ""
@@ -57,10 +63,13 @@ class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cards: int = 1
     whole: bool = False
     models: list[str] = []
+    mig: str = ""
+    inside: str = ""
 
     def describe(self) -> str:
         """Return a short text for screens, such as `2 x 4, 30% soft`."""
-        text = "whole" if self.whole else self.memory
+        text = self.mig or ("whole" if self.whole else self.memory)
+        text += f" inside {self.inside}" if self.inside else ""
         if self.core:
             text += f", {self.core}% {self.core_mode}"
         return f"{self.cards} x {text}" if self.cards > 1 else text
@@ -69,12 +78,26 @@ class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Check what can be checked without knowing any card. Raises InvalidRequest."""
         if (
             len(self.models) > MAX_MODELS
-            or max(map(len, [self.memory, *self.models])) > MAX_VALUE_CHARACTERS
+            or max(map(len, [self.memory, *self.models, self.mig, self.inside]))
+            > MAX_VALUE_CHARACTERS
         ):
             raise InvalidRequest(
                 f"a request has at most {MAX_MODELS} models, and sizes and models at most "
                 f"{MAX_VALUE_CHARACTERS} characters"
             )
+        if self.mig:
+            parse_profile(self.mig)
+            if self.memory or self.core or self.whole or self.inside:
+                raise InvalidRequest(
+                    f"an instance {self.mig} comes with all its memory and compute: leave out --gpu-mem, "
+                    "--gpu-core, --gpus and --inside"
+                )
+        if self.inside:
+            parse_inside(self.inside)
+            if self.whole:
+                raise InvalidRequest(
+                    "a slice inside an instance is no whole card: leave out --gpus"
+                )
         max_cards = constant("FENKA_MAX_CARDS")
         if self.cards > max_cards:
             raise InvalidRequest(f"one lease has at most {max_cards} cards, not {self.cards}")
@@ -95,6 +118,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         time_limit_s: Seconds after which the job is ended; None for no limit.
         isolation: How the limits are enforced.
         allow_user_namespaces: The programs may create user namespaces, in which they can undo the limits.
+        eviction_grace_s: The gang is evicted when a request of higher priority needs its cards, and may
+            checkpoint for so many seconds; None if it is never evicted.
     """
 
     command: list[str] = []
@@ -108,6 +133,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_limit_s: float | None = None
     isolation: Isolation = "namespace"
     allow_user_namespaces: bool = False
+    eviction_grace_s: float | None = None
 
     def validate(self) -> None:
         """Check what can be checked without a daemon. Raises InvalidRequest."""
@@ -130,8 +156,17 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(
                 f"--priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {self.priority}"
             )
+        grace_s = self.eviction_grace_s
+        if grace_s is not None and not (
+            self.gang is not None and 0 <= grace_s <= MAX_EVICTION_GRACE_S
+        ):
+            raise InvalidRequest(
+                f"only a gang is evicted, within 0 to {MAX_EVICTION_GRACE_S:.0f} s, not {grace_s:g}"
+            )
         for gpu in self.requests:
             gpu.validate()
+            if self.gang is not None and (gpu.mig or gpu.inside):
+                raise InvalidRequest(GANG_IN_INSTANCES)
 
     @property
     def requests(self) -> list[GpuResources]:

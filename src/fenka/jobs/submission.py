@@ -17,6 +17,7 @@ import msgspec
 from fenka.cluster import training_objects
 from fenka.jobs import cluster_checks
 from fenka.jobs.cluster_checks import Named, NamedKind
+from fenka.jobs.creation import check_by_dry_run, collection, owner_reference, remove
 from fenka.jobs.manifests import notebook
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
@@ -24,15 +25,6 @@ from fenka.jobs.manifests.render import Rendered, render
 from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
-
-_PLURALS = {
-    "Job": "jobs",
-    "JobSet": "jobsets",
-    "ConfigMap": "configmaps",
-    "Secret": "secrets",
-    "Service": "services",
-    "Deployment": "deployments",
-}
 
 _ROOTS: tuple[NamedKind, ...] = ("Job", "JobSet", "Deployment")
 
@@ -95,7 +87,7 @@ async def create_run(
     run = notebook.render_run(spec, number)
     run["metadata"] |= {
         "annotations": _submitted(now),
-        "ownerReferences": [_owner(run, spec.name, root_uid)],
+        "ownerReferences": [owner_reference(run, spec.name, root_uid)],
     }
     await _create(api, namespace, run)
 
@@ -112,14 +104,14 @@ async def _create_all(
     name = root["metadata"]["name"]
     created = await _create_root(api, namespace, root)
     try:
-        owner = _owner(root, name, created.metadata.uid)
+        owner = owner_reference(root, name, created.metadata.uid)
         async with asyncio.TaskGroup() as group:
             group.create_task(_check_other_kind(api, namespace, root))
             for item in rendered.dependents:
                 item["metadata"]["ownerReferences"] = [owner]
                 group.create_task(_create(api, namespace, item))
         if resumption is not None:
-            await api.patch(f"{_collection(namespace, root)}/{name}", msgspec.Raw, resumption)
+            await api.patch(f"{collection(namespace, root)}/{name}", msgspec.Raw, resumption)
     except BaseException as why:
         removed = await _remove(api, namespace, root, created.metadata.uid)
         if not removed and isinstance(why, ApiError) and why.status == 404:
@@ -149,18 +141,7 @@ async def _check_objects(api: Api, namespace: str, rendered: Rendered) -> None:
     if len(objects) == 1:
         # Its creation is checked by the same rules, and leaves nothing if it fails.
         return
-    results = await asyncio.gather(
-        *(_create(api, namespace, item, dry_run=True) for item in objects.values()),
-        return_exceptions=True,
-    )
-    for result in results:
-        if isinstance(result, BaseException) and not _unsupported(result):
-            raise result
-
-
-def _unsupported(why: BaseException) -> bool:
-    """Return whether a webhook of the cluster does not allow dry runs."""
-    return isinstance(why, ApiError) and "does not support dry run" in str(why)
+    await check_by_dry_run(_create(api, namespace, item, dry_run=True) for item in objects.values())
 
 
 async def _check_other_kind(api: Api, namespace: str, root: Manifest) -> None:
@@ -188,7 +169,7 @@ async def _create_root(api: Api, namespace: str, root: Manifest) -> Named:
 async def _create(api: Api, namespace: str, item: Manifest, *, dry_run: bool = False) -> Named:
     """Create an object. Raises SubmissionRefused if its name is taken, ApiError, ApiUnreachable."""
     try:
-        return await api.create(_collection(namespace, item), Named, item, dry_run=dry_run)
+        return await api.create(collection(namespace, item), Named, item, dry_run=dry_run)
     except ApiError as why:
         if why.reason != "AlreadyExists":
             raise
@@ -204,32 +185,11 @@ async def _remove(api: Api, namespace: str, root: Manifest, uid: str) -> bool:
     Return False if it does not exist any more. Raises SubmissionRefused.
     """
     name = root["metadata"]["name"]
-    body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
     try:
-        await api.delete(f"{_collection(namespace, root)}/{name}", body)
+        return await remove(api, f"{collection(namespace, root)}/{name}", uid)
     except (ApiError, ApiUnreachable) as why:
-        # Somebody has deleted it, and perhaps submitted another.
-        if isinstance(why, ApiError) and why.status in (404, 409):
-            return False
         state = "is suspended" if root["spec"].get("suspend") else "may run"
         raise cluster_checks.SubmissionRefused(
             f"job {name} was created and could not be completed or deleted: it {state}, delete it by "
             f"fenka delete {name} ({why})"
         ) from why
-    return True
-
-
-def _owner(root: Manifest, name: str, uid: str) -> Manifest:
-    return {
-        "apiVersion": root["apiVersion"],
-        "kind": root["kind"],
-        "name": name,
-        "uid": uid,
-        "controller": True,
-    }
-
-
-def _collection(namespace: str, item: Manifest) -> str:
-    version = item["apiVersion"]
-    api = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    return f"{api}/namespaces/{namespace}/{_PLURALS[item['kind']]}"

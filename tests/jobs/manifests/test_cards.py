@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from fenka.core.request import Memory, Request
+from fenka.core.request import InvalidRequest, Memory, Request
 from fenka.dialects.base import ContainerRequest, PodRequest
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from fenka.jobs.manifests.cards import CardRequest, card_request, requires_hami
@@ -57,10 +58,32 @@ def test_slices_have_the_names_that_express_them(
     assert requires_hami(gpu) == (MIB in limits)
 
 
-def test_slice_may_use_idle_time_when_its_share_is_soft() -> None:
-    """Up to the whole card."""
-    said = card_request(GpuResources("4", 33, "soft"), hami=False)
-    assert read(said) == (Request(Memory(16, 256), 33), 100)
+@pytest.mark.parametrize(
+    ("gpu", "request_read"),
+    [
+        (GpuResources("4", 30, "soft"), Request(Memory(4, None), 30)),
+        (GpuResources("4", 33, "soft"), Request(Memory(16, 256), 33)),
+        (GpuResources("4", 80, "weight"), Request(Memory(4, None))),
+        (GpuResources("4", 33, "weight"), Request(Memory(16, 256))),
+        (GpuResources("4000MiB", 33, "weight"), Request(Memory(4000))),
+        (GpuResources("4", 30, "weight", cards=2), Request(Memory(4096), cards=2)),
+    ],
+)
+def test_mode_is_an_annotation_beside_the_names_of_the_slice(
+    gpu: GpuResources, request_read: Request
+) -> None:
+    """The limits are those of a hard share. Soft may use the whole card, and a weight reserves nothing."""
+    said = card_request(gpu)
+    hard = card_request(replace(gpu, core_mode="hard"))
+    assert said == CardRequest(hard.limits, hard.labels, {"fenka.io/core-mode": gpu.core_mode})
+    assert read(said) == (request_read, 100 if gpu.core_mode == "soft" else None)
+    assert requires_hami(gpu) == (MIB in hard.limits)
+
+
+def test_mode_is_refused_when_there_is_no_compute() -> None:
+    """As on a workstation."""
+    with pytest.raises(InvalidRequest, match="--gpu-core-mode weight requires --gpu-core"):
+        card_request(GpuResources("4", 0, "weight"))
 
 
 @given(

@@ -51,6 +51,19 @@ def test_objects_are_those_of_the_golden_file(name: str, spec: NotebookSpec) -> 
     assert objects(notebook.render(spec, PASSWORD)) == expected
 
 
+@pytest.mark.parametrize("spec", [ARTICLE, IDLE])
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_pods_say_that_they_may_run_on_spot_instances(
+    spec: NotebookSpec, interruptible: bool
+) -> None:
+    """Only if their user says so; the running one, and the Job of a later run."""
+    spec = msgspec.structs.replace(spec, interruptible=interruptible)
+    roots = [notebook.render(spec, PASSWORD).root, notebook.render_run(spec, 2)]
+    for root in roots:
+        annotations = root["spec"]["template"]["metadata"].get("annotations", {})
+        assert annotations.get("fenka.io/interruptible") == ("true" if interruptible else None)
+
+
 def test_objects_are_those_of_the_article_but_for_the_password() -> None:
     """Who knows the article's YAML finds its fields in fenka's."""
     deployment, service, *_ = objects(notebook.render(ARTICLE, PASSWORD))
@@ -113,7 +126,7 @@ def test_notebook_is_refused_when_a_field_is_invalid(change: Json, sentence: str
 @pytest.mark.parametrize(
     ("gpu", "error"),
     [
-        (GpuResources("4", 30, "weight"), InvalidRequest),
+        (GpuResources("4", 101, "weight"), InvalidRequest),
         (GpuResources("much"), InvalidSize),
     ],
 )

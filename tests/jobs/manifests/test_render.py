@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fenka.core.request import InvalidRequest
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.render import Rendered, render
-from fenka.jobs.training import RoleSpec, TensorFlowRole, TrainingSpec
+from fenka.jobs.training import TensorFlowRole, TrainingSpec
+from fenka.jobs.workload import RoleSpec
 from fenka.views.jobs import TRAINERS
 from tests.jobs.manifests.trainings import ALONE, CONTENTS, MPI, PYTORCH, TENSORFLOW, rendered_all
 
@@ -212,11 +213,6 @@ def test_password_is_in_a_secret_only() -> None:
     ("spec", "fields", "sentence"),
     [
         (ALONE, {"image": ""}, "--image is required on Kubernetes"),
-        (
-            ALONE,
-            {"gpu_core_mode": "weight"},
-            "--gpu-core-mode weight is not supported on Kubernetes: use hard or soft",
-        ),
         (ALONE, {"gpu_core": 101}, "--gpu-core must be from 0 to 100, got 101"),
         (
             ALONE,
@@ -250,12 +246,8 @@ def test_password_is_in_a_secret_only() -> None:
         (
             PYTORCH,
             {"gpu_mem": "1000MiB"},
-            "--gpu-mem 1000MiB with --gpu-core-mode soft must be a multiple of 256MiB on Kubernetes",
-        ),
-        (
-            PYTORCH,
-            {"gpu_core": 100},
-            "--gpu-core-mode soft requires --gpu-core from 1 to 99 on Kubernetes, got 100",
+            "the exact size 1000MiB is requested by HAMi's names, and this cluster's scheduler does not "
+            "report that it reads them (hamiNames=true): use a multiple of 256MiB",
         ),
         (
             PYTORCH,
@@ -285,6 +277,14 @@ def test_training_is_rejected_in_one_sentence_when_pods_cannot_request_it(
         ),
         (TENSORFLOW, "this job has several roles and requires JobSet"),
         (PYTORCH, "--retry for several workers requires JobSet"),
+        (
+            msgspec.structs.replace(PYTORCH, retry=0),
+            "--backfill for several workers requires JobSet",
+        ),
+        (
+            msgspec.structs.replace(PYTORCH, retry=0, backfill=False),
+            "--interruptible for several workers requires JobSet",
+        ),
     ],
 )
 def test_training_is_rejected_when_it_requires_jobset(spec: TrainingSpec, sentence: str) -> None:

@@ -2,7 +2,8 @@
 
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.render import Rendered, render
-from fenka.jobs.training import RoleSpec, TensorFlowRole, TrainingSpec
+from fenka.jobs.training import TensorFlowRole, TrainingSpec
+from fenka.jobs.workload import RoleSpec
 
 KEY = "ab" * 32
 COMMIT = "5ae49eb6c0f1a2b3c4d5e6f708192a3b4c5d6e7f"
@@ -53,6 +54,7 @@ PYTORCH = TrainingSpec(
     ttl_after_finished_s=60,
     grace_s=120,
     checkpoint="states",
+    interruptible=True,
     backfill=True,
     data_dir=["/mnt/data:/data"],
     label={"team": "vision"},

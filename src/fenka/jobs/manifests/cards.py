@@ -1,16 +1,16 @@
 """Writes a request for cards in the names that pods use.
 
-Slices have ACK's names where those express them. gpu-manager's express any share of one card, and those that
-may use idle time; HAMi's, which a cluster may not read, exact sizes and shares of several cards. Whole cards
-have NVIDIA's.
+Slices have ACK's names where those express them. gpu-manager's express any share of one card; HAMi's, which a
+cluster may not read, exact sizes and shares of several cards. Whole cards have NVIDIA's. An annotation says
+what a share means if it is not a limit.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fenka.core.request import InvalidRequest, Memory
 from fenka.dialects import ack, gpu_manager, gpushare
 from fenka.dialects import hami as hami_names
-from fenka.dialects.base import NVIDIA_GPU
+from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
 from fenka.dialects.sizes import parse_memory
 from fenka.jobs.spec import GpuResources
 
@@ -46,14 +46,17 @@ def card_request(gpu: GpuResources | None, *, hami: bool = True) -> CardRequest:
         return CardRequest()
     if gpu.whole:
         return CardRequest({NVIDIA_GPU: str(gpu.cards)})
-    if gpu.core_mode == "weight":
-        raise InvalidRequest(
-            "--gpu-core-mode weight is not supported on Kubernetes: use hard or soft"
-        )
     if not 0 <= gpu.core <= ack.MOST:
         raise InvalidRequest(f"--gpu-core must be from 0 to {ack.MOST}, got {gpu.core}")
-    if gpu.core_mode == "soft":
-        return _soft_slice(gpu)
+    if gpu.core_mode == "hard":
+        return _slices(gpu, hami=hami)
+    if not gpu.core:
+        raise InvalidRequest(f"--gpu-core-mode {gpu.core_mode} requires --gpu-core")
+    return replace(_slices(gpu, hami=hami), annotations={CORE_MODE: gpu.core_mode})
+
+
+def _slices(gpu: GpuResources, *, hami: bool) -> CardRequest:
+    """Return the names of slices, whatever the share means. Raises as card_request does."""
     if _has_units(gpu):
         return _units(gpu)
     if _has_blocks(gpu):
@@ -72,7 +75,7 @@ def card_request(gpu: GpuResources | None, *, hami: bool = True) -> CardRequest:
 
 def requires_hami(gpu: GpuResources | None) -> bool:
     """Return whether only HAMi's names express a valid request."""
-    if gpu is None or gpu.whole or gpu.core_mode != "hard":
+    if gpu is None or gpu.whole:
         return False
     return not (_has_units(gpu) or _has_blocks(gpu))
 
@@ -117,26 +120,6 @@ def _blocks(gpu: GpuResources) -> CardRequest:
             gpu_manager.MEMORY: str(_mib(gpu) // gpu_manager.UNIT_MIB),
         }
     )
-
-
-def _soft_slice(gpu: GpuResources) -> CardRequest:
-    """Request a slice with the whole card as the ceiling of its compute."""
-    if gpu.cards > 1:
-        raise InvalidRequest(
-            f"--gpu-core-mode soft on Kubernetes takes a slice of one card, not of {gpu.cards}: leave out "
-            "--cards"
-        )
-    if not 1 <= gpu.core < gpu_manager.WHOLE:
-        raise InvalidRequest(
-            f"--gpu-core-mode soft requires --gpu-core from 1 to 99 on Kubernetes, got {gpu.core}"
-        )
-    if not _has_blocks(gpu):
-        raise InvalidRequest(
-            f"--gpu-mem {gpu.memory} with --gpu-core-mode soft must be a multiple of "
-            f"{gpu_manager.UNIT_MIB}MiB on Kubernetes"
-        )
-    ceiling = {gpu_manager.CEILING: str(gpu_manager.WHOLE)}
-    return CardRequest(_blocks(gpu).limits, annotations=ceiling)
 
 
 # ---- exact sizes, and shares of several cards: HAMi's names ----

@@ -1,12 +1,11 @@
 """Objects that the root owns: files, secrets, Services, TensorBoard."""
 
-import base64
-
 from fenka.cluster import training_objects
 from fenka.jobs.manifests import mpi, names
 from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.manifests.pods import Rendering, toleration
-from fenka.jobs.manifests.volumes import as_manifests, claim_volumes
+from fenka.jobs.manifests.pods import Rendering
+from fenka.jobs.manifests.volumes import as_manifests, binary_files, claim_volumes, config_files
+from fenka.jobs.manifests.workload import toleration
 from fenka.jobs.training import TrainingSpec
 
 TENSORBOARD_IMAGE = "tensorflow/tensorflow:2.16.1"
@@ -22,10 +21,9 @@ def dependents(rendering: Rendering) -> list[Manifest]:
         hosts = [rendering.host("worker", index) for index in range(spec.workers)]
         objects += mpi.dependents(spec, contents, hosts)
     if contents.code:
-        objects.append(_files(spec, "code", {"code.tar.gz": contents.code}))
-    if contents.config_files:
-        files = enumerate(contents.config_files.values())
-        objects.append(_files(spec, "config", {f"file-{index}": data for index, data in files}))
+        archive = {"code.tar.gz": contents.code}
+        objects.append(binary_files(names.object_name(spec, "code"), names.labels(spec), archive))
+    objects += config_files(names.object_name(spec, "config"), names.labels(spec), contents)
     if contents.credentials:
         data = mpi.encoded(dict(contents.credentials))
         name = names.object_name(spec, "git")
@@ -37,12 +35,6 @@ def dependents(rendering: Rendering) -> list[Manifest]:
     if spec.tensorboard:
         objects += _tensorboard(spec)
     return objects
-
-
-def _files(spec: TrainingSpec, purpose: str, files: dict[str, bytes]) -> Manifest:
-    data = {name: base64.b64encode(content).decode() for name, content in files.items()}
-    name = names.object_name(spec, purpose)
-    return names.manifest("ConfigMap", "v1", name, names.labels(spec), binaryData=data)
 
 
 def _headless_service(spec: TrainingSpec) -> Manifest:

@@ -39,6 +39,12 @@ CODE_ARCHIVE = FILES / "code" / "code.tar.gz"
 BACKFILL_CLASS = "fenka-backfill"
 """The chart's PriorityClass for jobs that use what others leave idle."""
 
+NO_PRIORITY_LABEL = {"alpha.jobset.sigs.k8s.io/node-selector": "true"}
+"""Annotation of pods that JobSet's webhook leaves as they are.
+
+JobSet 0.11 and 0.12 label pods with their priority. The API server refuses labels that begin with a minus.
+"""
+
 
 def labels(spec: Job, role: str = "") -> dict[str, str]:
     """Return the labels of an object of a job; `role` for those of one role."""

@@ -15,9 +15,9 @@ from fenka.jobs.manifests import names
 from fenka.jobs.manifests.cards import CardRequest, card_request
 from fenka.jobs.manifests.mpi import encoded
 from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.manifests.pods import escape, without_empty
 from fenka.jobs.manifests.render import Rendered
 from fenka.jobs.manifests.volumes import Volume, as_manifests, claim_volumes
+from fenka.jobs.manifests.workload import INTERRUPTIBLE_POD, escape, without_empty
 from fenka.jobs.notebook_spec import NotebookSpec
 
 ROLE = "notebook"
@@ -111,7 +111,7 @@ def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manif
     }
     metadata = {
         "labels": cards.labels | _labels(spec) | {names.RELEASE: spec.name},
-        "annotations": cards.annotations,
+        "annotations": cards.annotations | (INTERRUPTIBLE_POD if spec.interruptible else {}),
     }
     return {"metadata": without_empty(metadata), "spec": without_empty(pod)}
 

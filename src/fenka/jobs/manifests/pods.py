@@ -5,9 +5,7 @@ same as on a workstation.
 """
 
 import math
-import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Literal
 
 from fenka.cluster import pod_groups, training_objects
@@ -17,7 +15,23 @@ from fenka.jobs.manifests import code, mpi, names
 from fenka.jobs.manifests.cards import card_request
 from fenka.jobs.manifests.contents import GIT_CREDENTIALS, Contents
 from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.manifests.volumes import Volume, as_manifests, claim_volumes, host_volumes
+from fenka.jobs.manifests.volumes import (
+    Volume,
+    as_manifests,
+    claim_volumes,
+    config_volumes,
+    host_volumes,
+    memory_volumes,
+)
+from fenka.jobs.manifests.workload import (
+    NO_CARDS,
+    escape,
+    limits,
+    pod_annotations,
+    pod_settings,
+    variables,
+    without_empty,
+)
 from fenka.jobs.roles import Role, RoleName
 from fenka.jobs.training import TrainingSpec
 from fenka.views.jobs import TRAINERS
@@ -26,12 +40,6 @@ Engine = Literal["job", "indexed-job", "jobset"]
 """What runs the pods: a Job of one pod, an Indexed Job of equal pods, or a JobSet."""
 
 INDEX = "$(FENKA_INDEX)"
-
-_NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
-"""Images of frameworks have `all`, and NVIDIA's runtime would give the container every card of its node."""
-
-MAX_TEXT_BYTES = 128 * 1024
-"""Of a variable and of a word of a command: Linux's MAX_ARG_STRLEN."""
 
 _LINGER_S = 10
 
@@ -132,7 +140,7 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
         | _gang(rendering, role)
         | names.labels(spec, role.name)
         | {names.RELEASE: spec.name},
-        "annotations": spec.annotation | cards.annotations,
+        "annotations": pod_annotations(spec) | cards.annotations | _unlabelled(rendering),
     }
     init = code.init_containers(spec, rendering.contents, image)
     pod = {
@@ -147,6 +155,11 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
     }
 
 
+def _unlabelled(rendering: Rendering) -> dict[str, str]:
+    negative = rendering.spec.backfill and rendering.engine == "jobset"
+    return names.NO_PRIORITY_LABEL if negative else {}
+
+
 def _settings(spec: TrainingSpec, role: Role) -> Manifest:
     """Return the fields of a pod's spec that kube-scheduler, the queue and the kubelet read."""
     deadline = spec.time_limit_s
@@ -154,13 +167,9 @@ def _settings(spec: TrainingSpec, role: Role) -> Manifest:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(spec.grace_s),
         "activeDeadlineSeconds": None if deadline is None else math.ceil(deadline),
-        # A Service called REDIS would put REDIS_PORT into the environment.
-        "enableServiceLinks": False,
-        "schedulerName": spec.scheduler,
         "priorityClassName": names.BACKFILL_CLASS if spec.backfill else spec.priority,
         "nodeSelector": role.resources.selector,
-        "tolerations": [toleration(text) for text in spec.toleration],
-        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secret],
+        **pod_settings(spec),
     }
 
 
@@ -180,18 +189,12 @@ def _environment(rendering: Rendering, role: Role) -> list[Manifest]:
     if spec.kind == "mpi" and role.chief:
         given |= mpi.launcher_environment()
     if role.gpu is None:
-        given |= _NO_CARDS
-    own = {name: escape(value) for name, value in spec.env.items() if name not in GIT_CREDENTIALS}
-    for name, value in (given | own).items():
-        if len(name) + len(value.encode()) + 2 > MAX_TEXT_BYTES:
-            raise InvalidRequest(
-                f"the variable {name} would have more than {MAX_TEXT_BYTES >> 10} KiB, with which no process "
-                "can start: use fewer workers, or a file"
-            )
+        given |= NO_CARDS
+    own = {name: value for name, value in spec.env.items() if name not in GIT_CREDENTIALS}
     return [
         _from_pod("FENKA_INDEX", "labels", training_objects.COMPLETION_INDEX),
         *_restarts(rendering),
-        *({"name": name, "value": value} for name, value in (given | own).items()),
+        *variables(given, own),
     ]
 
 
@@ -218,10 +221,8 @@ def _from_pod(name: str, field: str, key: str) -> Manifest:
 
 
 def _limits(spec: TrainingSpec, role: Role) -> dict[str, str]:
-    resources = role.resources
-    own = {"cpu": resources.cpu, "memory": resources.memory}
     devices = {} if spec.kind == "mpi" and role.chief else spec.device
-    return {name: amount for name, amount in own.items() if amount} | devices
+    return limits(role.resources, devices)
 
 
 def _volumes(rendering: Rendering, role: Role) -> list[Volume]:
@@ -229,15 +230,8 @@ def _volumes(rendering: Rendering, role: Role) -> list[Volume]:
     volumes = list[Volume]()
     if spec.kind != "mpi" or not role.chief or spec.mounts_on_launcher:
         volumes += [*claim_volumes(spec), *host_volumes(spec)]
-    if spec.share_memory:
-        shared = {"medium": "Memory", "sizeLimit": spec.share_memory}
-        volumes.append(Volume("shm", {"emptyDir": shared}, PurePosixPath("/dev/shm")))
-    if contents.config_files:
-        source = {"configMap": {"name": names.object_name(spec, "config")}}
-        volumes += [
-            Volume("config", source, PurePosixPath(path), f"file-{index}")
-            for index, path in enumerate(contents.config_files)
-        ]
+    volumes += memory_volumes(spec)
+    volumes += config_volumes(names.object_name(spec, "config"), contents)
     volumes += code.volumes(spec)
     if spec.kind == "mpi":
         volumes.append(mpi.volume(spec))
@@ -258,40 +252,3 @@ def _gang(rendering: Rendering, role: Role) -> dict[str, str]:
         pod_groups.NAME_LABELS[0]: f"{TRAINERS[spec.kind]}-{spec.name}",
         pod_groups.MINIMUM_LABEL: str(number),
     }
-
-
-def toleration(text: str) -> Manifest:
-    """Return the toleration `all`, `KEY` or `K=V:EFFECT,OPERATOR`. Raises InvalidRequest."""
-    if text == "all":
-        return {"operator": "Exists"}
-    match = _TOLERATION.fullmatch(text)
-    if match is None:
-        raise InvalidRequest(
-            f"invalid --toleration {text[:80]!r}: expected all, KEY or K=V:EFFECT, for example "
-            "team=vision:NoSchedule"
-        )
-    fields = {
-        "key": match["key"],
-        "operator": match["operator"] or ("Equal" if match["value"] is not None else "Exists"),
-        "value": match["value"],
-        "effect": match["effect"],
-    }
-    if fields["operator"] == "Exists":
-        del fields["value"]
-    return without_empty(fields)
-
-
-_TOLERATION = re.compile(
-    r"(?P<key>[A-Za-z0-9][A-Za-z0-9._/-]*)(?:=(?P<value>[A-Za-z0-9._-]*))?"
-    r"(?::(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?(?:,(?P<operator>Equal|Exists))?"
-)
-
-
-def escape(text: str) -> str:
-    """Return the text so that the kubelet expands nothing in it."""
-    return re.sub(r"\$(?=[$(])", "$$", text)
-
-
-def without_empty(fields: Manifest) -> Manifest:
-    """Return the fields that have a value."""
-    return {name: value for name, value in fields.items() if value not in (None, "", [], {})}

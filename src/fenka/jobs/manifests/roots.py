@@ -40,9 +40,15 @@ def engine(spec: TrainingSpec, *, jobset: bool) -> Engine:
             "this job has several roles and requires JobSet, which this cluster does not have: "
             f"{_INSTALL_JOBSET}"
         )
-    if spec.retry:
+    restarting = {
+        "retry": spec.retry,
+        "backfill": spec.backfill,
+        "interruptible": spec.interruptible,
+    }
+    option = next((f"--{name}" for name, given in restarting.items() if given), None)
+    if option is not None:
         raise InvalidRequest(
-            "--retry for several workers requires JobSet, which this cluster does not have: "
+            f"{option} for several workers requires JobSet, which this cluster does not have: "
             f"{_INSTALL_JOBSET}"
         )
     return "indexed-job"

@@ -1,11 +1,13 @@
 """Volumes of pods: claims, directories of nodes, files."""
 
+import base64
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from fenka.jobs.manifests.names import Job, Manifest
-from fenka.jobs.training import TrainingSpec
+from fenka.jobs.manifests.contents import Contents
+from fenka.jobs.manifests.names import Job, Manifest, manifest
+from fenka.jobs.workload import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,39 @@ def claim_volumes(spec: Job) -> list[Volume]:
     ]
 
 
-def host_volumes(spec: TrainingSpec) -> list[Volume]:
+def host_volumes(spec: WorkloadSpec) -> list[Volume]:
     """Return the directories of the nodes. Raises InvalidRequest."""
     return [
         Volume(f"host-{index}", {"hostPath": {"path": host}}, PurePosixPath(path))
         for index, (host, path) in enumerate(spec.host_mounts)
     ]
+
+
+def memory_volumes(spec: WorkloadSpec) -> list[Volume]:
+    """Return the memory that processes share by files."""
+    if not spec.share_memory:
+        return []
+    shared = {"medium": "Memory", "sizeLimit": spec.share_memory}
+    return [Volume("shm", {"emptyDir": shared}, PurePosixPath("/dev/shm"))]
+
+
+def config_volumes(name: str, contents: Contents) -> list[Volume]:
+    """Return the files of `--config-file`, which are in the ConfigMap of this name."""
+    source = {"configMap": {"name": name}}
+    return [
+        Volume("config", source, PurePosixPath(path), f"file-{index}")
+        for index, path in enumerate(contents.config_files)
+    ]
+
+
+def config_files(name: str, labels: dict[str, str], contents: Contents) -> list[Manifest]:
+    """Return the ConfigMap with the files of `--config-file`, if there are any."""
+    files = enumerate(contents.config_files.values())
+    data = {f"file-{index}": content for index, content in files}
+    return [binary_files(name, labels, data)] if data else []
+
+
+def binary_files(name: str, labels: dict[str, str], files: dict[str, bytes]) -> Manifest:
+    """Return a ConfigMap with files by their names."""
+    data = {file: base64.b64encode(content).decode() for file, content in files.items()}
+    return manifest("ConfigMap", "v1", name, labels, binaryData=data)

@@ -1,0 +1,224 @@
+"""Renders a version of a service: a Deployment that owns a Service, a range's autoscaler and files.
+
+The API server gives each replica's port a name. Services and the gateway know ports by these names, so that
+versions may use different numbers.
+"""
+
+import math
+
+import msgspec
+
+from fenka.cluster import service_objects
+from fenka.cluster.service_objects import ADDRESS, REPLICA, SERVICE, SERVICE_KIND, TYPES, VERSION
+from fenka.cluster.training_objects import KIND, ROLE, SPEC
+from fenka.core.request import InvalidRequest
+from fenka.jobs.manifests import names
+from fenka.jobs.manifests.cards import card_request
+from fenka.jobs.manifests.contents import Contents
+from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.volumes import (
+    Volume,
+    as_manifests,
+    claim_volumes,
+    config_files,
+    config_volumes,
+    host_volumes,
+    memory_volumes,
+)
+from fenka.jobs.manifests.workload import (
+    NO_CARDS,
+    escape,
+    limits,
+    pod_annotations,
+    pod_settings,
+    variables,
+    without_empty,
+)
+from fenka.jobs.service import CLIENT_PORTS, PORT_VARIABLES, PortName, ServiceSpec
+
+METRIC = "fenka_requests"
+"""The metrics adapter's external metric: requests in flight, or waiting, of one version."""
+
+_WITHDRAWAL_S = 5
+"""Between the end of a replica's endpoint and its SIGTERM: Services and gateways learn of it in between."""
+
+_PROBE_TIMEOUT_S = 5
+
+
+def object_name(spec: ServiceSpec) -> str:
+    """Return the name of a version's objects."""
+    return f"{spec.name}-{spec.version}"
+
+
+def service_labels(service: str, role: str) -> dict[str, str]:
+    """Return the labels of an object of a service."""
+    return {SERVICE: service, KIND: SERVICE_KIND, ROLE: role}
+
+
+def render_version(
+    spec: ServiceSpec, contents: Contents, *, priority: str = "", hami: bool = True
+) -> list[Manifest]:
+    """Return the Deployment of a valid version, and then what it owns.
+
+    Args:
+        spec: The version.
+        contents: Its files.
+        priority: The priority class of replicas that name none.
+        hami: The cluster reads HAMi's names.
+
+    Raises:
+        InvalidRequest, InvalidSize: No pod can request its cards, or it has no image.
+    """
+    labels = _labels(spec)
+    objects = [_deployment(spec, contents, priority, hami=hami), _version_service(spec)]
+    objects += config_files(f"{object_name(spec)}-config", labels, contents)
+    return [*objects, render_autoscaler(spec)] if spec.range.scales else objects
+
+
+def render_address(spec: ServiceSpec, *, gateway: bool) -> Manifest:
+    """Return the Service of all versions, made with the first one. gateway: it leads to the gateway."""
+    fields = {
+        "type": spec.service,
+        "ports": _service_ports(
+            {name: spec.ports[name] for name in CLIENT_PORTS if name in spec.ports}
+        ),
+        "selector": address_selector(spec.name, gateway=gateway),
+    }
+    labels = service_labels(spec.name, ADDRESS)
+    return names.manifest("Service", "v1", spec.name, labels, spec=fields)
+
+
+def address_selector(service: str, *, gateway: bool) -> dict[str, str]:
+    """Return the selector of the Service of all versions."""
+    return {SERVICE: service, ROLE: service_objects.GATEWAY if gateway else REPLICA}
+
+
+def render_autoscaler(spec: ServiceSpec) -> Manifest:
+    """Return what follows the load of a range."""
+    metric = {
+        "metric": {
+            "name": METRIC,
+            "selector": {"matchLabels": {SERVICE: spec.name, VERSION: spec.version}},
+        },
+        "target": {"type": "AverageValue", "averageValue": str(spec.target)},
+    }
+    fields = {
+        "scaleTargetRef": {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "name": object_name(spec),
+        },
+        "minReplicas": spec.range.least,
+        "maxReplicas": spec.range.most,
+        "metrics": [{"type": "External", "external": metric}],
+        "behavior": {
+            "scaleUp": {"stabilizationWindowSeconds": math.ceil(spec.up_after_s)},
+            "scaleDown": {"stabilizationWindowSeconds": math.ceil(spec.down_after_s)},
+        },
+    }
+    return names.manifest(
+        "HorizontalPodAutoscaler",
+        "autoscaling/v2",
+        object_name(spec),
+        _labels(spec),
+        spec=fields,
+    )
+
+
+def first_replicas(spec: ServiceSpec) -> int:
+    """Return with how many replicas a version begins.
+
+    The autoscaler leaves a Deployment that has none alone, unless it has removed the last one itself.
+    """
+    return max(spec.range.least, 1)
+
+
+def _labels(spec: ServiceSpec) -> dict[str, str]:
+    own = {VERSION: spec.version, service_objects.TYPE: TYPES[spec.kind][0]}
+    return service_labels(spec.name, REPLICA) | own
+
+
+def _selector(spec: ServiceSpec) -> dict[str, str]:
+    return {SERVICE: spec.name, VERSION: spec.version, ROLE: REPLICA}
+
+
+def _version_service(spec: ServiceSpec) -> Manifest:
+    """Return the Service of one version, from which the gateway learns its replicas."""
+    fields = {"ports": _service_ports(spec.ports), "selector": _selector(spec)}
+    return names.manifest("Service", "v1", object_name(spec), _labels(spec), spec=fields)
+
+
+def _service_ports(ports: dict[PortName, int]) -> list[Manifest]:
+    """Return the ports of a Service; of two names for one number only the first, as it must be."""
+    numbers = {port: name for name, port in reversed(ports.items())}
+    return [
+        {"name": name, "port": port, "targetPort": name} for port, name in reversed(numbers.items())
+    ]
+
+
+def _deployment(spec: ServiceSpec, contents: Contents, priority: str, *, hami: bool) -> Manifest:
+    fields = {
+        "replicas": first_replicas(spec),
+        "selector": {"matchLabels": _selector(spec)},
+        # A replica ends when its successor is ready.
+        "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": _pod_template(spec, contents, priority, hami=hami),
+    }
+    item = names.manifest("Deployment", "apps/v1", object_name(spec), _labels(spec), spec=fields)
+    text = msgspec.json.encode({"kind": spec.kind, **msgspec.to_builtins(spec)}).decode()
+    item["metadata"]["annotations"] = {SPEC: text}
+    return item
+
+
+def _pod_template(spec: ServiceSpec, contents: Contents, priority: str, *, hami: bool) -> Manifest:
+    if not spec.image:
+        raise InvalidRequest("--image is required on Kubernetes")
+    cards = card_request(spec.gpu, hami=hami)
+    volumes = _volumes(spec, contents)
+    container = {
+        "name": spec.kind,
+        "image": spec.image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": [escape(word) for word in spec.argv],
+        "workingDir": spec.working_dir,
+        "env": _environment(spec),
+        "ports": [{"name": name, "containerPort": port} for name, port in spec.ports.items()],
+        "resources": without_empty({"limits": limits(spec, spec.device) | cards.limits}),
+        "readinessProbe": _readiness(spec),
+        "lifecycle": {"preStop": {"sleep": {"seconds": _WITHDRAWAL_S}}},
+        "volumeMounts": [volume.mount for volume in volumes],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    pod = {
+        **pod_settings(spec),
+        "priorityClassName": spec.priority or priority,
+        "nodeSelector": spec.selector,
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_s) + _WITHDRAWAL_S,
+        "containers": [without_empty(container)],
+        "volumes": as_manifests(volumes),
+    }
+    metadata = {
+        "labels": spec.label | cards.labels | _labels(spec),
+        "annotations": pod_annotations(spec) | cards.annotations,
+    }
+    return {"metadata": without_empty(metadata), "spec": without_empty(pod)}
+
+
+def _environment(spec: ServiceSpec) -> list[Manifest]:
+    given = {PORT_VARIABLES[name]: str(port) for name, port in spec.ports.items()}
+    return variables(given if spec.gpu else given | NO_CARDS, spec.env)
+
+
+def _readiness(spec: ServiceSpec) -> Manifest:
+    port, path = spec.readiness
+    check = {"httpGet": {"path": path, "port": port}} if path else {"tcpSocket": {"port": port}}
+    return {**check, "periodSeconds": 2, "timeoutSeconds": _PROBE_TIMEOUT_S}
+
+
+def _volumes(spec: ServiceSpec, contents: Contents) -> list[Volume]:
+    return [
+        *claim_volumes(spec),
+        *host_volumes(spec),
+        *memory_volumes(spec),
+        *config_volumes(f"{object_name(spec)}-config", contents),
+    ]

@@ -1,0 +1,212 @@
+"""Changes services that run: updates and deletes versions, divides requests among them.
+
+Each change is one request, or leaves a service that works after each of several.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from fenka.cluster.service_objects import WEIGHTS, ServingDeployment
+from fenka.cluster.training_objects import SPEC
+from fenka.core.weights import shares
+from fenka.jobs import cluster_checks
+from fenka.jobs.cluster_checks import SubmissionRefused
+from fenka.jobs.creation import change, collection, create_or_keep, owner_reference, remove
+from fenka.jobs.manifests.contents import Contents
+from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.service import render_autoscaler, render_version
+from fenka.jobs.service import ServiceSpec, check_change, check_versions
+from fenka.jobs.serving.deployment import explain_zero, owner_of
+from fenka.jobs.serving.http_route import split_route
+from fenka.jobs.serving.insertion import GatewayOptions, insert_gateway
+from fenka.jobs.serving.state import ServiceState, read_state, recorded_spec
+from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.service_reader import read_published
+
+
+async def split(
+    api: Api, namespace: str, name: str, weights: Mapping[str, int], route: str = ""
+) -> None:
+    """Divide a service's requests by its gateway, or by a HTTPRoute if one is named.
+
+    Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
+    """
+    state = await read_state(api, namespace, name)
+    state.require()
+    check_versions(name, weights, state.versions)
+    if route:
+        await split_route(api, state, route, weights)
+    else:
+        await _set_weights(api, state, weights)
+
+
+async def _set_weights(api: Api, state: ServiceState, weights: Mapping[str, int]) -> None:
+    if state.address is None:
+        raise SubmissionRefused(
+            f"service {state.name} has no address: its deployment was interrupted, delete it (fenka serve "
+            f"delete {state.name}) and deploy it again"
+        )
+    text = msgspec.json.encode(weights).decode()
+    # Of what was read only: since then a version may have been added, or withdrawn.
+    known = state.address.metadata
+    meta = {
+        "uid": known.uid,
+        "resourceVersion": known.resource_version,
+        "annotations": {WEIGHTS: text},
+    }
+    try:
+        await api.patch(state.address.path, msgspec.Raw, {"metadata": meta})
+    except ApiError as why:
+        if why.status != 409:
+            raise
+        raise _changed(state.name) from None
+
+
+async def delete(api: Api, namespace: str, name: str, version: str = "") -> None:
+    """Delete a version, or all of them. What they own is collected with the last one.
+
+    Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
+    """
+    state = await read_state(api, namespace, name)
+    state.require()
+    if version:
+        check_versions(name, {version: 1}, state.versions)
+    removed = {version: state.versions[version]} if version else state.versions
+    rest = state.versions.keys() - removed.keys()
+    if rest and state.address is not None:
+        # New requests go elsewhere before its replicas end.
+        await _withdraw(api, state, version, rest)
+    await asyncio.gather(*(remove(api, each.path, each.metadata.uid) for each in removed.values()))
+
+
+async def _withdraw(api: Api, state: ServiceState, version: str, rest: set[str]) -> None:
+    weights = shares(state.weights, rest)
+    if not weights and state.versions[version].interrupted:
+        return
+    if not weights:
+        raise SubmissionRefused(
+            f"version {version} gets all requests of service {state.name}: move them first, by fenka "
+            f"traffic-split --name {state.name} -v {min(rest)}:100"
+        )
+    await _set_weights(api, state, weights)
+
+
+async def update(
+    api: Api,
+    namespace: str,
+    name: str,
+    version: str,
+    changed: Callable[[ServiceSpec], ServiceSpec],
+    options: GatewayOptions,
+) -> ServiceSpec:
+    """Change a version: its replicas are replaced one by one. Return it as it is now.
+
+    Raises SubmissionRefused, InvalidRequest, InvalidSize, ApiError, ApiUnreachable.
+    """
+    state = await read_state(api, namespace, name)
+    deployment = state.version(version)
+    if deployment.interrupted:
+        raise SubmissionRefused(
+            f"the deployment of version {deployment.version} of service {name} was interrupted: delete it "
+            f"(fenka serve delete {name} -v {deployment.version}) and deploy it again"
+        )
+    old = recorded_spec(deployment, name)
+    spec = changed(old)
+    spec.validate()
+    check_change(old, spec)
+    hami = await cluster_checks.check_service(api, namespace, spec)
+    published = await read_published(api)
+    # The files themselves stay in their object.
+    contents = Contents(config_files={path: b"" for _, path in spec.config_files})
+    objects = render_version(spec, contents, priority=published.get("priorityClass", ""), hami=hami)
+    if spec.range.scales:
+        await _check_autoscaler(api, namespace, spec)
+        if not state.uses_gateway:
+            owners = [owner_of(each) for each in state.versions.values()]
+            settings = await options.settings(api)
+            await insert_gateway(api, state, spec, settings, owners, options.report)
+    elif old.range.scales:
+        await if_accepted(api.delete(_autoscaler_path(namespace, spec)))
+    await _replace(api, deployment, objects[0], spec)
+    if spec.range.scales:
+        await _set_autoscaler(api, namespace, spec, deployment)
+    return spec
+
+
+async def _replace(
+    api: Api, deployment: ServingDeployment, rendered: Manifest, spec: ServiceSpec
+) -> None:
+    """Patch a version's Deployment, so that its pods are those that would be deployed now.
+
+    Raises SubmissionRefused if it is no longer the one that was read.
+    """
+    read = deployment.metadata
+
+    def replaced(known: Manifest) -> Manifest:
+        meta = known["metadata"]
+        if (meta["uid"], meta.get("annotations", {}).get(SPEC)) != (
+            read.uid,
+            read.annotations[SPEC],
+        ):
+            raise _changed(spec.name)
+        return _patch(known, rendered, spec)
+
+    await change(api, deployment.path, replaced)
+
+
+def _patch(known: Manifest, rendered: Manifest, spec: ServiceSpec) -> Manifest:
+    template = replacement(known["spec"]["template"], rendered["spec"]["template"])
+    # An autoscaler whose range begins at 1 leaves a Deployment without replicas alone.
+    keep = spec.range.scales and known["spec"]["replicas"] >= spec.range.least
+    replicas = {} if keep else {"replicas": rendered["spec"]["replicas"]}
+    return {
+        "metadata": {"annotations": rendered["metadata"]["annotations"]},
+        "spec": {**replicas, "template": template},
+    }
+
+
+def _changed(name: str) -> SubmissionRefused:
+    return SubmissionRefused(
+        f"service {name} was changed by somebody else at this moment: look at it (fenka serve list), and "
+        "try again"
+    )
+
+
+def replacement(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that makes `wanted` of an object; the API server adds its defaults again."""
+    patch: dict[str, Any] = dict.fromkeys(known.keys() - wanted.keys())
+    for name, value in wanted.items():
+        before = known.get(name)
+        nested = isinstance(before, Mapping) and isinstance(value, Mapping)
+        patch[name] = replacement(before or {}, value) if nested else value
+    return patch
+
+
+def _autoscaler_path(namespace: str, spec: ServiceSpec) -> str:
+    item = render_autoscaler(spec)
+    return f"{collection(namespace, item)}/{item['metadata']['name']}"
+
+
+async def _check_autoscaler(api: Api, namespace: str, spec: ServiceSpec) -> None:
+    """Check that the API server accepts the range, before anything is changed."""
+    item = render_autoscaler(spec)
+    try:
+        await api.create(collection(namespace, item), msgspec.Raw, item, dry_run=True)
+    except ApiError as why:
+        if why.reason != "AlreadyExists":
+            raise explain_zero(spec, why) from None
+
+
+async def _set_autoscaler(
+    api: Api, namespace: str, spec: ServiceSpec, deployment: ServingDeployment
+) -> None:
+    """Create the autoscaler of a version, or change it."""
+    item = render_autoscaler(spec)
+    meta = deployment.metadata
+    kind = {"apiVersion": "apps/v1", "kind": "Deployment"}
+    item["metadata"]["ownerReferences"] = [owner_reference(kind, meta.name, meta.uid)]
+    await create_or_keep(api, namespace, item, msgspec.Raw)
+    await api.patch(_autoscaler_path(namespace, spec), msgspec.Raw, {"spec": item["spec"]})

@@ -1,0 +1,233 @@
+"""Deploys a version of a service.
+
+Its Deployment is created first, without replicas, and then what it owns. It gets its replicas when everything
+exists. So a client that dies in between leaves a version that runs nothing and holds no card.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from fenka.cluster.service_objects import WEIGHTS, ServingDeployment, read_weights
+from fenka.cluster.training_objects import SUBMITTED
+from fenka.jobs import cluster_checks
+from fenka.jobs.cluster_checks import SubmissionRefused
+from fenka.jobs.creation import check_by_dry_run, collection, owner_reference, remove
+from fenka.jobs.manifests.contents import Contents
+from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
+from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.service import (
+    first_replicas,
+    render_address,
+    render_version,
+)
+from fenka.jobs.service import ServiceSpec, weights_with
+from fenka.jobs.serving.insertion import (
+    GatewayOptions,
+    create_gateway,
+    insert_gateway,
+    join_owner,
+    start_gateway,
+)
+from fenka.jobs.serving.state import ServiceState, name_taken, read_state
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.service_reader import read_published
+
+
+async def deploy(
+    api: Api,
+    namespace: str,
+    spec: ServiceSpec,
+    contents: Contents,
+    options: GatewayOptions,
+    now: datetime,
+) -> ServiceState:
+    """Deploy a version. If that fails, nothing is left of it. Return what there was of its service.
+
+    Raises:
+        SubmissionRefused: The cluster cannot run it, or has a version of this name.
+        InvalidRequest, InvalidSize: No cluster can run it.
+        ApiError, ApiUnreachable: The API server refused an object or did not answer.
+    """
+    # What no cluster can run is refused before one is asked.
+    render_version(spec, contents)
+    state, hami, published = await asyncio.gather(
+        read_state(api, namespace, spec.name),
+        cluster_checks.check_service(api, namespace, spec),
+        read_published(api),
+    )
+    _check_version(state, spec)
+    objects = render_version(spec, contents, priority=published.get("priorityClass", ""), hami=hami)
+    through_gateway = spec.range.scales or bool(state.versions)
+    settings = await options.settings(api) if through_gateway else None
+    await _check_objects(api, state, spec, [*objects, *_shared(state, spec, settings)])
+    root, *dependents = objects
+    root["spec"]["replicas"] = 0
+    created = await _create_root(api, state, spec, root)
+    try:
+        await _create_dependents(api, spec, created, dependents)
+        if state.address is None:
+            await _found(api, state, spec, created, settings)
+        elif settings is not None:
+            await _join(api, state, spec, created, settings, options.report)
+        resumption = {
+            "metadata": {
+                "uid": created.metadata.uid,
+                "annotations": {SUBMITTED: now.isoformat(timespec="seconds")},
+            },
+            "spec": {"replicas": first_replicas(spec)},
+        }
+        await api.patch(created.path, msgspec.Raw, resumption)
+    except BaseException as why:
+        await _remove(api, created, spec, why)
+        if isinstance(why, ExceptionGroup):
+            raise why.exceptions[0] from None
+        raise
+    return state
+
+
+def owner_of(version: ServingDeployment) -> Manifest:
+    """Return the reference to a version, one of several owners."""
+    meta = version.metadata
+    kind = {"apiVersion": "apps/v1", "kind": "Deployment"}
+    return owner_reference(kind, meta.name, meta.uid, controller=False)
+
+
+def _check_version(state: ServiceState, spec: ServiceSpec) -> None:
+    if spec.version in state.versions:
+        name, version = spec.name, spec.version
+        raise SubmissionRefused(
+            f"version {version} of service {name} already exists in namespace {state.namespace}: use fenka "
+            f"serve update, delete it (fenka serve delete {name} -v {version}) or choose another --version"
+        )
+    if state.address is not None and not state.versions:
+        raise name_taken("Service", spec.name, spec, state.namespace)
+    state.check_address(spec)
+
+
+def _shared(
+    state: ServiceState, spec: ServiceSpec, settings: GatewaySettings | None
+) -> list[Manifest]:
+    """Return the objects of all versions that do not exist yet."""
+    address = [] if state.address else [render_address(spec, gateway=settings is not None)]
+    if settings is None or state.gateway is not None:
+        return address
+    return [*address, *render_gateway(spec, state.namespace, settings)]
+
+
+async def _check_objects(
+    api: Api, state: ServiceState, spec: ServiceSpec, objects: Sequence[Manifest]
+) -> None:
+    """Create objects as a dry run. Raises SubmissionRefused, ApiError, ApiUnreachable."""
+    try:
+        await check_by_dry_run(
+            _create(api, state.namespace, spec, item, dry_run=True)
+            for item in objects
+            # It is refused before its Role exists.
+            if item["kind"] != "RoleBinding"
+        )
+    except ApiError as why:
+        raise explain_zero(spec, why) from None
+
+
+def explain_zero(spec: ServiceSpec, why: ApiError) -> Exception:
+    """Return the error for a range from zero that the API server refuses; else the error itself."""
+    if spec.range.least or why.status != 422 or "minReplicas" not in str(why):
+        return why
+    return SubmissionRefused(
+        f"--replicas {spec.range} is refused by this cluster, whose autoscaler does not scale to zero: use "
+        f"--replicas 1..{max(spec.range.most, 2)}, or enable the API server's feature gate HPAScaleToZero "
+        "(on by default from Kubernetes 1.37)"
+    )
+
+
+async def _create(
+    api: Api, namespace: str, spec: ServiceSpec, item: Manifest, *, dry_run: bool = False
+) -> ServingDeployment:
+    """Create an object. Raises SubmissionRefused if its name is taken, ApiError, ApiUnreachable."""
+    try:
+        path = collection(namespace, item)
+        return await api.create(path, ServingDeployment, item, dry_run=dry_run)
+    except ApiError as why:
+        if why.reason != "AlreadyExists":
+            raise
+    raise name_taken(item["kind"], item["metadata"]["name"], spec, namespace)
+
+
+async def _create_root(
+    api: Api, state: ServiceState, spec: ServiceSpec, root: Manifest
+) -> ServingDeployment:
+    try:
+        return await _create(api, state.namespace, spec, root)
+    except ApiUnreachable as why:
+        raise SubmissionRefused(
+            f"{why}: fenka serve get {spec.name} tells whether version {spec.version} was created"
+        ) from None
+
+
+async def _create_dependents(
+    api: Api, spec: ServiceSpec, created: ServingDeployment, dependents: Sequence[Manifest]
+) -> None:
+    """Create what a version alone owns."""
+    owner = owner_of(created) | {"controller": True}
+    async with asyncio.TaskGroup() as group:
+        for item in dependents:
+            item["metadata"]["ownerReferences"] = [owner]
+            group.create_task(_create(api, created.metadata.namespace, spec, item))
+
+
+async def _found(
+    api: Api,
+    state: ServiceState,
+    spec: ServiceSpec,
+    created: ServingDeployment,
+    settings: GatewaySettings | None,
+) -> None:
+    """Create what the service's first version shares with later ones."""
+    owners = [owner_of(created)]
+    address = render_address(spec, gateway=settings is not None)
+    address["metadata"]["ownerReferences"] = owners
+    await _create(api, state.namespace, spec, address)
+    if settings is not None:
+        gateway = await create_gateway(api, state.namespace, spec, settings, owners)
+        # It holds no card. So it comes before the replicas, whose clients would find nobody.
+        await start_gateway(api, gateway, settings.replicas)
+
+
+async def _join(
+    api: Api,
+    state: ServiceState,
+    spec: ServiceSpec,
+    created: ServingDeployment,
+    settings: GatewaySettings,
+    report: Callable[[str], None],
+) -> None:
+    """Add a version to a service. It gets no requests before somebody gives it a weight."""
+
+    def with_version(annotations: Mapping[str, str]) -> dict[str, str]:
+        weights = weights_with(read_weights(annotations), state.versions, spec.version)
+        return {WEIGHTS: msgspec.json.encode(weights).decode()}
+
+    owner = owner_of(created)
+    assert state.address is not None
+    await join_owner(api, state.address.path, owner, with_version)
+    if state.uses_gateway and state.gateway is not None:
+        await join_owner(api, state.gateway.path, owner)
+        return
+    owners = [owner, *(owner_of(version) for version in state.versions.values())]
+    await insert_gateway(api, state, spec, settings, owners, report)
+
+
+async def _remove(
+    api: Api, created: ServingDeployment, spec: ServiceSpec, why: BaseException
+) -> None:
+    """Delete a version that could not be completed, with what it owns already. Raises SubmissionRefused."""
+    try:
+        await remove(api, created.path, created.metadata.uid)
+    except (ApiError, ApiUnreachable) as refused:
+        raise SubmissionRefused(
+            f"version {spec.version} of service {spec.name} was created and could not be completed or "
+            f"deleted: delete it by fenka serve delete {spec.name} -v {spec.version} ({refused})"
+        ) from why

@@ -66,7 +66,13 @@ class Program:
     def report(self) -> Any:
         """Return the JSON line that the program prints first."""
         assert self.process.stdout
-        return json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            assert self.process.stderr
+            # Its output has ended, so it has ended or is about to.
+            said = self.process.stderr.read()
+            pytest.fail(f"nothing was printed; exit code {self.process.wait()}, stderr: {said}")
+        return json.loads(line)
 
     def says(self) -> str:
         """Return the next line of the client's progress."""

@@ -14,6 +14,8 @@ import pytest
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
+from fenka.instances.keeper import InstanceKeeper
+from fenka.instances.manager import InstanceManager
 from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
@@ -45,7 +47,10 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     runtime = Runtime(place / "run")
     runtime.create()
     broker = Broker(Node("here", (CARD,)), "binpack")
-    daemon = Daemon(runtime, cast("Hardware", hardware), broker, place)
+    instances = InstanceManager(
+        cast("Hardware", hardware), InstanceKeeper(runtime.instances, "boot", {})
+    )
+    daemon = Daemon(runtime, cast("Hardware", hardware), broker, instances, place)
     connections = Connections(runtime, bounds, daemon.handler)
     server = await asyncio.start_unix_server(
         connections.serve, runtime.socket, limit=admission.MAX_LINE_BYTES

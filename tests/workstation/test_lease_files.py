@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from fenka import native
+from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.hardware.machine import Hardware
 from fenka.isolation import account
 from fenka.isolation.compute_feedback import ComputeFeedback
@@ -35,7 +36,9 @@ def leases(runtime: Runtime) -> Leases:
     """The leases of a daemon in this directory, with a driver that measures nothing."""
     hardware = SimpleNamespace(driver=SimpleNamespace(simulated=False), context_mib={})
     feedback = ComputeFeedback(lambda *_: None, lambda _: None)
-    return Leases(runtime, cast("Hardware", hardware), native.DIRECTORY, feedback)
+    return Leases(
+        runtime, cast("Hardware", hardware), native.DIRECTORY, feedback, lambda _: WHOLE_COMPUTE
+    )
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`fenka notebook` with a real Jupyter server and a real kernel."""
 
+import json
 import os
 import re
 import signal
@@ -146,3 +147,26 @@ def test_program_ends_when_its_slice_is_not_used(t4: Workstation) -> None:
     result = t4.fenka("run", "--gpu-mem", "4", "--", *watched, *uses)
     assert (result.returncode, result.stdout) == (0, "used\n")
     assert "the slice has not been used for 2 s, so the notebook ends" in result.stderr
+
+
+def test_notebook_is_listed_and_deleted_like_a_job(t4: Workstation, tmp_path: Path) -> None:
+    """Its files stay. One whose record is damaged can be deleted, too."""
+    (tmp_path / "work.ipynb").touch()
+    given = ("--local", "--gpu-mem", "4", "--directory", str(tmp_path), "--name", "nb", "--detach")
+    url = t4.ok("notebook", *given).removeprefix("nb: ").strip()
+    shown = json.loads(t4.ok("get", "--local", "nb", "-o", "json"))
+    assert (shown["status"], shown["trainer"], shown["requestGPUs"]) == (
+        "RUNNING",
+        "notebook",
+        0.3,
+    )
+    assert f"Notebook:\n  {url}" in t4.ok("get", "--local", "nb")
+    t4.ok("stop", "nb")
+    assert t4.ok("list", "--local").splitlines()[1].split()[:3] == ["nb", "STOPPED", "NOTEBOOK"]
+    record = t4.root / "jobs" / "nb" / "notebook.json"
+    for damaged in (b"{" * 100_000, b'{"\xff":1}'):
+        record.write_bytes(damaged)
+        assert t4.ok("list", "--local").splitlines()[1].split()[1] == "FAILED"
+    t4.ok("delete", "--local", "nb")
+    assert not record.parent.exists()
+    assert (tmp_path / "work.ipynb").exists()

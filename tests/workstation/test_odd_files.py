@@ -11,6 +11,7 @@ import pytest
 
 from fenka.hardware.peer_credentials import Process
 from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.procfs import boot_id
 from fenka.workstation import files
 from fenka.workstation.paths import Runtime
 from fenka.workstation.submission import create_jobs
@@ -71,7 +72,7 @@ def test_jobs_are_read_when_version_3_wrote_them(tmp_path: Path) -> None:
     spec = JobSpec(["x"], GpuResources("4"), name="g", gang=2)
     process = Process(os.getpid(), os.geteuid(), descriptor=-1, start_ticks=1)
     jobs = create_jobs(spec, process, 1024, [], 5.0)
-    state = json.loads(msgspec.json.encode(files.StateFile(files.boot_id(), jobs)))
+    state = json.loads(msgspec.json.encode(files.StateFile(boot_id(), jobs)))
     for job in state["jobs"]:
         assert job["spec"].pop("members") == []
     runtime.state.write_text(json.dumps(state | {"version": 3}))

@@ -46,7 +46,10 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         (["--gpus", "1", "--gpu-mem", "4"], r"--gpus takes whole cards: .*"),
         (["--gpus", "-1"], r"the number of cards must be 1 to 1024, not -1"),
         (["--gpu-mem", "1", "--timeout", "inf"], r"--timeout must be a number of seconds; .*"),
-        ([], r"no amount given: use --gpu-mem 4 for a slice, or --gpus 1 for a card"),
+        (
+            [],
+            r"no amount given: use --gpu-mem 4 for a slice, --gpus 1 for a card, or --mig .*",
+        ),
         (["--gpu-mem", "1", "--gpu-core-mode", "soft"], r"--gpu-core-mode requires --gpu-core"),
         (
             ["--gpus", "1", "--gpu-core", "30"],

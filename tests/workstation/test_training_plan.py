@@ -7,7 +7,9 @@ import pytest
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.spec import GpuResources
-from fenka.jobs.training import RoleSpec, TensorFlowRole, TrainingSpec
+from fenka.jobs.training import TensorFlowRole, TrainingSpec
+from fenka.jobs.workload import RoleSpec
+from fenka.workstation import workload
 from fenka.workstation.training import plan
 
 
@@ -144,9 +146,9 @@ def test_option_is_refused_when_it_requires_a_cluster(
 
 def test_options_are_named_when_they_have_no_effect() -> None:
     """The same line as for a cluster works."""
-    spec = training(image="a", label={"x": "y"}, worker=RoleSpec(gpus=1))
+    spec = training(image="a", label={"x": "y"}, interruptible=True, worker=RoleSpec(gpus=1))
     plan.refuse_cluster_options(spec)
-    assert plan.ignored_options(spec) == ["--image", "--label"]
+    assert workload.ignored_options(spec) == ["--image", "--label", "--interruptible"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ The members of a gang are separate jobs with one entry in the queue. They are gr
 after that each has its own lifecycle, and the process that started them ends them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.core.availability import Timeline
@@ -23,14 +23,28 @@ from fenka.core.backfill import Backfill, held_by_user
 from fenka.core.errors import FenkaError
 from fenka.core.evaluate import Policy, never_fits
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
-from fenka.core.gangs import PlainPlacer, place_gang
-from fenka.core.inventory import Node
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import WHOLE_COMPUTE, Card, DeviceId, Node
 from fenka.core.ledger import Conflict, Ledger
+from fenka.core.mig.instances import (
+    Division,
+    InstancePlacer,
+    is_planned,
+    never_fits_instance,
+    usable_mib,
+)
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.steps import complete
 from fenka.core.usage import EmptyUsage
+from fenka.workstation.eviction import Holders, gangs_to_evict
+from fenka.workstation.instance_cards import (
+    placed_on_uuids,
+    with_instances,
+    with_uuids,
+    without_plans,
+)
 from fenka.workstation.job import Job
 from fenka.workstation.protocol import JobQueued
 
@@ -78,14 +92,29 @@ class Terminate:
     job: Job
 
 
-Effect = GrantLease | JobQueued | RejectJob | RemoveLease | Terminate
+@dataclass(frozen=True, slots=True)
+class EvictGang:
+    """Have a gang ended by the process that started it. The jobs hold their slices until then."""
+
+    jobs: tuple[Job, ...]
+
+
+Effect = EvictGang | GrantLease | JobQueued | RejectJob | RemoveLease | Terminate
 
 
 class Broker:
     """Keeps the jobs of one node: their slices and their places in the queue. All times are Unix seconds."""
 
-    def __init__(self, node: Node, policy: Policy, fairness: Fairness | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        policy: Policy,
+        fairness: Fairness | None = None,
+        division: Division | None = None,
+    ) -> None:
         self.node, self.policy = node, policy
+        self.division = division or Division()
+        """What the divided cards can be divided into, and what is on them beside the node's instances."""
         fairness = fairness or Fairness()
         self.usage_history = UsageHistory(fairness)
         """Recent use of cards by user, for fair sharing. Users are named by their uid."""
@@ -98,6 +127,8 @@ class Broker:
         self._allocations: dict[str, Allocation] = {}
         self._reported: dict[str, tuple[QueueStatus, JobQueued]] = {}
         """By queue id, the last status of each pending entry, and what its client was sent."""
+        self._evicted: set[str] = set()
+        """Jobs that are being evicted. The next daemon selects them again."""
 
     def submit(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
         """Grant, queue or reject a job, or all members of a gang.
@@ -105,11 +136,12 @@ class Broker:
         wait: whether to queue what cannot be granted now, instead of rejecting it.
         """
         first = jobs[0]
+        first.waits = wait
         impossible = self._never_fits_reason([job.request for job in jobs])
         if impossible:
             return [RejectJob(first, impossible, final=True)]
         self._enqueue(jobs)
-        effects = self._schedule(now)
+        effects = self._schedule(now, evict=wait)
         if first.state == "waiting" and not wait:
             reason = self.reason(first)
             others = [
@@ -174,7 +206,9 @@ class Broker:
         expired = [
             job.queue_id
             for job in self.jobs.values()
-            if job.grant_expires_at is not None and job.grant_expires_at <= now
+            if job.grant_expires_at is not None
+            and job.grant_expires_at <= now
+            and not any(is_planned(piece.uuid) for piece in job.slices)  # being created
         ]
         effects: list[Effect] = []
         for queue_id in dict.fromkeys(expired):
@@ -192,6 +226,8 @@ class Broker:
         """
         pending: dict[str, list[Job]] = {}
         for job in sorted(jobs, key=lambda job: job.rank):
+            if any(is_planned(piece.uuid) for piece in job.slices):
+                job.state, job.placement = "waiting", None  # its instance does not exist
             if job.placement is None:
                 pending.setdefault(job.queue_id, []).append(job)
                 continue
@@ -208,8 +244,52 @@ class Broker:
         """Update the health of the cards. Jobs keep their slices on unhealthy ones."""
         if node == self.node:
             return []
-        self.node = node
-        self._backfill.forget_impossible()
+        self._set_node(node)
+        return self._schedule(now)
+
+    def update_instances(
+        self, division: Division, instances: Sequence[Card], now: float
+    ) -> list[Effect]:
+        """Update which instances there are. Those that are only planned stay while a job holds them.
+
+        instances: all that exist and are the daemon's; and those that a job still names.
+        """
+        node = with_instances(self.node, instances, self.held_devices())
+        if (node, division) == (self.node, self.division):
+            return []
+        self.division = division
+        self._set_node(node)
+        return self._schedule(now)
+
+    def bind_instances(self, uuids: Mapping[DeviceId, DeviceId], now: float) -> None:
+        """Give planned instances the UUIDs of the devices that have been created for them."""
+        self._set_node(with_uuids(self.node, uuids))
+        for job in self.placed():
+            assert job.placement is not None
+            placement = placed_on_uuids(job.placement, uuids)
+            if placement != job.placement:
+                self.ledger.release(job.id)
+                if job.grant_expires_at is not None:
+                    job.grant_expires_at = now + GRANT_TTL_S
+                self.ledger.adopt(job.id, placement, job.grant_expires_at)
+                self._allocate(job, placement, now)
+
+    def requeue(self, job: Job, reason: str, now: float) -> list[Effect]:
+        """Return a granted job to its place in the queue: its instances could not be created.
+
+        It is placed again when the instances are updated or anything else changes.
+        """
+        self._release(job, now)
+        job.state, job.placement, job.grant_expires_at, job.deadline = "waiting", None, None, None
+        self._queue[job.queue_id] = self._pending_request([job])
+        self._set_node(without_plans(self.node, self.held_devices()))
+        report = JobQueued(job.queue_id, job.display_name, 1, len(self._queue), reason)
+        status = QueueStatus(job.queue_id, 1, Unschedulable(hint=reason), None)
+        self._reported[job.queue_id] = status, report
+        return [report]
+
+    def reschedule(self, now: float) -> list[Effect]:
+        """Serve the queue again."""
         return self._schedule(now)
 
     def replay(self, queue_id: str) -> list[Effect]:
@@ -233,6 +313,18 @@ class Broker:
         """Return the jobs that hold slices."""
         return [job for job in self.jobs.values() if job.placement]
 
+    def held_devices(self) -> set[str]:
+        """Return the UUIDs of the cards and instances that jobs hold slices of."""
+        return {piece.uuid for job in self.placed() for piece in job.slices}
+
+    def usable_mib(self, card: Card) -> int:
+        """Return the memory of a card; of a divided one what its largest instance has."""
+        return usable_mib(card, self.division)
+
+    def compute_of(self, uuid: str) -> int:
+        """Return the compute of a card or instance, in percent of the whole card."""
+        return next((card.compute for card in self.node.cards if card.uuid == uuid), WHOLE_COMPUTE)
+
     def find(self, name: str) -> list[Job]:
         """Return the job with this name or id, or all members of a gang. Raises UnknownJob."""
         for job in self.jobs.values():
@@ -255,6 +347,8 @@ class Broker:
     def _never_fits_reason(self, requests: list[Request]) -> str:
         """Return why these requests can never be granted; empty if they can."""
         for request in dict.fromkeys(requests):
+            if request.instance:
+                return never_fits_instance(request, self.node, self.division)
             rejection = never_fits(request, (self.node,))
             if rejection is not None:
                 return rejection.sentence()
@@ -264,15 +358,23 @@ class Broker:
         plan = place_gang(EmptyUsage(), requests, self.policy, (replace(self.node, cards=cards),))
         return f"{plan.hint}, even if nobody else ran" if isinstance(plan, Unschedulable) else ""
 
+    def _set_node(self, node: Node) -> None:
+        self.node = node
+        self.ledger.set_node(node)
+        self._backfill.forget_impossible()
+
     def _add(self, job: Job) -> None:
         self.jobs[job.id] = job
         self._entries.setdefault(job.queue_id, []).append(job)
 
     def _enqueue(self, jobs: Sequence[Job]) -> None:
-        first, limit_s = jobs[0], jobs[0].spec.time_limit_s
         for job in jobs:
             self._add(job)
-        self._queue[first.queue_id] = PendingRequest(
+        self._queue[jobs[0].queue_id] = self._pending_request(jobs)
+
+    def _pending_request(self, jobs: Sequence[Job]) -> PendingRequest:
+        first, limit_s = jobs[0], jobs[0].spec.time_limit_s
+        return PendingRequest(
             first.queue_id,
             tuple(job.request for job in jobs),
             first.requested_at,
@@ -300,31 +402,39 @@ class Broker:
         effects: list[Effect] = []
         for job in jobs:
             del self.jobs[job.id]
+            self._evicted.discard(job.id)
             self._queue.pop(job.queue_id, None)
             self._reported.pop(job.queue_id, None)
             self._entries[job.queue_id].remove(job)
             if not self._entries[job.queue_id]:
                 del self._entries[job.queue_id]
             if job.placement is not None:
-                self.ledger.release(job.id)
-                del self._allocations[job.id]
-                self.usage_history.stop(job.id, now, now)
+                self._release(job, now)
                 effects.append(RemoveLease(job))
         return effects
 
-    def _schedule(self, now: float) -> list[Effect]:
+    def _release(self, job: Job, now: float) -> None:
+        self.ledger.release(job.id)
+        del self._allocations[job.id]
+        self.usage_history.stop(job.id, now, now)
+
+    def _schedule(self, now: float, *, evict: bool = True) -> list[Effect]:
         effects: list[Effect] = []
         allocations = {self.node.name: list(self._allocations.values())}
+        names = {piece.uuid: job.name for job in self.placed() for piece in job.slices}
+        placer = InstancePlacer(self.node, self.ledger, self.division, names)
         result = complete(
             self._backfill.serve(
                 self._queue.values(),
-                PlainPlacer((self.node,), self.ledger),
+                placer,
                 Timeline((self.node,), allocations, now),
                 held_by_user(allocations),
                 now,
                 self.usage_history,
             )
         )
+        if placer.node is not self.node:
+            self._set_node(placer.node)
         for queue_id, placements in result.placed:
             jobs = self._entries[queue_id]
             for job, placement in zip(jobs, placements, strict=True):
@@ -345,7 +455,27 @@ class Broker:
             self._reported[status.id] = status, report
             if before is None or before[1] != report:
                 effects.append(report)
+        if evict:
+            effects += self._evict_for(result.pending, now)
         return effects
+
+    def _evict_for(self, pending: Sequence[QueueStatus], now: float) -> list[Effect]:
+        """Evict the cheapest gangs that make room for pending requests, in the order of the queue."""
+        queue_ids = gangs_to_evict(
+            [(status, self._queue[status.id]) for status in pending],
+            Holders(self.ledger, self.placed(), self._evicted),
+            self.node,
+            self.policy,
+            now,
+        )
+        gangs = [tuple(self.jobs_of(queue_id)) for queue_id in queue_ids]
+        for job in (job for jobs in gangs for job in jobs):
+            self._evicted.add(job.id)
+            if job.id in self._allocations:
+                # Reservations count on the cards from then on.
+                until = now + (job.spec.eviction_grace_s or 0) + GRACE_S
+                self._allocations[job.id] = replace(self._allocations[job.id], deadline=until)
+        return [EvictGang(jobs) for jobs in gangs]
 
     def _pending_reason(self, status: QueueStatus) -> str:
         """Return why a job is pending, with the retained slices that it may be waiting for."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from fenka.core.inventory import Node
+from fenka.core.mig.instances import is_planned
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
@@ -35,6 +36,10 @@ class CardMonitor:
     _hardware: Hardware
     _lease_of: Callable[[int], str | None]
     _busy_ns: Callable[[str, str], int]
+    dividing: set[str] = field(default_factory=set)
+    """Cards that are being divided otherwise: nothing is granted on them."""
+    waiting: set[str] = field(default_factory=set)
+    """Cards whose layout waits for something to end: nothing is granted that would delay it."""
     _detector: ViolationDetector = field(default_factory=ViolationDetector)
     _violations: Mapping[str, list[str]] = field(default_factory=dict)
     _locked_by_root: set[str] = field(default_factory=set)
@@ -42,19 +47,32 @@ class CardMonitor:
     def observe(self, node: Node) -> tuple[Node, dict[str, Reading]]:
         """Return the node with each card's current health, and the readings by UUID.
 
-        A card is unhealthy if the driver does not list it, or if root's daemon has locked it.
+        A card is unhealthy if the driver does not list it, if root's daemon has locked it, or
+        while it is divided. One whose layout waits is cordoned.
         Raises NoDriver, NodeError.
         """
         readings = self._hardware.readings()
-        locked: set[str] = {card.uuid for card in node.cards if card_lock.locked_by_root(card)}
+        locked: set[str] = {
+            card.uuid
+            for card in node.cards
+            if card.parent is None and card_lock.locked_by_root(card)
+        }
         if locked > self._locked_by_root:
             log(
                 f"root's daemon has locked {len(locked)} of this daemon's cards: no new leases on them"
             )
         self._locked_by_root = locked
-        usable = readings.keys() - locked
-        cards = tuple(replace(card, healthy=card.uuid in usable) for card in node.cards)
-        return replace(node, cards=cards), readings
+        usable = readings.keys() - locked - self.dividing
+        cards = (
+            replace(
+                card,
+                healthy=(card.uuid in usable or is_planned(card.uuid))
+                and (card.parent is None or card.parent in usable),
+                cordoned=card.cordoned if card.parent else card.uuid in self.waiting,
+            )
+            for card in node.cards
+        )
+        return replace(node, cards=tuple(cards)), readings
 
     def gpu_processes(self) -> GpuProcesses:
         """Return the processes on the cards, by lease. Raises NoDriver."""

@@ -158,6 +158,14 @@ def get_snapshot(runtime: Runtime) -> protocol.Snapshot:
         return connection.request(protocol.GetSnapshot(), protocol.Snapshot)
 
 
+def known_snapshot() -> protocol.Snapshot | None:
+    """Return what this user's daemon knows now; None if none answers. Raises ProtocolMismatch."""
+    try:
+        return get_snapshot(paths.current())
+    except (DaemonUnavailable, UnsafeDirectory, ConnectionError):
+        return None
+
+
 def jobs_called(runtime: Runtime, name: str) -> list[protocol.JobView]:
     """Return the jobs of this name, or the members of this gang; none if no daemon answers.
 

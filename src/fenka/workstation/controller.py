@@ -16,12 +16,14 @@ from fenka.core.request import Placement
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peer_credentials import Process
 from fenka.hardware.spec import NodeError
+from fenka.instances.manager import InstanceManager
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import (
     GRACE_S,
     GRANT_TTL_S,
     Broker,
     Effect,
+    EvictGang,
     GrantLease,
     RejectJob,
     RemoveLease,
@@ -29,6 +31,7 @@ from fenka.workstation.broker import (
 )
 from fenka.workstation.cards import CardMonitor
 from fenka.workstation.clients import ClientRegistry
+from fenka.workstation.instance_changes import InstanceChanges
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
@@ -39,6 +42,9 @@ from fenka.workstation.watches import JobWatches
 
 RECHECK_DELAY_S = 0.3
 """After a slice was retained for the first time: a driver frees a killed process's memory with some delay."""
+
+EVICTION_SLACK_S = 5.0
+"""After the grace period of an evicted gang, until the daemon itself ends what is left of it."""
 
 WRITE_RETRY_S = 1.0
 """Between attempts to record what could not be written."""
@@ -55,6 +61,8 @@ class Controller:
     cards: CardMonitor
     processes: LeaseProcesses
     terminator: Terminator
+    instances: InstanceManager
+    changes: InstanceChanges = field(init=False)
     _watches: JobWatches = field(init=False)
     _pending: list[Effect] = field(default_factory=list)
     """Effects that are not recorded, or not applied yet."""
@@ -62,6 +70,7 @@ class Controller:
     _tasks: set[asyncio.Task[object]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.changes = InstanceChanges(self.broker, self.instances, self.spawn, self._apply_later)
         self._watches = JobWatches(self.processes.scan, self.on_exit, self.cancel)
 
     def close(self) -> None:
@@ -104,8 +113,9 @@ class Controller:
 
     def observe_cards(self) -> dict[str, Reading]:
         """Update the cards' health, and return their readings. Raises NoDriver, NodeError."""
-        node, readings = self.cards.observe(self.broker.node)
+        node, readings = self.cards.observe(self.instances.divided(self.broker.node))
         self._apply_later(self.broker.update_node(node, time.time()), save=False)
+        self.changes.settle()
         return readings
 
     def on_exit(self, job_id: str) -> None:
@@ -151,6 +161,7 @@ class Controller:
             or job.retained
         ]
         self._remove_other_leases(recorded, jobs)
+        self._recover_instances(jobs)
         try:
             self._restore(jobs)
         except Conflict as why:
@@ -159,6 +170,14 @@ class Controller:
                 f"programs still hold slices of other cards than these ({names}; {why}): start the "
                 "daemon as it was started for them, or end them first"
             ) from None
+
+    def _recover_instances(self, jobs: Sequence[Job]) -> None:
+        """Finish what an earlier daemon has begun, and find the instances that jobs hold."""
+        node, _ = self.cards.observe(self.instances.divided(self.broker.node))
+        self.broker.update_node(node, time.time())
+        leased = {piece.uuid for job in jobs for piece in job.slices}
+        found = self.instances.settle(node, leased)
+        self.broker.update_instances(found.division, found.cards, time.time())
 
     def _remove_other_leases(self, recorded: Sequence[Job], kept: Sequence[Job]) -> None:
         known, keep = {job.id for job in recorded}, {job.id for job in kept}
@@ -234,8 +253,13 @@ class Controller:
             case RemoveLease(job):
                 self.processes.forget(job.id)
                 self.leases.remove(job.id)
+                if self.cards.waiting or any(card.parent for card in self._cards_of(job)):
+                    # After all effects, which may grant it to the next job.
+                    asyncio.get_running_loop().call_soon(self.changes.settle_later)
             case Terminate(job):
                 self._terminate(job)
+            case EvictGang(jobs):
+                self._evict(jobs)
             case protocol.JobQueued():
                 self.clients.send(effect.job_id, effect)
             case RejectJob(job, reason, final):
@@ -244,6 +268,9 @@ class Controller:
     def _grant(self, jobs: Sequence[Job]) -> None:
         # First of all: if the leases cannot be written, the expiry takes back their slices.
         self._schedule_expiry()
+        if self.changes.planned(jobs[0]):  # alone: the members of a gang cannot be in instances
+            self.changes.create(jobs[0])
+            return
         for job in jobs:
             self.leases.create(job)
             self._schedule_deadline(job)
@@ -253,6 +280,10 @@ class Controller:
         if first.gang:
             granted = protocol.GangGranted(first.gang.name, [job.id for job in jobs])
         self.clients.send(first.queue_id, granted)
+
+    def _cards_of(self, job: Job) -> list[Card]:
+        uuids = {piece.uuid for piece in job.slices}
+        return [card for card in self.broker.node.cards if card.uuid in uuids]
 
     # --- timers -------------------------------------------------------------------------------------
 
@@ -270,6 +301,26 @@ class Controller:
 
     def _terminate(self, job: Job) -> None:
         self.spawn(self.terminator.terminate([job], GRACE_S))
+
+    def _evict(self, jobs: Sequence[Job]) -> None:
+        """Have the process that started a gang end it; what is left after the grace period is ended here."""
+        first = jobs[0]
+        gang = first.gang
+        assert gang
+        procfs.send_signal(
+            gang.pid,
+            protocol.EVICTION_SIGNAL,
+            lambda: (
+                procfs.lives(gang.pid, gang.start_ticks)
+                and first.uid in (0, procfs.real_uid(gang.pid))
+            ),
+        )
+
+        async def end_rest() -> None:
+            await asyncio.sleep((first.spec.eviction_grace_s or 0) + EVICTION_SLACK_S)
+            await self.terminator.terminate(jobs, 0)
+
+        self.spawn(end_rest())
 
     def spawn(self, work: Coroutine[None, None, object]) -> None:
         """Run a coroutine to its end, beside everything else."""

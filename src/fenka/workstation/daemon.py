@@ -13,6 +13,7 @@ from pathlib import Path
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.spec import NodeError
+from fenka.instances.manager import InstanceManager
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.files import account_file
 from fenka.workstation import admission, files, protocol
@@ -22,6 +23,7 @@ from fenka.workstation.cards import CardMonitor
 from fenka.workstation.clients import ClientRegistry
 from fenka.workstation.connections import Connections
 from fenka.workstation.controller import Controller
+from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
 from fenka.workstation.log import log_unhandled
@@ -45,7 +47,14 @@ ABANDON_ROUNDS = 3
 class Daemon:
     """Serves one node's cards on one socket."""
 
-    def __init__(self, runtime: Runtime, hardware: Hardware, broker: Broker, native: Path) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        hardware: Hardware,
+        broker: Broker,
+        instances: InstanceManager,
+        native: Path,
+    ) -> None:
         self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self._stopped = asyncio.Event()
         self._processes = LeaseProcesses(broker.placed, runtime.leases)
@@ -53,7 +62,10 @@ class Daemon:
             hardware.busy_samples, self._processes.lease_of
         )
         self._reaper = pid_namespaces.NamespaceReaper()
-        self._leases = Leases(runtime, hardware, native, self._feedback)
+        self._leases = Leases(
+            *(runtime, hardware, native, self._feedback),
+            *(broker.compute_of, instances.capabilities),
+        )
         self._cards = CardMonitor(hardware, self._processes.lease_of, self._feedback.busy_ns)
         self._terminator = Terminator(broker, self._processes)
         clients = ClientRegistry()
@@ -65,7 +77,9 @@ class Daemon:
             self._cards,
             self._processes,
             self._terminator,
+            instances,
         )
+        self._layouts = Layouts(self._controller, broker, instances)
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
         self.handler = RequestHandler(
             self._controller,
@@ -74,6 +88,7 @@ class Daemon:
             clients,
             self._terminator,
             JobResizer(self._controller, broker, self._leases),
+            self._layouts,
             self._snapshot,
             self._stopped,
         )
@@ -90,6 +105,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_unhandled)
         self._leases.prepare()
+        self._layouts.load()
         self._controller.recover()
         server = await self._listen()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
@@ -103,6 +119,7 @@ class Daemon:
         async with server:
             await self._stopped.wait()
         signals.detach()
+        await self._controller.changes.finish()
         for task in tasks:
             task.cancel()
         self._feedback.close()
@@ -158,7 +175,8 @@ class Daemon:
         scan = await self._processes.scan()
         readings = self._controller.observe_cards()
         sample = self._cards.sample(readings)
-        return snapshot(self.hardware, sample, self.broker, scan, self.runtime)
+        divided = [card for card in self._layouts.cards() if card.enabled]
+        return snapshot(self.hardware, sample, self.broker, scan, self.runtime, divided)
 
     def _on_abandoned(self) -> None:
         """The program that this daemon was started for has ended: end all jobs, then the daemon."""

@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from fenka import native
+from fenka import native, procfs
 from fenka.core.errors import FenkaError
 from fenka.isolation import files as isolation_files
 from fenka.isolation.files import (
@@ -21,6 +21,7 @@ from fenka.isolation.files import (
 )
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
+from fenka.workstation.protocol import LayoutTarget
 
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Copies of the native libraries for a system daemon, in directories named by their content."""
@@ -32,6 +33,11 @@ MAX_FILE_BYTES = 1 << 28
 """Of a file that is read. Thousands of jobs with the longest commands need less."""
 
 Loaded = TypeVar("Loaded")
+
+_END_PROGRAMS = (
+    "it records which job holds which slice: end the programs that hold leases, remove it, and start "
+    "again"
+)
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +52,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         list[str],
         Meta(title="CARD", description="lease only this card, by index or UUID; repeatable"),
     ] = []
+    mig: Annotated[
+        list[str],
+        Meta(
+            title="CARD",
+            description="divide this card into MIG instances, by index or UUID, or all; off: create none; "
+            "repeatable. Cards in MIG mode are divided anyway",
+        ),
+    ] = []
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +72,13 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
     boot: str
     jobs: list[Job]
     version: Literal[3, 4] = 4
+
+
+class LayoutFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Layouts that wait for something to end, by the cards' UUIDs."""
+
+    cards: dict[str, LayoutTarget]
+    version: Literal[1] = 1
 
 
 class InvalidState(FenkaError):
@@ -90,11 +111,6 @@ def lock_runtime(runtime: Runtime) -> BinaryIO:
         return lock
 
 
-def boot_id() -> str:
-    """Return the kernel's id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def load_config(runtime: Runtime) -> Config | None:
     """Return the last daemon's options, if it left any. Raises InvalidState."""
     return _load(runtime.config, Config)
@@ -120,29 +136,40 @@ def trim_log(runtime: Runtime) -> None:
 def load_jobs(runtime: Runtime) -> list[Job]:
     """Return the last daemon's jobs; none after a reboot. Raises InvalidState."""
     state = _load(runtime.state, StateFile)
-    return state.jobs if state and state.boot == boot_id() else []
+    return state.jobs if state and state.boot == procfs.boot_id() else []
 
 
 def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
     """Record all jobs."""
-    write_atomically(runtime.state, msgspec.json.encode(StateFile(boot_id(), jobs)))
+    write_atomically(runtime.state, msgspec.json.encode(StateFile(procfs.boot_id(), jobs)))
 
 
-def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
+def load_layouts(runtime: Runtime) -> dict[str, LayoutTarget]:
+    """Return the layouts that wait. Raises InvalidState."""
+    advice = "remove it, start again, and apply the layout again"
+    file = _load(runtime.layouts, LayoutFile, advice)
+    return file.cards if file else {}
+
+
+def save_layouts(runtime: Runtime, cards: dict[str, LayoutTarget]) -> None:
+    """Record the layouts that wait. Raises OSError."""
+    if cards:
+        write_atomically(runtime.layouts, msgspec.json.encode(LayoutFile(cards)))
+    else:
+        runtime.layouts.unlink(missing_ok=True)
+
+
+def _load(path: Path, kind: type[Loaded], advice: str = _END_PROGRAMS) -> Loaded | None:
     try:
         content = read_regular_file(path, MAX_FILE_BYTES)
         return decode_json(msgspec.json.Decoder(kind), content)
     except FileNotFoundError:
         return None
     except OSError as why:
-        raise InvalidState(
-            f"{describe_os_error(why)}; it records which job holds which slice: "
-            "before you remove it, end the programs that hold leases"
-        ) from None
+        raise InvalidState(f"{describe_os_error(why)}; {advice}") from None
     except msgspec.DecodeError as why:
         raise InvalidState(
-            f"{path} is not understood ({why}): it was written by another version or is damaged; end the "
-            "programs that hold leases, remove the file and start again"
+            f"{path} is not understood ({why}): it was written by another version or is damaged; {advice}"
         ) from None
 
 

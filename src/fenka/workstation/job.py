@@ -45,6 +45,8 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     """Inode of the shim that its processes map; 0 if unknown."""
     unattributed_mib: dict[str, int] = {}
     """Memory by card UUID that belonged to no process when the slice was granted."""
+    waits: bool = True
+    """Whether it waits for what cannot be granted now."""
     user_namespace: int = 0
     """Inode of its lease's user namespace; 0 before it runs (see lease_processes.py)."""
 

@@ -3,14 +3,14 @@
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fenka.core.request import Slice
 from fenka.hardware.machine import Hardware
 from fenka.isolation import account, files, proxy, sandbox, syscalls
 from fenka.isolation.access_control import restrict_to_user
-from fenka.isolation.compute_feedback import ComputeFeedback
+from fenka.isolation.compute_feedback import ComputeFeedback, requested_compute
 from fenka.isolation.control import Limit
 from fenka.isolation.resize import resize
 from fenka.workstation import protocol
@@ -24,9 +24,24 @@ class Leases:
     """Makes and removes leases, and registers them for compute feedback."""
 
     def __init__(
-        self, runtime: Runtime, hardware: Hardware, native: Path, feedback: ComputeFeedback
+        self,
+        runtime: Runtime,
+        hardware: Hardware,
+        native: Path,
+        feedback: ComputeFeedback,
+        compute_of: Callable[[str], int],
+        capabilities_of: Callable[[str], Sequence[Path]] = lambda _: (),
     ) -> None:
+        """Args:
+        runtime: The daemon's.
+        hardware: The driver.
+        native: The directory of the native libraries.
+        feedback: Where leases are registered.
+        compute_of: Returns the compute of a card or instance, in percent of the whole card.
+        capabilities_of: Returns the device files of an instance; none for a card.
+        """
         self._runtime, self._hardware, self._native = runtime, hardware, native
+        self._compute_of, self._capabilities_of = compute_of, capabilities_of
         self._feedback = feedback
         simulated = hardware.driver.simulated
         self._library_dir = runtime.simulated / "lib" if simulated else None
@@ -75,15 +90,22 @@ class Leases:
     def register(self, job: Job) -> None:
         """Send compute feedback to a lease, also one that an earlier daemon made."""
         with contextlib.suppress(FileNotFoundError):  # created when its client reconnects
-            self._feedback.add_lease(job.id, self._page(job))
+            self._add_feedback(job, job.slices)
 
     def set_limits(self, job: Job, slices: Sequence[Slice]) -> None:
         """Put limits in force for running programs. Raises InUse, InvalidControl, InvalidAccount, OSError."""
         account_file = files.account_file(self._runtime.lease(job.id))
         resize(self._page(job), account_file, self._limits(job, slices))
+        self._add_feedback(job, slices)
+
+    def _add_feedback(self, job: Job, slices: Sequence[Slice]) -> None:
+        requested = requested_compute(slices)
+        self._feedback.add_lease(job.id, self._page(job), requested=requested)
 
     def _limits(self, job: Job, slices: Sequence[Slice]) -> tuple[Limit, ...]:
-        return files.card_limits(slices, self._hardware.context_mib, job.compute_share)
+        return files.card_limits(
+            slices, self._hardware.context_mib, job.compute_share, self._compute_of
+        )
 
     def _page(self, job: Job) -> Path:
         return files.control_page(self._runtime.lease(job.id))
@@ -107,6 +129,9 @@ class Leases:
                 driver=self._driver_files,
                 node=self._runtime.simulated if self._library_dir else None,
                 user_namespaces=job.spec.allow_user_namespaces,
+                capabilities=tuple(
+                    file for piece in job.slices for file in self._capabilities_of(piece.uuid)
+                ),
             ),
             library_dir=self._library_dir,
         )

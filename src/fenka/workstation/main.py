@@ -17,8 +17,11 @@ from fenka.hardware.nvml import Driver
 from fenka.hardware.peer_credentials import Peer, user_name
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
+from fenka.instances.keeper import InstanceKeeper
+from fenka.instances.manager import InstanceManager, geometries
 from fenka.isolation import preload
-from fenka.workstation import files
+from fenka.procfs import boot_id
+from fenka.workstation import files, mig_option
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
@@ -68,13 +71,25 @@ def _serve(
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
         cards = _select_cards(hardware.driver.cards(), config.only)
+        _check_mig(config, cards)
         node = Node("localhost", cards, unit_mib=parse_unit(config.unit))
         with card_lock.acquire(node.cards, _report_displaced):
             library_dir = runtime.simulated / "lib" if config.simulate else None
             hardware.measure(node.cards, library_dir)
+            capable = geometries(hardware, cards)
+            mig_option.switch(cards, config.mig, capable)
+            manager = InstanceManager(
+                hardware,
+                InstanceKeeper(runtime.instances, boot_id(), capable),
+                on_demand=mig_option.OFF not in config.mig,
+                library_dir=library_dir,
+                pci_ids={card.uuid: hardware.driver.pci_device(card.uuid) for card in cards},
+            )
             files.save_config(runtime, config)
-            daemon = Daemon(runtime, hardware, Broker(node, config.policy), native)
+            daemon = Daemon(runtime, hardware, Broker(node, config.policy), manager, native)
             asyncio.run(daemon.serve(lambda: ready(daemon), ending))
+            if not manager.keeper.records:
+                runtime.instances.unlink(missing_ok=True)
         return [job.name for job in daemon.broker.jobs.values()]
 
 
@@ -105,9 +120,9 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
     node = SimulatedNode.create(runtime.simulated, parse_spec(simulate), native / "simulated")
 
     def start() -> Driver:
-        # Called again after the card server was killed, which is like a reset of a real card.
-        node.stop()
-        node.start()
+        # Called again after the card server was killed, which is like a reset of a real card. One that lives
+        # keeps its instances.
+        node.restart()
         return Driver.open(node.library_dir)
 
     node.start()
@@ -118,6 +133,21 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
         # Programs in leases use its cards, so it runs until the last of them has ended.
         if not any(runtime.leases.iterdir()):
             node.stop()
+
+
+def _check_mig(config: Config, cards: tuple[Card, ...]) -> None:
+    known = {
+        mig_option.OFF,
+        mig_option.ALL,
+        *(name for card in cards for name in (str(card.index), card.uuid)),
+    }
+    unknown = [word for word in config.mig if word not in known]
+    if unknown:
+        raise InvalidOption(
+            f"--mig {unknown[0]} is no card that the daemon leases: give an index, a UUID, all or off"
+        )
+    if mig_option.OFF in config.mig and len(config.mig) > 1:
+        raise InvalidOption("--mig off divides no card: leave out the other --mig")
 
 
 def _select_cards(cards: tuple[Card, ...], only: list[str]) -> tuple[Card, ...]:

@@ -1,9 +1,13 @@
-"""Notebooks of this machine: what they were started with, so that they can be started again.
+"""Notebooks of this machine: what they were started with, to start them again, and how they are shown.
 
 The record is in the job's directory, which its user can write. A notebook's files are in its root directory.
 """
 
+import contextlib
 import math
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +15,18 @@ import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.request import InvalidRequest
+from fenka.dialects.sizes import InvalidSize
+from fenka.hardware.peer_credentials import user_name
 from fenka.isolation.files import read_regular_file, write_atomically
+from fenka.jobs import notebook as jupyter
+from fenka.jobs.ports import LOOPBACK
 from fenka.jobs.processes import JobNotStarted
 from fenka.jobs.spec import NAME, JobSpec
-from fenka.workstation import paths
-from fenka.workstation.client import jobs_called
-from fenka.workstation.records import JobNotFound, place_of
+from fenka.views.jobs import Instance, JobStatus, TrainingJob
+from fenka.workstation import paths, protocol
+from fenka.workstation.client import Connection, jobs_called, known_snapshot
+from fenka.workstation.records import JobNotFound, job_names, place_of
+from fenka.workstation.views import card_uses, requested_cards
 
 MAX_RECORD_BYTES = 1 << 20
 
@@ -61,12 +71,17 @@ def load_stopped(name: str) -> NotebookRecord:
         raise JobNotFound(f"notebook {name[:80]} not found on this machine: it was never started")
     if jobs_called(paths.current(), name):
         raise JobNotStarted(f"notebook {name} runs or waits already: see fenka ps", INVALID_INPUT)
+    return _load(name)
+
+
+def _load(name: str) -> NotebookRecord:
+    """Read a record. Raises InvalidNotebook, OSError."""
     try:
         data = read_regular_file(_file(name), MAX_RECORD_BYTES)
         record = msgspec.json.decode(data, type=NotebookRecord)
         record.spec.validate()
         usable = record.spec.name == name and 0 < (record.idle_s or 1) < math.inf
-    except (msgspec.MsgspecError, InvalidRequest, RecursionError) as why:
+    except (msgspec.MsgspecError, InvalidRequest, UnicodeDecodeError, RecursionError) as why:
         raise InvalidNotebook(_invalid(name, why)) from None
     if not usable:
         raise InvalidNotebook(_invalid(name, "it describes another notebook"))
@@ -79,3 +94,86 @@ def _invalid(name: str, why: object) -> str:
 
 def _file(name: str) -> Path:
     return place_of(name) / "notebook.json"
+
+
+# --- screens --------------------------------------------------------------------------------------------
+
+
+def jobs(name: str | None = None) -> list[TrainingJob]:
+    """Return all notebooks, or the one with this name, as screens show them.
+
+    A notebook whose record cannot be read is shown as failed, so that it can be deleted.
+    """
+    snapshot, user = known_snapshot(), user_name(os.geteuid())
+    leases = {job.name: job for job in snapshot.jobs} if snapshot else {}
+    shown = []
+    for each in job_names() if name is None else [name]:
+        # Another command may be deleting it.
+        with contextlib.suppress(FileNotFoundError):
+            if exists(each):
+                shown.append(_job(each, leases.get(each), snapshot, user))
+    return shown
+
+
+def delete(name: str) -> None:
+    """End a notebook, if it runs, and remove its records; its files stay. Raises RequestFailed, OSError."""
+    if jobs_called(paths.current(), name):
+        with Connection(paths.current()) as connection:
+            connection.request(protocol.StopJob(name), protocol.Done)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(place_of(name))
+
+
+def _job(
+    name: str, lease: protocol.JobView | None, snapshot: protocol.Snapshot | None, user: str
+) -> TrainingJob:
+    """Return one notebook. Raises FileNotFoundError."""
+    file = _file(name).stat()
+    status: JobStatus = "STOPPED"
+    if lease:
+        status = "PENDING" if lease.state == "waiting" else "RUNNING"
+    job = TrainingJob(
+        name,
+        namespace=user,
+        uid=f"{file.st_ino:x}-{file.st_mtime_ns:x}",
+        status=status,
+        trainer="notebook",
+        created=file.st_mtime,
+    )
+    try:
+        record = _load(name)
+        if not lease or not snapshot:
+            return job
+        requested = requested_cards(record.spec.gpu, snapshot)
+    except (InvalidNotebook, InvalidRequest, InvalidSize, OSError) as why:
+        return replace(job, status="FAILED", note=str(why))
+    return replace(
+        job,
+        instances=(_instance(name, lease, requested, snapshot),),
+        priority=str(record.spec.priority or ""),
+        position=lease.position,
+        why=lease.reason,
+        address=jupyter.url(place_of(name)) or "" if status == "RUNNING" else "",
+    )
+
+
+def _instance(
+    name: str, lease: protocol.JobView, requested: float, snapshot: protocol.Snapshot
+) -> Instance:
+    runs = bool(lease.slices)
+    return Instance(
+        f"{name}-notebook-0",
+        name,
+        "notebook",
+        0,
+        chief=True,
+        status="Running" if runs else "Pending",
+        phase="Running" if runs else "Pending",
+        created=lease.started_at or lease.requested_at,
+        node=snapshot.node if runs else "",
+        node_address=snapshot.address if runs else "",
+        address=LOOPBACK if runs else "",
+        requested=requested,
+        allocated=requested if runs else 0,
+        cards=card_uses(lease, snapshot),
+    )

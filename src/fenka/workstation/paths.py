@@ -53,6 +53,10 @@ class Runtime:
     """The daemon's options, so that a client can start it again."""
     state = _Entry("state.json")
     """All jobs."""
+    instances = _Entry("instances.json")
+    """The MIG instances that the daemon has created."""
+    layouts = _Entry("layouts.json")
+    """Layouts that wait for something to end."""
     log = _Entry("daemon.log")
     """Output of a background daemon."""
     leases = _Entry("leases")
@@ -215,16 +219,25 @@ def current() -> Runtime:
 
 def jobs_directory() -> Path:
     """Return the directory of this user's detached programs' logs."""
+    return _state_directory() / "jobs"
+
+
+def services_directory() -> Path:
+    """Return the directory of this user's services."""
+    return _state_directory() / "services"
+
+
+def _state_directory() -> Path:
     named = os.environ.get("FENKA_RUNTIME")
     if named:
-        return _resolve_parents(Path(named)) / "jobs"
+        return _resolve_parents(Path(named))
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError:
         raise UnsafeDirectory(
             f"user {os.geteuid()} has no home directory for logs: set HOME or XDG_STATE_HOME"
         ) from None
-    return _resolve_parents(Path(state)) / "fenka" / "jobs"
+    return _resolve_parents(Path(state)) / "fenka"
 
 
 def _resolve_parents(path: Path) -> Path:

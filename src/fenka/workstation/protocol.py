@@ -6,6 +6,7 @@ identity from the socket's peer credentials, never from a message.
 """
 
 import os
+import signal
 from pathlib import Path
 from typing import Literal, cast
 
@@ -13,13 +14,17 @@ import msgspec
 
 from fenka import __version__
 from fenka.core.errors import FenkaError
-from fenka.isolation.control import ComputeMode
+from fenka.core.request import ComputeMode
 from fenka.isolation.files import decode_json
 from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.spec import Isolation, JobSpec
+from fenka.views.instances import MigCardView
 
-PROTOCOL = 7
+PROTOCOL = 10
 """Incremented whenever a message changes."""
+
+EVICTION_SIGNAL = signal.SIGUSR2
+"""The daemon sends it to the process that requested a gang, which then ends all members."""
 
 JobState = Literal["waiting", "starting", "running", "completing"]
 
@@ -75,6 +80,34 @@ class ResizeJob(Message, tag="resize-job"):
     gpu_mem: str = ""
     gpu_core: int | None = None
     gpu_core_mode: ComputeMode | None = None
+
+
+class GetInstances(Message, tag="get-instances"):
+    """Request an InstancesListed."""
+
+
+class LayoutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a card is to be. counts: the number of instances by profile."""
+
+    enabled: bool
+    counts: dict[str, int] = {}
+
+
+class ApplyLayout(Message, tag="apply-layout"):
+    """Divide cards, by their UUIDs, as far as nobody uses them. Answered by LayoutApplied or Failure.
+
+    The daemon does the rest when what is in use has ended. What waits of an earlier layout of these cards is
+    given up.
+
+    dry_run: only report what would be done.
+    """
+
+    cards: dict[str, LayoutTarget]
+    dry_run: bool = False
+
+
+class CancelLayout(Message, tag="cancel-layout"):
+    """Give up what waits of layouts. Answered by LayoutApplied, with what waited, or Failure."""
 
 
 class Shutdown(Message, tag="shutdown"):
@@ -135,6 +168,7 @@ class SliceView(msgspec.Struct, frozen=True):
     """One slice as screens show it. used_mib: None if the driver does not report it.
 
     compute: percent of the card's time, 0 for no limit; compute_mode defines its meaning.
+    profile, start: of the instance that it is in, uuid's; empty for a slice of a card.
     """
 
     card: int
@@ -143,6 +177,8 @@ class SliceView(msgspec.Struct, frozen=True):
     used_mib: int | None = None
     compute: int = 0
     compute_mode: ComputeMode = "hard"
+    profile: str = ""
+    start: int = 0
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -216,8 +252,21 @@ class CardView(msgspec.Struct, frozen=True):
     utilisation: int | None = None
 
 
+class InstancesListed(Message, tag="instances-listed"):
+    """All cards with their instances."""
+
+    cards: list[MigCardView]
+
+
+class LayoutApplied(Message, tag="layout-applied"):
+    """What was done, in sentences, and what waits for something to end."""
+
+    done: list[str]
+    waiting: list[str] = []
+
+
 class Snapshot(Message, tag="snapshot"):
-    """All cards and jobs. unleased: processes on the cards that are in no lease."""
+    """All cards and jobs. divided: cards in MIG mode. unleased: processes on cards that are in no lease."""
 
     version: str
     pid: int
@@ -231,11 +280,32 @@ class Snapshot(Message, tag="snapshot"):
     unit_mib: int
     cards: list[CardView]
     jobs: list[JobView]
+    divided: list[MigCardView] = []
     unleased: list[ProcessView] = []
 
 
-ToDaemon = SubmitJob | ConfirmLease | GetSnapshot | StopJob | ResizeJob | Shutdown
-FromDaemon = JobQueued | LeaseGranted | GangGranted | JobRejected | Done | Failure | Snapshot
+ToDaemon = (
+    SubmitJob
+    | ConfirmLease
+    | GetSnapshot
+    | GetInstances
+    | ApplyLayout
+    | CancelLayout
+    | StopJob
+    | ResizeJob
+    | Shutdown
+)
+FromDaemon = (
+    JobQueued
+    | LeaseGranted
+    | GangGranted
+    | JobRejected
+    | Done
+    | Failure
+    | Snapshot
+    | InstancesListed
+    | LayoutApplied
+)
 
 encode = msgspec.json.Encoder(enc_hook=os.fspath).encode
 _requests = msgspec.json.Decoder(ToDaemon)

@@ -12,9 +12,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal, TypeGuard, TypeVar
 
 import msgspec
 
@@ -24,11 +24,13 @@ from fenka.isolation.files import read_regular_file, write_atomically
 from fenka.jobs.processes import JobNotStarted
 from fenka.jobs.spec import NAME
 from fenka.jobs.training import TrainingSpec
+from fenka.procfs import boot_id
 from fenka.views.jobs import JobStatus
 from fenka.workstation import paths
 from fenka.workstation.client import jobs_called
-from fenka.workstation.files import boot_id
 from fenka.workstation.paths import Runtime
+
+Record = TypeVar("Record", bound="Supervised")
 
 OWN = ".fenka"
 """The directory of fenka's files in a training's directory, which is the program's working directory."""
@@ -82,15 +84,28 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=True):
     ended_with_job: bool = False
 
 
-class TrainingRecord(msgspec.Struct, forbid_unknown_fields=True):
+class Supervised(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a supervisor records. boot, pid, start_ticks: its process, or its guard."""
+
+    boot: str = ""
+    pid: int = 0
+    start_ticks: int = 0
+
+    @property
+    def supervised(self) -> bool:
+        """Whether its supervisor lives. Raises OSError."""
+        return self.boot == boot_id() and procfs.lives(self.pid, self.start_ticks)
+
+
+class TrainingRecord(Supervised, forbid_unknown_fields=True):
     """A training. Times are Unix seconds.
 
     uid: its identity: a later training of the same name has another.
     directory: the working directory.
-    boot, pid, start_ticks: its supervisor.
     reason: why it is pending or has failed; empty if nothing is known.
     exit_code: that of the training; None before its end.
-    restarts: how often its processes were started again.
+    restarts: how often its processes were started again after a failure.
+    evictions: how often they were evicted and started again.
     node, address: this machine, as screens show it.
     binds: files and directories that programs see in another place, too.
     """
@@ -98,9 +113,6 @@ class TrainingRecord(msgspec.Struct, forbid_unknown_fields=True):
     uid: str
     spec: TrainingSpec
     directory: str
-    boot: str
-    pid: int
-    start_ticks: int
     created_at: float
     node: str
     address: str
@@ -110,6 +122,7 @@ class TrainingRecord(msgspec.Struct, forbid_unknown_fields=True):
     ended_at: float | None = None
     exit_code: int | None = None
     restarts: int = 0
+    evictions: int = 0
     tensorboard: str = ""
     binds: list[tuple[str, str]] = []
     instances: list[InstanceRecord] = []
@@ -121,9 +134,9 @@ class TrainingRecord(msgspec.Struct, forbid_unknown_fields=True):
         return self.status in ("SUCCEEDED", "FAILED")
 
     @property
-    def supervised(self) -> bool:
-        """Whether its supervisor lives. Raises OSError."""
-        return self.boot == boot_id() and procfs.lives(self.pid, self.start_ticks)
+    def starts_before(self) -> int:
+        """How often its processes were started before this attempt."""
+        return self.restarts + self.evictions
 
     @property
     def chief(self) -> InstanceRecord:
@@ -145,7 +158,7 @@ class TrainingRecord(msgspec.Struct, forbid_unknown_fields=True):
         )
 
 
-def supervised_by_me(record: TrainingRecord) -> TrainingRecord:
+def supervised_by_me(record: Record) -> Record:
     """Return the record with this process as the supervisor."""
     ticks = procfs.start_ticks(os.getpid()) or 0
     return msgspec.structs.replace(record, boot=boot_id(), pid=os.getpid(), start_ticks=ticks)
@@ -168,18 +181,30 @@ def create_job_directory(runtime: Runtime, name: str) -> Path:
 def create_training_directory(runtime: Runtime, record: TrainingRecord) -> Path:
     """Return a new directory with this record. Raises what `create_job_directory` does."""
     directory = _free_place(runtime, record.spec.name)
+
     # With its record it appears at once, so that nobody takes it for the rest of a finished job.
-    new = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
-    try:
+    def fill(new: Path) -> None:
         (new / OWN).mkdir(mode=0o700)
         save(new, record)
-        new.rename(directory)
+
+    try:
+        create_at_once(directory, fill)
     except OSError:
-        shutil.rmtree(new, ignore_errors=True)
         if directory.exists():
             raise _taken(record.spec.name) from None
         raise
     return directory
+
+
+def create_at_once(directory: Path, fill: Callable[[Path], None]) -> None:
+    """Create a directory that has its content from the beginning. Raises OSError, also if it exists."""
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
+    try:
+        fill(new)
+        new.rename(directory)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
 
 
 def _free_place(runtime: Runtime, name: str) -> Path:
@@ -269,7 +294,7 @@ def interrupted(record: TrainingRecord) -> TrainingRecord:
 
     Its processes have been killed, those that had started.
     """
-    started = record.status == "RUNNING" or record.restarts
+    started = record.status == "RUNNING" or record.starts_before
     reason = INTERRUPTED_REASON if started else "it was interrupted before it had started"
     instances = [
         each
@@ -284,7 +309,7 @@ def interrupted(record: TrainingRecord) -> TrainingRecord:
 
 def load_all(only: str | None = None) -> Iterator[TrainingRecord | InvalidRecord]:
     """Yield all records or that of one name, newest first, then the errors of those that cannot be read."""
-    names = [name for name in (_names() if only is None else [only]) if exists(name)]
+    names = [name for name in (job_names() if only is None else [only]) if exists(name)]
     loaded = [_try(place_of(name)) for name in names]
     yield from sorted(filter(_is_record, loaded), key=lambda record: -record.created_at)
     yield from (error for error in loaded if isinstance(error, InvalidRecord))
@@ -294,7 +319,8 @@ def _is_record(loaded: TrainingRecord | InvalidRecord) -> TypeGuard[TrainingReco
     return isinstance(loaded, TrainingRecord)
 
 
-def _names() -> list[str]:
+def job_names() -> list[str]:
+    """Return the names of all jobs that have a directory, trainings and others."""
     try:
         return sorted(os.listdir(paths.jobs_directory()))
     except (FileNotFoundError, paths.UnsafeDirectory):

@@ -17,6 +17,7 @@ from fenka.workstation.broker import Broker
 from fenka.workstation.clients import Client, ClientRegistry
 from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job
+from fenka.workstation.layouts import Layouts
 from fenka.workstation.resize import JobResizer
 from fenka.workstation.submission import create_jobs
 from fenka.workstation.termination import Terminator
@@ -41,6 +42,7 @@ class RequestHandler:
     clients: ClientRegistry
     terminator: Terminator
     resizer: JobResizer
+    layouts: Layouts
     snapshot: Callable[[], Awaitable[protocol.Snapshot]]
     stopped: asyncio.Event
 
@@ -60,12 +62,20 @@ class RequestHandler:
         """Carry out one request and send the answer. Raises FenkaError, OSError."""
         match message:
             case protocol.SubmitJob():
-                self._submit(client, message)
+                await self._submit(client, message)
             case protocol.ConfirmLease():
                 self._confirm(client)
                 client.send(protocol.Done())
             case protocol.GetSnapshot():
                 client.send(await self.snapshot())
+            case protocol.GetInstances():
+                client.send(self.layouts.describe())
+            case protocol.ApplyLayout():
+                _check_may_divide(client)
+                client.send(await self.layouts.apply(message))
+            case protocol.CancelLayout():
+                _check_may_divide(client)
+                client.send(self.layouts.cancel())
             case protocol.StopJob():
                 client.send(protocol.Done(await self._stop(client, message)))
             case protocol.ResizeJob():
@@ -77,7 +87,7 @@ class RequestHandler:
 
     # --- submission ---------------------------------------------------------------------------------
 
-    def _submit(self, client: Client, request: protocol.SubmitJob) -> None:
+    async def _submit(self, client: Client, request: protocol.SubmitJob) -> None:
         if not client.process.lives():
             client.send(protocol.JobRejected("the process that connected is gone", final=True))
         elif known := self._resubmitted(client, request.job_id):
@@ -87,10 +97,12 @@ class RequestHandler:
             self.clients.add(member.id, client)
             self.controller.assign(member, client.process)
         else:
-            self._submit_new(client, request)
+            await self._submit_new(client, request)
 
-    def _submit_new(self, client: Client, request: protocol.SubmitJob) -> None:
+    async def _submit_new(self, client: Client, request: protocol.SubmitJob) -> None:
         self.controller.observe_cards()
+        if not request.wait:
+            await self.controller.changes.finish()  # may make room
         known = self.broker.jobs.values()
         try:
             unit_mib = self.broker.node.unit_mib
@@ -180,6 +192,13 @@ class RequestHandler:
 
 def _owns_daemon(client: Client) -> bool:
     return client.uid in (0, os.geteuid())
+
+
+def _check_may_divide(client: Client) -> None:
+    if not _owns_daemon(client):
+        raise RequestFailed(
+            f"only {user_name(os.geteuid())}, who runs this daemon, may divide its cards"
+        )
 
 
 def _check_owner(client: Client, job: Job, name: str, action: str) -> None:

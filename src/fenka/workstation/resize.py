@@ -10,7 +10,7 @@ import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.core.ledger import Conflict
-from fenka.core.request import InvalidRequest, Placement, Request
+from fenka.core.request import InvalidRequest, Placement, Request, reserved_percent
 from fenka.dialects.sizes import InvalidSize, parse_memory
 from fenka.isolation.account import InvalidAccount
 from fenka.isolation.control import InvalidControl
@@ -48,7 +48,7 @@ class JobResizer:
         if mode != "hard" and not percent:
             raise CannotResize(f"{job.name} has no share of compute: say how much with --gpu-core")
         try:
-            after = self._placement(job, before, wanted, 0 if mode == "weight" else percent)
+            after = self._placement(job, before, wanted, reserved_percent(percent, mode))
             plan = ResizePlan({job.id: before.slices}, {job.id: after.slices})
             reserved = replace(before, slices=tuple(plan.reserved[job.id]))
             self.controller.record_placement(job, reserved)
@@ -61,7 +61,8 @@ class JobResizer:
         gpu = msgspec.structs.replace(former.gpu, core=percent, core_mode=mode)
         job.spec = msgspec.structs.replace(former, gpu=gpu)
         try:
-            plan.enforce(lambda _, slices: self.leases.set_limits(job, slices))
+            # Slices do not show weights and modes, so the limits may differ where the slices do not.
+            self.leases.set_limits(job, after.slices)
         except (InUse, InvalidControl, InvalidAccount) as error:
             job.spec = former
             self.controller.record_placement(job, before)

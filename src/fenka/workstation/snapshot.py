@@ -13,6 +13,7 @@ from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
 from fenka.isolation.files import account_file
 from fenka.jobs.spec import summarise
+from fenka.views.instances import MigCardView
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.gpu_processes import GpuProcesses, UsageSample
@@ -29,20 +30,24 @@ def snapshot(
     broker: Broker,
     scan: ProcessScan,
     runtime: Runtime,
+    divided: list[MigCardView],
 ) -> protocol.Snapshot:
     """Return cards with the driver's readings, and jobs with their processes and slices."""
     driver = hardware.driver
     cards = []
     for card in broker.node.cards:
+        if card.parent is not None:
+            continue
         reading = sample.readings.get(card.uuid)
+        parts = {each.uuid for each in broker.node.cards if card.uuid in (each.uuid, each.parent)}
         slices = (piece for job in broker.placed() for piece in job.slices)
-        leased = sum(piece.memory_mib for piece in slices if piece.uuid == card.uuid)
+        leased = sum(piece.memory_mib for piece in slices if piece.uuid in parts)
         cards.append(
             protocol.CardView(
                 index=card.index,
                 uuid=card.uuid,
                 model=card.model,
-                memory_mib=card.memory_mib,
+                memory_mib=broker.usable_mib(card),
                 healthy=card.healthy,
                 context_mib=hardware.context_mib.get(card.uuid),
                 leased_mib=leased,
@@ -67,6 +72,7 @@ def snapshot(
             for job in sorted(broker.jobs.values(), key=lambda job: _order(broker, job))
             if job.state != "waiting" or job.rank == 0
         ],
+        divided=divided,
         unleased=[
             protocol.ProcessView(
                 card=card.index,
@@ -118,7 +124,7 @@ def _job(
             [member.spec.gpu for member in broker.jobs_of(job.queue_id)], job.spec.gang
         ),
         whole=job.request.whole,
-        slices=_slices(runtime, job, sample.processes),
+        slices=_slices(runtime, broker, job, sample.processes),
         pids=scan.holders.get(job.id, []),
         position=status.position if status else None,
         reason=broker.reason(job),
@@ -138,7 +144,10 @@ def _job(
     )
 
 
-def _slices(runtime: Runtime, job: Job, processes: GpuProcesses) -> list[protocol.SliceView]:
+def _slices(
+    runtime: Runtime, broker: Broker, job: Job, processes: GpuProcesses
+) -> list[protocol.SliceView]:
+    cards = {card.uuid: card for card in broker.node.cards}
     return [
         protocol.SliceView(
             card=piece.card,
@@ -147,6 +156,8 @@ def _slices(runtime: Runtime, job: Job, processes: GpuProcesses) -> list[protoco
             used_mib=_used(runtime, job, position, processes.used_mib(job.id, piece.uuid)),
             compute=job.spec.gpu.core,
             compute_mode=job.spec.gpu.core_mode,
+            profile=cards[piece.uuid].profile,
+            start=cards[piece.uuid].start,
         )
         for position, piece in enumerate(job.slices)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from fenka.core.request import InvalidRequest, Request
+from fenka.core.request import InvalidRequest, Request, reserved_percent
 from fenka.dialects.sizes import parse_memory
 from fenka.hardware.peer_credentials import Process, user_name
 from fenka.jobs.spec import GpuResources, JobSpec, generate_name
@@ -67,10 +67,10 @@ def create_jobs(
 
 def _request(gpu: GpuResources, unit_mib: int) -> Request:
     return Request(
-        memory=None if gpu.whole else parse_memory(gpu.memory, unit_mib),
-        # A weight guarantees no compute, so none is reserved.
-        compute=0 if gpu.core_mode == "weight" else gpu.core,
+        memory=parse_memory(gpu.memory, unit_mib) if gpu.memory else None,
+        compute=reserved_percent(gpu.core, gpu.core_mode),
         cards=gpu.cards,
-        whole=gpu.whole,
+        whole=gpu.whole or bool(gpu.mig),
         models=frozenset(gpu.models),
+        instance=gpu.mig or gpu.inside,
     )

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from fenka.isolation.files import open_regular_file
 from fenka.workstation.log_times import LogWriter
+from fenka.workstation.protocol import EVICTION_SIGNAL
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, as for `fenka stop`."""
@@ -26,6 +28,9 @@ DRAIN_S = 1.0
 
 MAX_LINE_BYTES = 1 << 16
 """Longer lines are forwarded in pieces."""
+
+MAX_REASON_BYTES = 400
+"""Of a line that tells why a member has ended."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -71,7 +76,7 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-Cause = Literal["", "signal", "timeout"]
+Cause = Literal["", "signal", "timeout", "eviction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,8 @@ class GangResult:
         status: The exit code of the first member that failed (128 + the number of a signal that ended it),
             else 0.
         never_started: The member that prevented the start, if the gang was not started.
-        cause: Why the supervisor ended the members: a signal to itself, or the time limit; else empty.
+        cause: Why the supervisor ended the members: a signal to itself, the time limit, or because a
+            request of higher priority needs their cards; else empty.
     """
 
     status: int
@@ -97,6 +103,7 @@ def run(
     ended: Ended = lambda _member, _code, _ending: None,
     logs: Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    forward: bool = True,
 ) -> GangResult:
     """Start the members, and return when the last has ended.
 
@@ -106,11 +113,23 @@ def run(
         ended: Called when one has ended.
         logs: A directory; their output is also written to `NAME/log` in it, without the prefix.
         limits: How long they may run.
+        forward: Write their output to this process's, too.
     """
-    with contextlib.closing(_Supervisor(members, started, ended, logs, limits)) as gang:
+    with contextlib.closing(_Supervisor(members, started, ended, logs, limits, forward)) as gang:
         gang.start()
         gang.follow()
         return GangResult(gang.status, gang.never_started, gang.cause)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a member has printed, cut at its beginning if it is long."""
+    try:
+        with open_regular_file(log) as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - MAX_REASON_BYTES, 0))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("fenka: ") if lines else ""
 
 
 @dataclass(slots=True)
@@ -147,6 +166,7 @@ class _Supervisor:
     ended: Ended
     logs: Path | None
     limits: Limits
+    forward: bool
     status: int = 0
     never_started: int | None = None
     cause: Cause = ""
@@ -166,6 +186,7 @@ class _Supervisor:
     """Without signals that this process was started to ignore (nohup)."""
 
     def close(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {EVICTION_SIGNAL})
         for number in self._forwarded:
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
@@ -179,9 +200,11 @@ class _Supervisor:
         for ours in (ready, self._go, signals, send_signal):
             self._files.callback(os.close, ours)
         os.set_blocking(send_signal, False)
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
+        handled = (*FORWARDED_SIGNALS, EVICTION_SIGNAL)
+        # An eviction that is requested before is blocked until now, and may be pending.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, handled) - {EVICTION_SIGNAL}
         self._forwarded = [
-            number for number in FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+            number for number in handled if signal.getsignal(number) != signal.SIG_IGN
         ]
         self._required = {rank for rank, member in enumerate(self.members) if member.required}
         for rank, member in enumerate(self.members):
@@ -215,7 +238,8 @@ class _Supervisor:
             os.close(theirs)
             os.set_blocking(ours, False)
             self._files.callback(os.close, ours)
-            stream = _Stream(f"[{self.members[rank].name}] ".encode(), number, log)
+            to = number if self.forward else -1
+            stream = _Stream(f"[{self.members[rank].name}] ".encode(), to, log)
             self._streams.append(stream)
             self._listen(ours, lambda ours=ours, stream=stream: self._forward(ours, stream))  # type: ignore[misc]
 
@@ -302,6 +326,11 @@ class _Supervisor:
             self._end(signal.SIGTERM)
 
     def _on_signal(self, number: int) -> None:
+        if number == EVICTION_SIGNAL:
+            if not self._ending:
+                self.status, self.cause = 128 + signal.SIGTERM, "eviction"
+                self._end(signal.SIGTERM)
+            return
         if self._ending:
             self._signal(signal.SIGKILL)
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.jobs import archive, repository
 from fenka.jobs.training import TrainingSpec
-from fenka.workstation.training import guard
+from fenka.workstation import guard
 
 LOG = "init-code"
 """The directory of git's output among the logs: on a cluster, the container of this name has it."""

@@ -2,30 +2,20 @@
 
 import contextlib
 import os
-import select
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
-from fenka import procfs
-from fenka.core.errors import FAILURE, FenkaError
+from fenka.core.errors import FAILURE
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.training import TrainingSpec
 from fenka.views.jobs import JobEvent, TrainingJob
 from fenka.workstation import paths, protocol, records
-from fenka.workstation.client import Connection, DaemonUnavailable, get_snapshot
+from fenka.workstation.client import Connection, DaemonUnavailable, known_snapshot
+from fenka.workstation.ending import end_process, end_writers
 from fenka.workstation.paths import UnsafeDirectory
 from fenka.workstation.records import InvalidRecord, JobNotFound, TrainingRecord
 from fenka.workstation.training import code
 from fenka.workstation.training.view import training_job, unreadable_job
-
-END_TIMEOUT_S = 30.0
-"""Beyond the grace period, for a supervisor to end its processes and itself."""
-
-
-class JobNotEnded(FenkaError):
-    """A training's supervisor does not end."""
 
 
 def jobs(name: str | None = None) -> list[TrainingJob]:
@@ -33,7 +23,7 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
 
     A training whose record cannot be read is shown as failed, so that it can be deleted.
     """
-    snapshot, user = _snapshot(), user_name(os.geteuid())
+    snapshot, user = known_snapshot(), user_name(os.geteuid())
     return [
         unreadable_job(loaded, user)
         if isinstance(loaded, InvalidRecord)
@@ -45,13 +35,6 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
 def record(name: str) -> TrainingRecord:
     """Return a training's record. Raises JobNotFound, InvalidRecord."""
     return records.load(records.directory_of(name))
-
-
-def _snapshot() -> protocol.Snapshot | None:
-    try:
-        return get_snapshot(paths.current())
-    except (DaemonUnavailable, UnsafeDirectory, ConnectionError):
-        return None
 
 
 # --- logs -----------------------------------------------------------------------------------------------
@@ -100,6 +83,10 @@ def events(name: str) -> list[JobEvent]:
         count = f"{training.restarts} of {training.spec.retry} restarts are used"
         at = max(each.started_at or training.created_at for each in training.instances)
         told.append(JobEvent(source, "Warning", at, "Restarted", count))
+    if training.evictions:
+        text = f"evicted {training.evictions} times for requests of higher priority"
+        at = max(each.started_at or training.created_at for each in training.instances)
+        told.append(JobEvent(source, "Normal", at, "Evicted", text))
     if training.status == "FAILED":
         at = training.ended_at or training.created_at
         told.append(JobEvent(source, "Warning", at, "Failed", training.reason))
@@ -119,7 +106,7 @@ def stop(name: str) -> None:
     """End a training; its records stay. Raises JobNotFound, InvalidRecord, JobNotEnded."""
     training = record(name)
     if not training.finished:
-        _end(training.pid, lambda: training.supervised, name, training.spec.grace_s)
+        end_process(training.pid, lambda: training.supervised, name, training.spec.grace_s)
 
 
 def delete(name: str) -> None:
@@ -131,41 +118,12 @@ def delete(name: str) -> None:
     try:
         stop(name)
     except InvalidRecord:
-        writers = _writers(directory)
-        # The guard forwards the signal. A second one would kill the programs at once.
-        for pid in [pid for pid in writers if procfs.parent_pid(pid) not in writers]:
-            _end(pid, lambda pid=pid: pid in _writers(directory), name, TrainingSpec().grace_s)  # type: ignore[misc]
+        end_writers(directory / records.OWN / "log", name, TrainingSpec().grace_s)
     _release_leases(name)
     while directory.exists():
         # Another command may be deleting it, too.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
-
-
-def _writers(directory: Path) -> set[int]:
-    """Return the supervisor and its guard, whose output is a file of the training: no record tells them."""
-    log = str(directory.resolve() / records.OWN / "log")
-    writers = set()
-    for pid in procfs.pids():
-        # Those of other users cannot be read, and others may have ended.
-        with contextlib.suppress(OSError):
-            if os.readlink(procfs.PROC / str(pid) / "fd" / "1").removesuffix(" (deleted)") == log:
-                writers.add(pid)
-    return writers
-
-
-def _end(pid: int, is_meant: Callable[[], bool], name: str, grace_s: float) -> None:
-    """End a supervisor, or its guard, with all its processes. Raises JobNotEnded."""
-    try:
-        ending = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with contextlib.closing(os.fdopen(ending, "rb", buffering=0)):
-        if not is_meant():
-            return
-        signal.pidfd_send_signal(ending, signal.SIGTERM)
-        if not select.select([ending], [], [], grace_s + END_TIMEOUT_S)[0]:
-            raise JobNotEnded(f"{name} does not end: see whether process {pid} can be killed")
 
 
 def _release_leases(name: str) -> None:

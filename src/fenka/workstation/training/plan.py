@@ -11,12 +11,12 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs import roles
 from fenka.jobs.ports import LOOPBACK
 from fenka.jobs.roles import Role, RoleName
-from fenka.jobs.spec import MAX_MEMBERS, MAX_PRIORITY, GpuResources, JobSpec
-from fenka.jobs.training import RoleSpec, TrainingSpec
+from fenka.jobs.spec import MAX_EVICTION_GRACE_S, MAX_MEMBERS, MAX_PRIORITY, GpuResources, JobSpec
+from fenka.jobs.training import TrainingSpec
+from fenka.jobs.workload import RoleSpec
 from fenka.views.jobs import TRAINERS, instance_name
-
-NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
-"""For processes outside of leases, which could use every card of the machine."""
+from fenka.workstation import workload
+from fenka.workstation.workload import NO_CARDS, parse_priority
 
 DEADLINE_SLACK_S = 1.0
 """The daemon ends a process this long after its supervisor should have, which knows why it ends."""
@@ -98,8 +98,9 @@ def lease_request(spec: TrainingSpec, planned: Iterable[Process], directory: str
         directory=directory,
         gang=len(members),
         members=members,
-        priority=_priority(spec),
+        priority=-MAX_PRIORITY if spec.backfill else parse_priority(spec.priority),
         time_limit_s=None if limit_s is None else limit_s + DEADLINE_SLACK_S,
+        eviction_grace_s=min(spec.grace_s, MAX_EVICTION_GRACE_S) if spec.backfill else None,
     )
     request.validate()
     return request
@@ -132,86 +133,12 @@ def environment(
     return variables | spec.env
 
 
-def _priority(spec: TrainingSpec) -> int:
-    if spec.backfill:
-        return -MAX_PRIORITY
-    try:
-        return int(spec.priority or "0")
-    except ValueError:
-        raise InvalidRequest(
-            f"invalid --priority {spec.priority[:40]!r}: on a workstation it is a number, larger ones are "
-            "served first"
-        ) from None
-
-
-# --- what a workstation lacks ---------------------------------------------------------------------------
-
-_REFUSED = {
-    "data": "use --data-dir DIRECTORY",
-    "checkpoint": "use --data-dir DIRECTORY",
-    "toleration": "leave it out",
-    "device": "leave it out",
-    "queue": "use --priority N",
-    "ttl_after_finished_s": "use fenka prune",
-}
-"""Options that mean something only on a cluster, and what to do instead."""
-
-_ROLE_REFUSED = {
-    "selector": "leave it out",
-    "cpu": "no limit of processors is enforced here, so leave it out",
-    "memory": "no limit of memory is enforced here, so leave it out",
-}
-
-_IGNORED = (
-    "image",
-    "sync_image",
-    "tensorboard_image",
-    "image_pull_secret",
-    "image_pull_policy",
-    "share_memory",
-    "scheduler",
-    "annotation",
-    "label",
-    "clean_task_policy",
-    "mounts_on_launcher",
-    "gang",
-)
-
-
 def refuse_cluster_options(spec: TrainingSpec) -> None:
     """Raise InvalidRequest for an option that a workstation cannot provide."""
-    default = TrainingSpec()
-    given = [
-        (_option(field), advice)
-        for field, advice in _REFUSED.items()
-        if getattr(spec, field) != getattr(default, field)
-    ]
-    parts: list[tuple[str, RoleSpec]] = [
-        ("", spec),
-        ("worker-", spec.worker),
-        ("ps-", spec.ps),
-        ("chief-", spec.chief),
-        ("evaluator-", spec.evaluator),
-    ]
-    given += [
-        (prefix + field, advice)
-        for prefix, part in parts
-        for field, advice in _ROLE_REFUSED.items()
-        if getattr(part, field)
-    ]
-    for option, advice in given:
-        raise InvalidRequest(f"--{option} requires a cluster: {advice}")
-
-
-def ignored_options(spec: TrainingSpec) -> list[str]:
-    """Return the options that have no effect on a workstation."""
-    default = TrainingSpec()
-    return [
-        f"--{'no-' if field == 'gang' else ''}{_option(field)}"
-        for field in _IGNORED
-        if getattr(spec, field) != getattr(default, field)
-    ]
-
-
-def _option(field: str) -> str:
-    return field.removesuffix("_s").replace("_", "-")
+    parts: dict[str, RoleSpec] = {
+        "worker-": spec.worker,
+        "ps-": spec.ps,
+        "chief-": spec.chief,
+        "evaluator-": spec.evaluator,
+    }
+    workload.refuse_cluster_options(spec, parts)

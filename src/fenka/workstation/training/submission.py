@@ -11,7 +11,7 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import without_secrets
 from fenka.jobs.processes import ErrorReporter, Notify, start_in_background
 from fenka.jobs.training import TrainingSpec
-from fenka.workstation import records
+from fenka.workstation import records, workload
 from fenka.workstation.client import connect
 from fenka.workstation.paths import Runtime
 from fenka.workstation.records import OWN, InstanceRecord, TrainingRecord
@@ -44,13 +44,13 @@ def submit(
     plan.refuse_cluster_options(spec)
     spec, credentials = without_secrets(spec)
     record = _record(spec)
-    if ignored := plan.ignored_options(spec):
+    if ignored := workload.ignored_options(spec):
         have = "have" if len(ignored) > 1 else "has"
         announce(f"{', '.join(ignored)} {have} no effect on a workstation")
     directory = records.create_training_directory(runtime, record)
     try:
         code.bring(spec, credentials, directory, records.log_of(directory, code.LOG))
-        _provide_files(record, directory)
+        record.binds = workload.provide_files(spec, directory / OWN)
         records.save(directory, record)
         if plan.lease_request(spec, plan.processes(spec), record.directory):
             # Not by the supervisor, or its end would be that of the daemon's parent.
@@ -66,16 +66,13 @@ def _record(spec: TrainingSpec) -> TrainingRecord:
     planned = plan.processes(spec)
     directory = _working_directory(spec)
     plan.lease_request(spec, planned, directory)
-    _check_mounts(spec)
+    workload.check_mounts(spec)
     if spec.tensorboard:
         tensorboard.check()
     record = TrainingRecord(
         uid=secrets.token_hex(8),
         spec=spec,
         directory=directory,
-        boot="",
-        pid=0,
-        start_ticks=0,
         created_at=time.time(),
         node=socket.gethostname(),
         address=address(),
@@ -95,38 +92,7 @@ def _working_directory(spec: TrainingSpec) -> str:
         if spec.code and not Path(spec.code).is_dir():
             raise InvalidRequest(f"--code {spec.code} is not a directory")
         return str(records.place_of(spec.name))
-    if spec.working_dir == TrainingSpec().working_dir:
-        return str(Path.cwd())
-    if not Path(spec.working_dir).is_dir():
-        raise InvalidRequest(
-            f"--working-dir {spec.working_dir} is not a directory on this machine: leave it out for the "
-            "current one"
-        )
-    return spec.working_dir
-
-
-def _check_mounts(spec: TrainingSpec) -> None:
-    for option, kind, exists, pairs in (
-        ("data-dir", "directory", Path.is_dir, spec.host_mounts),
-        ("config-file", "file", Path.is_file, spec.config_files),
-    ):
-        for source, target in pairs:
-            if not exists(Path(source)):
-                raise InvalidRequest(f"--{option} {source} is not a {kind} on this machine")
-            if not exists(Path(target)):
-                raise InvalidRequest(
-                    f"--{option} {source}:{target} requires a {kind} {target} to be covered for the "
-                    f"programs: create it, or use {source} itself"
-                )
-
-
-def _provide_files(record: TrainingRecord, directory: Path) -> None:
-    """Note what programs see in other places; files are copied, because they may change."""
-    record.binds = [pair for pair in record.spec.host_mounts if pair[0] != pair[1]]
-    for number, (source, target) in enumerate(record.spec.config_files):
-        copy = directory / OWN / f"file-{number}"
-        shutil.copyfile(source, copy)
-        record.binds.append((str(copy), target))
+    return workload.working_directory(spec)
 
 
 def _start(

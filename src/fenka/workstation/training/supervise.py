@@ -23,14 +23,15 @@ from fenka.isolation import sandbox
 from fenka.jobs.ports import FIRST_PORT, reserve_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.jobs.spec import JobSpec
-from fenka.workstation import protocol, records, supervisor
+from fenka.workstation import guard, protocol, records, supervisor
 from fenka.workstation.client import RequestFailed, connect
 from fenka.workstation.launch import Launcher, execute
 from fenka.workstation.paths import Runtime
 from fenka.workstation.records import OWN, TrainingRecord
-from fenka.workstation.training import guard, mpi, plan, tensorboard
+from fenka.workstation.training import mpi, plan, tensorboard
 from fenka.workstation.training.plan import Address, Process
-from fenka.workstation.training.view import requested_cards
+from fenka.workstation.views import requested_cards
+from fenka.workstation.workload import change_directory
 
 RELEASE_POLL_S = 0.05
 """Between looks whether the daemon has released an attempt's leases."""
@@ -103,6 +104,8 @@ class Supervisor:
     def run(self) -> int:
         """Return the training's exit code."""
         spec = self.record.spec
+        # The members of an attempt handle it: before they exist it stays pending.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {protocol.EVICTION_SIGNAL})
         try:
             self._processes = plan.processes(spec)
             self._request = plan.lease_request(spec, self._processes, self.record.directory)
@@ -110,8 +113,7 @@ class Supervisor:
             with self._tensorboard():
                 result = self._attempt()
                 while self._starts_again(result):
-                    self.record.restarts += 1
-                    self._reset()
+                    self._reset(evicted=result.cause == "eviction")
                     result = self._attempt()
         except (FenkaError, OSError) as why:
             self._finish(why.exit_code if isinstance(why, FenkaError) else FAILURE, str(why))
@@ -139,6 +141,8 @@ class Supervisor:
             jobs: list[str] = []
             launcher = None
             if self._request:
+                # One that came too late for the attempt before it.
+                signal.sigtimedwait({protocol.EVICTION_SIGNAL}, 0)
                 launcher = Launcher(
                     self.runtime, self._request, self.report_errors, binds=self._binds
                 )
@@ -206,8 +210,8 @@ class Supervisor:
                 else:
                     environment |= mpi.worker_environment(self.record, self.directory, process.name)
                     command = mpi.agent_command(self.directory, process.name)
-            environment |= plan.environment(spec, process, ports, self.record.restarts)
-            _change_directory(self.record.directory)
+            environment |= plan.environment(spec, process, ports, self.record.starts_before)
+            change_directory(self.record.directory)
             ready()
             if spec.kind == "mpi" and process.chief:
                 mpi.await_agents(self.record, self._mpi_workers)
@@ -244,8 +248,9 @@ class Supervisor:
             time.sleep(RELEASE_POLL_S)
 
     def _starts_again(self, result: supervisor.GangResult) -> bool:
-        spec = self.record.spec
-        return bool(result.status) and not result.cause and self.record.restarts < spec.retry
+        if result.cause:
+            return result.cause == "eviction"
+        return bool(result.status) and self.record.restarts < self.record.spec.retry
 
     def _time_left_s(self) -> float | None:
         """Return the seconds until this attempt must end: by its own limit, or by that of the training."""
@@ -291,20 +296,23 @@ class Supervisor:
         instance.ended_with_job = ending
         self._update()
 
-    def _reset(self) -> None:
+    def _reset(self, *, evicted: bool) -> None:
+        if evicted:
+            self.record.evictions += 1
+        else:
+            self.record.restarts += 1
         for instance in self.record.instances:
             instance.pid = instance.start_ticks = 0
             instance.started_at = instance.ended_at = instance.exit_code = None
             instance.ended_with_job = False
-        self._update(status="PENDING", reason="it is started again")
+        reason = "it was evicted and is started again" if evicted else "it is started again"
+        self._update(status="PENDING", reason=reason)
 
     def _reason(self, result: supervisor.GangResult) -> str:
         if result.never_started is not None:
             name = self._processes[result.never_started].name
-            log = self.directory / OWN / name / "log"
-            lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-            why = f": {lines[-1].removeprefix('fenka: ')}" if lines else ""
-            return f"{name} could not be started{why}"
+            why = supervisor.last_line(records.log_of(self.directory, name))
+            return f"{name} could not be started" + (f": {why}" if why else "")
         match result.cause:
             case "signal":
                 return "it was stopped"
@@ -338,12 +346,3 @@ class Supervisor:
         except OSError as why:
             return why.errno not in (errno.ENOSPC, errno.EDQUOT)
         return True
-
-
-def _change_directory(directory: str) -> None:
-    try:
-        os.chdir(directory)
-    except OSError as why:
-        raise JobNotStarted(
-            f"the working directory {directory} cannot be entered: {why.strerror}", FAILURE
-        ) from None

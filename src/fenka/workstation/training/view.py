@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 
-from fenka.core.units import card_units
-from fenka.dialects.sizes import parse_memory
-from fenka.jobs.spec import GpuResources
-from fenka.views.jobs import TRAINERS, CardUse, Instance, Phase, TrainingJob, shown_place
-from fenka.workstation.protocol import CardView, JobView, Snapshot
+from fenka.views.jobs import TRAINERS, Instance, Phase, TrainingJob, shown_place
+from fenka.workstation.protocol import JobView, Snapshot
 from fenka.workstation.records import InstanceRecord, InvalidRecord, TrainingRecord
 from fenka.workstation.training import plan
+from fenka.workstation.views import card_uses, requested_cards
 
 
 def training_job(record: TrainingRecord, snapshot: Snapshot | None, user: str) -> TrainingJob:
@@ -55,15 +53,6 @@ def unreadable_job(error: InvalidRecord, user: str) -> TrainingJob:
     )
 
 
-def requested_cards(gpu: GpuResources, snapshot: Snapshot) -> float:
-    """Return what a process requests in cards, slices as shares of this machine's first card."""
-    if gpu.whole:
-        return gpu.cards
-    memory = parse_memory(gpu.memory, snapshot.unit_mib)
-    units = card_units(snapshot.cards[0].memory_mib, memory.unit_mib or snapshot.unit_mib)
-    return round(gpu.cards * memory.amount / units, 1) if units else 0
-
-
 def _leases(record: TrainingRecord, snapshot: Snapshot | None) -> Mapping[int | None, JobView]:
     """Return the training's leases by their rank; the pending gang's rank is None."""
     if snapshot is None or record.finished:
@@ -82,7 +71,6 @@ def _instance(
     started = instance.started_at is not None
     lease = leases.get(instance.lease) if instance.lease is not None else None
     requested = _requested(record, instance, snapshot)
-    cards = {card.uuid: card for card in snapshot.cards} if snapshot else {}
     holds = lease is not None and bool(lease.slices)
     return Instance(
         name=instance.name,
@@ -98,7 +86,7 @@ def _instance(
         address="127.0.0.1" if started else "",
         requested=requested,
         allocated=(requested or 0) if holds else 0,
-        cards=_cards(lease, cards) if lease else (),
+        cards=card_uses(lease, snapshot) if lease and snapshot else (),
         exit_code=instance.exit_code,
     )
 
@@ -112,18 +100,6 @@ def _requested(
         gpu = plan.processes(record.spec)[record.instances.index(instance)].gpu
         return requested_cards(gpu, snapshot) if gpu else 0
     return instance.requested
-
-
-def _cards(lease: JobView, cards: Mapping[str, CardView]) -> tuple[CardUse, ...]:
-    return tuple(
-        CardUse(
-            index=piece.card,
-            duty_percent=cards[piece.uuid].utilisation if piece.uuid in cards else None,
-            used_mib=piece.used_mib,
-            total_mib=piece.memory_mib,
-        )
-        for piece in lease.slices
-    )
 
 
 def _status(instance: InstanceRecord) -> str:

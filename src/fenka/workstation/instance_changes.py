@@ -1,0 +1,177 @@
+"""Creates and destroys instances in a thread, one change after the other: each takes about a second.
+
+The daemon answers others meanwhile. What is about to be destroyed is taken from the broker first, and what is
+being created stays planned, so that no job gets an instance that changes.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fenka.core.inventory import Card
+from fenka.core.mig.instances import is_planned
+from fenka.hardware.mig_instances import MigError, MigNotPermitted
+from fenka.hardware.nvml import NoDriver
+from fenka.instances.manager import InstanceManager
+from fenka.instances.records import InstanceRecord
+from fenka.isolation.files import describe_os_error
+from fenka.workstation.broker import Broker, Effect, GrantLease, RejectJob
+from fenka.workstation.job import Job
+from fenka.workstation.log import log
+
+CREATE_RETRY_S = 1.0
+"""Between attempts to create instances for a job."""
+
+DESTROY_RETRY_S = 0.3
+"""Between attempts to destroy what is in use: a driver frees a killed process's memory with some delay."""
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(eq=False)
+class InstanceChanges:
+    """The changes of one daemon's instances.
+
+    Attributes:
+        broker: The jobs that instances are for.
+        manager: The instances. Its records change only in a turn, or while there is none.
+        spawn: Runs a coroutine beside everything else.
+        apply: Records what was decided, and applies it.
+    """
+
+    broker: Broker
+    manager: InstanceManager
+    spawn: Callable[[Coroutine[None, None, object]], None]
+    apply: Callable[[Sequence[Effect]], None]
+    settled: Callable[[], None] = lambda: None
+    """Called when nothing changes, and nothing has to be destroyed."""
+    _turns: int = 0
+    """Changes that are under way or wait for their turn."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _finished: asyncio.Event = field(default_factory=asyncio.Event)
+    _retrying: bool = False
+    """Whether what could not be destroyed is tried again soon."""
+    _creating: set[str] = field(default_factory=set)
+    """Jobs for which instances are created, or will be in a later turn."""
+
+    async def finish(self) -> None:
+        """Wait until no change is under way."""
+        while self._turns:
+            await self._finished.wait()
+
+    def run(self, change: Coroutine[None, None, _Result]) -> Coroutine[None, None, _Result]:
+        """Return a coroutine that carries out a change in its turn."""
+        self._turns += 1
+        self._finished.clear()
+        return self._run(change)
+
+    async def _run(self, change: Coroutine[None, None, _Result]) -> _Result:
+        try:
+            async with self._turn:
+                return await change
+        finally:
+            self._turns -= 1
+            if not self._turns:
+                self._finished.set()
+                self.settle_later()
+
+    async def in_thread(self, step: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call the driver, in a turn, while the daemon answers others."""
+
+        def call() -> _Result:
+            with self.manager.hardware.in_use():
+                return step(*arguments)
+
+        return await asyncio.to_thread(call)
+
+    # --- destruction --------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Have the instances destroyed that no job holds, and grant what has become possible.
+
+        Nothing is done during a change, since this follows each. Raises NoDriver.
+        """
+        if self._turns or self._retrying:
+            return
+        try:
+            unused = self.manager.keeper.unused(self.broker.held_devices())
+        except OSError as why:
+            log(f"MIG instances: {describe_os_error(why)}")
+            return
+        if unused:
+            self.spawn(self.run(self._destroy(unused)))
+        self.publish(unused)
+        if not unused:
+            self.settled()
+
+    def settle_later(self) -> None:
+        """Do the same where nobody can be told an error."""
+        with contextlib.suppress(NoDriver):  # the health loop opens the driver again
+            self.settle()
+
+    async def _destroy(self, unused: Sequence[InstanceRecord]) -> None:
+        try:
+            failed = bool(await self.in_thread(self.manager.keeper.destroy_all, unused))
+        except (MigError, NoDriver, OSError) as why:
+            log(f"MIG instances: {describe_os_error(why) if isinstance(why, OSError) else why}")
+            failed = True
+        if failed:
+            self._retrying = True
+            asyncio.get_running_loop().call_later(DESTROY_RETRY_S, self._destroy_again)
+            with contextlib.suppress(NoDriver):
+                self.publish()
+
+    def _destroy_again(self) -> None:
+        self._retrying = False
+        self.settle_later()
+
+    def publish(self, leaving: Sequence[InstanceRecord] = ()) -> None:
+        """Tell the broker what there is. leaving: what is about to be destroyed. Raises NoDriver."""
+        instances = self.manager.view(self.broker.node, self.broker.held_devices(), leaving)
+        self.apply(self.broker.update_instances(instances.division, instances.cards, time.time()))
+
+    # --- creation -----------------------------------------------------------------------------------
+
+    def planned(self, job: Job) -> list[Card]:
+        """Return the instances of a job that do not exist yet."""
+        uuids = {piece.uuid for piece in job.slices if is_planned(piece.uuid)}
+        return [card for card in self.broker.node.cards if card.uuid in uuids]
+
+    def create(self, job: Job) -> None:
+        """Have the instances created that are planned for a job, and the job granted then."""
+        if job.id not in self._creating:
+            self._creating.add(job.id)
+            self.spawn(self.run(self._create(job)))
+
+    async def _create(self, job: Job) -> None:
+        try:
+            # Another job of the same instance may have had them created, and this one may have ended.
+            if self.broker.present([job]) and (planned := self.planned(job)):
+                node = self.broker.node
+                uuids = await self.in_thread(self.manager.create, node, planned)
+                self.broker.bind_instances(uuids, time.time())
+        except (MigError, NoDriver, OSError) as why:
+            reason = describe_os_error(why) if isinstance(why, OSError) else str(why)
+            self._on_refusal(job, reason, final=isinstance(why, MigNotPermitted))
+        finally:
+            self._creating.discard(job.id)
+        if self.broker.present([job]) and job.state == "starting":
+            self.apply([GrantLease((job,))])
+
+    def _on_refusal(self, job: Job, reason: str, *, final: bool) -> None:
+        if not self.broker.present([job]):
+            return
+        now = time.time()
+        effects = self.broker.requeue(job, f"{reason}; trying again", now)
+        if final or not job.waits:
+            effects = [RejectJob(job, reason, final), *self.broker.cancel(job.queue_id, now)]
+        else:
+            asyncio.get_running_loop().call_later(CREATE_RETRY_S, self._create_again)
+        self.apply(effects)
+
+    def _create_again(self) -> None:
+        self.settle_later()
+        self.apply(self.broker.reschedule(time.time()))

@@ -1,0 +1,274 @@
+"""Lists the instances of a daemon's cards, and divides cards as an administrator asks for.
+
+What a layout needs and is in use is done when that has ended. Until then the layout is recorded, and nothing
+is granted that would delay it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fenka.core.errors import FenkaError
+from fenka.core.inventory import Card, DeviceId
+from fenka.core.mig.geometry import Geometry
+from fenka.core.mig.layouts import free_counts
+from fenka.dialects.mig_parted import CardTarget
+from fenka.hardware.mig_instances import CardLost, MigError
+from fenka.instances.layouts import CardPlan, Progress, carry_out, plan_card
+from fenka.instances.manager import InstanceManager, InstanceStatus, is_enabled
+from fenka.isolation.files import describe_os_error
+from fenka.views.instances import InstanceView, MigCardView
+from fenka.workstation import files, protocol
+from fenka.workstation.broker import Broker
+from fenka.workstation.controller import Controller
+from fenka.workstation.log import log
+from fenka.workstation.protocol import LayoutTarget
+
+RETRY_S = 1.0
+"""After a step failed, or what it needs is used by a program without a lease."""
+
+
+@dataclass(eq=False)
+class Layouts:
+    """The layouts of one daemon's cards."""
+
+    controller: Controller
+    broker: Broker
+    manager: InstanceManager
+    _targets: dict[str, LayoutTarget] = field(default_factory=dict)
+    """Layouts that wait for something to end, by card."""
+    _reasons: dict[str, list[str]] = field(default_factory=dict)
+    """What was left after the last changes, by card."""
+    _pausing: bool = False
+    _logged: str = ""
+    """The last failure, to be logged once."""
+
+    def load(self) -> None:
+        """Take over the layouts that wait since an earlier daemon. Raises InvalidState."""
+        known = {card.uuid for card in self._physical()}
+        recorded = files.load_layouts(self.controller.runtime)
+        for uuid in recorded.keys() - known:
+            log(f"the layout of card {uuid[:60]} waits until the daemon leases that card again")
+        self._set(recorded)
+        self.controller.changes.settled = self._complete_later
+
+    def describe(self) -> protocol.InstancesListed:
+        """Return all cards with their instances. Raises NoDriver."""
+        self.controller.observe_cards()
+        return protocol.InstancesListed(self.cards())
+
+    def cards(self) -> list[MigCardView]:
+        """Return all cards with their instances, as they were observed last. Raises NoDriver."""
+        return [self._card(card) for card in self._physical()]
+
+    async def apply(self, request: protocol.ApplyLayout) -> protocol.LayoutApplied:
+        """Divide cards as far as nobody uses them, and do the rest later.
+
+        Nothing is changed if any card cannot be what the request says.
+
+        Raises:
+            ImpossibleLayout: A card cannot have these instances.
+            MigError: A card is not there or has no MIG, or the driver refuses a step after others.
+            NoDriver, OSError: The rest is not done.
+        """
+        await self.controller.changes.finish()
+        self.controller.observe_cards()
+        return await self.controller.changes.run(self._apply(request))
+
+    def cancel(self) -> protocol.LayoutApplied:
+        """Give up the layouts that wait, and return what waited. Raises NoDriver, OSError."""
+        given_up = [sentence for card in self._physical() for sentence in self._waiting(card)]
+        self._record({})
+        self.controller.observe_cards()
+        return protocol.LayoutApplied([], given_up)
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    async def _apply(self, request: protocol.ApplyLayout) -> protocol.LayoutApplied:
+        plans = self._plans(request.cards)
+        if request.dry_run:
+            return _answer(
+                Progress([str(step) for step in each.steps], [*each.waiting]) for each in plans
+            )
+        # A daemon that is killed from here on leaves the rest to the next one.
+        self._record({**self._targets, **request.cards})
+        try:
+            return _answer(await self._carry_out(plans))
+        except (FenkaError, OSError):
+            self._forget(request.cards)
+            raise
+
+    async def _carry_out(self, plans: list[CardPlan]) -> list[Progress]:
+        """Make the changes that are possible, and forget the layouts that are complete then."""
+        # Nothing is granted on these cards meanwhile.
+        self.controller.cards.dividing = {plan.card.uuid for plan in plans}
+        try:
+            self.controller.observe_cards()
+            progress = [
+                await self.controller.changes.in_thread(carry_out, self.manager.keeper, plan)
+                for plan in plans
+            ]
+            left: dict[str, list[str]] = {
+                plan.card.uuid: made.waiting for plan, made in zip(plans, progress, strict=True)
+            }
+            self._reasons |= left
+            self._forget([card for card, waiting in left.items() if not waiting])
+        finally:
+            self._observe()
+        return progress
+
+    def _observe(self) -> None:
+        """Have the broker know the new instances before it grants anything on these cards again."""
+        try:
+            self.controller.observe_cards()
+            self.controller.changes.publish()
+        finally:
+            self.controller.cards.dividing = set()
+        self.controller.observe_cards()
+
+    def _complete_later(self) -> None:
+        """Go on with the layouts that wait, as far as what they need is not in use any more."""
+        known = {card.uuid for card in self._physical()}
+        for uuid in self._targets.keys() & known if not self._pausing else ():
+            try:
+                (plan,) = self._plans({uuid: self._targets[uuid]})
+            except FenkaError as why:
+                self._pause(str(why))
+                continue
+            if plan.steps or plan.complete:
+                self.controller.spawn(self.controller.changes.run(self._complete(uuid)))
+
+    async def _complete(self, uuid: str) -> None:
+        try:
+            if uuid in self._targets:  # It may have been given up, or another change came first.
+                (made,) = await self._carry_out(self._plans({uuid: self._targets[uuid]}))
+                for step in made.done:
+                    log(f"layout: {step}")
+            self._pause()
+        except (FenkaError, OSError) as why:
+            self._pause(describe_os_error(why) if isinstance(why, OSError) else str(why))
+
+    def _pause(self, failure: str = "") -> None:
+        """Try again soon, and not at once: a step may fail again."""
+        if failure and failure != self._logged:
+            log(f"layout: {failure}; trying again")
+            self._logged = failure
+        if not self._pausing:
+            self._pausing = True
+            asyncio.get_running_loop().call_later(RETRY_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pausing = False
+        self.controller.changes.settle_later()
+
+    def _plans(self, targets: Mapping[str, LayoutTarget]) -> list[CardPlan]:
+        """Return what to change. Raises ImpossibleLayout, MigError, NoDriver."""
+        cards = {card.uuid: card for card in self._physical()}
+        plans = []
+        for uuid, target in targets.items():
+            card = cards.get(DeviceId(uuid))
+            if card is None:
+                raise MigError(f"the daemon leases no card {uuid[:60]}")
+            plans.append(self._plan(card, target))
+        return plans
+
+    def _plan(self, card: Card, target: LayoutTarget) -> CardPlan:
+        geometry = self._geometry(card)
+        present = {
+            each.place: self._jobs(each.uuid) if each.record else None
+            for each in (self._existing(card) if geometry and card.divided else ())
+        }
+        wanted = CardTarget(target.enabled, target.counts)
+        return plan_card(card, geometry, present, self._jobs(card.uuid), wanted)
+
+    # --- what waits ---------------------------------------------------------------------------------
+
+    def _record(self, targets: dict[str, LayoutTarget]) -> None:
+        """Record the layouts that wait. Raises OSError."""
+        files.save_layouts(self.controller.runtime, targets)
+        self._set(targets)
+
+    def _set(self, targets: dict[str, LayoutTarget]) -> None:
+        self._targets = targets
+        self.controller.cards.waiting = set(targets)
+
+    def _forget(self, cards: Iterable[str]) -> None:
+        """Forget the layouts of cards that are complete, or whose failure has been reported."""
+        left = {uuid: each for uuid, each in self._targets.items() if uuid not in set(cards)}
+        try:
+            self._record(left)
+        except OSError as why:  # The next daemon would find it complete, or try it once more.
+            log(f"layout: {describe_os_error(why)}")
+            self._set(left)
+
+    def _waiting(self, card: Card) -> list[str]:
+        """Return what the layout of a card waits for. Raises NoDriver."""
+        target = self._targets.get(card.uuid)
+        if target is None:
+            return []
+        try:
+            plan = self._plan(card, target)
+        except MigError as why:
+            return [str(why)]
+        return self._reasons.get(card.uuid, []) if plan.steps else [*plan.waiting]
+
+    def _physical(self) -> list[Card]:
+        return [card for card in self.broker.node.cards if card.parent is None]
+
+    def _geometry(self, card: Card) -> Geometry | None:
+        return self.manager.keeper.geometries.get(card.uuid)
+
+    # --- listing ------------------------------------------------------------------------------------
+
+    def _card(self, card: Card) -> MigCardView:
+        geometry = self._geometry(card)
+        view = MigCardView(
+            card.index,
+            card.uuid,
+            card.model,
+            self.manager.pci_ids.get(card.uuid, ""),
+            enabled=card.divided,
+            profiles=list(geometry.by_name) if geometry else [],
+            waiting=self._waiting(card),
+        )
+        if geometry is None or not card.divided:
+            return view
+        try:
+            instances = self._existing(card)
+        except CardLost:
+            return view
+        view.instances.extend(self._view(each, geometry) for each in instances)
+        view.free.update(free_counts(geometry, frozenset(each.place for each in instances)))
+        return view
+
+    def _existing(self, card: Card) -> list[InstanceStatus]:
+        """Return the instances that exist on a card, by start. Raises CardLost, NoDriver."""
+        statuses = self.manager.statuses(card.uuid, ()) if is_enabled(card.uuid) else ()
+        return sorted((each for each in statuses if each.gpu), key=lambda each: each.place.start)
+
+    def _view(self, each: InstanceStatus, geometry: Geometry) -> InstanceView:
+        profile, record = each.place.profile, each.record
+        return InstanceView(
+            *(each.place.start, profile.name, profile.memory_mib),
+            compute=geometry.compute_percent(profile),
+            owner="fenka" if record else "administrator",
+            uuid=each.uuid,
+            gpu_instance=each.gpu.id if each.gpu else None,
+            kept=bool(record and record.kept),
+            jobs=self._jobs(each.uuid) if record else [],
+        )
+
+    def _jobs(self, uuid: str) -> list[str]:
+        return [
+            job.name
+            for job in self.broker.placed()
+            if any(piece.uuid == uuid for piece in job.slices)
+        ]
+
+
+def _answer(progress: Iterable[Progress]) -> protocol.LayoutApplied:
+    answer = protocol.LayoutApplied([])
+    for each in progress:
+        answer.done.extend(each.done)
+        answer.waiting.extend(each.waiting)
+    return answer

@@ -1,0 +1,371 @@
+"""What users do with services of this machine: deploy, change, divide requests, delete."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
+from fenka.core.request import InvalidRequest
+from fenka.core.weights import shares
+from fenka.hardware.peer_credentials import user_name
+from fenka.jobs.ports import LOOPBACK
+from fenka.jobs.processes import ErrorReporter, JobNotStarted, start_in_background
+from fenka.jobs.service import (
+    CLIENT_PORTS,
+    PortName,
+    ServiceSpec,
+    check_change,
+    check_versions,
+)
+from fenka.views.services import ServiceVersion
+from fenka.workstation import attach, workload
+from fenka.workstation.client import connect, known_snapshot
+from fenka.workstation.ending import end_process, end_writers
+from fenka.workstation.launch import Launcher, LeaseNotGranted
+from fenka.workstation.paths import Runtime
+from fenka.workstation.serving import plan, records, supervise, view
+from fenka.workstation.serving.records import InvalidService, ServiceRecord, VersionRecord
+
+STARTED = "started"
+"""The status line after which clients can connect."""
+
+Announce = Callable[[str], None]
+
+_IN_PLACE = ("replicas", "target", "up_after_s", "down_after_s")
+"""Fields whose change replaces no replica."""
+
+
+class ServiceRefused(FenkaError):
+    """The change is not possible as the service is now."""
+
+    exit_code = INVALID_INPUT
+
+
+def deploy(
+    runtime: Runtime, spec: ServiceSpec, announce: Announce, report_errors: ErrorReporter
+) -> list[str]:
+    """Deploy a version; return the versions that there were before. If it fails, nothing is left of it.
+
+    Args:
+        runtime: The daemon's runtime directory.
+        spec: The version.
+        announce: Receives sentences for the user.
+        report_errors: The command's reporter of errors.
+
+    Raises:
+        InvalidRequest: This machine cannot run it as requested.
+        ServiceRefused: The service has a version of this name, or other ports.
+        InvalidService: The service's record cannot be read.
+        JobNotStarted: It could not be started.
+    """
+    spec.validate()
+    workload.refuse_cluster_options(spec, {})
+    workload.check_mounts(spec)
+    directory = workload.working_directory(spec)
+    with records.changing() as lock:
+        record = records.load(spec.name) if records.exists(spec.name) else None
+        if record is not None:
+            _check_version(record, spec)
+        _check_program(spec, directory)
+        _check_cards(runtime, spec, announce, report_errors)
+        _announce_ignored(spec, announce)
+        version = VersionRecord(spec, _revision(spec), time.time(), directory, _environment())
+        if record is None:
+            new = ServiceRecord(
+                secrets.token_hex(8), _address(spec), _client_ports(spec), [], {spec.version: 100}
+            )
+            records.create(spec.name, new)
+        new = record or new
+        try:
+            _add(new, version)
+            _ensure_supervised(runtime, spec.name, lock, announce, report_errors)
+        except BaseException:
+            _restore(spec.name, record)
+            raise
+    return [] if record is None else [each.spec.version for each in record.versions]
+
+
+def _revision(spec: ServiceSpec) -> int:
+    """Return a revision that no replica has, also of a deleted version of the same name."""
+    status = records.load_status(spec.name)
+    replicas = status.replicas if status else []
+    return 1 + max((each.revision for each in replicas if each.version == spec.version), default=0)
+
+
+def _add(record: ServiceRecord, version: VersionRecord) -> None:
+    place = records.place_of(version.spec.name)
+    files = place / "files" / version.spec.version
+    shutil.rmtree(files, ignore_errors=True)
+    files.mkdir(mode=0o700, parents=True)
+    binds = workload.provide_files(version.spec, files)
+    version = msgspec.structs.replace(version, binds=binds)
+    records.save(place, msgspec.structs.replace(record, versions=[*record.versions, version]))
+
+
+def _restore(name: str, record: ServiceRecord | None) -> None:
+    """Leave a service as it was."""
+    if record is None:
+        shutil.rmtree(records.place_of(name), ignore_errors=True)
+    else:
+        records.save(records.place_of(name), record)
+
+
+def _check_version(record: ServiceRecord, spec: ServiceSpec) -> None:
+    if record.version(spec.version):
+        name, version = spec.name, spec.version
+        raise ServiceRefused(
+            f"version {version} of service {name} already exists on this machine: use fenka serve update "
+            f"{spec.kind}, delete it (fenka serve delete {name} -v {version}) or choose another --version"
+        )
+    if not record.versions:
+        raise ServiceRefused(f"service {spec.name} is being deleted: try again, or delete it again")
+    if len(record.versions) >= records.MAX_VERSIONS:
+        raise ServiceRefused(f"a service has at most {records.MAX_VERSIONS} versions")
+    served, given = sorted(record.ports), sorted(_client_ports(spec))
+    if served != given:
+        raise ServiceRefused(
+            f"service {spec.name} has the ports {', '.join(served)}, and this version {', '.join(given)}: "
+            "give it the same by --restful-port and --port"
+        )
+
+
+def _check_program(spec: ServiceSpec, directory: str) -> None:
+    program = spec.argv[0]
+    there = Path(directory, program).exists() if "/" in program else shutil.which(program)
+    if not there:
+        raise InvalidRequest(f"there is no program called {program[:80]} on this machine")
+
+
+def _check_cards(
+    runtime: Runtime, spec: ServiceSpec, announce: Announce, report_errors: ErrorReporter
+) -> None:
+    """Check that the daemon could ever grant a replica's request. Raises LeaseNotGranted."""
+    version = VersionRecord(spec, 0, 0, str(Path.cwd()), {})
+    request = plan.lease_request(version, plan.lease_name(spec, secrets.token_hex(3)))
+    if request is None:
+        return
+    launcher = Launcher(runtime, request, report_errors, wait=False)
+    try:
+        # It is not confirmed, so the daemon takes it back.
+        launcher.acquire(announce)[0].close()
+    except LeaseNotGranted as why:
+        if why.exit_code != TEMPORARY_FAILURE:
+            raise
+
+
+def _announce_ignored(spec: ServiceSpec, announce: Announce) -> None:
+    if ignored := workload.ignored_options(spec):
+        have = "have" if len(ignored) > 1 else "has"
+        announce(f"{', '.join(ignored)} {have} no effect on a workstation")
+
+
+def _client_ports(spec: ServiceSpec) -> dict[PortName, int]:
+    return {name: spec.ports[name] for name in CLIENT_PORTS if name in spec.ports}
+
+
+def _address(spec: ServiceSpec) -> str:
+    """Return where the gateway listens: a service that is reached from outside does so everywhere."""
+    return LOOPBACK if spec.service == "ClusterIP" else "0.0.0.0"
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's variables that are text."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if (name + value).encode(errors="replace") == os.fsencode(name + value)
+    }
+
+
+def _ensure_supervised(
+    runtime: Runtime, name: str, lock: int, announce: Announce, report_errors: ErrorReporter
+) -> None:
+    """Start the service's supervisor unless it lives. Raises JobNotStarted.
+
+    lock: what keeps other commands from changing services; not for the supervisor.
+    """
+    if records.load_status(name) is not None:
+        return
+    if any(version.spec.gpu for version in records.load(name).versions):
+        # Not by a replica, or its end would be that of the daemon's parent.
+        connect(runtime, announce).close()
+
+    def body(notify: Announce, started: Callable[[], None]) -> None:
+        os.close(lock)
+
+        def ready() -> None:
+            notify(STARTED)
+            started()
+
+        supervise.run(runtime, name, ready, report_errors)
+
+    log = records.place_of(name) / "log"
+    with start_in_background(body, log, report_errors) as process:
+        for line in process.status_lines():
+            if line == STARTED:
+                return
+    raise JobNotStarted(f"the supervisor of {name} ended while it started: see {log}", 1)
+
+
+# --- look -----------------------------------------------------------------------------------------------
+
+
+def versions(name: str | None) -> list[ServiceVersion]:
+    """Return the versions of all services, or of the one with this name, sorted.
+
+    A service whose record cannot be read is shown, so that it can be deleted.
+    """
+    snapshot, user = known_snapshot(), user_name(os.geteuid())
+    shown: list[ServiceVersion] = []
+    for each in records.names() if name is None else filter(records.exists, [name]):
+        try:
+            record = records.load(each)
+        except InvalidService as why:
+            shown.append(view.unreadable_service(why, user))
+            continue
+        shown += view.service_versions(each, record, records.load_status(each), snapshot, user)
+    return shown
+
+
+def attach_to(name: str, replica: str, command: Sequence[str]) -> NoReturn:
+    """Become a command in the lease of a replica. It is ended with the replica.
+
+    Raises ServiceNotFound, InvalidService, NotRunning, IsolationError, JobNotStarted.
+    """
+    record, status = records.load(name), records.load_status(name)
+    known = [each for each in status.replicas if each.name == replica] if status else []
+    version = record.version(known[0].version) if known else None
+    if version is None:
+        raise attach.NotRunning(f"{replica} is not running")
+    attach.become(replica, known[0].program, version.directory, command)
+
+
+def has_replica(name: str, replica: str) -> bool:
+    """Return whether there is a replica of this name, which may be started again."""
+    status = records.load_status(name)
+    return status is not None and any(each.name == replica for each in status.replicas)
+
+
+# --- changes --------------------------------------------------------------------------------------------
+
+
+def update(
+    runtime: Runtime,
+    name: str,
+    version: str,
+    change: Callable[[ServiceSpec], ServiceSpec],
+    announce: Announce,
+    report_errors: ErrorReporter,
+) -> ServiceSpec:
+    """Change a version, or the only one if none is named; return it as it is now.
+
+    If it fails, nothing changes. Its replicas are replaced one by one. A service whose supervisor has been
+    killed is started again.
+
+    Raises:
+        ServiceNotFound, InvalidService, ServiceRefused: There is no such version.
+        InvalidRequest: This machine cannot run it as requested.
+        JobNotStarted: Its supervisor could not be started.
+    """
+    with records.changing() as lock:
+        record = records.load(name)
+        old = _chosen(record, name, version)
+        spec = change(old.spec)
+        spec.validate()
+        check_change(old.spec, spec)
+        workload.refuse_cluster_options(spec, {})
+        workload.check_mounts(spec)
+        if spec.argv != old.spec.argv:
+            _check_program(spec, old.directory)
+        if spec.gpu != old.spec.gpu:
+            _check_cards(runtime, spec, announce, report_errors)
+        unchanged = {field: getattr(old.spec, field) for field in _IN_PLACE}
+        same = msgspec.structs.replace(spec, **unchanged) == old.spec
+        new = msgspec.structs.replace(old, spec=spec, revision=old.revision + (not same))
+        versions = [new if each is old else each for each in record.versions]
+        records.save(records.place_of(name), msgspec.structs.replace(record, versions=versions))
+        try:
+            _ensure_supervised(runtime, name, lock, announce, report_errors)
+        except BaseException:
+            _restore(name, record)
+            raise
+    return spec
+
+
+def _chosen(record: ServiceRecord, name: str, version: str) -> VersionRecord:
+    names = [each.spec.version for each in record.versions]
+    if not version and len(names) != 1:
+        raise ServiceRefused(
+            f"service {name} has several versions: choose {', '.join(sorted(names))} by --version"
+        )
+    check_versions(name, {version or names[0]: 1}, names)
+    chosen = record.version(version or names[0])
+    assert chosen
+    return chosen
+
+
+def split(name: str, weights: Mapping[str, int]) -> None:
+    """Divide a service's requests. Raises ServiceNotFound, InvalidService, InvalidRequest."""
+    with records.changing():
+        record = records.load(name)
+        check_versions(name, weights, [each.spec.version for each in record.versions])
+        records.save(records.place_of(name), msgspec.structs.replace(record, weights=dict(weights)))
+
+
+def delete(name: str, version: str) -> None:
+    """Delete a version, or the whole service with all that is left of it.
+
+    Raises ServiceNotFound, InvalidService, ServiceRefused, InvalidRequest, JobNotEnded.
+    """
+    with records.changing():
+        directory = records.directory_of(name)
+        if version and not _delete_version(name, version):
+            return
+        _end(name, directory)
+        while directory.exists():
+            # Another command may be deleting it, too.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(directory)
+
+
+def _delete_version(name: str, version: str) -> bool:
+    """Withdraw a version. Return whether it is the last one, which is not withdrawn."""
+    record = records.load(name)
+    names = [each.spec.version for each in record.versions]
+    check_versions(name, {version: 1}, names)
+    rest = [each for each in record.versions if each.spec.version != version]
+    if not rest:
+        return True
+    weights = shares(record.weights, [each.spec.version for each in rest])
+    if not weights:
+        raise ServiceRefused(
+            f"version {version} gets all requests of service {name}: move them first, by fenka "
+            f"traffic-split --name {name} -v {rest[0].spec.version}:100"
+        )
+    changed = msgspec.structs.replace(record, versions=rest, weights=weights)
+    records.save(records.place_of(name), changed)
+    return False
+
+
+def _end(name: str, directory: Path) -> None:
+    """End the supervisor with all that it runs."""
+    grace_s = ServiceSpec().grace_s
+    with contextlib.suppress(InvalidService):
+        record = records.load(name)
+        # The gateway finishes requests, and then the programs.
+        grace_s = 2 * max((each.spec.grace_s for each in record.versions), default=grace_s)
+        # A supervisor that is being started again may miss the signal. On a full disk there is only that.
+        with contextlib.suppress(OSError):
+            records.save(directory, msgspec.structs.replace(record, versions=[]))
+    status = records.load_status(name)
+    if status is not None:
+        end_process(status.pid, lambda: status.supervised, name, grace_s)
+    # If a guard was killed, its supervisor ends by itself.
+    end_writers(directory / "log", name, grace_s)

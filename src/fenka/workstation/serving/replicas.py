@@ -1,0 +1,225 @@
+"""A replica as its service's supervisor sees it, from its start over restarts to its end."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fenka import procfs
+from fenka.core.errors import FenkaError
+from fenka.jobs.ports import FIRST_PORT, reserve_port
+from fenka.jobs.processes import ErrorReporter
+from fenka.jobs.service import PortName
+from fenka.workstation import supervisor
+from fenka.workstation.paths import Runtime
+from fenka.workstation.records import outcome
+from fenka.workstation.serving import plan, records
+from fenka.workstation.serving.records import ReplicaRecord, ReplicaState, VersionRecord
+from fenka.workstation.serving.replica import FAILED, STARTED, ReplicaProgram
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHome:
+    """What all replicas of a service share.
+
+    Attributes:
+        runtime: The daemon's runtime directory.
+        directory: The service's directory.
+        report_errors: The command's reporter of errors.
+        leave: Closes in a replica's process what belongs to the supervisor.
+    """
+
+    runtime: Runtime
+    directory: Path
+    report_errors: ErrorReporter
+    leave: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica. Times are of the monotonic clock, except for `created_at`.
+
+    Attributes:
+        version: The version that it was started for, as it was then.
+        state: See ReplicaState.
+        served: It has been ready since its start, so the gateway knows it.
+        pid: Its process; 0 for none.
+        reports: The pipe with its process's reports; -1 for none.
+        was_killed: In this pass its process was found killed by a signal.
+        gone: Nothing is left of it.
+    """
+
+    home: ReplicaHome
+    version: VersionRecord
+    name: str
+    created_at: float = field(default_factory=time.time)
+    state: ReplicaState = "Backoff"
+    served: bool = False
+    pid: int = 0
+    reports: int = -1
+    was_killed: bool = False
+    gone: bool = False
+    ports: dict[PortName, int] = field(default_factory=dict)
+    reason: str = ""
+    restarts: int = 0
+    _locks: list[socket.socket] = field(default_factory=list)
+    _failures: int = 0
+    _program: tuple[int, int] = (0, 0)
+    _started_at: float | None = None
+    _next_at: float = 0.0
+    """When it is started again, gets SIGTERM or SIGKILL, by its state."""
+
+    @classmethod
+    def create(cls, home: ReplicaHome, version: VersionRecord, now: float) -> "Replica":
+        """Return a new replica, whose process is started."""
+        replica = cls(home, version, plan.lease_name(version.spec, secrets.token_hex(3)))
+        replica._start(now)
+        return replica
+
+    @property
+    def record(self) -> ReplicaRecord:
+        """What others see of it."""
+        return ReplicaRecord(
+            self.name,
+            self.version.spec.version,
+            self.version.revision,
+            self.state,
+            self.created_at,
+            self._lease,
+            self.pid,
+            self._program if self.pid else (0, 0),
+            self.restarts,
+            self.ports.copy(),
+            self.reason,
+        )
+
+    @property
+    def readiness(self) -> tuple[int, str]:
+        """The port that is open when it is ready, and the path that answers then; empty for none."""
+        name, path = self.version.spec.readiness
+        return self.ports[name], path
+
+    @property
+    def _lease(self) -> str:
+        # What is left of an earlier lease may still hold its slice, and its name.
+        return f"{self.name}.{self.restarts}" if self.restarts else self.name
+
+    # --- start and end ------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> None:
+        self.state, self._started_at, self.reason = "Pending", None, ""
+        try:
+            self._reserve_ports()
+            program = ReplicaProgram(
+                self.home.runtime,
+                self.name,
+                plan.lease_request(self.version, self._lease),
+                self.version,
+                self.ports,
+                records.replicas_directory(self.home.directory),
+                self.home.report_errors,
+            )
+            self.pid, self.reports = program.fork(self.home.leave)
+        except (FenkaError, OSError) as why:
+            self._fail(now, str(why))
+
+    def _reserve_ports(self) -> None:
+        self._release_ports()
+        port = FIRST_PORT - 1
+        for name in self.version.spec.ports:
+            port, lock = reserve_port(port + 1)
+            self.ports[name] = port
+            self._locks.append(lock)
+
+    def _release_ports(self) -> None:
+        for lock in self._locks:
+            lock.close()
+        self._locks, self.ports = [], {}
+
+    def drain(self, now: float) -> None:
+        """Have it finish its requests, and then end."""
+        if self.pid:
+            self.state, self._next_at = "Draining", now + self.version.spec.grace_s
+        else:
+            self._leave()
+
+    def leave_inherited(self) -> None:
+        """Close, in another replica's process, what belongs to this one."""
+        for lock in self._locks:
+            lock.close()
+        if self.reports >= 0:
+            os.close(self.reports)
+
+    def _leave(self) -> None:
+        self.state, self.gone = "Ending", True
+        self._release_ports()
+        shutil.rmtree(records.log_of(self.home.directory, self.name).parent, ignore_errors=True)
+
+    # --- passes -------------------------------------------------------------------------------------
+
+    def observe(self, now: float) -> None:
+        """Read what its process has reported, and whether it has ended."""
+        self.was_killed = False
+        # What it has reported is complete once it has ended.
+        ended, status = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
+        for line in self._read_reports():
+            if not line.startswith(STARTED):
+                self.reason = line.removeprefix(FAILED)
+                continue
+            pid = int(line.removeprefix(STARTED))
+            self._program = pid, procfs.start_ticks(pid) or 0
+            if self.state == "Pending":
+                self.state, self.reason, self._started_at = "Starting", "", now
+        if ended:
+            self._on_end(status, now)
+
+    def _read_reports(self) -> list[str]:
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while self.reports >= 0 and (part := os.read(self.reports, 1 << 16)):
+                data += part
+        return data.decode(errors="replace").splitlines()
+
+    def _on_end(self, status: int, now: float) -> None:
+        os.close(self.reports)
+        self.pid, self.reports, self.was_killed = 0, -1, os.WIFSIGNALED(status)
+        if self.state in ("Draining", "Ending"):
+            self._leave()
+            return
+        reason = self.reason
+        if not reason:
+            reason = f"ended with {outcome(os.waitstatus_to_exitcode(status))}"
+            line = supervisor.last_line(records.log_of(self.home.directory, self.name))
+            reason += f": {line}" if line else ""
+        self._fail(now, reason)
+
+    def _fail(self, now: float, reason: str) -> None:
+        if self._started_at is not None and now - self._started_at > plan.STABLE_S:
+            self._failures = 0
+        self._failures += 1
+        self._release_ports()
+        self.state, self.served, self.reason = "Backoff", False, reason
+        self._next_at = now + plan.pause_s(self._failures)
+
+    def on_ready(self) -> None:
+        """It answers: the gateway may know it."""
+        self.state, self.served = "Ready", True
+
+    def proceed(self, now: float, *, drained: bool) -> None:
+        """Do what is due. drained: it has no requests and gets none."""
+        due = now >= self._next_at
+        if self.state == "Backoff" and due:
+            self.restarts += 1
+            self._start(now)
+        elif self.state == "Draining" and (due or drained or not self.served):
+            self.state = "Ending"
+            self._next_at = now + self.version.spec.grace_s + plan.END_SLACK_S
+            os.kill(self.pid, signal.SIGTERM)
+        elif self.state == "Ending" and due and self.pid:
+            os.kill(self.pid, signal.SIGKILL)

@@ -1,0 +1,320 @@
+"""Runs a service: passes that compare what is wanted with what there is, until the service is deleted.
+
+Its guard starts a killed supervisor again, after it has ended all replicas. The guard's sockets stay open
+meanwhile, so clients wait.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fenka import procfs
+from fenka.core.errors import FAILURE, FenkaError
+from fenka.core.scaling import ReplicaScaler, ScalingPolicy
+from fenka.jobs.ports import LOOPBACK
+from fenka.jobs.processes import ErrorReporter, JobNotStarted
+from fenka.workstation import guard
+from fenka.workstation.paths import Runtime
+from fenka.workstation.records import outcome, supervised_by_me
+from fenka.workstation.serving import gateway, plan, probes, records
+from fenka.workstation.serving.gateway import GatewayProcess, Sockets
+from fenka.workstation.serving.plan import GatewayUse
+from fenka.workstation.serving.records import ServiceRecord, ServiceStatus, VersionRecord
+from fenka.workstation.serving.replicas import Replica, ReplicaHome
+
+log = logging.getLogger(__name__)
+
+PASS_S = 0.2
+"""Between two passes, if nothing happens."""
+
+LOOK_S = 0.5
+"""Between two looks at the gateway's metrics."""
+
+PREDECESSOR_S = 60.0
+"""An earlier supervisor of the service has ended its replicas by then."""
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(
+    runtime: Runtime, name: str, started: Callable[[], None], report_errors: ErrorReporter
+) -> NoReturn:
+    """Run the service until it is deleted or told to end. Call this in a background process.
+
+    started: called once clients can connect. Raises FenkaError if the service cannot be started.
+    """
+    directory, record = records.directory_of(name), records.load(name)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with (
+        _only_supervisor(directory) as lock,
+        contextlib.closing(gateway.listen(record.address, record.ports)) as sockets,
+    ):
+        status = supervised_by_me(ServiceStatus(uid=record.uid))
+        records.save_status(directory, status)
+        started()
+
+        def supervise() -> int:
+            return Supervisor(
+                runtime, directory, record, status, sockets, lock, report_errors
+            ).run()
+
+        failures, began = 0, time.monotonic()
+        while code := os.waitstatus_to_exitcode(guard.run(supervise)):
+            failures = 1 if time.monotonic() - began > plan.STABLE_S else failures + 1
+            log.warning("the supervisor ended with %s and is started again", outcome(code))
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+            if signal.sigtimedwait(_ENDING, plan.pause_s(failures)):
+                break
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+            record, began = _latest(name, record), time.monotonic()
+    raise SystemExit(0)
+
+
+def _latest(name: str, record: ServiceRecord) -> ServiceRecord:
+    """Return what the user wants now; what is known if that cannot be read."""
+    with contextlib.suppress(FenkaError):
+        return records.load(name)
+    return record
+
+
+@contextlib.contextmanager
+def _only_supervisor(directory: Path) -> Iterator[int]:
+    """Wait until no other process supervises the service, and keep others from it. Raises JobNotStarted."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + PREDECESSOR_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise JobNotStarted(
+                        f"an earlier supervisor of {directory.name} does not end: see `fenka ps`",
+                        FAILURE,
+                    ) from None
+            time.sleep(PASS_S)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(slots=True)
+class _Version:
+    """What is known of a version from pass to pass."""
+
+    record: VersionRecord
+    wanted: int
+    scaler: ReplicaScaler
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs one service.
+
+    Attributes:
+        runtime: The daemon's runtime directory.
+        directory: The service's directory.
+        record: What is wanted.
+        status: What there is.
+        sockets: Where clients connect.
+        lock: The descriptor that keeps other supervisors away.
+        report_errors: The command's reporter of errors.
+    """
+
+    runtime: Runtime
+    directory: Path
+    record: ServiceRecord
+    status: ServiceStatus
+    sockets: Sockets
+    lock: int
+    report_errors: ErrorReporter
+    _gateway: GatewayProcess = field(init=False)
+    _home: ReplicaHome = field(init=False)
+    _versions: dict[str, _Version] = field(default_factory=dict)
+    _replicas: list[Replica] = field(default_factory=list)
+    _use: GatewayUse | None = None
+    _looked_at: float = 0.0
+    _ending: bool = False
+    _record_seen: tuple[int, int, int] | None = None
+    _published: bytes = b""
+    _wake: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+
+    def __post_init__(self) -> None:
+        self._gateway = GatewayProcess(self.directory, self.sockets)
+        self._home = ReplicaHome(self.runtime, self.directory, self.report_errors, self._leave)
+
+    def _leave(self) -> None:
+        """Close, in a replica's process, what belongs to this one."""
+        os.close(self.lock)
+        self.sockets.close()
+        for each in self._wake:
+            each.close()
+        for replica in self._replicas:
+            replica.leave_inherited()
+
+    def run(self) -> int:
+        """Return 0 when nothing of the service is left."""
+        for each in self._wake:
+            each.setblocking(False)
+        signal.set_wakeup_fd(self._wake[1].fileno(), warn_on_full_buffer=False)
+        for number in (*_ENDING, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        while not (self._ending and not self._replicas and not self._gateway.pid):
+            self._pass(time.monotonic())
+            self._wait()
+        return 0
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._ending = self._ending or number in _ENDING
+
+    def _wait(self) -> None:
+        pipes = [replica.reports for replica in self._replicas if replica.reports >= 0]
+        # Not select.select, which knows only the first 1024 descriptors.
+        poll = select.poll()
+        for descriptor in (self._wake[0].fileno(), *pipes):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(PASS_S * 1000)
+        with contextlib.suppress(BlockingIOError):
+            self._wake[0].recv(1 << 12)
+
+    # --- a pass -------------------------------------------------------------------------------------
+
+    def _pass(self, now: float) -> None:
+        for replica in self._replicas:
+            replica.observe(now)
+        if any(replica.was_killed for replica in self._replicas):
+            self._end_orphans()
+        self._replicas = [each for each in self._replicas if not each.gone]
+        self._read_record()
+        self._observe_readiness()
+        if now >= self._looked_at + LOOK_S:
+            self._look(now)
+        if self._ending:
+            self._gateway.end(now)
+        for version in [*self._versions]:
+            self._change(version, now)
+        for replica in self._replicas:
+            replica.proceed(now, drained=self._is_drained(replica))
+        self._publish(now)
+
+    def _end_orphans(self) -> None:
+        """End what replicas have left whose own process was killed. Programs of the others are not ours."""
+        known = {self._gateway.pid, *(replica.pid for replica in self._replicas)}
+        guard.end_orphans(known)
+
+    def _read_record(self) -> None:
+        try:
+            file = (self.directory / "service.json").stat()
+            seen = file.st_ino, file.st_mtime_ns, file.st_size
+            if seen != self._record_seen:
+                self._record_seen = seen
+                self.record = records.load(self.directory.name)
+                self.status.reason = ""
+        except FileNotFoundError:
+            # Somebody has removed the directory, so no command finds the service any more.
+            self._ending = True
+        except (FenkaError, OSError) as why:
+            # What is known stays in use, as it does for the gateway's table.
+            self.status.reason = str(why)
+        self._ending = self._ending or not self.record.versions
+        for version in self.record.versions:
+            self._update_version(version)
+
+    def _update_version(self, record: VersionRecord) -> None:
+        name, spec = record.spec.version, record.spec
+        known = self._versions.get(name)
+        if known and known.record == record:
+            return
+        scale = spec.range
+        policy = ScalingPolicy(
+            scale.least, scale.most, spec.target, spec.up_after_s, spec.down_after_s
+        )
+        # A version begins with a replica, so that one that cannot start is noticed at once.
+        wanted = min(max(known.wanted if known else 1, scale.least), scale.most)
+        self._versions[name] = _Version(record, wanted, ReplicaScaler(policy))
+
+    def _observe_readiness(self) -> None:
+        starting = {
+            each.name: each.readiness for each in self._replicas if each.state == "Starting"
+        }
+        if not starting:
+            return
+        # Programs of root may give up their rights before they listen.
+        user = os.geteuid() or None
+        answering = probes.ready(procfs.listening_ports(user), starting)
+        for replica in self._replicas:
+            if replica.name in answering:
+                replica.on_ready()
+
+    def _look(self, now: float) -> None:
+        """Scale by what the gateway reports. While it reports nothing, nothing changes."""
+        self._looked_at, before, self._use = now, self._use, self._gateway.use()
+        if self._use is None:
+            return
+        loads = plan.loads(self.record, self._replicas, self._use, before)
+        for name, version in self._versions.items():
+            if name in loads and version.record.spec.range.scales:
+                active = sum(plan.is_active(each) for each in self._of(name))
+                version.wanted = version.scaler.step(now, active, loads[name])
+
+    def _change(self, name: str, now: float) -> None:
+        """Start and drain replicas of one version."""
+        version = self._versions[name]
+        wanted = version.wanted
+        if self._ending or self.record.version(name) is None:
+            wanted = 0
+        changes = plan.changes(wanted, version.record.revision, self._of(name))
+        for replica in self._replicas:
+            if replica.name in changes.drain:
+                replica.drain(now)
+        for _ in range(changes.start):
+            self._replicas.append(Replica.create(self._home, version.record, now))
+        if not wanted and not self._of(name) and self.record.version(name) is None:
+            del self._versions[name]
+
+    def _of(self, version: str) -> list[Replica]:
+        return [each for each in self._replicas if each.version.spec.version == version]
+
+    def _is_drained(self, replica: Replica) -> bool:
+        """Return whether the gateway has seen that a replica gets no requests, and it has none left."""
+        if self._ending:
+            return not self._gateway.pid
+        if replica.state != "Draining" or not replica.served or self._use is None:
+            return False
+        return self._use.terminating.get(plan.address(replica)) == 0
+
+    # --- what others see ----------------------------------------------------------------------------
+
+    def _publish(self, now: float) -> None:
+        """Write the table and the status. A full disk delays both; the programs go on."""
+        name = self.directory.name
+        with contextlib.suppress(OSError):
+            self._gateway.route(plan.routing_table(name, self.record, self._replicas))
+            if not self._ending:
+                specs = [each.spec for each in self.record.versions]
+                wait_s = max(spec.buffer_timeout_s for spec in specs)
+                self._gateway.start(now, wait_s, max(spec.grace_s for spec in specs))
+            self._publish_status()
+
+    def _publish_status(self) -> None:
+        status = self.status
+        status.wanted = {name: version.wanted for name, version in self._versions.items()}
+        status.replicas = [replica.record for replica in self._replicas]
+        status.gateway_pid = self._gateway.pid
+        status.metrics = f"http://{LOOPBACK}:{self._gateway.admin_port}/metrics"
+        content = msgspec.json.encode(status)
+        if content != self._published:
+            records.save_status(self.directory, status)
+            self._published = content

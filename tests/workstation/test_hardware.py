@@ -1,0 +1,33 @@
+"""The daemon's driver, when it is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from fenka.hardware import mig_instances
+from fenka.hardware.nvml import Driver, DriverLost
+from fenka.hardware.simulated_state import NATIVE
+from fenka.workstation.main import _hardware
+from fenka.workstation.paths import Runtime
+
+
+def test_instances_stay_when_the_driver_is_lost_but_the_card_server_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the connection is made again: other programs use the server, too."""
+    runtime = Runtime(tmp_path)
+    runtime.leases.mkdir()
+    with _hardware(runtime, "A100-40G", NATIVE.parent) as hardware:
+        (card,) = hardware.driver.cards()
+        mig_instances.set_mig_mode(card.uuid, enabled=True)
+        geometry = hardware.driver.geometry(card.uuid)
+        assert geometry
+        mig_instances.create_gpu_instance(card.uuid, geometry.by_name["2g.10gb"], 0)
+
+        def lost(_: Driver) -> None:
+            monkeypatch.undo()
+            raise DriverLost
+
+        monkeypatch.setattr(Driver, "readings", lost)
+        assert card.uuid in hardware.readings()
+        assert len(mig_instances.instances(card.uuid, geometry)) == 1

@@ -104,8 +104,8 @@ def test_sim_card_provokes_every_fault_and_reading(node: SimulatedNode, say: Say
         (
             ["0"],
             2,
-            "nothing to do: give --temperature, --no-temperature, --xid, --ecc-errors, --lose or "
-            "--recover",
+            "nothing to do: give --temperature, --no-temperature, --xid, --ecc-errors, --lose, "
+            "--recover, --mig-pending or --mig-failures",
         ),
     ],
 )

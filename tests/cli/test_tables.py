@@ -1,6 +1,8 @@
 """What others have written reaches nobody's terminal as a command."""
 
+import io
 import json
+import os
 
 import pytest
 
@@ -21,6 +23,34 @@ def test_align_counts_the_escaped_text() -> None:
     """The escaped text counts."""
     assert tables.align([("N", "X"), ("\x1b", "y")]) == ["N     X", r"\x1b  y"]
     assert tables.align_tabs(["N\tX", "\x1b\ty"]) == ["N     X", r"\x1b  y"]
+
+
+class Terminal(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        """Return that it is one."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (17, ["NAME  B   C  STATE", "n     bb  c  in use"]),
+        (19, ["NAME  B   C  STATE", "n     bb  c  in use"]),
+        (18, ["NAME  C  STATE", "n     c  in use"]),
+        (14, ["NAME  STATE", "n     in use"]),
+        (11, ["NAME  STATE", "n     in u…"]),
+    ],
+)
+def test_columns_are_left_out_when_the_terminal_is_narrow(
+    width: int, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least important first; then lines are truncated. Anything but a terminal gets all."""
+    monkeypatch.setattr("sys.stdout", io.StringIO() if width == 17 else Terminal())
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((width, 24)))
+    rows = [("NAME", "B", "C", "STATE"), ("n", "bb", "c", "in use")]
+    assert tables.align_to_terminal(rows, ("B", "C")) == lines
 
 
 def test_print_lines_and_print_error_escape_their_text(capsys: pytest.CaptureFixture[str]) -> None:

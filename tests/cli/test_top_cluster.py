@@ -60,6 +60,28 @@ def test_top_node_screens_are_the_articles(
     assert run(server, tmp_path, "top", "node", *arguments) == (GOLDEN / golden).read_text()
 
 
+def test_top_node_is_the_articles_while_nodes_come_and_go(tmp_path: Path) -> None:
+    """No card; two nodes whose cards both workers hold whole; one of them is not ready yet."""
+    card = {"nvidia.com/gpu": 1}
+    cpu = node("cn-beijing.i-2zec8yxlrlzfyvxxxxxx", address="192.168.1.115")
+    first = node("cn-beijing.i-2ze8eum1gl34a", address="192.168.3.145", resources=card)
+    second = node("cn-beijing.i-2ze8eum1gl34b", address="192.168.3.146", resources=card)
+    workers = [
+        pod(f"mpi-dist-worker-{number}", card, node=each["metadata"]["name"])
+        for number, each in enumerate((first, second))
+    ]
+    joining = node("cn-beijing.i-2ze8eum1gl34b", address="192.168.3.146", ready="False")
+    screens = [
+        run(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path, "top", "node")
+        for nodes, pods in (
+            ([cpu], []),
+            ([first, joining, cpu], workers[:1]),
+            ([first, second, cpu], workers),
+        )
+    ]
+    assert "\n".join(screens) == (GOLDEN / "top-node-elastic.txt").read_text()
+
+
 def given() -> FakeApiServer:
     """What arena was given when its golden screens were taken."""
     return FakeApiServer.of(**json.loads((WIRE / "arena-top.json").read_text()))
@@ -202,7 +224,10 @@ def test_top_node_fails_when_a_node_is_unknown(tmp_path: Path) -> None:
 
 
 def test_arena_layout_shows_shares_of_compute(tmp_path: Path) -> None:
-    """30 percent by ACK's name, 40 by gpu-manager's beside it, and a whole card: 30 + 40 + 100 of 200."""
+    """30 percent by ACK's name, 40 by gpu-manager's beside it, and a whole card: 30 + 40 + 100 of 200.
+
+    A weight of 80 reserves nothing.
+    """
     gpu = sharing("a", cards=2, resources={"aliyun.com/gpu-core.percentage": 200})
     ack = pod(
         "ack",
@@ -214,7 +239,13 @@ def test_arena_layout_shows_shares_of_compute(tmp_path: Path) -> None:
         "vcuda",
         {"tencent.com/vcuda-core": 40, "tencent.com/vcuda-memory": 8},
         node="a",
-        annotations={"tencent.com/predicate-gpu-idx-0": "0"},
+        annotations={"tencent.com/predicate-gpu-idx-0": "0", "fenka.io/core-mode": "soft"},
+    )
+    weight = pod(
+        "weight",
+        {"aliyun.com/gpu-mem": 4, "aliyun.com/gpu-core.percentage": 80},
+        node="a",
+        annotations={**on_card(0, 4), "fenka.io/core-mode": "weight"},
     )
     whole = pod(
         "whole",
@@ -222,7 +253,7 @@ def test_arena_layout_shows_shares_of_compute(tmp_path: Path) -> None:
         node="a",
         annotations={"fenka.io/whole-cards": '{"main":[1]}'},
     )
-    server = FakeApiServer.of(nodes=[gpu], pods=[ack, vcuda, whole])
+    server = FakeApiServer.of(nodes=[gpu], pods=[ack, vcuda, weight, whole])
     screen = run(server, tmp_path, "top", "node", "--layout", "arena", "-m", "s")
     assert "170/200" in screen
     assert (
@@ -230,7 +261,9 @@ def test_arena_layout_shows_shares_of_compute(tmp_path: Path) -> None:
         "170/200 (85.0%)"
     ) in screen
     details = run(server, tmp_path, "top", "node", "--layout", "arena", "-d")
-    assert "gpu0(40)" in details
+    cells = {line.split()[1]: line.split()[-3:] for line in details.splitlines() if "GiB)" in line}
+    assert cells["vcuda"][-3:] == ["40", "soft", "gpu0(40)"]
+    assert cells["weight"][-2:] == ["80", "weight"]
     assert "gpu1(100)" in details
     assert "  Allocated GPU Core: 170\n" in details
     told = json.loads(run(server, tmp_path, "top", "node", "--layout", "arena", "-o", "json"))
@@ -239,5 +272,19 @@ def test_arena_layout_shows_shares_of_compute(tmp_path: Path) -> None:
     assert {it["name"]: it["requestGPUCore"] for it in item["instances"]} == {
         "ack": 30,
         "vcuda": 40,
+        "weight": 0,
         "whole": 100,
     }
+
+
+def test_missing_kubeconfig_is_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is logged beside it."""
+    result = fenka("top", "node", "--kubeconfig", str(tmp_path / "none"))
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"fenka: no cluster can be reached by {tmp_path / 'none'}: there is no such file: "
+        "name one by --kubeconfig or KUBECONFIG\n"
+    )
+    assert not caplog.records

@@ -1,8 +1,12 @@
 """`fenka why POD`: what keeps a pod waiting, and what would help."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tests.builders import node, notebooks, pod, sharing, units, unschedulable
 from tests.cli.command import fenka
@@ -83,3 +87,136 @@ def test_error_is_the_api_servers_when_the_pod_does_not_exist(tmp_path: Path) ->
         result = fenka("why", "nobody", "--kubeconfig", str(kubeconfig))
     assert result.exit_code == 1
     assert result.stderr == 'fenka: pods "nobody" not found\n'
+
+
+def test_pod_of_a_job_is_explained_when_its_instance_is_named(tmp_path: Path) -> None:
+    """`fenka get` shows instances, whose names are stable over restarts: the newest pod counts."""
+    labels = {
+        "fenka.io/job": "dist",
+        "fenka.io/kind": "mpi",
+        "fenka.io/role": "worker",
+        "batch.kubernetes.io/job-completion-index": "1",
+    }
+    pods = []
+    for name, created in (("dist-worker-0-1-new", "02"), ("dist-worker-0-1-old", "01")):
+        each = pod(name, units(4), labels=labels)
+        each["metadata"]["creationTimestamp"] = f"2026-01-{created}T00:00:00Z"
+        pods.append(each)
+    server = FakeApiServer.of(nodes=[sharing("a")], pods=pods)
+    answer = data(server, tmp_path, "default/dist-worker-1")
+    assert answer["pod"] == "dist-worker-0-1-new"
+    with in_thread(server, tmp_path) as kubeconfig:
+        result = fenka("why", "default/dist-worker-2", "--kubeconfig", str(kubeconfig))
+    assert result.stderr == 'fenka: pods "dist-worker-2" not found\n'
+
+
+def test_screen_is_shown_without_nodes_when_they_may_not_be_read(tmp_path: Path) -> None:
+    """An ordinary user sees the pod, its events and what the scheduler says; one sentence names the role."""
+    server = FakeApiServer.of(
+        nodes=[sharing("a")], pods=[waiting(status=unschedulable("0/1 nodes are available"))]
+    )
+    server.forbidden = {"nodes"}
+    screen = ask(server, tmp_path, "default/p")
+    assert "default-scheduler says: 0/1 nodes are available" in screen
+    assert screen.count("nodes and other users' pods may not be read") == 1
+    assert "NODE" not in screen
+
+
+NOW = 1_800_000_000.0
+SLOT = {"pods": ["u-default-p"]}
+
+
+def autoscaled(order: Json, events: Json | None = None, **status: Any) -> FakeApiServer:
+    """A cluster with a pending pod, an order, and the autoscaler's status."""
+    given = {"group": "t4-spot", "type": "gn6i", "zone": "g", "capacity": "spot", "price": 3.49}
+    full = {**given, "state": "asked", "written_at": NOW - 20, "asked_at": NOW - 18, **order}
+
+    def config_map(name: str, namespace: str, data: Json) -> Json:
+        return {"metadata": {"name": name, "namespace": namespace}, "data": data}
+
+    return FakeApiServer.of(
+        pods=[waiting()],
+        nodes=[node("cpu")],
+        events=[events] if events else [],
+        configmaps=[
+            config_map("fenka", "kube-public", {"autoscalerNamespace": "fenka"}),
+            config_map("fenka-autoscaler", "fenka", {"status": json.dumps(status)}),
+            config_map("fenka-orders", "fenka", {"t4-spot-3": json.dumps(full)}),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("slot", "sentence"),
+    [
+        ({"state": "written"}, "waits for a node of t4-spot, which is being asked for"),
+        ({"state": "asked"}, "waits for a node of t4-spot, asked for 18 s ago"),
+        ({"state": "known"}, "waits for a node of t4-spot, asked for 18 s ago"),
+        (
+            {"state": "joined", "node": "n1"},
+            "waits for node n1 of t4-spot, which has joined and does not offer its cards yet",
+        ),
+        (
+            {"state": "offering", "node": "n1"},
+            "waits for kube-scheduler to place it on node n1 of t4-spot",
+        ),
+        ({"state": "failed"}, "gets no new node: 1 at its max of 10"),
+        ({"state": "asked", "pods": []}, "gets no new node: 1 at its max of 10"),
+    ],
+)
+def test_screen_says_which_node_is_waited_for(
+    slot: Json, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the order that it is planned for; else why none is bought."""
+    monkeypatch.setattr("fenka.cli.why.time", SimpleNamespace(time=lambda: NOW))
+    unserved = {"1 at its max of 10": ["default/p"], "other": ["default/q"]}
+    server = autoscaled({"slots": [{**SLOT, **slot}]}, unserved=unserved)
+    assert ask(server, tmp_path, "default/p").splitlines()[1] == f"It {sentence}."
+    explanation = data(server, tmp_path, "default/p")
+    assert explanation["scale_out"] == sentence
+    assert bool(explanation["hints"]) == sentence.startswith("gets no")
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        ("FenkaScaleOut", "waits for new nodes: TEXT, 3 min ago"),
+        ("FenkaNoScaleOut", "gets no new node: TEXT"),
+        ("FenkaUnschedulable", ""),
+    ],
+)
+def test_screen_uses_events_when_the_autoscalers_records_may_not_be_read(
+    reason: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the user's own namespace."""
+    monkeypatch.setattr("fenka.cli.why.time", SimpleNamespace(time=lambda: NOW))
+    event = {
+        "metadata": {"name": "e", "namespace": "default"},
+        "involvedObject": {"name": "p", "uid": "u-default-p"},
+        "lastTimestamp": datetime.fromtimestamp(NOW - 200, UTC).isoformat(),
+        "reason": reason,
+        "message": "TEXT",
+    }
+    server = autoscaled({"slots": [{**SLOT, "state": "asked"}]}, event)
+    server.forbidden = {"configmaps"}
+    assert data(server, tmp_path, "default/p")["scale_out"] == sentence
+
+
+@pytest.mark.parametrize(("age_s", "notes"), [(50, 0), (750, 1)])
+def test_screen_says_so_when_the_autoscaler_does_not_run(
+    age_s: int, notes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has published is no longer true, or says nothing of this pod."""
+    monkeypatch.setattr("fenka.cli.why.time", SimpleNamespace(time=lambda: NOW))
+    server = autoscaled({"slots": [SLOT]}, unserved={"1 at its max of 10": ["default/p"]})
+    renewed = datetime.fromtimestamp(NOW - age_s, UTC).isoformat()
+    metadata = {"name": "fenka-autoscaler", "namespace": "fenka"}
+    server.put("leases", {"metadata": metadata, "spec": {"renewTime": renewed}})
+    screen = ask(server, tmp_path, "default/p")
+    assert screen.count("  - no autoscaler has run for 12m, so this is out of date: ") == notes
+
+
+def test_screen_is_shown_when_the_autoscalers_records_are_not_understood(tmp_path: Path) -> None:
+    """They are somebody else's mistake."""
+    server = autoscaled({"slots": 3})
+    assert data(server, tmp_path, "default/p")["scale_out"] == ""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from fenka.cluster.objects import Pod
@@ -11,7 +12,8 @@ from fenka.core.fairness import Fairness
 from fenka.views.cluster_queue import cluster_queue
 from fenka.views.queue import QueueRow
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
-from tests.fakes.queue import START, make, pending
+from tests.fakes.queue import START, UNSCHEDULABLE, make, pending
+from tests.mig_builders import mig_node, mig_pod_json
 
 MEMORY = "aliyun.com/gpu-mem"
 PLAIN = SchedulerOptions(fairness=Fairness(penalty_per_request_s=0))
@@ -101,3 +103,19 @@ def test_namespace_shows_its_use_when_it_has_used_cards() -> None:
     holders = holder("h0", 0, 14, namespace="default"), holder("h1", 1, 1, namespace="default")
     (row,) = rows(*holders, pending("p", 14, 50))
     assert row.used_s == pytest.approx(100 * (1 + 1 / 14), rel=0.02)
+
+
+def test_row_names_the_card_of_an_instance_that_does_not_exist_yet() -> None:
+    """The pod that comes first fits; the other one starves and has the least taken place reserved."""
+    made = [
+        mig_pod_json(name, profile, uid=name)
+        for name, profile in (("a", "4g.20gb"), ("b", "7g.40gb"))
+    ]
+    for pod in made:
+        pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        pod["status"] |= UNSCHEDULABLE
+    pods = [msgspec.convert(pod, Pod) for pod in made]
+    snapshot = ClusterSnapshot.of([mig_node("n", "A100")], pods)
+    rows = cluster_queue(snapshot, SchedulerOptions(fairness=Fairness(0)), START)
+    assert [(row.name, row.reserved) for row in rows] == [("a", ["n/0"]), ("b", ["n/0"])]
+    assert rows[1].why == "no card has room for 7g.40gb: 0/0 4g.20gb is held by a pod before it"

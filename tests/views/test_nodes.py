@@ -8,7 +8,7 @@ import pytest
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.dialects import ack, leases
-from fenka.dialects.base import NVIDIA_GPU
+from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
 from fenka.dialects.leases import LeaseReport, Lingering
 from fenka.views.nodes import CardRow, NodeRow, cluster_nodes, compute_by_card, role
 from tests.builders import T4_MIB, Json, a_node, a_pod, node, on_card
@@ -85,6 +85,21 @@ def test_compute_is_shown_when_the_node_offers_it() -> None:
     found = row(shared, pod)
     assert found.core
     assert (found.cards[0].core, found.programs[0].core) == (30, {0: 30})
+
+
+@pytest.mark.parametrize(
+    ("mode", "reserved", "weight"), [("hard", 30, 0), ("soft", 30, 0), ("weight", 0, 30)]
+)
+def test_row_has_the_mode_of_a_pods_compute(mode: str, reserved: int, weight: int) -> None:
+    """Weights are not counted as allocated."""
+    shared = a_node("n", T4_MIB)
+    shared.status.allocatable[ack.CORE] = "100"
+    limits = {"aliyun.com/gpu-mem": "4", ack.CORE: "30"}
+    pod = with_limits("p", limits, annotations={**on_card(0, 4), CORE_MODE: mode})
+    found = row(shared, pod)
+    (program,) = found.programs
+    assert (program.core_mode, program.weight) == (mode, weight)
+    assert found.cards[0].core == reserved
 
 
 @pytest.mark.parametrize(

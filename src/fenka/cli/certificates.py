@@ -1,7 +1,7 @@
-"""`fenka certificates`: makes the extender's certificates, shows when they expire, writes kube-scheduler's.
+"""`fenka certificates`: makes fenka's certificates, shows when they expire, writes kube-scheduler's.
 
-They are in three Secrets. Only `--make` reads the authority's. The replicas mount the server's. The client's
-belongs on control planes.
+Each is in a Secret. Only `--make` reads the authority's. The replicas and the metrics adapter mount their
+own. The client's belongs on control planes.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
 from fenka.cli.options import ClusterTarget, OutputOption, Target
 from fenka.cluster.objects import Secret
-from fenka.kubernetes.client import Api, ApiError
-from fenka.scheduler.certificates import (
+from fenka.kubernetes.certificates import (
+    ADAPTER,
     AUTHORITY,
     CLIENT,
     SERVER,
@@ -30,6 +30,7 @@ from fenka.scheduler.certificates import (
     due,
     expiry,
 )
+from fenka.kubernetes.client import Api, ApiError
 
 EXPIRES = "fenka.io/expires"
 """Annotation of the Secrets: when the certificate expires."""
@@ -37,6 +38,7 @@ USES = {
     AUTHORITY: "signs the others",
     SERVER: "the extender's replicas",
     CLIENT: "kube-scheduler, and replicas that forward requests",
+    ADAPTER: "the metrics adapter",
 }
 SOON = timedelta(days=365)
 """An authority that expires earlier causes a warning: certificates on control planes expire with it."""
@@ -47,25 +49,34 @@ CONFLICT, NOT_FOUND = 409, 404
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An installed extender. `name` is its Service's, and the prefix of the Secrets' names."""
+    """An installed extender. `name` is its Service's, and the prefix of the Secrets' names.
+
+    adapter: the metrics adapter's Service; empty without one.
+    """
 
     target: Target
     namespace: str
     name: str
+    adapter: str = ""
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return what there are certificates of, the authority first."""
+        return [kind for kind in USES if kind != ADAPTER or self.adapter]
 
     def secret(self, kind: str) -> str:
         """Return the name of a Secret."""
-        return f"{self.name}-{kind}"
+        return f"{self.adapter}-{SERVER}" if kind == ADAPTER else f"{self.name}-{kind}"
 
     @property
     def path(self) -> str:
         """The path of the Secrets on the API server."""
         return f"/api/v1/namespaces/{self.namespace}/secrets"
 
-    def hosts(self) -> list[str]:
-        """Return the names by which pods reach the Service."""
-        service = f"{self.name}.{self.namespace}"
-        return [self.name, service, f"{service}.svc", f"{service}.svc.cluster.local"]
+    def hosts(self, name: str) -> list[str]:
+        """Return the names by which pods reach a Service."""
+        service = f"{name}.{self.namespace}"
+        return [name, service, f"{service}.svc", f"{service}.svc.cluster.local"]
 
 
 def certificates(
@@ -86,10 +97,13 @@ def certificates(
         typer.Option("-n", "--namespace", envvar="POD_NAMESPACE", help="the extender's namespace"),
     ] = "fenka-system",
     service: Annotated[str, typer.Option(help="the extender's Service")] = "fenka-scheduler",
+    adapter: Annotated[
+        str, typer.Option(metavar="SERVICE", help="the metrics adapter's Service, if there is one")
+    ] = "",
     output: OutputOption = "table",
 ) -> None:
     """Make, write or show the certificates."""
-    installation = Installation(target.target, namespace, service)
+    installation = Installation(target.target, namespace, service, adapter)
     if make:
         _make(installation, host or ())
     if into is not None:
@@ -101,7 +115,7 @@ def certificates(
 def _show(installation: Installation, output: str) -> None:
     """Print the Secrets and when their certificates expire."""
     secrets = cluster.ask(
-        installation.target, lambda api: _read_all(api, installation, (SERVER, CLIENT))
+        installation.target, lambda api: _read_all(api, installation, installation.kinds[1:])
     )
     rows = [
         {"secret": installation.secret(kind), "for": USES[kind], "expires": _expires(secret)}
@@ -137,12 +151,12 @@ def _write(installation: Installation, directory: Path) -> None:
 
 
 def _make(installation: Installation, hosts: Sequence[str]) -> None:
-    """Make the certificates that are missing or expire soon. `hosts` are more names of the server."""
+    """Make the certificates that are missing or expire soon. `hosts` are more names of the extender."""
 
     async def question(api: Api) -> dict[str, datetime]:
         for _ in range(ATTEMPTS):
             try:
-                return await _renew(api, installation, [*installation.hosts(), *hosts])
+                return await _renew(api, installation, hosts)
             except ApiError as why:
                 # Another process makes them at the same time.
                 if why.status != CONFLICT:
@@ -161,10 +175,11 @@ def _make(installation: Installation, hosts: Sequence[str]) -> None:
 
 
 async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> dict[str, datetime]:
-    secrets = await _read_all(api, installation, USES)
+    secrets = await _read_all(api, installation, installation.kinds)
     current = {kind: _pair(secret) for kind, secret in secrets.items()}
     now = datetime.now(UTC)
-    made = due(current, hosts, now)
+    adapter_hosts = installation.hosts(installation.adapter) if installation.adapter else ()
+    made = due(current, [*installation.hosts(installation.name), *hosts], now, adapter_hosts)
     authority = made.get(AUTHORITY) or current[AUTHORITY]
     assert authority is not None
     ends = expiry(authority)
@@ -174,7 +189,7 @@ async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> 
             f"{installation.secret(AUTHORITY)}, make new certificates, and copy them to the control planes"
         )
     # The authority first: certificates that it has signed are useless without it.
-    expiries = {kind: expiry(made[kind]) for kind in USES if kind in made}
+    expiries = {kind: expiry(made[kind]) for kind in installation.kinds if kind in made}
     for kind, until in expiries.items():
         content = {
             "tls.crt": made[kind].certificate,

@@ -28,6 +28,9 @@ _DENIED = re.compile(
 )
 """The API server's sentence about a missing right."""
 
+_ESCALATION = re.compile(r'user "([^"]*)" .*is attempting to grant RBAC permissions', re.DOTALL)
+"""The API server's sentence about a Role with rights that its creator lacks."""
+
 
 def local(target: Target) -> "Snapshot | None":
     """Return the state of this machine's daemon; None if the cluster is to be shown.
@@ -90,6 +93,12 @@ def converse(
 
 def explain_denial(why: ApiError) -> str:
     """Return what a user of training jobs without a right can do; else the API server's own sentence."""
+    granted = _ESCALATION.search(str(why)) if why.status == 403 else None
+    if granted is not None:
+        return (
+            f"user {granted[1]} may not give a service's gateway its rights: ask for the ClusterRole "
+            "fenka-user"
+        )
     denied = _DENIED.search(str(why)) if why.status == 403 else None
     if denied is None:
         return str(why)
@@ -98,6 +107,16 @@ def explain_denial(why: ApiError) -> str:
     if not namespace:
         return f"{refused} in all namespaces: leave out -A, or ask for the ClusterRole fenka-user there"
     return f"{refused} in namespace {namespace}: ask for the ClusterRole fenka-user"
+
+
+def explain_cluster_denial(why: ApiError) -> str:
+    """Return what a user who may not look at nodes can do; else the API server's own sentence."""
+    denied = _DENIED.search(str(why)) if why.status == 403 else None
+    if denied is None:
+        return str(why)
+    user, verb, resource, namespace = denied.groups()
+    where = f" in namespace {namespace}" if namespace else ""
+    return f"user {user} may not {verb} {resource}{where}: ask for the ClusterRole fenka-viewer"
 
 
 def namespace(target: Target) -> str:

@@ -107,7 +107,11 @@ def _redirect_to_log(log: int) -> None:
 
 
 def _announce(daemon: Daemon) -> None:
-    cards = ", ".join(f"{card.model} {card.memory_mib}MiB" for card in daemon.broker.node.cards)
+    cards = ", ".join(
+        f"{card.model} {card.memory_mib}MiB"
+        for card in daemon.broker.node.cards
+        if card.parent is None
+    )
     kind = "simulated cards" if daemon.hardware.driver.simulated else "cards"
     print(f"fenka daemon: leasing {kind} {cards} at {daemon.runtime.socket}", flush=True)
 

@@ -1,14 +1,11 @@
 """Durations as screens show them and as options take them."""
 
-import re
-
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
+from fenka.dialects import durations
 
 _SIZES = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _YEAR = 365 * 86400
-_DURATION = re.compile(r"(?:[0-9]{1,9}[dhms])+")
-_PART = re.compile(r"(\d+)([dhms])")
 
 
 def short_duration(seconds: float) -> str:
@@ -22,8 +19,9 @@ def short_duration(seconds: float) -> str:
 
 def parse_duration(option: str, text: str) -> int:
     """Return the seconds of `10h`, `1h30m` or `7d`. Raises UserError, naming the option."""
-    if not _DURATION.fullmatch(text):
+    seconds = durations.parse_duration(text)
+    if seconds is None or seconds % 1:
         raise UserError(
             f"invalid {option} {text!r}: expected a duration such as 30m, 10h or 7d", INVALID_INPUT
         )
-    return sum(int(number) * _SIZES[unit] for number, unit in _PART.findall(text))
+    return int(seconds)

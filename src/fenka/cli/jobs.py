@@ -11,7 +11,7 @@ from fenka.cli.durations import short_duration
 from fenka.cli.errors import UserError
 from fenka.cli.local_logs import LogPart
 from fenka.cli.options import OutputOption
-from fenka.isolation.control import ComputeMode
+from fenka.core.request import ComputeMode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection, RequestFailed, get_snapshot, jobs_called
@@ -44,13 +44,18 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
         job.name,
         job.user,
         state,
-        ",".join(str(slice_.card) for slice_ in job.slices) or "-",
+        ",".join(map(_place, job.slices)) or "-",
         "+".join(f"{slice_.memory_mib}MiB" for slice_ in job.slices) or job.summary,
         _core(job),
         (f"{sum(used)}MiB" if used else "-") + ("!" if job.violations else ""),
         short_duration(time.time() - (job.started_at or job.requested_at)),
         job.reason if job.state in ("waiting", "completing") else _command(job),
     )
+
+
+def _place(piece: protocol.SliceView) -> str:
+    """Return `0`, or `0/4 3g.20gb` for an instance."""
+    return f"{piece.card}/{piece.start} {piece.profile}" if piece.profile else str(piece.card)
 
 
 def _core(job: protocol.JobView) -> str:

@@ -41,6 +41,12 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("notebook", "notebook:notebook", "Start a Jupyter server with a slice of a GPU."),
         Command("start", "notebook:start", "Start a notebook again that was stopped or was idle."),
         Command("submit", "submit:app", "Submit a distributed training."),
+        Command("serve", "serve:app", "Serve models, and manage the services."),
+        Command(
+            "traffic-split",
+            "serving.change:traffic_split",
+            "Divide a service's requests among its versions.",
+        ),
         Command(
             "logs",
             "training.connect:logs",
@@ -61,6 +67,8 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("ps", "jobs:ps", "List this machine's jobs, running and waiting."),
         Command("queue", "queue:queue", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
+        Command("groups", "elastic:groups", "Show groups of elastic nodes: prices, stock, limits."),
+        Command("nodes", "elastic:nodes", "Show elastic nodes, and those that are on their way."),
         Command(
             "inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."
         ),
@@ -69,7 +77,9 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     ),
     "Operate": (
         Command("daemon", "daemon:daemon", "Lease this machine's cards. Other commands start it."),
+        Command("autoscaler", "autoscaler:app", "Plan and operate elastic GPU nodes."),
         Command("certificates", "certificates:certificates", "Manage the extender's certificates."),
+        Command("mig", "mig:app", "Plan layouts of cards that are divided into MIG instances."),
         Command("proxy", "proxy:app", "Install and check libraries in front of the driver."),
     ),
     "Simulate": (
@@ -82,6 +92,11 @@ PROGRAMS = (
     Command("scheduler", "scheduler:scheduler", "Serve kube-scheduler as its extender."),
     Command("node", "node:node", "Serve this node's cards to its kubelet."),
     Command("gateway", "gateway:gateway", "Pass a service's requests on to its replicas."),
+    Command(
+        "metrics-adapter",
+        "metrics_adapter:metrics_adapter",
+        "Serve figures of services to autoscalers.",
+    ),
 )
 """Programs that people do not start themselves; not shown in the help."""
 

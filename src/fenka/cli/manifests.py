@@ -1,10 +1,17 @@
 """Prints objects of Kubernetes as `--dry-run` shows them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+import typer
 
 DryRunOutput = Literal["yaml", "json"]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="print the objects instead of creating them")
+]
+DryRunOutputOption = Annotated[
+    DryRunOutput, typer.Option("-o", "--output", help="format of --dry-run")
+]
 
 
 def print_manifests(objects: list[Any], output: DryRunOutput) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from fenka.cli.durations import parse_duration
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.manifests import DryRunOutput
+from fenka.cli.manifests import DryRunOption, DryRunOutputOption
 from fenka.cli.options import NamespaceOption, Target
 from fenka.cli.password import PasswordOptions
 from fenka.cli.run import JobOptions, detach
@@ -18,14 +18,18 @@ from fenka.cli.training.backend import JobTarget
 from fenka.cli.training.selection import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs import notebook as jupyter
-from fenka.jobs.notebook_spec import NotebookSpec, ServiceType, validate_idle
+from fenka.jobs.notebook_spec import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
 from fenka.jobs.spec import generate_name
+from fenka.jobs.workload import ServiceType
 from fenka.workstation import notebooks, paths, records
 from fenka.workstation.launch import Launcher
 from fenka.workstation.notebooks import NotebookRecord
 
-_HERE_ONLY = ("model", "no_wait", "isolation", "allow_user_namespaces", "priority", "time_limit")
+_HERE_ONLY = (
+    *("model", "no_wait", "isolation", "allow_user_namespaces", "priority", "time_limit"),
+    *("mig", "mig_count", "inside"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,14 @@ class ClusterOptions:
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="memory, for example 4Gi")
     ] = ""
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the objects instead of creating them")
+    interruptible: Annotated[
+        bool,
+        typer.Option(
+            "--interruptible", help="may run on spot instances, which the cloud takes back"
+        ),
     ] = False
-    output: Annotated[DryRunOutput, typer.Option("-o", "--output", help="format of --dry-run")] = (
-        "yaml"
-    )
+    dry_run: DryRunOption = False
+    output: DryRunOutputOption = "yaml"
 
 
 def notebook(
@@ -142,6 +148,7 @@ def _start_on_cluster(
         memory=given.memory,
         service=given.service or "LoadBalancer",
         data=given.data or [],
+        interruptible=given.interruptible,
         idle_s=idle_s,
     )
     spec.validate()

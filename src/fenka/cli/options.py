@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
-from fenka.isolation.control import ComputeMode
+from fenka.core.request import ComputeMode
 
 Output = Literal["table", "json", "yaml"]
 
@@ -41,7 +41,7 @@ CoreOption = Annotated[
         metavar="PERCENT",
         min=0,
         max=100,
-        help="share of each card's time; 0: no limit",
+        help="share of each card's time; 0: what others leave",
     ),
 ]
 CoreModeOption = Annotated[
@@ -122,6 +122,28 @@ def group(summary: str, cls: type[TyperGroup] | None = None) -> typer.Typer:
     # A callback makes it a group even if it has only one command.
     app.callback(help=summary, no_args_is_help=True)(lambda: None)
     return app
+
+
+def register_bare(app: typer.Typer, function: Callable[..., None], summary: str) -> None:
+    """Let a function run when the group's own options are not followed by a command.
+
+    Args:
+        app: The application.
+        function: Its parameters are the options.
+        summary: The group's help.
+    """
+    expanded = _expanded(function)
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+    @functools.wraps(expanded)
+    def callback(ctx: typer.Context, **values: Any) -> None:
+        if ctx.invoked_subcommand is None:
+            expanded(**values)
+
+    parameters = [context, *inspect.signature(expanded).parameters.values()]
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = {each.name: each.annotation for each in parameters}
+    app.callback(help=summary, invoke_without_command=True, no_args_is_help=True)(callback)
 
 
 def register(

@@ -49,7 +49,8 @@ def resize(
         namespace, name = before, after
     if gpu_core_mode is not None:
         raise UserError(
-            "--gpu-core-mode cannot be changed for a pod: its manifest decides the mode",
+            "--gpu-core-mode cannot be changed for a pod: its annotation fenka.io/core-mode is read when it "
+            "starts, so change that in its manifest",
             INVALID_INPUT,
         )
     if gpu_mem:

@@ -30,6 +30,20 @@ class JobOptions:
     gpu_core_mode: CoreModeOption = None
     cards: Annotated[int, typer.Option("--cards", help="slices on this many different cards")] = 1
     gpus: Annotated[int, typer.Option("--gpus", help="whole cards instead of slices")] = 0
+    mig: Annotated[
+        str, typer.Option("--mig", metavar="PROFILE", help="a MIG instance of its own: 1g.5gb")
+    ] = ""
+    mig_count: Annotated[
+        int, typer.Option("--mig-count", metavar="N", help="so many instances")
+    ] = 1
+    inside: Annotated[
+        str,
+        typer.Option(
+            "--inside",
+            metavar="PROFILE",
+            help="a slice within a MIG instance: mig for any, 3g.20gb",
+        ),
+    ] = ""
     model: Annotated[
         list[str] | None, typer.Option("--model", help="only cards of this model; repeatable")
     ] = None
@@ -72,9 +86,11 @@ class JobOptions:
             self.gpu_mem,
             self.gpu_core or 0,
             self.gpu_core_mode or "hard",
-            self.gpus or self.cards,
+            self.gpus or (self.mig_count if self.mig else self.cards),
             bool(self.gpus),
             self.model or [],
+            self.mig,
+            self.inside,
         )
 
     def spec(self, kind: JobKind, command: list[str], gang: int | None = None) -> JobSpec:
@@ -107,9 +123,17 @@ class JobOptions:
                 "--gpus takes whole cards: leave out --gpu-mem and --cards, or leave out --gpus",
                 INVALID_INPUT,
             )
-        if not self.gpus and not self.gpu_mem:
+        if self.mig and self.cards != 1:
             raise UserError(
-                "no amount given: use --gpu-mem 4 for a slice, or --gpus 1 for a card",
+                "--mig takes instances: say how many with --mig-count, and leave out --cards",
+                INVALID_INPUT,
+            )
+        if not self.mig and self.mig_count != 1:
+            raise UserError("--mig-count requires --mig", INVALID_INPUT)
+        if not self.gpus and not self.gpu_mem and not self.mig:
+            raise UserError(
+                "no amount given: use --gpu-mem 4 for a slice, --gpus 1 for a card, or --mig 1g.5gb for an "
+                "instance",
                 INVALID_INPUT,
             )
         if self.timeout is not None and not math.isfinite(self.timeout):

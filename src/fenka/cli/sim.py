@@ -12,6 +12,7 @@ import typer
 from fenka.cli.errors import UserError
 from fenka.cli.options import group, register
 from fenka.core.errors import INVALID_INPUT
+from fenka.hardware import host_tree
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import SimulatedCard, parse_spec
 from fenka.workstation import paths
@@ -43,7 +44,20 @@ class Changes:
         bool, typer.Option("--corrected", help="with --ecc-errors: count corrected errors")
     ] = False
     lose: Annotated[bool, typer.Option("--lose", help="the card falls off the bus")] = False
-    recover: Annotated[bool, typer.Option("--recover", help="a lost card comes back")] = False
+    recover: Annotated[
+        bool,
+        typer.Option("--recover", help="reset: a lost card comes back, pending MIG is switched"),
+    ] = False
+    mig_pending: Annotated[
+        bool | None,
+        typer.Option(
+            "--mig-pending/--no-mig-pending", help="switches of MIG stay pending until --recover"
+        ),
+    ] = None
+    mig_failures: Annotated[
+        int | None,
+        typer.Option("--mig-failures", metavar="N", help="the next N creations of instances fail"),
+    ] = None
 
 
 def card(
@@ -75,13 +89,14 @@ def _check(changes: Changes) -> None:
         ("--temperature", changes.temperature, 0, 200),
         ("--xid", changes.xid, 1, 65535),
         ("--ecc-errors", changes.ecc_errors, 1, 2**32 - 1),
+        ("--mig-failures", changes.mig_failures, 0, 65535),
     ):
         if value is not None and not low <= value <= high:
             raise UserError(f"{option} takes {low} to {high}, not {value}", INVALID_INPUT)
     if changes == Changes():
         raise UserError(
-            "nothing to do: give --temperature, --no-temperature, --xid, --ecc-errors, --lose or "
-            "--recover",
+            "nothing to do: give --temperature, --no-temperature, --xid, --ecc-errors, --lose, "
+            "--recover, --mig-pending or --mig-failures",
             INVALID_INPUT,
         )
 
@@ -102,6 +117,14 @@ def _provoke(node: SimulatedNode, index: int, changes: Changes) -> list[str]:
     if changes.xid is not None:
         node.raise_xid(index, changes.xid)
         done.append(f"XID {changes.xid} reported")
+    if changes.mig_pending is not None:
+        node.set_mig_pending(index, pending=changes.mig_pending)
+        done.append(
+            "MIG switches when it is recovered" if changes.mig_pending else "MIG switches at once"
+        )
+    if changes.mig_failures is not None:
+        node.fail_mig(index, changes.mig_failures)
+        done.append(f"the next {changes.mig_failures} creations of instances fail")
     if changes.lose:
         node.lose(index)
         done.append("lost")
@@ -124,9 +147,17 @@ def node(
             help="the cards' UUIDs derive from it; default: the host's",
         ),
     ] = "",
+    tree: Annotated[
+        Path | None,
+        typer.Option(
+            "--host-tree", metavar="DIR", help="write what drivers have in /proc, /sys, /dev"
+        ),
+    ] = None,
 ) -> None:
     """Run a card server until SIGTERM or SIGINT."""
     cards = _with_uuids(parse_spec(spec), name or socket.gethostname())
+    if tree is not None:
+        host_tree.write(tree, directory, cards)
     simulated = SimulatedNode.create(directory, cards)
     simulated.start(idle_seconds=0)
     signals = {signal.SIGTERM, signal.SIGINT}

@@ -1,6 +1,5 @@
 """`fenka submit`: start a distributed training on a cluster or on this machine."""
 
-import inspect
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -10,11 +9,19 @@ from typer.core import TyperGroup
 
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.garbage import no_collection
-from fenka.cli.manifests import DryRunOutput, print_manifests
+from fenka.cli.manifests import DryRunOption, DryRunOutput, DryRunOutputOption, print_manifests
 from fenka.cli.options import NamespaceOption, Target, group, register
 from fenka.cli.training.backend import TYPE_NAMES, LogRequest, report_submission
 from fenka.cli.training.selection import runs_here
-from fenka.cli.training_options import SubmitCommand, given_fields, parameters
+from fenka.cli.workload_options import (
+    TRAINING,
+    FileOption,
+    ProgramArgument,
+    SubmitCommand,
+    add_options,
+    given_fields,
+    register_refused,
+)
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
 from fenka.views.jobs import TRAINERS
@@ -52,27 +59,13 @@ def _add(kind: TrainingKind, name: str, summary: str) -> None:
 
     def submit(
         *,
-        command: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="CMD...", help="one word is a shell's script; several are a program"
-            ),
-        ] = None,
-        file: Annotated[
-            Path | None,
-            typer.Option(
-                "-f", "--file", metavar="FILE", help="YAML with the same fields; options prevail"
-            ),
-        ] = None,
+        command: ProgramArgument = None,
+        file: FileOption = None,
         follow: Annotated[
             bool, typer.Option("--follow", help="show the log; exit with the job's code")
         ] = False,
-        dry_run: Annotated[
-            bool, typer.Option("--dry-run", help="print the objects instead of creating them")
-        ] = False,
-        output: Annotated[
-            DryRunOutput, typer.Option("-o", "--output", help="format of --dry-run")
-        ] = "yaml",
+        dry_run: DryRunOption = False,
+        output: DryRunOutputOption = "yaml",
         target: Target,
         namespace: NamespaceOption = "",
         **values: Any,
@@ -83,45 +76,30 @@ def _add(kind: TrainingKind, name: str, summary: str) -> None:
         else:
             _submit(spec, target, namespace, follow=follow)
 
-    own = [
-        parameter
-        for parameter in inspect.signature(submit).parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    submit.__signature__ = inspect.Signature([*parameters(kind), *own])  # type: ignore[attr-defined]
+    add_options(submit, TRAINING, kind)
     register(app, submit, summary, name=name, cls=SubmitCommand)
-
-
-def _add_refused(name: str, instead: str) -> None:
-    """Add a command of arena that is not supported."""
-
-    def refuse(
-        context: typer.Context, words: Annotated[list[str] | None, typer.Argument()] = None
-    ) -> None:
-        del words
-        raise UserError(f"submit {context.info_name} is not supported: {instead}", INVALID_INPUT)
-
-    register(app, refuse, "", name=name, hidden=True, passes_arguments=True)
 
 
 for _kind, _summary in _SUMMARIES.items():
     _add(_kind, TRAINERS[_kind], _summary)
 for _names, _instead in _REFUSED.items():
-    _add_refused(_names[0], _instead)
+    register_refused(app, "submit", _names[0], _instead)
 
 
 def _training(
     kind: TrainingKind, file: Path | None, values: dict[str, Any], command: list[str]
 ) -> TrainingSpec:
     """Return the training of the options and the file. Raises UserError, InvalidRequest."""
-    from fenka.jobs.training_fields import merge, parse_fields, read_file
+    from fenka.jobs.workload_fields import merge, parse_fields, read_file
 
-    fields = merge(read_file(file), given_fields(values)) if file else given_fields(values)
+    given = given_fields(values, TRAINING)
+    fields = merge(read_file(file, TrainingSpec), given) if file else given
     if fields.get("kind", kind) != kind:
         raise UserError(
             f"{file} describes a training of kind {fields['kind']}, not {kind}", INVALID_INPUT
         )
-    spec = parse_fields({**fields, "kind": kind, **({"command": command} if command else {})})
+    words = {"command": command} if command else {}
+    spec = parse_fields({**fields, "kind": kind, **words}, TrainingSpec)
     spec.validate()
     return spec
 

@@ -57,12 +57,23 @@ def tabulate(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> l
     return [[*columns], *([cell(item) for cell in columns.values()] for item in items)]
 
 
-def align_to_terminal(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of `align`, on a terminal truncated to its width."""
+def align_to_terminal(
+    rows: Sequence[Sequence[str]], less_important: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of `align`, on a terminal truncated to its width.
+
+    less_important: titles of columns that only wide terminals show, the least important first.
+    """
     lines = align(rows)
     if not sys.stdout.isatty():
         return lines
     width = shutil.get_terminal_size().columns
+    for title in less_important:
+        if all(len(line) <= width for line in lines):
+            break
+        column = rows[0].index(title)
+        rows = [[*row[:column], *row[column + 1 :]] for row in rows]
+        lines = align(rows)
     return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
 
 

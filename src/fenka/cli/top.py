@@ -12,6 +12,7 @@ import typer
 
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
+from fenka.cli.instance_lines import instances_screen
 from fenka.cli.layouts import LayoutOption, uses_arena
 from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
 from fenka.cli.training.look import top_job
@@ -77,13 +78,15 @@ def node(
         from fenka.cli.compat import arena
 
         arena.show(rows, view.mode or "", details=view.details, foot=not names, output=output)
+    elif not tables.print_data(rows, output):
+        tables.print_lines(_screen(rows, view))
+    if output != "table":
         return
-    if tables.print_data(rows, output):
-        return
-    tables.print_lines(_screen(rows, view))
-    for row in rows:
-        if row.error:
-            tables.print_lines([f"{row.name}: {row.error}"])
+    lines = instances_screen((row.name, row.instances, row.free) for row in rows)
+    if not uses_arena(view.layout):
+        lines += [f"{row.name}: {row.error}" for row in rows if row.error]
+    if lines:
+        tables.print_lines(lines)
 
 
 register(app, node, "Show the cards of this machine or cluster, and their allocation.")

@@ -1,27 +1,38 @@
 """`fenka why POD`: explains why a pod is pending."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from fenka.cli import cluster, tables
+from fenka.cli.elastic import out_of_date
 from fenka.cli.options import ClusterTarget, NamespaceOption, OutputOption
+from fenka.cluster.autoscaling import Status
 from fenka.cluster.explain import PodExplanation, explain
+from fenka.cluster.explain_scale_out import explain_by_events, explain_scale_out
 from fenka.cluster.node_verdicts import NodeVerdict
 from fenka.cluster.objects import Event, Pod, pod_path
 from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.training_objects import COMPLETION_INDEX, JOB, KIND, ROLE
+from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler
+from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.cluster_reader import read_cluster
+from fenka.views.jobs import TRAINERS, instance_name
 
 MAX_NAMES = 3
 """Nodes to name of those that have the same reasons."""
 
 
 def why(
-    pod: Annotated[str, typer.Argument(metavar="POD", help="the pod's name, or NAMESPACE/NAME")],
+    pod: Annotated[
+        str,
+        typer.Argument(metavar="POD", help="a pod, or a job's instance: NAME or NAMESPACE/NAME"),
+    ],
     cluster_target: ClusterTarget,
     namespace: NamespaceOption = "",
     output: OutputOption = "table",
@@ -31,24 +42,63 @@ def why(
     target = cluster_target.target
     namespace = before if slash else namespace or cluster.namespace(target)
 
-    explanation = cluster.ask(target, lambda api: explain_pod(api, namespace, name))
+    explanation = cluster.ask(target, lambda api: explain_pod(api, namespace, name, time.time()))
     if not tables.print_data(explanation, output):
         tables.print_lines(screen(explanation))
 
 
-async def explain_pod(api: Api, namespace: str, name: str) -> PodExplanation:
+async def explain_pod(api: Api, namespace: str, name: str, now: float) -> PodExplanation:
     """Explain a pod. Raises ApiError, ApiUnreachable."""
     # The pod first: if it does not exist, nothing else needs to be read.
-    pod = await api.get(pod_path(namespace, name), Pod)
-    (events, _), snapshot = await asyncio.gather(
+    pod = await _pod(api, namespace, name)
+    name = pod.metadata.name
+    (events, _), snapshot, autoscaler = await asyncio.gather(
         api.list(
             f"/api/v1/namespaces/{namespace}/events",
             Event,
             fieldSelector=f"involvedObject.name={name},involvedObject.uid={pod.metadata.uid}",
         ),
-        _surroundings(api, pod),
+        if_accepted(_surroundings(api, pod), (403,)),
+        _autoscaler(api),
     )
-    return explain(pod, snapshot, events)
+    explanation = explain(pod, snapshot, events)
+    if explanation.state == "pending":
+        scale_out = (
+            explain_by_events(events, now)
+            if autoscaler is None
+            else explain_scale_out(pod, autoscaler.status or Status(), autoscaler.orders, now)
+        )
+        if scale_out is not None:
+            explanation.scale_out = scale_out.sentence
+            # What would help otherwise is not needed if a node comes.
+            explanation.hints = [] if scale_out.coming else explanation.hints
+        if autoscaler is not None and (sentence := out_of_date(autoscaler, now)):
+            explanation.notes.append(sentence)
+    return explanation
+
+
+async def _pod(api: Api, namespace: str, name: str) -> Pod:
+    """Return the pod of this name, or of the job's instance that `fenka get` shows by it. Raises ApiError."""
+    try:
+        return await api.get(pod_path(namespace, name), Pod)
+    except ApiError as why:
+        if why.status != 404:
+            raise
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        listed = await if_accepted(api.list(path, Pod, labelSelector=JOB), (403,))
+        pods = [pod for pod in (listed[0] if listed else ()) if _instance(pod) == name]
+        if not pods:
+            raise
+        return max(pods, key=lambda pod: pod.metadata.creation_timestamp)
+
+
+def _instance(pod: Pod) -> str:
+    """Return the name of the instance whose pod this is."""
+    labels = pod.metadata.labels
+    index = labels.get(COMPLETION_INDEX, "0")
+    trainer = TRAINERS.get(labels.get(KIND, ""), "mpijob")
+    number = int(index) if index.isdecimal() else 0
+    return instance_name(labels.get(JOB, ""), trainer, labels.get(ROLE, "main"), number)
 
 
 async def _surroundings(api: Api, pod: Pod) -> ClusterSnapshot:
@@ -59,9 +109,18 @@ async def _surroundings(api: Api, pod: Pod) -> ClusterSnapshot:
     return cluster.keep(await read_cluster(api, name, dialects=WITH_HAMI))
 
 
+async def _autoscaler(api: Api) -> AutoscalerState | None:
+    """Return what the autoscaler publishes; None without one, or if that cannot be read."""
+    try:
+        return await read_autoscaler(api)
+    except (ApiError, InvalidRecord):
+        return None
+
+
 def screen(explanation: PodExplanation) -> list[str]:
     """Return the explanation as text."""
     lines = [explanation.summary]
+    lines += [f"It {explanation.scale_out}."] if explanation.scale_out else []
     lines += [f"It holds {piece}." for piece in explanation.slices]
     if explanation.message:
         lines += ["", f"{explanation.scheduler} says: {explanation.message}"]

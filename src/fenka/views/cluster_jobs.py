@@ -286,12 +286,12 @@ def _reach_notebook(
     if not ready or service is None:
         return job
     if service.external_address:
-        return replace(job, address=f"http://{service.external_address}/")
+        return replace(job, address=f"http://{service.external_address}/lab")
     awaited = EXTERNAL_ADDRESS if service.spec.type == "LoadBalancer" else ""
     if service.node_port and address:
-        return replace(job, address=f"http://{address}:{service.node_port}/", why=awaited)
+        return replace(job, address=f"http://{address}:{service.node_port}/lab", why=awaited)
     forward = f"kubectl port-forward -n {job.namespace} service/{job.name} 8888:80"
-    return replace(job, address=f"http://localhost:8888/ after {forward}", why=awaited)
+    return replace(job, address=f"http://localhost:8888/lab after {forward}", why=awaited)
 
 
 def _cluster_address(objects: TrainingObjects) -> str:

@@ -16,7 +16,7 @@ from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting
 from fenka.core.steps import complete
-from fenka.dialects.base import InvalidRecord
+from fenka.dialects.base import InvalidRecord, split_instance
 from fenka.views.queue import QueueRow
 
 
@@ -64,6 +64,9 @@ def _row(
         why = "there is room now: it is placed when kube-scheduler tries it again, in seconds"
     elif reservation is not None:
         uuids |= reservation.cards
+    # An instance need not exist yet, its card does.
+    instances = {uuid: place[0] for uuid in uuids if (place := split_instance(uuid))}
+    on_cards = {cards[instances.get(uuid, uuid)] for uuid in uuids}
     return QueueRow(
         position,
         pending.name,
@@ -71,7 +74,7 @@ def _row(
         pending.priority,
         _request(pending.pods),
         entry.requested_at,
-        [f"{node}/{index}" for node, index in sorted(cards[uuid] for uuid in uuids)],
+        [f"{node}/{index}" for node, index in sorted(on_cards)],
         reservation.starts_by if reservation is not None else None,
         why,
         round(used.get(pending.namespace, 0.0), 1),
@@ -96,5 +99,5 @@ def _cards(state: ClusterState) -> dict[str, tuple[str, int]]:
     return {
         card.uuid: (shared.node.name, card.index)
         for shared in state.shared_nodes()
-        for card in shared.node.cards
+        for card in shared.physical_cards
     }

@@ -10,9 +10,10 @@ import msgspec
 from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.core.units import card_units
+from fenka.core.request import ComputeMode
 from fenka.dialects import ack, base, gpushare, node_modes
-from fenka.dialects.base import SharedNode
+from fenka.dialects.base import Dialect, SharedNode, split_instance
+from fenka.views.instances import InstanceRow, node_instances, usable_units
 
 TOPOLOGY = "aliyun.com/gpu"
 """Extended resource: whole cards, chosen by how they are linked."""
@@ -44,6 +45,8 @@ class ProgramRow(msgspec.Struct, frozen=True):
         whole: cards that it holds whole.
         pending: units for which no record names a card.
         core: percent of compute time, by card index.
+        core_mode: what the compute that it requests means.
+        weight: the weight that it requests; nothing of `core` is reserved for it.
     """
 
     name: str
@@ -53,6 +56,8 @@ class ProgramRow(msgspec.Struct, frozen=True):
     pending: float = 0
     status: str = "Running"
     core: dict[int, int] = {}
+    core_mode: ComputeMode = "hard"
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class NodeRow:
         ready: None if the node's state is unknown.
         error: why the node admits nothing new; empty if it does.
         core: whether it shares its cards' compute time too.
+        instances: those of divided cards.
+        free: how many more instances fit a divided card by profile, each for itself, by the card's index.
     """
 
     name: str
@@ -84,6 +91,8 @@ class NodeRow:
     schedulable: bool = True
     error: str = ""
     core: bool = False
+    instances: list[InstanceRow] = field(default_factory=list)
+    free: dict[int, dict[str, int]] = field(default_factory=dict)
 
     @property
     def allocated(self) -> float:
@@ -133,25 +142,32 @@ def compute_by_card(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 def cluster_nodes(snapshot: ClusterSnapshot) -> list[NodeRow]:
     """Return all nodes of a cluster by name, also those without a card."""
-    state = snapshot.state
-    pods: dict[str, list[Pod]] = {
-        node.metadata.name: []
-        for node in snapshot.nodes
-        if state.shared_node(node.metadata.name) is None
-    }
-    for pod in snapshot.pods if pods else ():
-        if pod.spec.node_name in pods:
-            pods[pod.spec.node_name].append(pod)
+    state, pods = snapshot.state, pods_of_exclusive_nodes(snapshot)
     return [
         _sharing_node(snapshot, node, shared)
         if (shared := state.shared_node(node.metadata.name)) is not None
-        else _exclusive_node(snapshot, node, pods[node.metadata.name])
+        else exclusive_node(snapshot, node, pods[node.metadata.name])
         for node in snapshot.nodes
     ]
 
 
+def pods_of_exclusive_nodes(snapshot: ClusterSnapshot) -> dict[str, list[Pod]]:
+    """Return the pods of each node that does not share its cards."""
+    pods: dict[str, list[Pod]] = {
+        node.metadata.name: []
+        for node in snapshot.nodes
+        if snapshot.state.shared_node(node.metadata.name) is None
+    }
+    for pod in snapshot.pods if pods else ():
+        if pod.spec.node_name in pods:
+            pods[pod.spec.node_name].append(pod)
+    return pods
+
+
 def _sharing_node(snapshot: ClusterSnapshot, node: Node, shared: SharedNode) -> NodeRow:
-    programs = [_program(shared, held) for held in snapshot.state.allocations(shared.node.name)]
+    allocations = snapshot.state.allocations(shared.node.name)
+    programs = [_program(shared, held, snapshot.state.dialects) for held in allocations]
+    instances, free = node_instances(shared, allocations)
     return _row(
         snapshot,
         node,
@@ -160,19 +176,29 @@ def _sharing_node(snapshot: ClusterSnapshot, node: Node, shared: SharedNode) -> 
         whole=sum(program.whole for program in programs),
         cards=card_rows(
             (
-                (card.index, card_units(card.memory_mib, shared.unit_mib), card.healthy)
-                for card in shared.node.cards
+                (card.index, usable_units(shared, card), card.healthy)
+                for card in shared.physical_cards
             ),
             programs,
         ),
         core=base.readable_quantity(node.status.allocatable, ack.CORE) > 0,
         programs=programs,
-        unhealthy=sum(not card.healthy for card in shared.node.cards),
+        exclusive=0 if shared.shares_cards else _with_exclusive(node, shared),
+        unhealthy=sum(not card.healthy for card in shared.physical_cards),
         unit_mib=shared.unit_mib,
+        instances=instances,
+        free=free,
     )
 
 
-def _exclusive_node(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> NodeRow:
+def _with_exclusive(node: Node, shared: SharedNode) -> int:
+    """Return the cards of a node that shares instances, and gives its other cards whole."""
+    whole = base.readable_quantity(node.status.allocatable, base.NVIDIA_GPU)
+    return len([*shared.physical_cards]) + whole
+
+
+def exclusive_node(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> NodeRow:
+    """Return a node whose cards are only given whole. pods: those on it."""
     topology = node.metadata.labels.get(node_modes.MODE_LABEL) == "topology"
     mode: Mode = "topology" if topology else "exclusive"
     resource = RESOURCES[mode]
@@ -211,8 +237,9 @@ def _row(snapshot: ClusterSnapshot, node: Node, **fields: object) -> NodeRow:
     return NodeRow(**{**common, **fields})  # type: ignore[arg-type]
 
 
-def _program(shared: SharedNode, held: PodAllocation) -> ProgramRow:
-    pod = held.pod
+def _program(shared: SharedNode, held: PodAllocation, dialects: tuple[Dialect, ...]) -> ProgramRow:
+    # By these dialects the pod has been parsed already.
+    pod, demand = held.pod, held.pod.demand(dialects)
     name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
     if held.error is None:
         slices, whole = held.slices, 0
@@ -220,11 +247,18 @@ def _program(shared: SharedNode, held: PodAllocation) -> ProgramRow:
         # This loop takes a third of the time of sum(), and runs for each pod of a cluster.
         for placement in held.placements:
             if placement.whole:
-                whole += len(placement.slices)
+                whole += sum(split_instance(piece.uuid) is None for piece in placement.slices)
         core = compute_by_card([(piece.card, piece.compute) for piece in slices])
-        return ProgramRow(name, namespace, units, whole=whole, status=phase, core=core)
+        return ProgramRow(
+            *(name, namespace, units),
+            whole=whole,
+            status=phase,
+            core=core,
+            core_mode=demand.core_mode,
+            weight=demand.weight,
+        )
     whole = pod.amount(base.NVIDIA_GPU)
-    pending = 0 if whole else pod.demand().units(shared)
+    pending = 0 if whole else demand.units(shared)
     return ProgramRow(name, namespace, {}, whole=whole, pending=pending, status=phase)
 
 

@@ -200,11 +200,15 @@ def test_password_is_overwritten_when_it_is_on_the_command_line(words: list[str]
         (["--name", "Mpi_Dist"], "invalid job name 'Mpi_Dist': use lowercase letters, digits"),
         (["--data", "pvc"], "invalid --data 'pvc': expected CLAIM:PATH, for example"),
         (["--data", "work:/work"], "claim work not found in namespace default"),
-        (["--gpu-mem", ""], "no amount given: use --gpu-mem 4 for a slice, or --gpus 1 for a card"),
+        (
+            ["--gpu-mem", ""],
+            "no amount given: use --gpu-mem 4 for a slice, --gpus 1",
+        ),
         (["--gpu-mem", "1000MiB"], "the exact size 1000MiB is requested by HAMi's names, and this"),
         (["--idle", "soon"], "invalid --idle 'soon': expected a duration such as 30m, 10h or 7d"),
         (["--idle", "5s"], "--idle must be at least 60s, got 5s"),
         (["--directory", "/tmp"], "--directory is for a notebook on this machine: leave it out"),
+        (["--inside", "mig"], "--inside is for a notebook on this machine: leave it out, or use"),
         (["--priority", "5"], "--priority is for a notebook on this machine: leave it out, or use"),
         (["--local"], "--local selects this machine, but another option selects a cluster"),
     ],
@@ -268,13 +272,13 @@ def test_missing_right_is_explained(run: Run, server: FakeApiServer) -> None:
 @pytest.mark.parametrize(
     ("service", "status", "address"),
     [
-        ("LoadBalancer", {"ip": "39.100.193.19"}, "http://39.100.193.19/"),
-        ("LoadBalancer", {"hostname": "lb.example.com"}, "http://lb.example.com/"),
-        ("NodePort", {}, "http://192.168.1.214:32285/"),
+        ("LoadBalancer", {"ip": "39.100.193.19"}, "http://39.100.193.19/lab"),
+        ("LoadBalancer", {"hostname": "lb.example.com"}, "http://lb.example.com/lab"),
+        ("NodePort", {}, "http://192.168.1.214:32285/lab"),
         (
             "ClusterIP",
             {},
-            "http://localhost:8888/ after kubectl port-forward -n default service/nb 8888:80",
+            "http://localhost:8888/lab after kubectl port-forward -n default service/nb 8888:80",
         ),
     ],
 )
@@ -321,7 +325,7 @@ def test_node_port_is_printed_when_no_external_address_comes(
     a_pod(server, node="sd-cluster-04")
     ok(run("stop", "nb"))
     done = run("start", "nb")
-    assert done.stdout.splitlines()[-1] == "nb: http://192.168.1.214:32285/"
+    assert done.stdout.splitlines()[-1] == "nb: http://192.168.1.214:32285/lab"
     assert done.stderr == "nb: its Service has no external address yet\n"
 
 

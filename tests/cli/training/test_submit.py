@@ -87,6 +87,7 @@ def test_output_is_a_list_when_json_is_requested() -> None:
         ),
         (["--workingDir=/work", "--dataDir=/mnt"], {"working-dir": "/work", "data-dir": ["/mnt"]}),
         (["--retry", "3"], {"retry": 3}),
+        (["--interruptible"], {"interruptible": True}),
     ],
 )
 def test_options_are_the_fields_of_the_spec(words: list[str], fields: dict[str, Any]) -> None:
@@ -163,12 +164,15 @@ def test_options_prevail_over_the_file(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("wrokers: 2", "unknown field wrokers: did you mean workers?"),
-        ("ps: {x: 1}", "unknown field ps.x: see fenka submit --help for the fields"),
+        ("ps: {x: 1}", "unknown field ps.x: see the command's --help for the fields"),
         ("workers: many", "invalid --workers 'many': expected a whole number"),
         ("gang: perhaps", "invalid --gang 'perhaps': expected true or false"),
         ("[]", "FILE must be a mapping of fields, as in `name: mpi-dist`"),
         ("kind: mpi", "FILE describes a training of kind mpi, not tensorflow"),
-        ("a: [", "FILE cannot be read as YAML: while parsing"),
+        ("a: [", "FILE is no YAML: line 1, column 5: "),
+        ("a: &b [1]", "FILE has an anchor or alias in line 1: write the value itself"),
+        ("a: " + 30 * "[", "FILE is nested deeper than 20 levels in line 1: flatten it"),
+        ("#" * 262145, "FILE has more than 262144 bytes: leave out what is not needed"),
         (r'env: {A: "\0"}', r"'\x00' is no text in UTF-8: write it in UTF-8, without NUL"),
         ("time-limit: soon", "invalid time 'soon': expected for example 90s, 10m or 2h30m"),
     ],
@@ -182,6 +186,14 @@ def test_file_is_rejected_in_one_sentence(tmp_path: Path, text: str, sentence: s
     assert done.stderr.startswith(f"fenka: {sentence.replace('FILE', str(file))}")
     assert done.stderr.count("\n") == 1
     assert not done.stdout
+
+
+@pytest.mark.parametrize("command", [("submit", "tf"), ("serve", "custom")])
+def test_file_is_rejected_when_it_never_ends(command: tuple[str, str]) -> None:
+    """Test that no more of it is read than a file may have."""
+    done = fenka(*command, "-f", "/dev/zero", "--dry-run", "train")
+    sentence = "fenka: /dev/zero has more than 262144 bytes: leave out what is not needed\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", sentence)
 
 
 @pytest.mark.parametrize(

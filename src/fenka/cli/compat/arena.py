@@ -219,7 +219,8 @@ def _share_details(row: NodeRow) -> list[str]:
 
 
 def _core_cells(pod: ProgramRow) -> tuple[str, str]:
-    asked = str(sum(pod.core.values()))
+    asked = str(pod.weight or sum(pod.core.values()))
+    asked += "" if pod.core_mode == "hard" else f" {pod.core_mode}"
     return asked, ",".join(f"gpu{index}({percent})" for index, percent in sorted(pod.core.items()))
 
 

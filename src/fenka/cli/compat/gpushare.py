@@ -7,7 +7,7 @@ whose annotations name no card is pending.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
@@ -15,6 +15,7 @@ import typer
 from fenka.cli import tables
 from fenka.cli.cluster import ask, keep
 from fenka.cli.errors import report_errors
+from fenka.cli.instance_lines import instances_screen
 from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption, register, single
 from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.snapshot import ClusterSnapshot
@@ -23,6 +24,7 @@ from fenka.dialects import base, gpushare
 from fenka.dialects.base import SharedNode
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.cluster_reader import read_cluster
+from fenka.views.instances import InstanceRow, node_instances, usable_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,10 @@ class PodUnits:
 
 @dataclass(frozen=True, slots=True)
 class NodeUnits:
-    """A shared node: units by card index, the kubelet's total, and the pods that hold them."""
+    """A shared node: units by card index, the kubelet's total, and the pods that hold them.
+
+    The total of a node with divided cards is less what dividing costs. instances, free: as of `NodeRow`.
+    """
 
     name: str
     address: str
@@ -45,6 +50,8 @@ class NodeUnits:
     cards: dict[int, int]
     total: int
     pods: list[PodUnits]
+    instances: list[InstanceRow] = field(default_factory=list)
+    free: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def used(self, card: int) -> float:
         """Return the allocated units of this card."""
@@ -81,6 +88,7 @@ def inspect(
     if tables.print_data(nodes, output):
         return
     lines = details_screen(nodes) if details else summary_screen(nodes)
+    lines += instances_screen((each.name, each.instances, each.free) for each in nodes)
     sys.stdout.write("\n".join([*map(tables.escape, lines), ""]))
 
 
@@ -92,20 +100,30 @@ def read_nodes(cluster: ClusterSnapshot) -> list[NodeUnits]:
 def _node(cluster: ClusterSnapshot, shared: SharedNode) -> NodeUnits:
     node = cluster.state.node(shared.node.name)
     assert node is not None
+    allocations = cluster.state.allocations(shared.node.name)
+    instances, free = node_instances(shared, allocations)
+    cards = {card.index: usable_units(shared, card) for card in shared.physical_cards}
+    total = base.parse_quantity(node.status.allocatable.get(gpushare.MEMORY, 0))
+    if free:
+        # A node that shares only instances advertises no units.
+        total = (total or shared.total_units) - shared.total_units + sum(cards.values())
     return NodeUnits(
         name=shared.node.name,
         address=node.address,
         unit=base.unit_name(shared.unit_mib),
-        cards={card.index: shared.card_units(card.index) for card in shared.node.cards},
-        total=base.parse_quantity(node.status.allocatable.get(gpushare.MEMORY, 0)),
-        pods=[_pod(shared, held) for held in cluster.state.allocations(shared.node.name)],
+        cards=cards,
+        total=total,
+        pods=[_pod(shared, held) for held in allocations],
+        instances=instances,
+        free=free,
     )
 
 
 def _pod(shared: SharedNode, held: PodAllocation) -> PodUnits:
     cards, pending = gpushare.shown_units(shared, held.slices), 0.0
     if held.error is not None:
-        cards, pending = {}, held.pod.demand().units(shared)
+        # A card that such a node gives whole is none of its shared ones.
+        cards, pending = {}, held.pod.demand().units(shared) if shared.shares_cards else 0
     return PodUnits(held.pod.metadata.name, held.pod.metadata.namespace, cards, pending)
 
 

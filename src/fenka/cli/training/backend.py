@@ -19,6 +19,18 @@ InstanceOption = Annotated[
 ContainerOption = Annotated[
     str, typer.Option("-c", "--container", metavar="NAME", help="a container of the pod")
 ]
+TailOption = Annotated[
+    int | None, typer.Option("-t", "--tail", metavar="N", min=0, help="only the last lines")
+]
+SinceOption = Annotated[
+    str, typer.Option("--since", metavar="TIME", help="only lines of the last TIME, such as 5m")
+]
+TimestampsOption = Annotated[
+    bool, typer.Option("--timestamps", help="print its time before each line")
+]
+CommandArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="default: sh")
+]
 _MpiName = Literal["mpijob", "mpi", "mj"]
 _TensorFlowName = Literal["tfjob", "tf", "tensorflow"]
 _PyTorchName = Literal["pytorchjob", "pytorch", "py"]

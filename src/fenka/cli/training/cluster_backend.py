@@ -63,14 +63,16 @@ class ClusterJobs:
         return own[0]
 
     def explain(self, instance: Instance) -> str:
-        """Return why an instance is pending, as `fenka why` does; empty if its cards are not why."""
+        """Return why an instance is pending, as `fenka why` does; empty if neither cards nor nodes are."""
         from fenka.cli.why import explain_pod
 
         async def ask(api: Api) -> str:
             explanation = await if_accepted(
-                explain_pod(api, self.namespace, instance.pod), (403, 404)
+                explain_pod(api, self.namespace, instance.pod, time.time()), (403, 404)
             )
-            return explanation.sentence if explanation else ""
+            if explanation is None:
+                return ""
+            return "; ".join(filter(None, (explanation.sentence, explanation.scale_out)))
 
         return cluster.ask(self._target, ask, cluster.explain_denial)
 

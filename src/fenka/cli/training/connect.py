@@ -10,10 +10,14 @@ from fenka.cli.durations import parse_duration
 from fenka.cli.errors import UserError
 from fenka.cli.local_logs import LogPart
 from fenka.cli.training.backend import (
+    CommandArgument,
     ContainerOption,
     InstanceOption,
     JobTarget,
     LogRequest,
+    SinceOption,
+    TailOption,
+    TimestampsOption,
 )
 from fenka.cli.training.selection import find_job, open_backend
 from fenka.workstation import records
@@ -27,15 +31,9 @@ def logs(
     ] = False,
     instance: InstanceOption = "",
     container: ContainerOption = "",
-    tail: Annotated[
-        int | None, typer.Option("-t", "--tail", metavar="N", min=0, help="only the last lines")
-    ] = None,
-    since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="only lines of the last TIME, such as 5m")
-    ] = "",
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="print its time before each line")
-    ] = False,
+    tail: TailOption = None,
+    since: SinceOption = "",
+    timestamps: TimestampsOption = False,
 ) -> None:
     """Print the log of a job's chief, or of the instance that is named."""
     since_s = parse_duration("--since", since) if since else None
@@ -59,9 +57,7 @@ def _local(target: JobTarget) -> bool:
 def attach(
     target: JobTarget,
     name: Annotated[str, typer.Argument(metavar="NAME", help="the job")],
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="default: sh")
-    ] = None,
+    command: CommandArgument = None,
     instance: InstanceOption = "",
     container: ContainerOption = "",
 ) -> None:

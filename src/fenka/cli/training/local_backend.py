@@ -1,4 +1,4 @@
-"""Trainings of this machine, for the commands about training jobs."""
+"""Trainings and notebooks of this machine, for the commands about training jobs."""
 
 import os
 import sys
@@ -9,13 +9,15 @@ from fenka.cli import local_logs
 from fenka.cli.errors import UserError
 from fenka.cli.local_logs import LogPart
 from fenka.cli.training.backend import LogRequest
+from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import user_name
 from fenka.views.jobs import JobEvent, TrainingJob
+from fenka.workstation import notebooks
 from fenka.workstation.training import attach, manage
 
 
 class LocalJobs:
-    """The trainings of this user on this machine; see JobBackend."""
+    """The trainings and notebooks of this user on this machine; see JobBackend."""
 
     @property
     def namespace(self) -> str:
@@ -25,11 +27,12 @@ class LocalJobs:
     def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
         """Return all jobs, or the one with this name, the newest first. Their positions are known."""
         del positions
-        return manage.jobs(name)
+        jobs = [*manage.jobs(name), *notebooks.jobs(name)]
+        return sorted(jobs, key=lambda job: -job.created)
 
     def events(self, job: TrainingJob) -> list[JobEvent]:
         """Return what the record tells of the job's past."""
-        return manage.events(job.name)
+        return [] if notebooks.exists(job.name) else manage.events(job.name)
 
     def logs(self, name: str, request: LogRequest) -> TrainingJob:
         """Print a log. Return the job as it is at the end of it."""
@@ -44,10 +47,15 @@ class LocalJobs:
 
     def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> NoReturn:
         """Become a command in an instance's lease."""
+        if notebooks.exists(job.name):
+            raise UserError(f"{job.name} is a notebook: open a terminal in it", INVALID_INPUT)
         sys.stdout.flush()
         attach.run(job.name, request.instance, command)
 
     def delete(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs with all that is left of them."""
         for job in jobs:
-            manage.delete(job.name)
+            if notebooks.exists(job.name):
+                notebooks.delete(job.name)
+            else:
+                manage.delete(job.name)

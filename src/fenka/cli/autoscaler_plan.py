@@ -1,0 +1,198 @@
+"""`fenka autoscaler plan` and `snapshot`: which new nodes pending requests need, and a cluster's case."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from fenka.autoscaler.case_file import read_case
+from fenka.autoscaler.solver.available import available_solver
+from fenka.cli import cluster, tables
+from fenka.cli.elastic import AutoscalerNamespaceOption, published
+from fenka.cli.errors import UserError, print_error
+from fenka.cli.options import ClusterTarget, OutputOption
+from fenka.cloud.config import Config
+from fenka.cloud.config_file import decode_config, read_config
+from fenka.cluster.autoscaling import encode_time
+from fenka.core.errors import INVALID_INPUT
+from fenka.core.planning.case import Case
+from fenka.core.planning.plan import Plan, Unserved, make_plan
+from fenka.dialects.durations import parse_duration
+from fenka.isolation.files import describe_os_error
+from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler, read_config_text
+from fenka.kubernetes.client import Api
+
+if TYPE_CHECKING:
+    from fenka.autoscaler.view import View
+
+T = TypeVar("T")
+
+_SECONDS = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
+
+MAX_NAMES = 3
+"""Requests to name of those that are left out for one reason."""
+
+CaseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--case",
+        metavar="FILE",
+        help="plan for a case (groups, nodes, pending requests) instead of the cluster",
+    ),
+]
+TimeLimitOption = Annotated[
+    str, typer.Option("--time-limit", metavar="TIME", help="after this the best plan so far stands")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="default: the configuration that the chart installed"
+    ),
+]
+
+
+def plan(
+    cluster_target: ClusterTarget,
+    case: CaseOption = None,
+    config: ConfigOption = None,
+    namespace: AutoscalerNamespaceOption = "",
+    time_limit: TimeLimitOption = "2s",
+    output: OutputOption = "table",
+) -> None:
+    """Print a plan; nothing is bought. Raises InvalidCase, InvalidConfig, UserError."""
+    limit = _seconds("--time-limit", time_limit)
+    if case is not None:
+        if config is not None:
+            raise UserError(
+                "--config is for a plan on the cluster: leave it out, or leave out --case",
+                INVALID_INPUT,
+            )
+        read = from_file(read_case, case)
+        begin = time.monotonic()
+        result = make_plan(read, _remaining(limit), available_solver(print_error))
+    else:
+        from fenka.autoscaler.dry_run import dry_run
+        from fenka.autoscaler.plan_case import plan_case
+
+        view = _view(cluster_target, namespace, config)
+        begin = time.monotonic()
+        made = plan_case(view)
+        read = made.case
+        result = dry_run(view, made, _remaining(limit), available_solver(print_error))
+    seconds = round(time.monotonic() - begin, 3)
+    if not tables.print_data(_document(result, seconds), output):
+        tables.print_lines(screen(read, result, seconds))
+
+
+def snapshot(
+    cluster_target: ClusterTarget,
+    config: ConfigOption = None,
+    namespace: AutoscalerNamespaceOption = "",
+) -> None:
+    """Print the case of a cluster. Raises InvalidConfig, UserError."""
+    from fenka.autoscaler.plan_case import plan_case
+
+    view = _view(cluster_target, namespace, config)
+    at = encode_time(view.now)
+    case = replace(plan_case(view).case, why=f"cluster {view.config.cluster} at {at}")
+    tables.print_data(case, "json")
+
+
+def _view(target: ClusterTarget, namespace: str, config: Path | None) -> "View":
+    """Read the cluster once, as the loop sees it."""
+    from fenka.autoscaler.dry_run import read_view
+
+    given = None if config is None else from_file(read_config, config)
+
+    async def read(api: Api) -> "View":
+        state, status = published(await read_autoscaler(api, namespace))
+        installed = given or await _installed_config(api, state)
+        return await read_view(api, state, status, installed, time.time())
+
+    return cluster.ask(target.target, read, cluster.explain_cluster_denial)
+
+
+async def _installed_config(api: Api, state: AutoscalerState) -> Config:
+    text = await read_config_text(api, state)
+    if text is None:
+        raise UserError(
+            f"namespace {state.namespace} has no configuration of an autoscaler: give --config FILE",
+            INVALID_INPUT,
+        )
+    return decode_config(text.encode())
+
+
+def from_file(read: Callable[[Path], T], path: Path) -> T:
+    """Return what is read from a file. Raises UserError if the file cannot be read."""
+    try:
+        return read(path)
+    except OSError as why:
+        raise UserError(describe_os_error(why), INVALID_INPUT) from None
+
+
+def _remaining(limit_s: float) -> Callable[[], float]:
+    """Return a function that returns the seconds that are left from now on."""
+    end = time.monotonic() + limit_s
+    return lambda: end - time.monotonic()
+
+
+def _document(result: Plan, seconds: float) -> dict[str, object]:
+    """Return the plan with the fields of `fenka.plan/1`, in its order."""
+    return {
+        "format": result.format,
+        "nodes": result.nodes,
+        "cost": result.cost,
+        "bound": result.bound,
+        "optimal": result.optimal,
+        "seconds": seconds,
+        "placements": result.placements,
+        "unserved": result.unserved,
+    }
+
+
+def screen(case: Case, result: Plan, seconds: float) -> list[str]:
+    """Return the new nodes with their pods, what they cost, and who is left out."""
+    new: dict[str, list[str]] = {}
+    for pod in result.placements:
+        new.setdefault(pod.node, []).append(pod.request)
+    prices = {group.name: group.price for group in case.groups}
+    rows = [("NODE", "PRICE", "PODS")]
+    for nodes in result.nodes:
+        for slot in range(nodes.count):
+            name = f"new:{nodes.group}:{slot}"
+            rows.append((name, f"{prices[nodes.group]:g}", _names(new.pop(name, []))))
+    rows += [(name, "-", _names(pods)) for name, pods in new.items()]
+    count = sum(nodes.count for nodes in result.nodes)
+    known = "the best" if result.optimal else f"no plan costs less than {result.bound:g}"
+    lines = tables.align(rows) if len(rows) > 1 else []
+    lines.append(
+        f"{count} new nodes, {result.cost:g} an hour ({known}), planned in {seconds:.1f} s"
+    )
+    by_reason: dict[str, list[Unserved]] = {}
+    for each in result.unserved:
+        by_reason.setdefault(each.why, []).append(each)
+    return [*lines, *(f"{_left_out(those)} left out: {why}" for why, those in by_reason.items())]
+
+
+def _left_out(requests: list[Unserved]) -> str:
+    """Return how many pods of which requests are left out."""
+    names = [each.request for each in requests[:MAX_NAMES]]
+    more = f" and {len(requests) - MAX_NAMES} more" if len(requests) > MAX_NAMES else ""
+    return f"{sum(each.count for each in requests)} of {', '.join(names)}{more}"
+
+
+def _names(requests: list[str]) -> str:
+    counts = {name: requests.count(name) for name in dict.fromkeys(requests)}
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
+
+
+def _seconds(option: str, text: str) -> float:
+    """Return the seconds of `2`, `0.5s` or `1m30s`. Raises UserError."""
+    seconds = float(text) if _SECONDS.fullmatch(text) else parse_duration(text)
+    if seconds is None:
+        raise UserError(f"invalid {option} {text!r}: write a duration such as 10s", INVALID_INPUT)
+    return seconds

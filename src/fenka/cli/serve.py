@@ -1,0 +1,236 @@
+"""`fenka serve`: models that answer requests, on a cluster or on this machine."""
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from typer.core import TyperGroup
+
+from fenka.cli.errors import UserError
+from fenka.cli.manifests import DryRunOption, DryRunOutput, DryRunOutputOption, print_manifests
+from fenka.cli.options import group, register
+from fenka.cli.serving import change, look
+from fenka.cli.serving.backend import GatewayChoice, ServiceBackend
+from fenka.cli.serving.selection import find_version, open_services
+from fenka.cli.tables import escape
+from fenka.cli.training.backend import JobTarget
+from fenka.cli.workload_options import (
+    SERVICE,
+    FileOption,
+    ProgramArgument,
+    ServeCommand,
+    add_options,
+    given_fields,
+    register_refused,
+)
+from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
+from fenka.jobs.service import ServiceKind, ServiceSpec
+from fenka.jobs.workload_fields import merge, parse_fields, read_file
+
+POLL_S = 1.0
+
+_KINDS: dict[ServiceKind, tuple[str, tuple[str, ...]]] = {
+    "custom": ("a program of one's own", ()),
+    "tensorflow": ("TensorFlow Serving", ("tf",)),
+    "triton": ("NVIDIA Triton", ()),
+}
+"""What serves the model, and other names of the command."""
+
+_REFUSED = {
+    ("kserve", "kf", "kfserving"): "see docs/serving.md for KServe with fenka's slices",
+    ("seldon", "seldon-core"): "use fenka serve custom",
+    ("tensorrt", "trt"): "use fenka serve triton",
+    ("distributed",): "use fenka serve custom, with --gpus for the cards of one node",
+}
+
+_ALIASES = {
+    **{alias: kind for kind, (_, aliases) in _KINDS.items() for alias in aliases},
+    **{alias: names[0] for names in _REFUSED for alias in names[1:]},
+    "ls": "list",
+    "del": "delete",
+    "log": "logs",
+}
+
+_VERSION_FORMAT = "%Y%m%d%H%M%S"
+
+
+class _Group(TyperGroup):
+    """Finds a command by all of its names."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+
+
+app = group("Serve models.", _Group)
+_updates = group("Change a version of a service; its replicas are replaced one by one.", _Group)
+
+WaitOption = Annotated[bool, typer.Option("--wait", help="until all replicas accept requests")]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", min=0, help="of --wait; default: no limit"),
+]
+
+
+def _add(kind: ServiceKind, server: str) -> None:
+    """Add the commands of one kind of service."""
+
+    def serve(
+        *,
+        command: ProgramArgument = None,
+        file: FileOption = None,
+        wait: WaitOption = False,
+        timeout: TimeoutOption = None,
+        dry_run: DryRunOption = False,
+        output: DryRunOutputOption = "yaml",
+        gateway: GatewayChoice,
+        where: JobTarget,
+        **values: Any,
+    ) -> None:
+        fields = _fields(kind, file, values, command)
+        version = {"version": datetime.now().strftime(_VERSION_FORMAT)}
+        spec = parse_fields({**version, **fields, "kind": kind}, ServiceSpec)
+        spec.validate()
+        if dry_run:
+            _print_objects(spec, where, gateway, output)
+            return
+        backend = open_services(where)
+        before = backend.deploy(spec, gateway)
+        _report(spec, before)
+        if wait:
+            wait_until_available(backend, spec, timeout)
+
+    def update(
+        *,
+        command: ProgramArgument = None,
+        file: FileOption = None,
+        wait: WaitOption = False,
+        timeout: TimeoutOption = None,
+        gateway: GatewayChoice,
+        where: JobTarget,
+        **values: Any,
+    ) -> None:
+        given = _fields(kind, file, values, command)
+        name, version = given.get("name", ""), given.get("version", "")
+        if not name:
+            raise UserError("--name is required: the service to change", INVALID_INPUT)
+        backend = open_services(where)
+
+        def changed(old: ServiceSpec) -> ServiceSpec:
+            if old.kind != kind:
+                raise UserError(
+                    f"version {old.version} of service {name} is of kind {old.kind}: use fenka serve update "
+                    f"{old.kind}",
+                    INVALID_INPUT,
+                )
+            known = {"kind": kind, **msgspec.to_builtins(old)}
+            return parse_fields(merge(known, given), ServiceSpec)
+
+        spec = backend.update(name, version, changed, gateway)
+        print(f"version {spec.version} of service {escape(name)}: updated", flush=True)
+        if wait:
+            wait_until_available(backend, spec, timeout)
+
+    for commands, function, summary in (
+        (app, serve, f"Serve a model by {server}."),
+        (_updates, update, f"Change a version that is served by {server}."),
+    ):
+        add_options(function, SERVICE, kind)
+        register(commands, function, summary, name=kind, cls=ServeCommand)
+
+
+for _kind, (_server, _) in _KINDS.items():
+    _add(_kind, _server)
+for _names, _instead in _REFUSED.items():
+    register_refused(app, "serve", _names[0], _instead)
+register(app, look.list_services, "List the versions of services.", name="list")
+register(app, look.get, "Show a version of a service and its replicas.")
+register(app, look.logs, "Show the output of a replica.")
+register(app, look.attach, "Run a command in a replica.")
+app.add_typer(_updates, name="update")
+register(app, change.delete, "Delete services, or one version.")
+register(
+    app, change.traffic_split, "Divide a service's requests among versions.", name="traffic-split"
+)
+
+
+def _fields(
+    kind: ServiceKind, file: Path | None, values: dict[str, Any], command: list[str] | None
+) -> dict[str, Any]:
+    """Return the fields of the options and the file. Raises UserError, InvalidRequest."""
+    given = given_fields(values, SERVICE)
+    fields = merge(read_file(file, ServiceSpec), given) if file else given
+    if fields.get("kind", kind) != kind:
+        raise UserError(
+            f"{file} describes a service of kind {fields['kind']}, not {kind}", INVALID_INPUT
+        )
+    return {**fields, "command": command} if command else fields
+
+
+def _print_objects(
+    spec: ServiceSpec, where: JobTarget, gateway: GatewayChoice, output: DryRunOutput
+) -> None:
+    from fenka.cli import cluster
+    from fenka.jobs.collection import read_config_files
+    from fenka.jobs.manifests.contents import Contents
+    from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
+    from fenka.jobs.manifests.service import render_address, render_version
+
+    if where.local:
+        raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)
+    namespace = where.namespace or cluster.namespace(where)
+    objects = render_version(spec, Contents(config_files=read_config_files(spec)))
+    objects.append(render_address(spec, gateway=spec.range.scales))
+    if spec.range.scales:
+        settings = GatewaySettings(
+            gateway.gateway_image or "fenka", replicas=gateway.gateway_replicas
+        )
+        objects += render_gateway(spec, namespace, settings)
+    for item in objects:
+        item["metadata"]["namespace"] = namespace
+    print_manifests(objects, output)
+
+
+def _report(spec: ServiceSpec, before: list[str]) -> None:
+    print(f"The Job {spec.name} has been submitted successfully")
+    print(
+        f"You can run `fenka serve get {spec.name} -v {spec.version}` to check the job status",
+        flush=True,
+    )
+    if before:
+        others = " ".join(f"-v {version}:WEIGHT" for version in (*before, spec.version))
+        print(
+            f"version {spec.version} gets no requests yet: fenka traffic-split --name {spec.name} {others}",
+            flush=True,
+        )
+
+
+def wait_until_available(
+    backend: ServiceBackend, spec: ServiceSpec, timeout_s: float | None
+) -> None:
+    """Wait until all replicas of a version accept requests; print why they do not. Raises UserError."""
+    began, shown = time.monotonic(), ""
+    while True:
+        version = find_version(backend, spec.name, spec.version)
+        progress = f"{version.available} of {version.desired} replicas accept requests"
+        # A range from zero may have no replica before its first request.
+        if version.rolled_out and (version.desired or not spec.range.least):
+            break
+        if version.available >= version.desired:
+            progress = "its replicas are being replaced"
+        progress += f": {version.note or version.why}" if version.note or version.why else ""
+        if progress != shown:
+            print(f"{spec.name}: {escape(progress)}", file=sys.stderr, flush=True)
+            shown = progress
+        if timeout_s is not None and time.monotonic() - began > timeout_s:
+            raise UserError(
+                f"{spec.name} is not available after {timeout_s:g} s ({progress}): it stays, see fenka serve "
+                f"get {spec.name} -v {spec.version}",
+                TEMPORARY_FAILURE,
+            )
+        time.sleep(POLL_S)
+    ports = ",".join(map(str, version.ports))
+    print(escape(f"{spec.name}: {progress} at {version.address} ({ports})"))

@@ -1,0 +1,1 @@
+"""Commands about services, of a cluster or of this machine."""

@@ -20,6 +20,8 @@ dependencies:
 """
 ONLY_IF_ENABLED = "{{{{- if .Values.enabled }}}}\n{}\n{{{{- end }}}}\n"
 ANNOTATIONS = "  annotations:\n"
+CERTIFICATE = Path("templates", "internalcert", "secret.yaml")
+EMPTY_CERTIFICATE = 'data:\n  ca.crt: ""\n  ca.key: ""\n  tls.crt: ""\n  tls.key: ""\n'
 
 
 class PackageError(Exception):
@@ -51,6 +53,8 @@ def write_subchart(source: Path, target: Path) -> None:
         content = path.read_text()
         if relative.parts[0] == "crds":
             relative, content = Path("templates", path.name), kept_definition(content)
+        if relative == CERTIFICATE:
+            content = empty_secret(content)
         if relative.parts[0] == "templates" and path.suffix == ".yaml":
             content = ONLY_IF_ENABLED.format(content)
         copy = target / relative
@@ -67,6 +71,16 @@ def kept_definition(content: str) -> str:
     if "{{" in content or ANNOTATIONS not in content:
         raise PackageError("the resource definition in JobSet's chart has an unexpected format")
     return content.replace(ANNOTATIONS, f"{ANNOTATIONS}    helm.sh/resource-policy: keep\n", 1)
+
+
+def empty_secret(content: str) -> str:
+    """Return the Secret of the controller's certificate without the fields that the controller writes.
+
+    Helm applies what changed between two upgrades, and the controller's values would be a conflict.
+    """
+    if EMPTY_CERTIFICATE not in content:
+        raise PackageError("the certificate's Secret in JobSet's chart has an unexpected format")
+    return content.replace(EMPTY_CERTIFICATE, "")
 
 
 def package(target: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from fenka.dialects import nvidia
+from fenka.dialects import nvidia, nvidia_mig
 from fenka.dialects.registry import WITH_HAMI
 from tests.deploy.chart import (
     CHART,
@@ -33,6 +33,7 @@ def test_chart_has_no_lint_warnings_when_every_option_is_on() -> None:
         "dashboard.enabled=true",
         "node.metrics.enabled=true",
         "networkPolicy.enabled=true",
+        "metricsAdapter.enabled=true",
     ]
     for options in ([], [f"--set={setting}" for setting in everything]):
         done = helm("lint", "--strict", str(CHART), *options)
@@ -87,6 +88,7 @@ def test_node_program_runs_on_labelled_nodes_unless_all_nodes_is_set() -> None:
         [{"key": "cgpu", "operator": "Exists"}],
         [{"key": "nvidia-device-enable", "operator": "Exists"}],
         [{"key": "ack.node.gpu.schedule", "operator": "Exists"}],
+        [{"key": "fenka.io/mig", "operator": "Exists"}],
     ]
     everywhere = find(render(**{"node.allNodes": True}), "DaemonSet", "fenka-node")
     assert "affinity" not in pod_of(everywhere)
@@ -112,6 +114,41 @@ def test_files_of_slices_are_on_the_host_when_the_node_program_is_replaced() -> 
 
 
 @needs_helm
+def test_node_program_sees_device_files_of_instances_that_appear_while_it_runs() -> None:
+    """A privileged container has the device files that existed when it started; simulated cards have none."""
+    objects = render(simulatedCards=[T4])
+    mounted = []
+    for name in ("fenka-node", "fenka-node-simulated-0"):
+        pod = pod_of(find(objects, "DaemonSet", name))
+        (container,) = pod["containers"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        paths = {each["name"]: each.get("hostPath", {}).get("path") for each in pod["volumes"]}
+        assert mounts.get("capabilities") == paths.get("capabilities")
+        mounted.append(mounts.get("capabilities"))
+    assert mounted == ["/dev/nvidia-caps", None]
+
+
+@needs_helm
+def test_layouts_are_mounted_when_values_name_their_config_map() -> None:
+    """As a directory, so that the node program reads changes."""
+    for values, expected in (
+        ({}, None),
+        ({"node.mig": None}, None),
+        ({"node.mig.config": "x"}, "x"),
+    ):
+        pod = pod_of(find(render(**values), "DaemonSet", "fenka-node"))
+        (container,) = pod["containers"]
+        (name,) = {each.get("configMap", {}).get("name") for each in pod["volumes"]} - {None} or {
+            None
+        }
+        assert name == expected
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        option = "--mig-config=/etc/fenka/mig/config.yaml"
+        assert mounts.get("layouts") == (expected and "/etc/fenka/mig")
+        assert (option in container["args"]) == bool(expected)
+
+
+@needs_helm
 def test_programs_accept_every_option_of_the_chart() -> None:
     """Compare the containers' arguments with the programs' help."""
     objects = render(
@@ -120,6 +157,8 @@ def test_programs_accept_every_option_of_the_chart() -> None:
             "hamiNames": True,
             "node.allNodes": True,
             "node.assumeCdi": True,
+            "node.mig.config": "layouts",
+            "node.spotNotices": "always",
             "scheduler.bindsFor": ["default-scheduler"],
             "scheduler.read": {"inspect": False, "metrics": False},
             "scheduler.tls.hosts": ["gpu.example.com"],
@@ -179,7 +218,9 @@ def test_managed_resources_are_those_of_all_dialects() -> None:
         resource["name"]: resource["ignoredByScheduler"]
         for resource in extenders()["managedResources"]
     }
-    names = {name for dialect in WITH_HAMI for name in dialect.RESOURCES}
+    names = {name for dialect in WITH_HAMI for name in dialect.RESOURCES if name[-1] != "-"}
+    # kube-scheduler takes no prefixes.
+    names |= set(nvidia_mig.KNOWN_RESOURCES)
     assert managed == {name: name in nvidia.HAMI_ONLY for name in names}
 
 
@@ -194,9 +235,13 @@ def test_queue_options_are_left_out_when_values_come_from_an_older_release() -> 
 
 
 def test_guide_quotes_the_scheduler_configuration_verbatim() -> None:
-    """The guide contains the file's text."""
+    """The guide contains the file's text, but for the names of MIG instances."""
     guide = (ROOT / "docs" / "kubernetes.md").read_text()
-    assert (CHART / "files" / "scheduler-config.yaml").read_text() in guide
+    quoted, mark, _ = (
+        (CHART / "files" / "scheduler-config.yaml").read_text().partition("    # MIG instances")
+    )
+    assert mark
+    assert quoted in guide
 
 
 @needs_helm
@@ -208,6 +253,8 @@ def test_guide_quotes_the_scheduler_configuration_verbatim() -> None:
         {"scheduler.replica": 3},
         {"simulatedCards": [{"spec": "T4"}]},
         {"node.overLimit": "kill"},
+        {"node.spotNotices": "sometimes"},
+        {"node.mig": {"configs": "layouts"}},
     ],
     ids=str,
 )

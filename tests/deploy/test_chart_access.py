@@ -7,9 +7,13 @@ import pytest
 import yaml
 
 from fenka.cluster import scheduler_options
+from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import nvidia, resize
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
+from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
+from fenka.jobs.service import ServiceSpec
+from fenka.kubernetes.service_reader import PUBLISHED
 from tests.deploy.chart import (
     ADMISSION,
     CHART,
@@ -210,13 +214,14 @@ def test_gate_policy_matches_every_resource_that_the_queue_orders(hami: bool) ->
     names = [
         resource["name"]
         for resource in extenders()["managedResources"]
-        if resource["name"] != "nvidia.com/gpu"
+        if resource["name"] != "nvidia.com/gpu" and "/mig-" not in resource["name"]
     ]
     for name in names:
         assert (json.dumps(name) in conditions["requests-a-card"]) == (
             hami or name not in nvidia.HAMI_ONLY
         )
     assert '"nvidia.com/gpu"' not in conditions["requests-a-card"]
+    assert "nvidia.com/mig-" not in conditions["requests-a-card"]
     assert '["default-scheduler","fenka"]' in conditions["placed-by-kube-scheduler"]
     assert QUEUE_GATE in policy["mutations"][0]["applyConfiguration"]["expression"]
     assert policy["failurePolicy"] == "Ignore"
@@ -325,6 +330,55 @@ def test_users_may_do_what_commands_about_jobs_do() -> None:
         assert rights[root] == {"get", "list", "watch", "create", "patch", "delete"}
     assert rights["", "secrets"] == rights["", "configmaps"] == {"create"}
     assert role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+
+
+@needs_helm
+def test_users_may_grant_gateways_what_they_may_do_themselves() -> None:
+    """The API server refuses a Role with rights that its creator lacks."""
+    role = find(render(), "ClusterRole", "fenka-user")
+    held = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    spec = ServiceSpec(name="bert", restful_port=80)
+    gateway = render_gateway(spec, "team", GatewaySettings("fenka"))
+    for rule in find(gateway, "Role", "bert-gateway")["rules"]:
+        for resource in rule["resources"]:
+            assert {(rule["apiGroups"][0], resource, verb) for verb in rule["verbs"]} <= held
+
+
+@needs_helm
+def test_users_find_the_gateways_image_when_the_chart_publishes_it() -> None:
+    """Commands read the ConfigMap at a fixed place."""
+    objects = render(image={"repository": "registry/fenka", "tag": "7"})
+    published = find(objects, "ConfigMap", "fenka")
+    meta = published["metadata"]
+    assert f"/namespaces/{meta['namespace']}/configmaps/{meta['name']}" in PUBLISHED
+    assert published["data"] == {
+        "gatewayImage": "registry/fenka:7",
+        "gatewayPullPolicy": "IfNotPresent",
+        "priorityClass": "fenka-serving",
+    }
+    without = find(render(users={"priorityClasses": False}), "ConfigMap", "fenka")
+    assert "priorityClass" not in without["data"]
+    (rule,) = find(objects, "Role", "fenka")["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == (["fenka"], ["get"])
+
+
+@needs_helm
+def test_viewers_may_only_read_what_screens_show() -> None:
+    """Nobody has the role until an operator binds it."""
+    objects = render()
+    rules = find(objects, "ClusterRole", "fenka-viewer")["rules"]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
+    (of_maps,) = [rule for rule in rules if rule["resources"] == ["configmaps"]]
+    names = [STATUS_MAP, ORDERS_MAP, SHAPES_MAP, "fenka-autoscaler-config"]
+    assert of_maps["resourceNames"] == names
+    assert not [each for each in objects if each.get("roleRef", {}).get("name") == "fenka-viewer"]
+    assert "fenka-viewer" not in names_of(render(users={"role": False}), "ClusterRole")
 
 
 @needs_helm

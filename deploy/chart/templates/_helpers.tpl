@@ -71,3 +71,24 @@ items:
   - {key: tls.crt, path: client.crt}
   - {key: tls.key, path: client.key}
 {{- end }}
+
+{{- define "fenka.metricsAdapterName" -}}
+{{ include "fenka.fullname" . }}-metrics-adapter
+{{- end }}
+
+{{/* The other Service that serves external.metrics.k8s.io, as NAMESPACE/NAME; "" if there is none. Without a cluster
+(helm template) none is known. */}}
+{{- define "fenka.metricsOwner" -}}
+{{- with lookup "apiregistration.k8s.io/v1" "APIService" "" "v1beta1.external.metrics.k8s.io" -}}
+{{- $service := .spec.service | default (dict "namespace" "kube-system" "name" "kube-apiserver") -}}
+{{- $owner := printf "%s/%s" $service.namespace $service.name -}}
+{{- if ne $owner (printf "%s/%s" $.Release.Namespace (include "fenka.metricsAdapterName" $)) }}{{ $owner }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* "true" or "". Only one program of a cluster can serve the API, so another one's is left alone. */}}
+{{- define "fenka.metricsAdapter" -}}
+{{- if (.Values.metricsAdapter | default dict).enabled }}
+{{- if not (include "fenka.metricsOwner" .) }}true{{ end }}
+{{- end }}
+{{- end }}

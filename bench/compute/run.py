@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fenka.core.request import ComputeMode
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
 from fenka.isolation import account, compute_feedback, control
-from fenka.isolation.control import ComputeMode, Control, Limit
+from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import HEADER
 
 HERE = Path(__file__).parent
@@ -111,17 +112,19 @@ class Testbed:
                 self.teller.update()
 
     def lease(self, card: int, percent: int, mode: ComputeMode = "hard") -> Path:
-        """Create a lease of 1 GiB of a card and return its folder."""
+        """Create a lease of 1 GiB of a card and return its folder. percent: 0 requests no compute."""
         with self._lock:
             self._made += 1
             folder = self.folder / f"lease{self._made}"
         (folder / "lease").mkdir(parents=True)
         (folder / "account").mkdir()
-        limit = Limit(self.uuids[card], 1 << 30, 0, percent, mode)
+        uuid = self.uuids[card]
+        limit = Limit(uuid, 1 << 30, 0, percent or 100, mode)
         control.write(folder / "lease" / "control", Control(folder.name, (limit,)))
         account.create(folder / "account" / "slots")
         with self._lock:
-            self.teller.add_lease(folder.name, folder / "lease" / "control")
+            page, requested = folder / "lease" / "control", None if percent else {uuid: 0}
+            self.teller.add_lease(folder.name, page, requested=requested)
         return folder
 
     def end(self, lease: Path) -> None:
@@ -176,7 +179,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Program:
-    """The program of one lease, and the lease's limit."""
+    """The program of one lease, and the lease's limit: 100 and hard is never delayed, 0 yields to shares."""
 
     kernels: str
     percent: int = 100

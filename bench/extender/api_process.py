@@ -1,4 +1,6 @@
-"""The API server of the benchmark, in a process of its own: ``api_process.py NODES EVENTS_PER_SECOND``.
+"""The API server of the benchmark, in a process of its own.
+
+``api_process.py NODES EVENTS_PER_SECOND [--without-reports]``; nodes report what their first pods hold.
 
 Prints its port once it serves. Lists are encoded in advance, and every page of a list is of the same version.
 ``POST /bench/requests/FIRST/COUNT`` and ``POST /bench/pending/FIRST/COUNT`` create pods of the workload.
@@ -25,7 +27,7 @@ KINDS = ("nodes", "pods")
 class BulkApiServer(FakeApiServer):
     """Keeps the workload's objects encoded, by kind and key."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, *, reports: bool) -> None:
         super().__init__()
         self.nodes = nodes
         self.generations: dict[int, int] = {}
@@ -33,7 +35,7 @@ class BulkApiServer(FakeApiServer):
         self.encoded: dict[str, dict[Key, bytes]] = {kind: {} for kind in KINDS}
         self._lists: dict[str, list[bytes]] = {}
         for number in range(nodes):
-            self._load("nodes", workload.node(number))
+            self._load("nodes", workload.node(number, reports=reports))
         for place in range(nodes * PODS_PER_NODE):
             self._load("pods", workload.resident(place))
         self.compact()
@@ -102,9 +104,9 @@ class BulkApiServer(FakeApiServer):
         return web.Response(body=body, content_type="application/json")
 
 
-async def main(nodes: int, events_per_second: float) -> None:
+async def main(nodes: int, events_per_second: float, *, reports: bool) -> None:
     """Serve until killed."""
-    server = BulkApiServer(nodes)
+    server = BulkApiServer(nodes, reports=reports)
     # Its pauses would be measured as the extender's.
     gc.freeze()
     gc.disable()
@@ -114,4 +116,5 @@ async def main(nodes: int, events_per_second: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
+    reports = "--without-reports" not in sys.argv
+    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]), reports=reports))

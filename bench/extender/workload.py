@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod
 from fenka.core.request import Placement, Slice
-from fenka.dialects import ack, gpu_manager, gpushare, node_inventory
+from fenka.dialects import ack, gpu_manager, gpushare, leases, node_inventory
 from fenka.dialects.base import SharedNode
 from tests.builders import node_json, pod
 
@@ -56,20 +57,36 @@ def node_name(number: int) -> str:
     return f"gpu-node-{number:05}.example.internal"
 
 
-def node(number: int) -> Json:
-    """Return a node with an inventory in MiB."""
+def node(number: int, *, reports: bool = True) -> Json:
+    """Return a node with an inventory in MiB.
+
+    reports: whether it says what its first residents hold, as fenka's node program does, unlike gpushare's.
+    """
     made = node_json(
         node_name(number), *[CARD_MIB] * CARDS, unit_mib=1, labels={"gpushare": "true"}
     )
     made["metadata"] |= {"managedFields": _MANAGED, "creationTimestamp": STARTED}
     made["metadata"]["labels"] |= {f"example.com/label-{i}": f"value-{i}" for i in range(15)}
     made["status"]["images"] = _IMAGES
+    if reports:
+        made["metadata"]["annotations"][leases.REPORT] = leases.encode_report(_report(number))
     return made
+
+
+def _report(number: int) -> leases.LeaseReport:
+    """Return what the first residents of a node hold."""
+    slices, first = {}, number * PODS_PER_NODE
+    for place in range(first, first + PODS_PER_NODE):
+        parsed = msgspec.convert(resident(place), Pod)
+        allocation = read_allocation(_shared(number), parsed)
+        assert allocation is not None
+        slices[parsed.metadata.uid] = allocation.slices
+    return leases.LeaseReport(slices)
 
 
 @lru_cache(maxsize=64)
 def _shared(number: int) -> SharedNode:
-    made = node(number)
+    made = node(number, reports=False)
     shared = node_inventory.decode_node(
         node_name(number), made["metadata"]["annotations"], made["status"]["allocatable"]
     )

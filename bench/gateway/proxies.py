@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fenka.gateway.table import ReplicaEntry, RoutingTable, VersionEntry, encode
 from fenka.isolation.files import write_atomically
+from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, VersionEntry, encode
 
 LOOPBACK = "127.0.0.1"
 PROXY = """

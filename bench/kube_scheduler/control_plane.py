@@ -3,7 +3,6 @@
 The programs are those of e2e; each runs as a daemon of one machine with its own network.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -24,7 +23,8 @@ from e2e.machine import ClusterError, run, wait_until
 from e2e.pki import Authority
 from e2e.programs import KWOK
 from e2e.supervisor import CGROUPS, REPOSITORY
-from fenka.scheduler.credentials import CLIENT, SERVER, SERVER_NAME
+from fenka.kubernetes.certificate_files import CLIENT, SERVER
+from fenka.kubernetes.certificates import SERVER_NAME
 from fenka.scheduler.server import PREFIX
 
 EXTENDER_PORT = 12345
@@ -36,7 +36,6 @@ FENKA = "fenka"
 ACCOUNT = "system:serviceaccount:kube-system:fenka-scheduler"
 CLIENT_QPS = 5000
 """Far above what is reached, so that no client limits itself."""
-CLONE_NEWNET = 0x40000000
 
 
 def program(name: str) -> str:
@@ -121,13 +120,6 @@ class ControlPlane(Cluster):
             "--clusterrole=cluster-admin",
             f"--user={ACCOUNT}",
         )
-
-    def enter_network(self) -> None:
-        """Move this thread, and what it starts, into the control plane's network."""
-        library = ctypes.CDLL(None, use_errno=True)
-        with Path(f"/proc/{self.control_plane.first_process}/ns/net").open() as namespace:
-            if library.setns(namespace.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
 
     def create_nodes(self, count: int) -> None:
         """Create nodes, and wait until kwok has made them ready and their first taints are removed."""

@@ -7,6 +7,7 @@ with Cluster(state) as cluster:
     cluster.node("sd-cluster-04").restart_kubelet()
 """
 
+import ctypes
 import hashlib
 import json
 import os
@@ -32,12 +33,15 @@ from e2e.machine import (
     wait_until,
 )
 from e2e.pki import Authority
-from e2e.programs import BuildError, directories
+from e2e.programs import BuildError, directories, exclusive_lock
 from e2e.supervisor import REPOSITORY, hierarchies
 
 # The name contains a hash of this checkout's path, so that several checkouts can run clusters side by side.
 STATE = Path(f"/var/tmp/fenka-e2e-{hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]}")
 CONTROL_PLANE = "control-plane"
+CLONE_NEWNET = 0x40000000
+SPARES = range(100, 116)
+"""Numbers of machines that may come while the cluster runs. Others have routes to their pods already."""
 NEEDED = (
     "unshare",
     "nsenter",
@@ -72,6 +76,16 @@ class Layout:
         """Return the pod subnet of one node."""
         return f"10.77.{number + 1}.0/24"
 
+    def spare_address(self, number: int) -> str:
+        """Return the address of a machine that may come later. number: one of SPARES."""
+        return f"{self.control_plane.rpartition('.')[0]}.{number}"
+
+    def pod_subnets(self) -> dict[str, str]:
+        """Return the pod subnets of all nodes and of machines that may come later, by address."""
+        nodes = {each.address: self.pod_subnet(at) for at, each in enumerate(self.nodes)}
+        spares = {self.spare_address(number): self.pod_subnet(number) for number in SPARES}
+        return nodes | spares
+
 
 class Node(Machine):
     """A node: containerd, kubelet and kube-proxy in their own namespaces.
@@ -80,10 +94,19 @@ class Node(Machine):
     "containerd", "kubelet" and "kube-proxy". See Machine for kill, start_again, restart, log and run.
     """
 
-    def __init__(self, cluster: "Cluster", spec: NodeSpec, number: int) -> None:
+    def __init__(
+        self, cluster: "Cluster", spec: NodeSpec, number: int, flags: tuple[str, ...] = ()
+    ) -> None:
+        """Args:
+        cluster: the cluster.
+        spec: its name and address.
+        number: selects its pod subnet.
+        flags: more of the kubelet's.
+        """
         super().__init__(cluster.state, spec.name, spec.address)
         self.cluster = cluster
         self.number = number
+        self.flags = flags
 
     def ctr(self, *argv: str) -> str:
         """Run ctr in the containerd namespace of the kubelet's containers."""
@@ -93,6 +116,12 @@ class Node(Machine):
     def import_image(self, archive: Path) -> None:
         """Load a Docker or OCI archive, so that pods can use it without a registry."""
         self.ctr("images", "import", str(archive.resolve()))
+
+    def prepare(self) -> None:
+        """Start what a node can start before the API server is up."""
+        if self.cluster.images:
+            copy_store(self.cluster.images, self.files.folder / "disk/var/lib/containerd")
+        self.start_containerd()
 
     def start_containerd(self) -> None:
         """Start containerd and wait until it answers."""
@@ -124,7 +153,7 @@ class Node(Machine):
         settings.write_text(configuration.kubelet(pki, self.name))
         kubelet = ["kubelet", f"--config={settings}", f"--node-ip={self.address}"]
         kubelet += [f"--kubeconfig={pki}/kubelet-{self.name}.kubeconfig"]
-        self.start("kubelet", [*kubelet, f"--hostname-override={self.name}"])
+        self.start("kubelet", [*kubelet, f"--hostname-override={self.name}", *self.flags])
         self.cluster.start_kube_proxy(self, self.name)
 
     def restart_kubelet(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -189,6 +218,7 @@ class Cluster(Administrator):
         self.progress = progress
         self.began = time.monotonic()
         self.scheduler_configuration: str | None = None
+        self.images: Path | None = None
         super().__init__(Machine(self.state, CONTROL_PLANE, self.layout.control_plane))
         self.nodes = [Node(self, spec, number) for number, spec in enumerate(self.layout.nodes)]
 
@@ -213,7 +243,9 @@ class Cluster(Administrator):
                 f"no cluster in {state}: start one with `python -m e2e up`"
             ) from error
         specs = tuple(NodeSpec(**each) for each in record["nodes"])
-        return cls(state, Layout(specs, record["control_plane"]))
+        cluster = cls(state, Layout(specs, record["control_plane"]), record["owner"])
+        cluster.images = Path(record["images"]) if record["images"] else None
+        return cluster
 
     # Start and stop.
 
@@ -227,11 +259,13 @@ class Cluster(Administrator):
             scheduler_configuration: see set_scheduler_configuration.
         """
         self.began = time.monotonic()
+        self.images = images
         self.require()
         self.down()
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir(parents=True)
-        (self.state / "layout.json").write_text(json.dumps(asdict(self.layout)))
+        running = {"owner": self.owner, "images": str(images) if images else None}
+        (self.state / "layout.json").write_text(json.dumps(asdict(self.layout) | running))
         with ThreadPoolExecutor() as pool:
             certificates = pool.submit(self.make_certificates)
             machines = [
@@ -243,7 +277,7 @@ class Cluster(Administrator):
             self.make_network()
             certificates.result()
             self.report_progress("certificates and network")
-            loaded = [pool.submit(self.prepare, node, images) for node in self.nodes]
+            loaded = [pool.submit(node.prepare) for node in self.nodes]
             self.start_apiserver()
             self.report_progress("apiserver ready")
             self.start_controllers(scheduler_configuration)
@@ -266,22 +300,21 @@ class Cluster(Administrator):
 
     def down(self) -> None:
         """End every process and remove namespaces, mounts, cgroups and kernel settings. Logs are kept."""
+        (self.state / "layout.json").unlink(missing_ok=True)
+        for lock in self.state.glob("elastic/*.lock"):
+            # What starts a machine now notices that there is no cluster any more.
+            with exclusive_lock(lock):
+                pass
         names = [each.parent.name for each in self.state.glob("machines/*/machine.json")]
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda name: Machine(self.state, name, "").power_off(), sorted(names)))
         shutil.rmtree(self.state / "machines", ignore_errors=True)
         shutil.rmtree(self.state / "etcd", ignore_errors=True)
-        (self.state / "layout.json").unlink(missing_ok=True)
+        shutil.rmtree(self.state / "elastic", ignore_errors=True)
 
     def report_progress(self, step: str) -> None:
         """Report a finished step with the seconds since the start."""
         self.progress(f"{time.monotonic() - self.began:6.2f} s  {step}")
-
-    def prepare(self, node: Node, images: Path | None) -> None:
-        """Start what a node can start before the API server is up."""
-        if images:
-            copy_store(images, node.files.folder / "disk" / "var" / "lib" / "containerd")
-        node.start_containerd()
 
     @staticmethod
     def require() -> None:
@@ -328,10 +361,15 @@ class Cluster(Administrator):
         front_proxy = Authority(self.state / "pki" / configuration.FRONT_PROXY)
         front_proxy.client(configuration.FRONT_PROXY, configuration.FRONT_PROXY, None, server)
         for node in self.layout.nodes:
-            serving = f"kubelet-serving-{node.name}"
-            authority.server(serving, [node.name], [node.address, "127.0.0.1"])
-            user = f"system:node:{node.name}"
-            authority.client(f"kubelet-{node.name}", user, "system:nodes", server)
+            self.make_node_certificates(node)
+
+    def make_node_certificates(self, node: NodeSpec) -> None:
+        """Create the certificates of one kubelet."""
+        authority = Authority(self.state / "pki")
+        authority.server(f"kubelet-serving-{node.name}", [node.name], [node.address, "127.0.0.1"])
+        server = f"https://{self.layout.control_plane}:6443"
+        user = f"system:node:{node.name}"
+        authority.client(f"kubelet-{node.name}", user, "system:nodes", server)
 
     def make_network(self) -> None:
         """Create the bridge that connects all machines, and connect the nodes."""
@@ -341,7 +379,7 @@ class Cluster(Administrator):
 
     def connect(self, node: Node) -> None:
         """Connect a node to the bridge."""
-        subnets = {each.address: self.layout.pod_subnet(each.number) for each in self.nodes}
+        subnets = self.layout.pod_subnets()
         network.connect(self.control_plane, node, f"node{node.number}", subnets)
 
     def start_apiserver(self) -> None:
@@ -392,6 +430,13 @@ class Cluster(Administrator):
         return written
 
     # For tests.
+
+    def enter_network(self) -> None:
+        """Move this thread, and what it starts, into the control plane's network."""
+        library = ctypes.CDLL(None, use_errno=True)
+        with Path(f"/proc/{self.control_plane.first_process}/ns/net").open() as namespace:
+            if library.setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
 
     def node(self, name: str) -> Node:
         """Return the node with this name."""

@@ -5,7 +5,8 @@ take minutes each and are marked `full`.
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from e2e.machine import ClusterError
 HERE = Path(__file__).parent
 # Starting the cluster counts towards the time of the first test.
 SECONDS = 300
+SHOWN_LINES = 40
+"""Of a failure, when it happens. All of it is in the summary."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +31,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(
                 pytest.mark.skip(reason="takes minutes: set FENKA_E2E_TIER=full to run it")
             )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print each failure at once: a run that is cut off would show none of them."""
+    report = yield
+    if report.failed:
+        terminal = item.config.pluginmanager.getplugin("terminalreporter")
+        terminal.ensure_newline()
+        terminal.write_line(f"{time.strftime('%T')} {report.nodeid}: {report.when} failed")
+        for title, text in [("", report.longreprtext), *report.sections]:
+            terminal.write_line(title)
+            terminal.write_line("\n".join(text.splitlines()[-SHOWN_LINES:]))
+    return report
 
 
 @pytest.fixture(scope="session")

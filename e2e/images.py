@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from e2e.configuration import PAUSE
@@ -30,6 +31,7 @@ FULL = os.environ.get("FENKA_E2E_TIER") == "full"
 """Whether the scenarios run that take minutes each, and the image that only they need is built."""
 
 HERE = Path(__file__).parent / "containers"
+MODEL_SERVER = REPOSITORY / "e2e" / "scenarios" / "serving" / "model_server.py"
 # Arguments: the folder of programs, the folder to unpack into, the archives.
 UNPACK = """
 PATH=$1:$PATH store=$2 run=$(mktemp -d); shift 2
@@ -219,8 +221,10 @@ def mpi_ssh() -> Path:
 
 
 def training() -> Path:
-    """Return the image with two MPIs, mpi4py, numba-cuda and TensorBoard, at the locked versions."""
-    return locked_image("training", TRAINING, "--only-group", "training", keep=2)
+    """Return the image with two MPIs, numba-cuda and the model server, at the locked versions."""
+    return locked_image(
+        "training", TRAINING, "--only-group", "training", files=[MODEL_SERVER], keep=2
+    )
 
 
 def notebook() -> Path:
@@ -229,10 +233,17 @@ def notebook() -> Path:
     return locked_image("notebook", NOTEBOOK, *groups, keep=1)
 
 
-def locked_image(name: str, tag: str, *selection: str, keep: int) -> Path:
+def locked_image(
+    name: str, tag: str, *selection: str, files: Sequence[Path] = (), keep: int
+) -> Path:
     """Return the image of NAME.Dockerfile, which installs NAME.txt.
 
-    selection: uv's options for the packages of the lock file that NAME.txt lists.
+    Args:
+        name: the image's.
+        tag: its full name.
+        selection: uv's options for the packages of the lock file that NAME.txt lists.
+        files: what it copies, too.
+        keep: how many versions of the archive are kept.
     """
     dockerfile = HERE / f"{name}.Dockerfile"
     export = ("export", "--quiet", "--frozen", "--no-header", "--no-emit-project")
@@ -243,9 +254,9 @@ def locked_image(name: str, tag: str, *selection: str, keep: int) -> Path:
             requirements = Path(folder, f"{name}.txt")
             requirements.write_text(locked)
             # `make` has downloaded most of it before.
-            build_image(tag, dockerfile, [requirements], target, volume=uv_cache())
+            build_image(tag, dockerfile, [requirements, *files], target, volume=uv_cache())
 
-    return archive(name, hash_of(base_key(), dockerfile, locked), make, keep=keep)
+    return archive(name, hash_of(base_key(), dockerfile, locked, *files), make, keep=keep)
 
 
 def frameworks() -> Path:

@@ -1,7 +1,7 @@
 """Connect the machines of a cluster by a bridge in the control plane's machine."""
 
 from collections.abc import Mapping
-from ipaddress import ip_interface
+from ipaddress import IPv4Address, ip_interface
 
 from e2e.configuration import SERVICES
 from e2e.machine import Machine, run
@@ -28,7 +28,7 @@ def connect(control_plane: Machine, node: Machine, link: str, subnets: Mapping[s
         control_plane: the machine with the bridge.
         node: the node.
         link: a name for the node's port of the bridge.
-        subnets: the pod subnet of each node by the node's address.
+        subnets: the pod subnet of each node, also of those that may come later, by the node's address.
     """
     run_ip_batch(
         control_plane,
@@ -40,6 +40,8 @@ def connect(control_plane: Machine, node: Machine, link: str, subnets: Mapping[s
     others = {address: subnet for address, subnet in subnets.items() if address != node.address}
     run_ip_batch(
         node,
+        # A later machine may get the address of one that has ended, and its neighbours remember this.
+        f"link set eth0 address 02:00:{IPv4Address(node.address).packed.hex(':')}",
         f"address add {ip_interface(node.address + '/24')} dev eth0",
         "link set eth0 up",
         f"route add default via {control_plane.address}",

@@ -117,6 +117,9 @@ MODULES = (
 KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())
 """kwok, the stages of its nodes and pods, a client and an extender: only for bench/kube_scheduler."""
 
+KARPENTER = Module("karpenter", ("tool",), ())
+"""Karpenter with simulated instances; its program is called kwok. Only for scenarios/test_karpenter.py."""
+
 
 def cache() -> Path:
     """Return the folder that is kept between runs on this machine."""

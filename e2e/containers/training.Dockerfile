@@ -1,4 +1,4 @@
-# What training programs import: two MPIs, mpi4py, numba-cuda, and TensorBoard beside them.
+# What training programs import: two MPIs, mpi4py, numba-cuda, TensorBoard; and the model server of the scenarios.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 # mpi4py looks for MPICH's library by the name that all MPIs of its family have.
@@ -16,6 +16,7 @@ RUN python3 -m venv /opt/uv \
  && /opt/uv/bin/uv pip install --quiet --python /opt/training/bin/python --require-hashes -r training.txt \
  && rm -r /opt/uv /opt/training/lib/python3*/site-packages/nvidia/cuda_nvcc/bin \
       /opt/training/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/*.alt.*
+COPY model_server.py /opt/
 # `mpirun` is Open MPI's.
 ENV MPI4PY_MPIABI=openmpi \
     PATH=/opt/training/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \

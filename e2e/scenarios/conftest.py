@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
@@ -12,25 +12,31 @@ import pytest
 from e2e.cluster import Cluster, wait_until
 from e2e.machine import run
 from e2e.scenarios.containers import wait_for_agent, wait_for_no_leases
+from e2e.scenarios.elastic import Elastic
 from e2e.scenarios.installation import (
     CERTIFICATES,
+    CHART,
+    EXTERNAL_METRICS,
     MEMORY,
+    RELEASE,
     Installation,
     call_extender,
     on_control_plane,
+    rolled_back,
 )
 from e2e.scenarios.jobs import Jobs
 from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, VirtualNodes
 
-CHART = Path(__file__).parents[2] / "deploy" / "chart"
-RELEASE = "fenka"
 VALUES = """
 image: {repository: localhost/fenka, tag: e2e, pullPolicy: Never}
-node: {metrics: {enabled: true}}
+node: {metrics: {enabled: true}, mig: {config: layouts}}
 admission: {extraUsers: [former-plugin]}
 simulatedCards:
 - {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
 - {nodeSelector: {fenka.io/simulated: pair}, spec: T4*2}
+- {nodeSelector: {fenka.io/simulated: four}, spec: T4*4}
+- {nodeSelector: {fenka.io/simulated: a100}, spec: A100-40G}
+- {nodeSelector: {fenka.io/simulated: a30}, spec: A30}
 """
 
 JOBSET_VALUES = """
@@ -48,6 +54,32 @@ spec: {replicatedJobs: []}
 """
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what fenka's containers said before they ended, for they are gone when a failure is read."""
+    report = yield
+    installation = getattr(item, "funcargs", {}).get("installation")
+    if report.failed and installation is not None:
+        report.sections += [
+            (f"{name}, before its restart", text) for name, text in ended(installation)
+        ]
+    return report
+
+
+def ended(installation: Installation) -> Iterator[tuple[str, str]]:
+    """Yield the name of each container of fenka's that was restarted, and its last lines."""
+    cluster = installation.cluster
+    with suppress(Exception):
+        for pod in cluster.list("pods", RELEASE):
+            for status in pod["status"].get("containerStatuses", ()):
+                if status["restartCount"]:
+                    name = pod["metadata"]["name"]
+                    arguments = ("-n", RELEASE, "logs", name, "-c", status["name"], "--previous")
+                    yield name, cluster.kubectl(*arguments, "--tail=60")
+
+
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster) -> Iterator[Installation]:
     """Provide two nodes with a simulated T4 each, and fenka installed and configured by its chart."""
@@ -55,8 +87,14 @@ def installation(cluster: Cluster) -> Iterator[Installation]:
     yield Installation(cluster)
     if os.environ.get("FENKA_E2E_KEEP"):
         return
-    cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
+    uninstall(cluster, RELEASE)
     cluster.set_scheduler_configuration(None)
+
+
+def uninstall(cluster: Cluster, namespace: str) -> None:
+    """Uninstall the release of a namespace, if there is one."""
+    # The default strategy sometimes misses a deletion, and waits until it times out (helm/helm#31766).
+    cluster.helm("uninstall", RELEASE, "-n", namespace, "--ignore-not-found", "--wait=legacy")
 
 
 def install(cluster: Cluster) -> None:
@@ -78,9 +116,9 @@ def jobset(installation: Installation) -> Iterator[None]:
 
     The next modules upgrade from the chart without JobSet's.
     """
-    install_jobset(installation.cluster)
-    yield
-    installation.cluster.helm("rollback", RELEASE, "-n", RELEASE, "--wait")
+    with rolled_back(installation.cluster):
+        install_jobset(installation.cluster)
+        yield
 
 
 def install_jobset(cluster: Cluster) -> None:
@@ -94,6 +132,25 @@ def install_jobset(cluster: Cluster) -> None:
     # The controller is ready some time before kube-proxy forwards to its webhooks.
     create = ("create", "--dry-run=server", "-f", "-")
     wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))
+
+
+@pytest.fixture(scope="module")
+def metrics_adapter(installation: Installation) -> Iterator[Installation]:
+    """Let the metrics adapter run for a module's tests."""
+    cluster = installation.cluster
+    options = ("-n", RELEASE, "--reuse-values", "--set", "metricsAdapter.enabled=true")
+    with rolled_back(cluster):
+        cluster.helm("upgrade", RELEASE, str(CHART), *options, "--wait", "--timeout=90s")
+        wait_until(
+            "the external metrics", lambda: cluster.kubectl("get", "--raw", EXTERNAL_METRICS)
+        )
+        yield installation
+
+
+@pytest.fixture
+def elastic(installation: Installation) -> Elastic:
+    """Provide a cluster whose autoscaler does not run yet."""
+    return Elastic(installation)
 
 
 @pytest.fixture
@@ -157,7 +214,7 @@ def replace_cards(installation: Installation, node: str, cards: str) -> None:
     """Replace a node's simulated cards; the former ones do not come back."""
     installation.label(node, f"fenka.io/simulated={cards}")
 
-    component = {"t4": "cards-0", "pair": "cards-1"}[cards]
+    component = {"t4": "cards-0", "pair": "cards-1", "a100": "cards-3", "a30": "cards-4"}[cards]
 
     def replaced() -> bool:
         pods = [

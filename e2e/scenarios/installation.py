@@ -3,6 +3,8 @@
 import json
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ import yaml
 from e2e.cluster import Cluster, wait_until
 
 HERE = Path(__file__).parent
+CHART = Path(__file__).parents[2] / "deploy" / "chart"
+RELEASE = "fenka"
 WORKLOAD = "localhost/fenka-workload:e2e"
+EXTERNAL_METRICS = "/apis/external.metrics.k8s.io/v1beta1"
 MEMORY, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
 
@@ -65,6 +70,15 @@ def kubeconfig_of(cluster: Cluster, account: str, namespace: str, target: Path) 
         user["user"] = {"token": token}
     target.write_text(yaml.safe_dump(written))
     return target
+
+
+@contextmanager
+def rolled_back(cluster: Cluster) -> Iterator[None]:
+    """Return to the release's present revision after the `with` block; such blocks may be nested."""
+    of_release = (RELEASE, "-n", RELEASE)
+    revision = json.loads(cluster.helm("status", *of_release, "-o", "json"))["version"]
+    yield
+    cluster.helm("rollback", RELEASE, str(revision), "-n", RELEASE, "--wait")
 
 
 @dataclass(frozen=True)

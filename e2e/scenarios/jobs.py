@@ -31,7 +31,7 @@ spec:
   nodeAffinity:
     required:
       nodeSelectorTerms:
-      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [NODE]}]
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [NODES]}]
 ---
 apiVersion: v1
 kind: PersistentVolumeClaim
@@ -70,10 +70,12 @@ class Jobs:
                 client.kill()
 
     @contextmanager
-    def claim(self, name: str, node: str) -> Iterator[str]:
-        """Provide a claim of a folder of one node, which all pods that mount it run on. Yield the folder."""
-        cluster, folder = self.installation.cluster, f"/var/lib/fenka/{self.namespace}"
-        values = {"NAMESPACE": self.namespace, "CLAIM": name, "NODE": node, "FOLDER": folder}
+    def claim(self, name: str, *nodes: str) -> Iterator[str]:
+        """Provide a claim whose pods run on these nodes. Yield its folder, which tests see, too."""
+        cluster = self.installation.cluster
+        folder = str(cluster.state / "claims" / self.namespace)
+        values = {"NAMESPACE": self.namespace, "CLAIM": name, "FOLDER": folder}
+        values["NODES"] = ", ".join(nodes)
         text = VOLUME
         for word, value in values.items():
             text = text.replace(word, value)

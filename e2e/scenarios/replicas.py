@@ -1,7 +1,7 @@
 """Find the replicas of the extender, and wait until they are ready."""
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.conftest import RELEASE
+from e2e.scenarios.installation import RELEASE
 from e2e.scenarios.virtual_nodes import Json
 
 

@@ -27,6 +27,7 @@ from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import SERIES_S, EventRecorder
 from fenka.kubernetes.eviction import evict
+from fenka.node.mig_layouts import STATE
 from fenka.node.node_api import NodeApi
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.event_reporter import EventReporter
@@ -142,8 +143,11 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
         ("runtime", cluster.read_node()),
         (
             "inventory",
-            cluster.publish_inventory(json.dumps([str(uuid.uuid4())]), int(time.time()) % 1000 + 1),
+            cluster.publish_inventory(
+                json.dumps([str(uuid.uuid4())]), None, int(time.time()) % 1000 + 1
+            ),
         ),
+        ("label", cluster.label_node({STATE: "success"})),
     ):
         errors[step] = await refused(call)
     errors["runtime class"] = "" if await cluster.runtime_handler(CLASS) else "refused"

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.installation import GPUSHARE_CONFIGURATION, MEMORY, WORKLOAD, Installation
+from e2e.scenarios.installation import (
+    CHART,
+    GPUSHARE_CONFIGURATION,
+    MEMORY,
+    RELEASE,
+    WORKLOAD,
+    Installation,
+)
 from e2e.scenarios.replicas import replicas, wait_for_replicas
 from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, Json, VirtualNodes
 

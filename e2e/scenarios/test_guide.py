@@ -10,10 +10,11 @@ import pytest
 
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA
-from e2e.scenarios.conftest import RELEASE, install
+from e2e.scenarios.conftest import install, uninstall
 from e2e.scenarios.installation import (
     GPUSHARE_CONFIGURATION,
     MEMORY,
+    RELEASE,
     Installation,
     on_control_plane,
 )
@@ -68,23 +69,25 @@ class Shell:
 def shell(installation: Installation) -> Iterator[Shell]:
     """Provide a cluster without fenka whose nodes have the images that the guide names."""
     cluster = installation.cluster
-    cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
-    cluster.set_scheduler_configuration(None)
-    for node in cluster.nodes:
-        installation.label(node.name, "gpushare-", "cgpu-", "fenka.io/simulated-")
-        for image, name in (
-            (FENKA, "registry.example.com/fenka:0.1.0"),
-            (FENKA, "registry.example.com/fenka:0.1.1"),
-            (BUSYBOX, "docker.io/nvidia/cuda:12.9.0-base-ubuntu24.04"),
-        ):
-            node.ctr("images", "tag", "--force", image, name)
-    cluster.kubectl("apply", "-f", "-", stdin=NVIDIA_PLUGIN)
-    yield Shell(cluster)
-    cluster.kubectl("delete", "-f", "-", stdin=NVIDIA_PLUGIN)
-    cluster.kubectl("delete", "pod", "first", "--ignore-not-found", "--now")
-    if NAMESPACE in cluster.helm("list", "-A"):
-        cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
-    install(cluster)
+    try:
+        uninstall(cluster, RELEASE)
+        cluster.set_scheduler_configuration(None)
+        for node in cluster.nodes:
+            installation.label(node.name, "gpushare-", "cgpu-", "fenka.io/simulated-")
+            for image, name in (
+                (FENKA, "registry.example.com/fenka:0.1.0"),
+                (FENKA, "registry.example.com/fenka:0.1.1"),
+                (BUSYBOX, "docker.io/nvidia/cuda:12.9.0-base-ubuntu24.04"),
+            ):
+                node.ctr("images", "tag", "--force", image, name)
+        cluster.kubectl("apply", "-f", "-", stdin=NVIDIA_PLUGIN)
+        yield Shell(cluster)
+    finally:
+        # The tests of other modules need fenka, whatever has happened here.
+        cluster.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=NVIDIA_PLUGIN)
+        cluster.kubectl("delete", "pod", "first", "--ignore-not-found", "--now")
+        uninstall(cluster, NAMESPACE)
+        install(cluster)
 
 
 def test_commands_of_the_guide_work_when_run_verbatim(

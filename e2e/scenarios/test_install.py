@@ -14,11 +14,12 @@ from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.image_files import archive, hash_of, image_of
 from e2e.images import BUSYBOX
 from e2e.programs import directories
-from e2e.scenarios.conftest import CHART, RELEASE
 from e2e.scenarios.containers import installed_with
 from e2e.scenarios.installation import (
+    CHART,
     HERE,
     MEMORY,
+    RELEASE,
     Installation,
     deployment,
     kubeconfig_of,
@@ -80,6 +81,7 @@ handler: runc
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("which", ["scheduler", "node"])
 def test_api_server_rejects_a_call_when_any_one_right_is_removed(
     installation: Installation, namespace: str, which: str, tmp_path: Path

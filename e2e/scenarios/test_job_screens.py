@@ -94,6 +94,7 @@ def many_jobs(jobs: Jobs) -> Iterator[Jobs]:
         jobs.installation.cluster.kubectl("delete", "--raw", path)
 
 
+@pytest.mark.full
 def test_list_sends_one_request_a_kind_when_there_are_500_jobs(
     many_jobs: Jobs, audited: Path
 ) -> None:

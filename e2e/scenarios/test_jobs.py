@@ -141,6 +141,7 @@ def test_workers_of_slices_share_one_card_and_see_their_limit(
     ] == [(str(rank), "6", "4308", "allocated", "refused") for rank in range(3)]
 
 
+@pytest.mark.full
 def test_all_pods_are_new_once_when_a_rank_fails_with_one_retry(
     jobs: Jobs, code: list[str], node: str
 ) -> None:
@@ -217,6 +218,7 @@ def dependents_that_are_never_created(cluster: Cluster, namespace: str) -> Itera
             silent.kill()
 
 
+@pytest.mark.full
 def test_nothing_runs_and_delete_leaves_nothing_when_the_client_is_killed(
     jobs: Jobs, code: list[str]
 ) -> None:
@@ -258,6 +260,7 @@ def end_attempt(jobs: Jobs, attempt: int, logs: list[Path]) -> None:
         jobs.let_go(pod)
 
 
+@pytest.mark.full
 def test_followed_logs_have_each_line_once_until_the_end_of_a_job_that_restarts(
     jobs: Jobs, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def test_each_container_has_its_own_slice_when_a_pod_has_several(
     assert annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
 
 
+@pytest.mark.full
 def test_pod_does_not_start_when_node_name_bypasses_the_scheduler(
     installation: Installation, node: str
 ) -> None:

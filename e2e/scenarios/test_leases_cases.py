@@ -76,6 +76,7 @@ def test_lease_is_unchanged_when_cpu_is_resized_in_place(installation: Installat
         resize(**{MEMORY: "6"})
 
 
+@pytest.mark.full
 def test_container_gets_no_lease_when_another_scheduler_binds_the_pod(
     installation: Installation, node: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_container_gets_no_lease_when_another_scheduler_binds_the_pod(
     )
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("node")
 def test_pod_is_denied_when_its_runtime_class_has_its_own_kernel(
     installation: Installation,
@@ -130,6 +132,7 @@ def static_pods(installation: Installation, node: str, manifest: str) -> Iterato
         machine.restart_kubelet()
 
 
+@pytest.mark.full
 def test_static_pod_is_denied_when_it_requests_a_card(
     installation: Installation, node: str
 ) -> None:

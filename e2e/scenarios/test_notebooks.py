@@ -32,7 +32,7 @@ print(cuda.current_context().get_memory_info().total >> 20)
 
 def in_kernel(jobs: Jobs, address: str, password: str, code: str) -> str:
     """Return what code prints in a new kernel of the notebook."""
-    argv = (sys.executable, str(CLIENT), address, password, code)
+    argv = (sys.executable, str(CLIENT), address.removesuffix("/lab"), password, code)
     return jobs.installation.cluster.run(*argv).strip()
 
 

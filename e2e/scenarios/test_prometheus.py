@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from e2e.cluster import wait_until
-from e2e.scenarios.conftest import CHART
 from e2e.scenarios.containers import installed_with, pod, wait_for_agent
-from e2e.scenarios.installation import Installation
+from e2e.scenarios.installation import CHART, Installation
 
 ADDRESS = "127.0.0.1:19090"
 CAP_BYTES = (15079 * 4 // 14) << 20

@@ -13,8 +13,14 @@ from collections.abc import Callable
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.installation import MEMORY, Installation, call_extender, deployment
+from e2e.scenarios.installation import (
+    CHART,
+    MEMORY,
+    RELEASE,
+    Installation,
+    call_extender,
+    deployment,
+)
 from e2e.scenarios.replicas import leader, replicas, wait_for_replicas
 from e2e.scenarios.virtual_nodes import UNITS, Json, VirtualNodes, node_object
 from fenka.dialects import gpushare
@@ -181,6 +187,7 @@ def slice_states(installation: Installation) -> dict[str, Json]:
     }
 
 
+@pytest.mark.full
 def test_running_slices_are_kept_when_the_release_is_upgraded_and_rolled_back(
     shared: Installation,
 ) -> None:

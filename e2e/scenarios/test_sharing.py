@@ -188,6 +188,7 @@ def test_running_pod_is_resized_without_restart_when_annotation_or_command_reque
     assert status["containerStatuses"][0]["restartCount"] == 0
 
 
+@pytest.mark.full
 def test_pods_without_compute_are_rejected_when_the_node_mode_is_core_mem(
     both: Installation,
 ) -> None:
@@ -219,6 +220,7 @@ def test_pods_without_compute_are_rejected_when_the_node_mode_is_core_mem(
             installation.label(node, f"{mode}-")
 
 
+@pytest.mark.full
 def test_hami_resources_are_served_when_hami_names_are_enabled(both: Installation) -> None:
     """A pod requests 3000 MiB and 30 percent of a card as HAMi's users write it."""
     installation = both

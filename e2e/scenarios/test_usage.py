@@ -1,5 +1,6 @@
 """Test the agent's metrics of pods and cards, and its reactions to processes that bypass their limits."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
+from e2e.images import TRAINING
 from e2e.scenarios.containers import (
     BYPASS_LIBRARY,
     fetch_from_agent,
@@ -16,6 +18,8 @@ from e2e.scenarios.containers import (
     wait_for_agent,
 )
 from e2e.scenarios.installation import MEMORY, Installation, deployment
+from fenka.dialects.ack import CORE
+from fenka.dialects.base import CORE_MODE
 
 MIB = 1 << 20
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "chart" / "files" / "dashboard.json"
@@ -32,6 +36,27 @@ CORRUPT_ACCOUNT = (
     "try: os.truncate('/run/fenka/account/slots', 1<<40)\n"
     "except OSError: pass"
 )
+
+# Launches kernels of 2 ms, unless the file says that there is no work.
+KERNELS = """
+import os, time, warnings
+warnings.simplefilter("ignore")
+import numpy as np
+from numba import cuda
+
+@cuda.jit
+def step(values):
+    values[0] += 1
+
+values = cuda.device_array(1, np.float32)
+while True:
+    if os.path.exists("/tmp/idle"):
+        time.sleep(0.1)
+        continue
+    for _ in range(20):
+        step[1, 1](values)
+    cuda.synchronize()
+"""
 
 Sample = tuple[str, dict[str, str], float]
 
@@ -103,8 +128,8 @@ def test_metrics_describe_pods_and_cards_when_containers_use_memory(
     drawn = set(re.findall(r"fenka_(?:container|card|node)_\w+", DASHBOARD.read_text()))
     assert drawn
     assert drawn <= {name for name, _, _ in seen}
-    # Five for each container and card, eight for a card, three for the node; also gpu-manager's names.
-    assert len([sample for sample in seen if sample[0].startswith("fenka_")]) == 4 * 5 + 8 + 3
+    # Six for each container and card, eight for a card, three for the node; also gpu-manager's names.
+    assert len([sample for sample in seen if sample[0].startswith("fenka_")]) == 4 * 6 + 8 + 3
     gpu_manager_labels = {
         "pod_name": "a",
         "container_name": "x",
@@ -114,6 +139,48 @@ def test_metrics_describe_pods_and_cards_when_containers_use_memory(
     assert values_of(seen, "container_gpu_memory_total", **gpu_manager_labels)[0] >= 1 << 10
     installation.cluster.kubectl("delete", "pod", "a", "b", "--now")
     wait_until("no samples of ended pods", lambda: not values_of(metrics(installation, node), used))
+
+
+def weighted_pod(name: str, weight: int) -> str:
+    """Return a pod whose program launches numba-cuda's kernels with this weight."""
+    manifest = json.loads(pod(name, "x=4:"))
+    manifest["metadata"]["annotations"] = {CORE_MODE: "weight"}
+    (container,) = manifest["spec"]["containers"]
+    container |= {"image": TRAINING, "command": ["python3", "-c", KERNELS]}
+    container["env"] = [{"name": "FENKA_SIMULATED_KERNEL_US", "value": "2000"}]
+    container["resources"]["limits"][CORE] = weight
+    return json.dumps(manifest)
+
+
+@pytest.mark.usefixtures("measured")
+def test_training_uses_what_its_service_leaves_idle_when_both_have_weights(
+    installation: Installation, node: str
+) -> None:
+    """By the card's own counters. A resize changes the weight of a program that runs."""
+    cluster = installation.cluster
+    for name, weight in (("service", 80), ("training", 20)):
+        cluster.apply(weighted_pod(name, weight))
+    for name in ("service", "training"):
+        cluster.wait_for_pod(name)
+        assert "as a weight" in installation.fenka("why", name)
+
+    def wait_for_shares(service: int, training: int) -> None:
+        def has_shares() -> bool:
+            ratio, seen = "fenka_container_gpu_utilization_ratio", metrics(installation, node)
+            shares = [sum(values_of(seen, ratio, pod=name)) for name in ("service", "training")]
+            # This machine's cores are busy too, so the card may be idle at times.
+            percents = [share / (sum(shares) or 1) * 100 for share in shares]
+            return sum(shares) > 0.5 and percents == pytest.approx([service, training], abs=6)
+
+        wait_until(f"shares of {service} and {training}", has_shares)
+
+    wait_for_shares(80, 20)
+    cluster.kubectl("exec", "service", "--", "touch", "/tmp/idle")
+    wait_for_shares(0, 100)
+    cluster.kubectl("exec", "service", "--", "rm", "/tmp/idle")
+    installation.fenka("resize", "training", "--gpu-core", "80")
+    wait_for_shares(50, 50)
+    cluster.kubectl("delete", "pod", "service", "training", "--now")
 
 
 def bypass_library(installation: Installation, name: str) -> str:
@@ -141,6 +208,7 @@ def agent_memory_bytes(installation: Installation, node: str) -> int:
     )
 
 
+@pytest.mark.full
 def test_violation_is_reported_at_constant_cost_when_a_process_exceeds_its_limit(
     installation: Installation, measured: str, node: str
 ) -> None:
@@ -172,6 +240,7 @@ def test_violation_is_reported_at_constant_cost_when_a_process_exceeds_its_limit
     wait_for_agent(installation, measured, 14)
 
 
+@pytest.mark.full
 def test_pod_is_evicted_when_it_exceeds_its_limit_and_the_option_says_evict(
     installation: Installation, measured: str, node: str
 ) -> None:

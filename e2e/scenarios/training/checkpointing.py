@@ -10,7 +10,7 @@ from numba import cuda
 
 STEPS = 60
 rank, attempt = os.environ["RANK"], int(os.environ["FENKA_RESTARTS"])
-checkpoint = Path(f"/checkpoints/step-{rank}")
+checkpoint = Path(f"/checkpoint/step-{rank}")
 first = int(checkpoint.read_text()) if checkpoint.exists() else 0
 cuda.to_device(np.zeros(1 << 20))
 sys.stdout.write(f"rank={rank} first={first} attempt={attempt}\n")

@@ -26,7 +26,8 @@ test: build .venv/.test check ## run the unit tests and the demo's checks
 e2e: build .venv/.test ## run the tests on a real Kubernetes with two nodes (root; built the first time)
 	$(BIN)/python -m e2e build
 	@# In a fixed order, since the tests share a cluster and failures must be reproducible.
-	$(BIN)/pytest -p no:randomly e2e $${FENKA_E2E_TESTS:-}
+	@# After ten failures the cluster itself is broken.
+	$(BIN)/pytest -p no:randomly --maxfail=10 e2e $${FENKA_E2E_TESTS:-}
 
 fire: build .venv/.test ## inject faults into a workstation and a cluster, and audit them (root)
 	$(BIN)/python -m fire workstation --minutes $${FENKA_FIRE_MINUTES:-20}
@@ -55,7 +56,7 @@ native: .venv/.run
 	@$(MAKE) --no-print-directory -C native
 
 .venv/.run: pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --inexact --no-default-groups --group native --extra notebook
+	$(UV) sync --frozen --inexact --no-default-groups --group native --extra notebook --extra autoscaler
 	@touch $@
 
 .venv/.test: pyproject.toml uv.lock .venv/.run | $(UV)

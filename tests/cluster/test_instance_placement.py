@@ -85,10 +85,11 @@ class World:
     @property
     def holders(self) -> InstanceHolders:
         """Pods are called `namespace/name`."""
-        names = {device: pod for pod, devices in self.devices.items() for device in devices}
+        names: dict[DeviceId, list[str]] = {}
         namespaces: dict[DeviceId, set[str]] = {}
         for pod, devices in self.devices.items():
             for device in devices:
+                names.setdefault(device, []).append(pod)
                 namespaces.setdefault(device, set()).add(pod.partition("/")[0])
         return InstanceHolders(names, namespaces, self.tenancy)
 
@@ -199,7 +200,7 @@ def test_slices_share_an_instance_within_their_namespace_only() -> None:
     assert world.place("x/b", inside(4000)) == ["0/4 3g.20gb"]
     assert world.place("z/a", inside(4000)) == (
         "no instance has room for the slice, and none can be created: 0/0 4g.20gb is held by y/a, "
-        "0/4 3g.20gb is held by x/b; instances with room hold slices of other namespaces"
+        "0/4 3g.20gb is held by x/a and 1 more; instances with room hold slices of other namespaces"
     )
 
 

@@ -40,7 +40,7 @@ class InstanceHolders:
         shared: whether slices of several namespaces may be in one instance.
     """
 
-    names: Mapping[DeviceId, str] = field(default_factory=dict)
+    names: Mapping[DeviceId, Sequence[str]] = field(default_factory=dict)
     namespaces: Mapping[DeviceId, Collection[str]] = field(default_factory=dict)
     shared: bool = False
 
@@ -64,14 +64,10 @@ def instance_holders(
             namespaces.setdefault(piece.uuid, set()).add(it.namespace)
     node = cluster.node(name)
     return InstanceHolders(
-        {card: _named(pods) for card, pods in names.items()},
+        names,
         namespaces,
         node is not None and mig_shared(node.metadata.labels),
     )
-
-
-def _named(pods: Sequence[str]) -> str:
-    return pods[0] if len(pods) == 1 else f"{pods[0]} and {len(pods) - 1} more"
 
 
 @dataclass(frozen=True, slots=True)

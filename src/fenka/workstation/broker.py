@@ -421,8 +421,11 @@ class Broker:
     def _schedule(self, now: float, *, evict: bool = True) -> list[Effect]:
         effects: list[Effect] = []
         allocations = {self.node.name: list(self._allocations.values())}
-        names = {piece.uuid: job.name for job in self.placed() for piece in job.slices}
-        placer = InstancePlacer(self.node, self.ledger, self.division, names)
+        holders: dict[DeviceId, list[str]] = {}
+        for job in self.placed():
+            for piece in job.slices:
+                holders.setdefault(piece.uuid, []).append(job.name)
+        placer = InstancePlacer(self.node, self.ledger, self.division, holders)
         result = complete(
             self._backfill.serve(
                 self._queue.values(),

@@ -27,7 +27,7 @@ def placer(*cards: Card, **division: object) -> InstancePlacer:
         Node("a", cards),
         EmptyUsage(),
         Division(geometries, **division),  # type: ignore[arg-type]
-        {card.uuid: "job" for card in cards},
+        {card.uuid: ["job"] for card in cards},
     )
 
 
@@ -134,3 +134,13 @@ def test_existing_instance_is_used_before_another_is_created() -> None:
     plain = on.place(Request(Memory(1)), "binpack")
     assert not isinstance(plain, Placement)
     assert plain.sentence() == "0/3 GPUs fit: 3 divided into instances"
+
+
+def test_reason_counts_all_who_hold_slices_of_an_instance() -> None:
+    """To stop the one that is named would not free the instance."""
+    card = make_card(0)
+    existing = instance_card(card, A100, Place(A100.by_name["7g.40gb"], 0), "MIG-1")
+    node, division = Node("a", (card, existing)), Division({card.uuid: A100})
+    for holders, state in [((), "nobody"), (("a",), "a"), (("a", "b", "c"), "a and 2 more")]:
+        on = InstancePlacer(node, EmptyUsage(), division, {existing.uuid: holders})
+        assert on.held(card) == f"0/0 7g.40gb is held by {state}"

@@ -1,6 +1,6 @@
 """Instances as cards of a node, and where new ones are created while requests are placed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -130,14 +130,14 @@ class InstancePlacer(PlainPlacer):
         node: Node,
         view: UsageView,
         division: Division,
-        holders: Mapping[DeviceId, str] | None = None,
+        holders: Mapping[DeviceId, Sequence[str]] | None = None,
         kept_free: Mapping[DeviceId, int] | None = None,
     ) -> None:
         """Args:
         node: the cards, with the instances that are in use.
         view: what is allocated of them.
         division: the rest of what is known of them.
-        holders: names of what holds an instance, for reasons.
+        holders: names of all that hold an instance, for reasons.
         kept_free: slices of cards' memory axes, as bits, on which no instance is created.
         """
         super().__init__((node,), view)
@@ -283,10 +283,11 @@ class InstancePlacer(PlainPlacer):
         return ", ".join([*named[:MAX_NAMED], *more])
 
     def _state(self, instance: Card) -> str:
-        holder = self._holders.get(instance.uuid, "")
-        if not holder and not instance.healthy:
+        holders = self._holders.get(instance.uuid, ())
+        if not holders and not instance.healthy:
             return "is unhealthy"
-        return f"is held by {holder or 'nobody'}"
+        first = holders[0] if holders else "nobody"
+        return f"is held by {first}" + f" and {len(holders) - 1} more" * (len(holders) > 1)
 
 
 def never_fits_instance(request: Request, node: Node, division: Division) -> str:

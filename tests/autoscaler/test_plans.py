@@ -10,6 +10,7 @@ from fenka.autoscaler.case_file import decode_case
 from fenka.autoscaler.solver.solve import improve
 from fenka.core.planning.case import InvalidCase
 from fenka.core.planning.plan import Solver, make_plan
+from fenka.core.planning.what_if import with_nodes
 from tests.autoscaler.audit import audit, best, key_of
 from tests.autoscaler.cases import JSON, cases
 
@@ -57,6 +58,21 @@ def test_plan_passes_the_audit_whatever_the_case(case: JSON) -> None:
     assert key_of(case, plan) <= key_of(case, quick)
     again: dict[str, Any] = planned(case)
     assert again == plan
+
+
+@EXAMPLES
+@given(cases())
+def test_what_if_answers_as_the_plan_when_it_has_the_plans_nodes(case: JSON) -> None:
+    """It serves as many with these nodes, places them rightly, and has all of them."""
+    plan = understood(case)
+    added = {each["group"]: each["count"] for each in plan["nodes"]}
+    asked: JSON = msgspec.json.decode(
+        msgspec.json.encode(with_nodes(decode_case(msgspec.json.encode(case)), added))
+    )
+    answer = planned(asked)
+    audit(asked, answer)
+    assert {each["group"]: each["count"] for each in answer["nodes"]} == added
+    assert key_of(case, answer)[0] == key_of(case, plan)[0]
 
 
 def test_plan_has_the_fewest_nodes_when_they_cost_nothing() -> None:

@@ -1,13 +1,14 @@
-"""What the loop would plan for a cluster that is read once: `fenka autoscaler plan` and `snapshot`.
+"""What the loop would plan for a cluster that is read once, for commands: as it is, or with further nodes.
 
 The cloud is not asked: prices and stock are those of the leader's last status.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fenka.autoscaler.displaced import displaced_pods
+from fenka.autoscaler.machines import less_daemons
 from fenka.autoscaler.plan_case import PlanCase, unserved_pods, within_most
 from fenka.autoscaler.shape_store import ShapeStore
 from fenka.autoscaler.view import View
@@ -16,6 +17,8 @@ from fenka.cloud.config import Config
 from fenka.cloud.port import Offer, OfferKey
 from fenka.cluster.autoscaling import Status
 from fenka.core.planning.plan import Plan, Solver, Unserved, make_plan
+from fenka.core.planning.problem import labels_of
+from fenka.core.planning.what_if import with_nodes
 from fenka.kubernetes.autoscaler_reader import AutoscalerState
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.cluster_reader import read_scheduler_options
@@ -31,7 +34,7 @@ async def read_view(
 
     Args:
         api: the cluster.
-        published: by the autoscaler.
+        published: by the autoscaler; without a namespace none is installed.
         status: of that.
         config: of that.
         now: the Unix time.
@@ -44,7 +47,7 @@ async def read_view(
     options = await read_scheduler_options(api)
     cluster = ElasticCluster(api, options.dialects)
     shapes = ShapeStore(api, published.namespace, config)
-    await asyncio.gather(cluster.read(), shapes.load())
+    await asyncio.gather(cluster.read(), *([shapes.load()] if published.namespace else []))
     offers = (
         Offer(
             OfferKey(each.group, each.type, each.zone, each.capacity),
@@ -87,3 +90,18 @@ def dry_run(
         for uid, why in unserved_pods(case, plan).items()
     )
     return replace(plan, unserved=unserved)
+
+
+def what_if(view: View, case: PlanCase, added: Mapping[str, int]) -> PlanCase:
+    """Return the case with exactly these new nodes, by the name of an offer or of a node that they are like.
+
+    Raises:
+        InvalidCase: if there is no such offer or node, or two names are of one group.
+    """
+    made = with_nodes(case.case, added)
+    groups = tuple(
+        # Of offers they are taken off already.
+        group if group.name in case.offers else less_daemons(view, group, labels_of(group))
+        for group in made.groups
+    )
+    return replace(case, case=replace(made, groups=groups), most={})

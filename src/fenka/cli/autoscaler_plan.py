@@ -17,7 +17,7 @@ from fenka.cli.errors import UserError, print_error
 from fenka.cli.options import ClusterTarget, OutputOption
 from fenka.cloud.config import Config
 from fenka.cloud.config_file import decode_config, read_config
-from fenka.cluster.autoscaling import encode_time
+from fenka.cluster.autoscaling import Status, encode_time
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.planning.case import Case
 from fenka.core.planning.plan import Plan, Unserved, make_plan
@@ -64,7 +64,7 @@ def plan(
     output: OutputOption = "table",
 ) -> None:
     """Print a plan; nothing is bought. Raises InvalidCase, InvalidConfig, UserError."""
-    limit = _seconds("--time-limit", time_limit)
+    limit = seconds_of("--time-limit", time_limit)
     if case is not None:
         if config is not None:
             raise UserError(
@@ -73,18 +73,18 @@ def plan(
             )
         read = from_file(read_case, case)
         begin = time.monotonic()
-        result = make_plan(read, _remaining(limit), available_solver(print_error))
+        result = make_plan(read, remaining_of(limit), available_solver(print_error))
     else:
         from fenka.autoscaler.dry_run import dry_run
         from fenka.autoscaler.plan_case import plan_case
 
-        view = _view(cluster_target, namespace, config)
+        view = read_once(cluster_target, namespace, config)
         begin = time.monotonic()
         made = plan_case(view)
         read = made.case
-        result = dry_run(view, made, _remaining(limit), available_solver(print_error))
+        result = dry_run(view, made, remaining_of(limit), available_solver(print_error))
     seconds = round(time.monotonic() - begin, 3)
-    if not tables.print_data(_document(result, seconds), output):
+    if not tables.print_data(document(result, seconds), output):
         tables.print_lines(screen(read, result, seconds))
 
 
@@ -96,20 +96,40 @@ def snapshot(
     """Print the case of a cluster. Raises InvalidConfig, UserError."""
     from fenka.autoscaler.plan_case import plan_case
 
-    view = _view(cluster_target, namespace, config)
+    view = read_once(cluster_target, namespace, config)
     at = encode_time(view.now)
     case = replace(plan_case(view).case, why=f"cluster {view.config.cluster} at {at}")
     tables.print_data(case, "json")
 
 
-def _view(target: ClusterTarget, namespace: str, config: Path | None) -> "View":
-    """Read the cluster once, as the loop sees it."""
+def read_once(
+    target: ClusterTarget,
+    namespace: str = "",
+    config: Path | None = None,
+    *,
+    without: Config | None = None,
+) -> "View":
+    """Read the cluster once, as the loop sees it.
+
+    Args:
+        target: the cluster.
+        namespace: the autoscaler's, if the chart does not publish it.
+        config: instead of the configuration that is installed.
+        without: the configuration where no autoscaler is installed, None if that is an error.
+
+    Raises:
+        UserError: if the cluster, the autoscaler or the file cannot be read.
+        InvalidConfig: if the configuration cannot be understood.
+    """
     from fenka.autoscaler.dry_run import read_view
 
     given = None if config is None else from_file(read_config, config)
 
     async def read(api: Api) -> "View":
-        state, status = published(await read_autoscaler(api, namespace))
+        found = await read_autoscaler(api, namespace)
+        if found is None and without is not None:
+            return await read_view(api, AutoscalerState(""), Status(), without, time.time())
+        state, status = published(found)
         installed = given or await _installed_config(api, state)
         return await read_view(api, state, status, installed, time.time())
 
@@ -134,13 +154,13 @@ def from_file(read: Callable[[Path], T], path: Path) -> T:
         raise UserError(describe_os_error(why), INVALID_INPUT) from None
 
 
-def _remaining(limit_s: float) -> Callable[[], float]:
+def remaining_of(limit_s: float) -> Callable[[], float]:
     """Return a function that returns the seconds that are left from now on."""
     end = time.monotonic() + limit_s
     return lambda: end - time.monotonic()
 
 
-def _document(result: Plan, seconds: float) -> dict[str, object]:
+def document(result: Plan, seconds: float) -> dict[str, object]:
     """Return the plan with the fields of `fenka.plan/1`, in its order."""
     return {
         "format": result.format,
@@ -156,26 +176,39 @@ def _document(result: Plan, seconds: float) -> dict[str, object]:
 
 def screen(case: Case, result: Plan, seconds: float) -> list[str]:
     """Return the new nodes with their pods, what they cost, and who is left out."""
+    count = sum(nodes.count for nodes in result.nodes)
+    known = "the best" if result.optimal else f"no plan costs less than {result.bound:g}"
+    return [
+        *nodes_lines(case, result),
+        f"{count} new nodes, {result.cost:g} an hour ({known}), planned in {seconds:.1f} s",
+        *left_out_lines(result),
+    ]
+
+
+def nodes_lines(case: Case, result: Plan) -> list[str]:
+    """Return new nodes with their prices and pods, and pods of nodes there; nothing if there are none."""
     new: dict[str, list[str]] = {}
     for pod in result.placements:
         new.setdefault(pod.node, []).append(pod.request)
     prices = {group.name: group.price for group in case.groups}
     rows = [("NODE", "PRICE", "PODS")]
     for nodes in result.nodes:
-        for slot in range(nodes.count):
-            name = f"new:{nodes.group}:{slot}"
-            rows.append((name, f"{prices[nodes.group]:g}", _names(new.pop(name, []))))
+        price = f"{prices[nodes.group]:g}"
+        slots = [f"new:{nodes.group}:{slot}" for slot in range(nodes.count)]
+        used = [name for name in slots if name in new]
+        rows += [(name, price, _names(new.pop(name))) for name in used]
+        if len(used) < len(slots):
+            rows.append((f"{len(slots) - len(used)} x new:{nodes.group}", price, "-"))
     rows += [(name, "-", _names(pods)) for name, pods in new.items()]
-    count = sum(nodes.count for nodes in result.nodes)
-    known = "the best" if result.optimal else f"no plan costs less than {result.bound:g}"
-    lines = tables.align(rows) if len(rows) > 1 else []
-    lines.append(
-        f"{count} new nodes, {result.cost:g} an hour ({known}), planned in {seconds:.1f} s"
-    )
+    return tables.align(rows) if len(rows) > 1 else []
+
+
+def left_out_lines(result: Plan) -> list[str]:
+    """Return who is left out, by reason."""
     by_reason: dict[str, list[Unserved]] = {}
     for each in result.unserved:
         by_reason.setdefault(each.why, []).append(each)
-    return [*lines, *(f"{_left_out(those)} left out: {why}" for why, those in by_reason.items())]
+    return [f"{_left_out(those)} left out: {why}" for why, those in by_reason.items()]
 
 
 def _left_out(requests: list[Unserved]) -> str:
@@ -190,7 +223,7 @@ def _names(requests: list[str]) -> str:
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
-def _seconds(option: str, text: str) -> float:
+def seconds_of(option: str, text: str) -> float:
     """Return the seconds of `2`, `0.5s` or `1m30s`. Raises UserError."""
     seconds = float(text) if _SECONDS.fullmatch(text) else parse_duration(text)
     if seconds is None:

@@ -84,6 +84,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
     ),
     "Simulate": (
         Command("sim", "sim:app", "Operate simulated cards and nodes."),
+        Command("simulate", "simulate:simulate", "Say which pods would start on further nodes."),
         Command("demo", "demo:demo", "Watch three notebooks share one card; a fourth waits."),
     ),
 }

@@ -133,7 +133,8 @@ async def test_instance_stays_while_a_process_uses_it(library: Path) -> None:
         await until(lambda: len(node.store.leases) == 1)
         assert layout(node) == ["4 3g.20gb"]
         client.kill()
-        await until(lambda: layout(node) == [])
+        # The pass that destroys it may create the other at once, so an empty card may not be seen.
+        await until(lambda: layout(node) != ["4 3g.20gb"])
         node.now += 2
         ((_, mib, _),) = limits(await starting)
         assert (mib, layout(node)) == (9984, ["4 2g.10gb"])

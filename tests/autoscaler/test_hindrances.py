@@ -376,3 +376,9 @@ async def test_pod_is_told_when_orders_may_not_be_written(tmp_path: Path) -> Non
         there.server.before = allowed
         await there.passes(60, there.machines)
         await there.passes(60, lambda: len(there.status().unserved) == 1)
+
+
+def test_status_names_the_schedulers_that_are_served() -> None:
+    """So that a dry run leaves out the pods of others."""
+    served = view(schedulers=frozenset({"mine", "default-scheduler"}))
+    assert status_of(served, {}, {}).schedulers == ("default-scheduler", "mine")

@@ -96,6 +96,20 @@ def test_plan_is_made_when_a_tenant_asks_for_what_no_card_has(tmp_path: Path) ->
     assert plan["unserved"] == [{"request": "ns/huge", "count": 1, "why": why}]
 
 
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_pods_of_other_schedulers_are_not_planned_for(command: str, tmp_path: Path) -> None:
+    """The leader has published which ones it serves."""
+    status = {"status": msgspec.json.encode(Status(OFFERS, schedulers=("mine",))).decode()}
+    own = waiting("a", spec={"schedulerName": "mine"})
+    server = cluster(own, waiting("b"), fenka_autoscaler=status)
+    words = {"plan": ["autoscaler", "plan"], "simulate": ["simulate", "--add-nodes=t4:gn6i:h=2"]}
+    with in_thread(server, tmp_path) as kubeconfig:
+        result = fenka(*words[command], "-o", "json", "--kubeconfig", str(kubeconfig))
+    plan = json.loads(result.stdout)
+    assert [each["request"] for each in plan["placements"]] == ["default/a"]
+    assert not plan["unserved"]
+
+
 def test_plan_counts_pods_that_leave_a_node_which_is_taken_back(tmp_path: Path) -> None:
     """As the loop does: their successors do not exist yet."""
     there = node_json(

@@ -71,6 +71,7 @@ async def read_view(
         shapes=shapes.shapes,
         misfits=shapes.misfits,
         status=status,
+        schedulers=frozenset(status.schedulers),
         displaced=displaced_pods(cluster.nodes.by_name, cluster.pods.by_node, cluster.pods.by_uid),
     )
 

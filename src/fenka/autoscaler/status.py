@@ -38,6 +38,7 @@ def status_of(view: View, nodes: Mapping[str, NodeStatus], unserved: Mapping[str
         offers=tuple(_offers(view)),
         nodes=dict(sorted(nodes.items())),
         unserved={sentence: sorted(names) for sentence, names in sorted(sentences.items())},
+        schedulers=tuple(sorted(view.schedulers)),
     )
 
 

@@ -187,11 +187,13 @@ class Status(msgspec.Struct, frozen=True):
     Attributes:
         nodes: by their names.
         unserved: pods as `NAMESPACE/NAME`, by the sentence that says why no node is bought for them.
+        schedulers: the schedulerNames of the pods that nodes are bought for, none for all.
     """
 
     offers: tuple[OfferStatus, ...] = ()
     nodes: dict[str, NodeStatus] = {}
     unserved: dict[str, list[str]] = {}
+    schedulers: tuple[str, ...] = ()
 
 
 _PLANNED, _ORDER, _STATUS = Decoder(Planned), Decoder(OrderRecord), Decoder(Status)

@@ -63,7 +63,9 @@ class Proxy:
             asyncio.ensure_future(self.pump(reader, upstream[1])),
             asyncio.ensure_future(self.pump(upstream[0], writer)),
         ]
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        # Cancelled when the program ends: Python 3.11 prints a traceback for each handler that is.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         for pump in pumps:
             pump.cancel()
         self.open -= ends

@@ -311,6 +311,7 @@ def foreign(operators: None, jobs: Jobs) -> Sequence[str]:
     return [*statuses]
 
 
+@pytest.mark.full
 def test_jobs_of_arenas_operators_are_shown_and_never_changed(
     jobs: Jobs, foreign: Sequence[str]
 ) -> None:

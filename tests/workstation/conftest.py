@@ -64,7 +64,7 @@ class Program:
         return self.process.pid
 
     def report(self) -> Any:
-        """Return the JSON line that the program prints first."""
+        """Return the JSON line that the program prints first. A hold.py that saw no card fails the test."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
@@ -72,7 +72,10 @@ class Program:
             # Its output has ended, so it has ended or is about to.
             said = self.process.stderr.read()
             pytest.fail(f"nothing was printed; exit code {self.process.wait()}, stderr: {said}")
-        return json.loads(line)
+        said = json.loads(line)
+        if isinstance(said, dict) and not said.keys().isdisjoint({"init", "error"}):
+            pytest.fail(f"the program holds nothing: {said}")
+        return said
 
     def says(self) -> str:
         """Return the next line of the client's progress."""

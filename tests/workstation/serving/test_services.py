@@ -71,6 +71,7 @@ def test_replica_that_waits_is_shown_with_its_reason(service: Service) -> None:
         lambda: json.loads(service.station.ok("serve", "get", "--local", "bert", "-o", "json"))
     )
     (replica,) = shown["instances"]
+    assert program.process.poll() is None
     assert (replica["status"], replica["readyContainers"]) == ("Pending", 0)
     assert "0/1 GPUs fit: 1 too little memory" in shown["why"]
     program.end()

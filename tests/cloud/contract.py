@@ -1,14 +1,27 @@
 """What every provider promises: the tests of the port. A provider's own test module inherits them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 import pytest
 
+from fenka.cloud.config import Config
+from fenka.cloud.config_file import check_offers
+from fenka.cloud.config_values import InvalidConfig
 from fenka.cloud.port import InstanceState, OfferKey, Order, OutOfStock, Provider, TooDear, Unknown
 
 ON_DEMAND = OfferKey("t4", "gn6i", "g", "on-demand")
 SPOT = OfferKey("t4-spot", "gn6i", "g", "spot")
 SPOT_CAP = 4.0
+
+
+def refusal(config: Config, offers: Iterable[OfferKey]) -> str:
+    """Return why the autoscaler does not start when a provider has these offers, empty if it does."""
+    try:
+        check_offers(config, offers)
+    except InvalidConfig as why:
+        return str(why)
+    return ""
 
 
 class Cloud(ABC):

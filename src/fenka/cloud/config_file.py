@@ -92,6 +92,11 @@ def check_offers(config: Config, offers: Iterable[OfferKey]) -> None:
     known = list(offers)
     for number, group in enumerate(config.groups):
         keys = [key for key in known if key.group == group.name]
+        if not keys:
+            raise InvalidConfig(
+                f"groups[{number}]: the provider has no {' or '.join(group.types)} in "
+                f"{' or '.join(group.zones)}: correct types or zones of {group.name}"
+            )
         for title, wanted, offered in (
             ("types", group.types, {key.type for key in keys}),
             ("zones", group.zones, {key.zone for key in keys}),
@@ -100,7 +105,7 @@ def check_offers(config: Config, offers: Iterable[OfferKey]) -> None:
                 if name not in offered:
                     raise InvalidConfig(
                         f"groups[{number}].{title}[{index}]: the provider has no {name} for "
-                        f"{group.name}{similar(name, offered) or ': remove it'}"
+                        f"{group.name}{similar(name, offered - {*wanted}) or ': remove it'}"
                     )
 
 

@@ -11,9 +11,11 @@ from fenka.core.planning.case import Capacity
 from tests.cloud.alibaba.cloud import Cloud, action, minute, second
 from tests.cloud.alibaba.ess import refuse_others
 from tests.cloud.alibaba.protocol import CloudError
-from tests.cloud.alibaba.state import Details
+from tests.cloud.alibaba.state import Details, InstanceType
 
 VERSION = "2014-05-26"
+UNSTATED = InstanceType(cpus=4, memory_gib=15, gpus=1)
+"""Of a type that is sold, and that the landscape says nothing of."""
 
 
 def _tags(given: dict[str, Any]) -> dict[str, str]:
@@ -235,10 +237,11 @@ def describe_spot_advice(cloud: Cloud, given: dict[str, Any]) -> dict[str, Any]:
 
 @action(VERSION, ecs.DescribeInstanceTypesRequest)
 def describe_instance_types(cloud: Cloud, given: dict[str, Any]) -> dict[str, Any]:
-    """List types. The cloud states a card's memory rounded up."""
+    """List types. The cloud states a card's memory rounded up, and of some types not at all."""
     refuse_others(given, "InstanceTypes")
     if len(given.get("InstanceTypes", [])) > 10:
         raise CloudError(400, "InvalidInstanceTypes.ExceedLimit", "There are more than 10 types.")
+    kinds = {offer.type: UNSTATED for offer in cloud.land.offers} | cloud.land.types
     listed = [
         {
             "InstanceTypeId": name,
@@ -248,7 +251,16 @@ def describe_instance_types(cloud: Cloud, given: dict[str, Any]) -> dict[str, An
             "GPUSpec": kind.gpu,
             **({"GPUMemorySize": kind.gpu_gib} if kind.gpu_gib else {}),
         }
-        for name, kind in cloud.land.types.items()
+        for name, kind in kinds.items()
         if name in given.get("InstanceTypes", [name])
     ]
     return {"RequestId": "fake", "NextToken": "", "InstanceTypes": {"InstanceType": listed}}
+
+
+@action(VERSION, ecs.DescribeZonesRequest)
+def describe_zones(cloud: Cloud, given: dict[str, Any]) -> dict[str, Any]:
+    """List the region's zones, which are those of its offers."""
+    refuse_others(given, "Verbose")
+    zones = sorted({offer.zone for offer in cloud.land.offers})
+    listed = [{"ZoneId": zone, "ZoneType": "AvailabilityZone", "LocalName": zone} for zone in zones]
+    return {"RequestId": "fake", "Zones": {"Zone": listed}}

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 from alibabacloud_ecs20140526.models import RunInstancesRequest, RunInstancesRequestTag
 
+from fenka.cloud.config import ShapeConfig
 from fenka.cloud.config_values import InvalidConfig
 from fenka.cloud.port import Denied, InstanceState, OfferKey, Order, Unknown
 from fenka.cluster.autoscaling import CloudType
 from tests.autoscaler.views import T4
-from tests.cloud.alibaba.harness import EXACT, REGION, START, AlibabaCloud
+from tests.cloud.alibaba.harness import EXACT, REGION, START, AlibabaCloud, config
 from tests.cloud.alibaba.state import InstanceType
-from tests.cloud.contract import ON_DEMAND, SPOT, SPOT_CAP, Cloud, ProviderContract
+from tests.cloud.contract import ON_DEMAND, SPOT, SPOT_CAP, Cloud, ProviderContract, refusal
 
 
 class TestExactContract(ProviderContract):
@@ -195,8 +196,33 @@ async def test_offers_describe_the_type_when_its_group_has_no_shape(cloud: Aliba
         assert (machines[0], None in machines) == (expected, False)
     assert cloud.state.calls.count("DescribeInstanceTypes") == 2
 
-    assert {offer.machine for offer in await cloud.open({}, shape=T4).offers()} == {None}
-    assert cloud.state.calls.count("DescribeInstanceTypes") == 2
-
     cloud.change(types={"gn6i": InstanceType(4, 15, 1, "NVIDIA T4")})
     assert {offer.machine for offer in await cloud.open({}).offers()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, ""),
+        (
+            {"types": ("gn6i", "gn9")},
+            "groups[0].types[1]: the provider has no gn9 for t4: remove it",
+        ),
+        ({"zones": ("g", "x")}, "groups[0].zones[1]: the provider has no x for t4: remove it"),
+        (
+            {"zones": ("x",)},
+            "groups[0]: the provider has no gn6i in x: correct types or zones of t4",
+        ),
+    ],
+)
+@pytest.mark.parametrize("shape", [None, T4])
+async def test_types_and_zones_that_the_region_has_not_are_no_offers(
+    cloud: AlibabaCloud, shape: ShapeConfig | None, fields: dict[str, Any], sentence: str
+) -> None:
+    """The program that starts says so, also of groups with a shape. Both are read once."""
+    provider = cloud.open({}, shape=shape, **fields)
+    for _ in range(2):
+        keys = [offer.key for offer in await provider.offers()]
+        assert refusal(config(cloud.address, {}, **fields), keys) == sentence
+    assert cloud.state.calls.count("DescribeZones") == 1
+    assert cloud.state.calls.count("DescribeInstanceTypes") == 1

@@ -3,11 +3,12 @@
 import asyncio
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fenka.cloud.aws.provider import open_provider
-from fenka.cloud.config import GroupConfig
+from fenka.cloud.config import GroupConfig, ShapeConfig
 from fenka.cloud.config_values import InvalidConfig
 from fenka.cloud.port import (
     Denied,
@@ -32,7 +33,7 @@ from tests.cloud.aws.cloud import (
     configuration,
     group,
 )
-from tests.cloud.contract import SPOT_CAP, ProviderContract
+from tests.cloud.contract import SPOT_CAP, ProviderContract, refusal
 from tests.waiting import until
 
 
@@ -52,6 +53,30 @@ async def test_offers_describe_the_type_when_its_group_has_no_shape(cloud: AwsCl
     offers = await cloud.provider_of(configuration(*shaped)).offers()
     assert [offer.machine for offer in offers] == [None] * 2
     assert len(cloud.aws.launched("DescribeInstanceTypes")) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, ""),
+        ({"types": (TYPE, "g9.huge")}, ".types[1]: the provider has no g9.huge for t4: remove it"),
+        # AWS sells no g4dn in this zone.
+        ({"zones": (ZONE, "us-east-1e")}, ".zones[1]: the provider has no us-east-1e for t4: remove it"),
+        ({"types": ("g9.huge",)}, f": the provider has no g9.huge in {ZONE}: correct types or zones of t4"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [None, T4])
+async def test_types_and_zones_that_aws_does_not_sell_are_no_offers(
+    fleets: AwsCloud, shape: ShapeConfig | None, fields: dict[str, Any], sentence: str
+) -> None:
+    """The program that starts says so. Where types are sold is read once."""
+    settings = {"launchTemplate": "node"}
+    config = configuration(group(ON_DEMAND, settings=settings, shape=shape, **fields))
+    provider = fleets.provider_of(config)
+    for _ in range(2):
+        keys = [offer.key for offer in await provider.offers()]
+        assert refusal(config, keys) == (sentence and f"groups[0]{sentence}")
+    assert len(fleets.aws.launched("DescribeInstanceTypeOfferings")) == 1
 
 
 async def test_launch_names_zone_and_token_and_no_retries(grouped: AwsCloud) -> None:

@@ -19,7 +19,7 @@ from fenka.cloud.alibaba.instances import SCALING_GROUP, Instances, as_instance,
 from fenka.cloud.alibaba.prices import FRESH_S, Price, Prices
 from fenka.cloud.alibaba.scaling_groups import Pause, ScalingGroups
 from fenka.cloud.alibaba.settings import group_settings, provider_settings
-from fenka.cloud.alibaba.types import InstanceTypes
+from fenka.cloud.alibaba.types import Catalogue
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cloud.port import Denied, Instance, Notice, Offer, OfferKey, Order, OutOfStock, TooDear
 from fenka.cluster.autoscaling import ORDER
@@ -52,7 +52,7 @@ class EssProvider:
         ess, ecs = clients
         self._instances = Instances(ecs, region, config.cluster)
         self._prices = Prices(ecs, region, clock)
-        self._types = InstanceTypes(ecs, config.groups)
+        self._catalogue = Catalogue(ecs, region, config.groups)
         self._scaling_groups = ScalingGroups(ess, region, config.cluster, pause)
         self._orders: dict[str, str] = {}
         self._taken: dict[str, float] = {}
@@ -60,18 +60,19 @@ class EssProvider:
 
     async def offers(self) -> Sequence[Offer]:
         """Return all offers. The cloud does not say stock, except that a type is not sold as spot."""
+        types, zones = await self._catalogue.types(), await self._catalogue.zones()
         keys = [
             OfferKey(group.name, kind, zone, group.capacity)
             for group in self._groups.values()
             for kind in group.types
             for zone in group.zones
+            if kind in types and zone in zones
         ]
         places = sorted({(key.type, key.zone) for key in keys})
-        types = await self._types.described()
         read = await asyncio.gather(*(self._prices.recent(*place) for place in places))
         prices = dict(zip(places, read, strict=True))
         offers = [self._offer(key, prices[key.type, key.zone]) for key in keys]
-        return [replace(offer, machine=types.get(offer.key.type)) for offer in offers]
+        return [replace(offer, machine=types[offer.key.type]) for offer in offers]
 
     def _offer(self, key: OfferKey, price: Price | None) -> Offer:
         if price is not None:

@@ -1,4 +1,4 @@
-"""What the compute service (ECS) says of instance types, for groups whose configuration has no shape."""
+"""What the compute service (ECS) says of a region's zones, and of instance types."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -16,16 +16,32 @@ MOST = 10
 GIB_MIB = 1024
 
 
-class InstanceTypes:
-    """Types never change, so each is read once."""
+class Catalogue:
+    """Zones and types. They never change, so each is read once."""
 
-    def __init__(self, client: Any, groups: Collection[GroupConfig]) -> None:
-        self._client = client
-        self._missing = sorted({kind for it in groups if it.shape is None for kind in it.types})
-        self._known: dict[str, CloudType] = {}
+    def __init__(self, client: Any, region: str, groups: Collection[GroupConfig]) -> None:
+        self._client, self._region = client, region
+        self._missing = sorted({kind for it in groups for kind in it.types})
+        self._types: dict[str, CloudType | None] = {}
+        self._zones: frozenset[str] | None = None
 
-    async def described(self) -> Mapping[str, CloudType]:
-        """Return the types of groups without a shape, by their names. Raises ProviderError."""
+    async def zones(self) -> frozenset[str]:
+        """Return the region's zones. Raises ProviderError."""
+        if self._zones is None:
+            body = await call(
+                self._client.describe_zones_async,
+                ecs.DescribeZonesRequest(region_id=self._region, verbose=False),
+            )
+            if body.zones is None or not body.zones.zone:
+                raise Unknown("Alibaba Cloud listed no zones")
+            self._zones = frozenset(it.zone_id for it in body.zones.zone)
+        return self._zones
+
+    async def types(self) -> Mapping[str, CloudType | None]:
+        """Return those of the groups' types that the cloud has, by name. Raises ProviderError.
+
+        None: the cloud does not say how much memory the cards of this type have.
+        """
         while self._missing:
             part = self._missing[:MOST]
             body = await call(
@@ -34,10 +50,10 @@ class InstanceTypes:
             )
             if body.instance_types is None:
                 raise Unknown("Alibaba Cloud listed instance types without their properties")
-            listed = map(_cloud_type, body.instance_types.instance_type)
-            self._known |= {each.name: each for each in listed if each is not None}
+            listed = body.instance_types.instance_type
+            self._types |= {it.instance_type_id: _cloud_type(it) for it in listed}
             del self._missing[:MOST]
-        return self._known
+        return self._types
 
 
 def _cloud_type(described: Any) -> CloudType | None:

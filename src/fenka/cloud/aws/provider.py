@@ -94,13 +94,14 @@ class AwsProvider:
 
     async def offers(self) -> Sequence[Offer]:
         """Return all offers. The stock is what fits into an Auto Scaling group, if there is one."""
-        described, prices, types = await asyncio.gather(
-            self._described_groups(*self._groups.values()),
-            self._spot_prices(),
-            self._types.described(),
+        types, sold = await self._types.described(), await self._types.sold()
+        described, prices = await asyncio.gather(
+            self._described_groups(*self._groups.values()), self._spot_prices()
         )
         offers = []
         for key in offers_of(self._groups.values()):
+            if (key.type, key.zone) not in sold:
+                continue
             group = self._groups[key.group]
             price = prices.get((key.type, key.zone)) if key.capacity == "spot" else group.price
             stock = room(described[group.id]) if group.id else None

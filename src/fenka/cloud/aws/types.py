@@ -1,4 +1,4 @@
-"""What AWS says of instance types, for groups whose configuration has no shape."""
+"""What AWS says of instance types: where they are sold, and their shape where the configuration has none."""
 
 from collections.abc import Collection, Mapping
 
@@ -11,18 +11,42 @@ MOST = 100
 
 
 class InstanceTypes:
-    """Types never change, so each is read once."""
+    """Neither types nor where they are sold change, so both are read once."""
 
     def __init__(self, calls: Calls, groups: Collection[GroupConfig]) -> None:
         self._calls = calls
-        self._wanted = sorted(
-            {kind for each in groups if each.shape is None for kind in each.types}
-        )
+        self._wanted = sorted({kind for each in groups for kind in each.types})
+        self._shapeless = {kind for each in groups if each.shape is None for kind in each.types}
+        self._sold: frozenset[tuple[str, str]] | None = None
         self._known: dict[str, CloudType] = {}
 
+    async def sold(self) -> frozenset[tuple[str, str]]:
+        """Return the groups' types and the zones that AWS sells them in, whatever is in stock.
+
+        Raises ProviderError.
+        """
+        if self._sold is None:
+            listed = [
+                each
+                for part in in_parts(self._wanted, MOST)
+                for each in await self._calls.pages(
+                    "ec2",
+                    "describe_instance_type_offerings",
+                    "InstanceTypeOfferings",
+                    LocationType="availability-zone",
+                    Filters=[{"Name": "instance-type", "Values": part}],
+                )
+            ]
+            self._sold = frozenset((each["InstanceType"], each["Location"]) for each in listed)
+        return self._sold
+
     async def described(self) -> Mapping[str, CloudType]:
-        """Return the types of groups without a shape, by their names. Raises ProviderError."""
-        missing = [kind for kind in self._wanted if kind not in self._known]
+        """Return the types that are sold, of groups without a shape, by name. Raises ProviderError.
+
+        AWS refuses to describe a type that it does not have, together with all others.
+        """
+        sold = {kind for kind, _ in await self.sold()}
+        missing = sorted((sold & self._shapeless) - self._known.keys())
         for part in in_parts(missing, MOST):
             listed = await self._calls.pages(
                 "ec2", "describe_instance_types", "InstanceTypes", InstanceTypes=part

@@ -65,10 +65,11 @@ def instance_pod(name: str, profile: str, command: str = "") -> str:
     return _pod(name, {f"{PREFIX}{profile}": 1}, command)
 
 
-def slice_pod(name: str, units: int, inside: str, command: str, **spec: Any) -> str:
-    """Return a pod that has a slice in an instance."""
+def slice_pod(name: str, units: int, inside: str | None, command: str, **spec: Any) -> str:
+    """Return a pod that has a slice in an instance. inside: None if its node says so."""
     manifest = json.loads(_pod(name, {MEMORY: units}, command))
-    manifest["metadata"]["annotations"] = {"fenka.io/inside": inside}
+    if inside is not None:
+        manifest["metadata"]["annotations"] = {"fenka.io/inside": inside}
     manifest["spec"] |= spec
     return json.dumps(manifest)
 

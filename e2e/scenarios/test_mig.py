@@ -34,6 +34,7 @@ from fenka.core.mig.tables import TABLES
 
 GEOMETRY = TABLES["A100-40G"]
 LABEL = "fenka.io/mig"
+INSIDE = "fenka.io/inside"
 CONFIG = "nvidia.com/mig.config"
 PROFILES = ("1g.5gb", "2g.10gb", "3g.20gb")
 MINUTES = 3
@@ -84,7 +85,7 @@ def cards(installation: Installation) -> Iterator[Installation]:
     installation.wait_for_allocatable(A30, f"{PREFIX}1g.6gb", 4)
     yield installation
     for node in (A100, A30):
-        installation.label(node, "gpushare-", f"{LABEL}-")
+        installation.label(node, "gpushare-", f"{LABEL}-", f"{INSIDE}-")
     for node in (A100, A30):
         installation.wait_for_allocatable(node, MEMORY, 0)
         replace_cards(installation, node, "t4")
@@ -192,9 +193,12 @@ def test_every_small_instance_is_given_and_the_next_pod_waits_with_a_reason(
 def test_two_tenants_have_a_wall_of_hardware_and_limits_within(divided: Installation) -> None:
     """Slices of one namespace share an instance; another namespace's is in another one.
 
+    The first pod asks for that itself. The others are put into instances because the node says so.
+
     10, 9 and 18 of an instance's 19 units of 20096 MiB: 10576, 9519 and 19038 MiB.
     """
     cluster = divided.cluster
+    divided.label(A100, f"{INSIDE}=mig")
     with cluster.namespace("team-a") as one, cluster.namespace("team-b") as other:
         wanted = {
             "a": (one, 10, (9000, 3000, 1000), 10576),
@@ -203,7 +207,8 @@ def test_two_tenants_have_a_wall_of_hardware_and_limits_within(divided: Installa
         }
         for name, (namespace, units, sizes, _) in wanted.items():
             words = " ".join(map(str, sizes))
-            manifest = json.loads(slice_pod(name, units, "mig", "", nodeSelector=_only(A100)))
+            inside = "mig" if name == "a" else None
+            manifest = json.loads(slice_pod(name, units, inside, "", nodeSelector=_only(A100)))
             (container,) = manifest["spec"]["containers"]
             container |= {"image": TRAINING, "command": ["python3", "-c", ALLOCATE, *words.split()]}
             cluster.apply(json.dumps(manifest), namespace)
@@ -217,6 +222,7 @@ def test_two_tenants_have_a_wall_of_hardware_and_limits_within(divided: Installa
         assert len(layout(divided, A100)) == 2
         used = json.loads(with_driver(divided, A100, USED))
         assert used == [15000 + 3000, 9000 + 1000 + 8000 + 1000]
+    divided.label(A100, f"{INSIDE}-")
 
 
 def _only(node: str) -> dict[str, str]:

@@ -15,8 +15,9 @@ from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.inventory import DeviceId
 from fenka.core.mig.instances import RESERVING, NoInstance
-from fenka.core.queue import PendingRequest, QueueStatus, Reservation
-from fenka.core.request import Placement, Request
+from fenka.core.queue import QueueStatus, Reservation
+from fenka.core.request import Placement
+from fenka.dialects.base import SharedNode
 
 
 class InstanceQueue:
@@ -37,14 +38,19 @@ class InstanceQueue:
         self._positions = 0
 
     def serve(
-        self, pod: Pod, request: PendingRequest, *, starves: bool
+        self, pod: Pod, entry: str, nodes: frozenset[str], *, starves: bool
     ) -> tuple[Placement, ...] | QueueStatus:
         """Return where the pod fits now; else why it waits, and what is reserved for it.
 
-        starves: whether places are reserved for a pod that does not fit.
+        Args:
+            pod: the only one of its entry.
+            entry: its ID.
+            nodes: the eligible ones, on which the pod requests instances or slices inside them.
+            starves: whether places are reserved for a pod that does not fit.
         """
-        names, namespace = sorted(request.nodes or ()), pod.metadata.namespace
-        key = request.requests, request.nodes, namespace
+        names, namespace = sorted(nodes), pod.metadata.namespace
+        parts = pod.demand(self._cluster.dialects).parts
+        key = tuple(part.request for part in parts), nodes, namespace
         verdicts = self._verdicts.setdefault(key, {})
         unknown = [name for name in names if name not in verdicts]
         verdicts.update(self._evaluator.evaluate(pod, unknown, self._constraints()))
@@ -55,24 +61,24 @@ class InstanceQueue:
         ]
         if fits:
             _, name, placements = min(fits, key=lambda fit: fit[:2])
-            held = (HeldPlacement(request.id, it, namespace) for it in placements)
+            held = (HeldPlacement(entry, it, namespace) for it in placements)
             self._held[name] = (*self._held.get(name, ()), *held)
             self._changed(name)
             return placements
         rejected = _reason([it for it in verdicts.values() if isinstance(it, Infeasible)])
         self._positions += 1
-        kept = self._reserve(request.requests, names) if starves else frozenset()
+        kept = self._reserve(pod, names) if starves else frozenset()
         reservation = Reservation(kept, None) if kept else None
-        return QueueStatus(request.id, self._positions, rejected, reservation)
+        return QueueStatus(entry, self._positions, rejected, reservation)
 
-    def _reserve(self, requests: Sequence[Request], names: Sequence[str]) -> frozenset[DeviceId]:
+    def _reserve(self, pod: Pod, names: Sequence[str]) -> frozenset[DeviceId]:
         if self._reservations >= RESERVING:
             return frozenset()
         options = [
             (*option, name)
             for name in names
             if (shared := self._cluster.shared_node(name)) is not None
-            and (option := reserve_instances(shared, self._cluster, requests, self.reserved))
+            and (option := self._option(shared, pod)) is not None
         ]
         if not options:
             return frozenset()
@@ -81,6 +87,13 @@ class InstanceQueue:
         self.reserved |= dict.fromkeys(kept, name)
         self._changed(name)
         return kept
+
+    def _option(
+        self, shared: SharedNode, pod: Pod
+    ) -> tuple[tuple[int, ...], frozenset[DeviceId]] | None:
+        demand = self._cluster.demand_on(shared.node.name, pod)
+        requests = [part.request for part in demand.parts]
+        return reserve_instances(shared, self._cluster, requests, self.reserved)
 
     def _changed(self, name: str) -> None:
         for verdicts in self._verdicts.values():

@@ -182,7 +182,8 @@ class _SharedCards(_Evaluation):
             reasons += _card_reasons(shared, rejection.reasons)
             self._rejections[name] = rejection
         elif isinstance(verdict, Infeasible):
-            if not (reasons or verdict.unresolvable) and self._pod.demand().in_instances:
+            in_instances = self._state.demand_on(name, self._pod).in_instances
+            if not (reasons or verdict.unresolvable) and in_instances:
                 self._without_instance.add(name)
             reasons.append(verdict.sentence)
         else:
@@ -254,19 +255,30 @@ class _SharedCards(_Evaluation):
 
     def _never(self) -> str | None:
         """Return the core's hint if the pod cannot be placed even on empty cards."""
-        shared_nodes, demand = self._state.shared_nodes(), self._pod.demand()
-        if demand.invalid is not None:
-            return demand.invalid
-        if demand.in_instances:
-            requests = [part.request for part in demand.parts]
-            # Nodes with divided cards say more.
-            shared_nodes.sort(key=lambda it: not it.division.geometries)
-            reasons = [never_fits_instances(it, requests) for it in shared_nodes]
-            if group_name(self._pod) is not None:
-                reasons = [GANG_IN_INSTANCES]
-            return f"it can never start as it is: {reasons[0]}" if all(reasons) else None
+        if self._pod.demand().invalid is not None:
+            return self._pod.demand().invalid
+        on_cards, divided = list[SharedNode](), list[SharedNode]()
+        for it in self._state.shared_nodes():
+            inside = self._state.demand_on(it.node.name, self._pod).in_instances
+            (divided if inside else on_cards).append(it)
+        of_cards = self._never_on_cards(on_cards) if on_cards else ""
+        of_instances = self._never_in_instances(divided) if divided else ""
+        return None if None in (of_cards, of_instances) else of_cards or of_instances
+
+    def _never_in_instances(self, shared_nodes: list[SharedNode]) -> str | None:
+        # Nodes with divided cards say more.
+        shared_nodes.sort(key=lambda it: not it.division.geometries)
+        reasons = []
+        for it in shared_nodes:
+            parts = self._state.demand_on(it.node.name, self._pod).parts
+            reasons.append(never_fits_instances(it, [part.request for part in parts]))
+        if group_name(self._pod) is not None:
+            reasons = [GANG_IN_INSTANCES]
+        return f"it can never start as it is: {reasons[0]}" if all(reasons) else None
+
+    def _never_on_cards(self, shared_nodes: Iterable[SharedNode]) -> str | None:
         nodes = [self._state.card_node(it.node.name) for it in shared_nodes]
-        for part in demand.parts:
+        for part in self._pod.demand().parts:
             never = never_fits(part.request, nodes)
             if never is not None:
                 hint = never.hint or "no card here is what it asks for"

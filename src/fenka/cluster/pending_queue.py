@@ -5,6 +5,7 @@ decides; here pods become pending requests.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -50,7 +51,6 @@ from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.steps import Steps
 from fenka.dialects import node_modes
-from fenka.dialects.base import SliceRequest
 
 DEPTH = 4
 """The number of pending entries that reserve cards."""
@@ -166,22 +166,28 @@ class PendingQueue:
         timeline = ColumnarTimeline(nodes, allocations, now, self._states)
         yield
         # Whole cards and instances are on different cards, so each part is served without the other.
-        on_cards = [it for it in ranked if not _in_instances(it)]
+        on_cards = [
+            part
+            for it in ranked
+            if (part := self._on_cards(entries[it.id].pods[0], it)) is not None
+        ]
         result = yield from self._backfill.serve(on_cards, placer, timeline, {}, now)
         yield
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
-        if len(on_cards) < len(ranked):
-            instances = InstanceQueue(self._cluster, self._backfill.policy)
-            for key, request in order:
-                if not _in_instances(request):
-                    continue
-                starves = key[1] == 0
-                verdict = instances.serve(entries[request.id].pods[0], request, starves=starves)
-                if isinstance(verdict, QueueStatus):
-                    pending[request.id] = verdict
-                else:
-                    placed[request.id] = verdict
-                yield
+        instances = InstanceQueue(self._cluster, self._backfill.policy)
+        for key, request in order:
+            pod = entries[request.id].pods[0]
+            inside = frozenset() if request.id in placed else self._nodes_inside(pod, request)
+            if not inside:
+                continue
+            starves = key[1] == 0 and request.id not in pending
+            verdict = instances.serve(pod, request.id, inside, starves=starves)
+            if not isinstance(verdict, QueueStatus):
+                placed[request.id] = verdict
+                pending.pop(request.id, None)
+            else:
+                pending.setdefault(request.id, verdict)
+            yield
         queue_entries = tuple(
             _queue_entry(
                 entries[request.id], key, placed.get(request.id, ()), pending.get(request.id)
@@ -191,7 +197,7 @@ class PendingQueue:
         yield
         can_reserve = sum(it.reservation is not None for it in result.pending) < DEPTH
         node_of_card = self._node_of_card
-        if len(on_cards) < len(ranked):
+        if instances.reserved:
             node_of_card = node_of_card | instances.reserved
         return QueueSnapshot(queue_entries, can_reserve, node_of_card, history, self._fairness, now)
 
@@ -251,9 +257,8 @@ class PendingQueue:
             demand = pod.demand(self._cluster.dialects)
             if demand.invalid is not None or not demand.parts:
                 return None
-            parts = demand.parts
-            requests += [part.request for part in parts]
-            eligible = self._eligible_nodes(pod, parts)
+            requests += [part.request for part in demand.parts]
+            eligible = self._eligible_nodes(pod)
             if not eligible:
                 return None
             # Mostly the same set for all: its hash is computed once.
@@ -298,28 +303,29 @@ class PendingQueue:
             )
             self._kinds.setdefault(kind, []).append(name)
 
-    def _eligible_nodes(self, pod: Pod, parts: tuple[SliceRequest, ...]) -> frozenset[str]:
+    def _eligible_nodes(self, pod: Pod) -> frozenset[str]:
         """Return the nodes for which the pod is eligible and that could hold it when empty."""
         uid = pod.metadata.uid
         known = self._nodes_of.get(uid)
         if known is None or known[0] is not pod:
-            names = self._by_rules(pod) & self._could_hold(parts)
+            names = self._by_rules(pod) & self._could_hold(pod)
             names -= excluded_nodes(self._cluster, pod)
             known = self._nodes_of[uid] = pod, self._sets.setdefault(names, names)
         names = known[1]
         planned = self._cluster.pins.node_of(uid)
-        on_cards = not parts[0].request.instance
-        if planned in names and on_cards and self._fits_now(parts, planned):
+        if planned in names and self._fits_now(pod, planned):
             return frozenset({planned})
         for name in names & self._with_mode if self._with_mode else ():
-            if not admits(self._cluster, name, parts):
+            if not admits(self._cluster, name, self._cluster.demand_on(name, pod).parts):
                 # Its present pods exclude this one. If there is no other node, it waits for their end.
                 names = names - {name} or names
         return names
 
-    def _fits_now(self, parts: tuple[SliceRequest, ...], name: str) -> bool:
-        requests, node = tuple(part.request for part in parts), self._nodes[name]
-        return not isinstance(
+    def _fits_now(self, pod: Pod, name: str) -> bool:
+        """Return whether a pod that requests cards of a node fits it now."""
+        demand, node = self._cluster.demand_on(name, pod), self._nodes[name]
+        requests = tuple(part.request for part in demand.parts)
+        return not demand.in_instances and not isinstance(
             place_gang(self._live.usage, requests, "binpack", (node,)), Unschedulable
         )
 
@@ -336,11 +342,15 @@ class PendingQueue:
             )
         return self._eligible[rules]
 
-    def _could_hold(self, parts: tuple[SliceRequest, ...]) -> set[str]:
-        requests, names = tuple(part.request for part in parts), set[str]()
+    def _could_hold(self, pod: Pod) -> set[str]:
+        names = set[str]()
         for alike in self._kinds.values():
+            demand = self._cluster.demand_on(alike[0], pod)
             rule = admission_rule(self._cluster, alike[0])
-            if rule.rejection_by_mode(parts) is None and self._could_hold_on(alike[0], requests):
+            if demand.invalid is not None or rule.rejection_by_mode(demand.parts) is not None:
+                continue
+            requests = tuple(part.request for part in demand.parts)
+            if self._could_hold_on(alike[0], requests):
                 names.update(alike)
         return names
 
@@ -356,6 +366,23 @@ class PendingQueue:
         geometries = shared.division.geometries if shared else {}
         return tuple(geometries.get(card.uuid) for card in self._nodes[name].cards if geometries)
 
+    # ---- cards and instances ----
+
+    def _on_cards(self, pod: Pod, request: PendingRequest) -> PendingRequest | None:
+        """Return the request of nodes where it is of cards; None if there are none."""
+        nodes, inside = request.nodes or frozenset(), self._nodes_inside(pod, request)
+        if not inside:
+            return request
+        return replace(request, nodes=nodes - inside) if nodes > inside else None
+
+    def _nodes_inside(self, pod: Pod, request: PendingRequest) -> frozenset[str]:
+        """Return those of its nodes on which it is of instances, or of slices inside them."""
+        nodes = request.nodes or frozenset()
+        if request.requests[0].instance:
+            return nodes
+        inside = self._cluster.inside_nodes(pod)
+        return nodes.intersection(inside) if inside else frozenset()
+
 
 def is_open(pod: Pod) -> bool:
     """Return whether a scheduler may find a node for the pod, once fenka's own gate is removed."""
@@ -370,10 +397,6 @@ def is_open(pod: Pod) -> bool:
 def is_unplaced(pod: Pod) -> bool:
     """Return whether an open pod is pending by its own status: gated, or without a node that fits."""
     return pod.unschedulable is not None or pod.gated_by(QUEUE_GATE)
-
-
-def _in_instances(request: PendingRequest) -> bool:
-    return any(it.instance for it in request.requests)
 
 
 def _queue_entry(

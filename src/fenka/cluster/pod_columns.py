@@ -124,6 +124,8 @@ class ColumnarPodEvaluator(PodEvaluator):
         slots = columns.slots(names)
         if parts is None or len(names) < self.min_nodes or slots.min(initial=0) < 0:
             return super().filter(pod, names, constraints)
+        if self._nodes_inside(pod, names):
+            return super().filter(pod, names, constraints)
         if self._planned_node(pod, names, constraints) is not None:
             return super().filter(pod, names, constraints)
         verdicts = self._verdicts(pod, parts, slots, constraints)
@@ -152,6 +154,8 @@ class ColumnarPodEvaluator(PodEvaluator):
         few = len(names) < self.min_nodes
         if self._planned_node(pod, names, constraints) is not None:
             return super().prioritize(pod, names, constraints)
+        if self._nodes_inside(pod, names):
+            return super().prioritize(pod, names, constraints)
         if parts is None or (few and self._known(pod, parts, slots, constraints) is None):
             return super().prioritize(pod, names, constraints)
         order = self._order(pod, parts, slots, constraints)
@@ -170,6 +174,11 @@ class ColumnarPodEvaluator(PodEvaluator):
         parts = None if len(names) < self.min_nodes else self._columnar_parts(pod)
         if parts is None or self._planned_node(pod, names, constraints) is not None:
             return super().evaluate(pod, names, constraints)
+        if inside := self._nodes_inside(pod, names):
+            others = [name for name in names if name not in inside]
+            verdicts_of = dict(self.evaluate(pod, others, constraints))
+            verdicts_of.update(super().evaluate(pod, inside, constraints))
+            return [(name, verdicts_of[name]) for name in names]
         demand = pod.demand(self._cluster.dialects)
         slots = self._live.read().slots(names)
         shared = slots[slots >= 0]
@@ -193,17 +202,19 @@ class ColumnarPodEvaluator(PodEvaluator):
         few = len(names) < self.min_nodes
         if parts is None or few or self._planned_node(pod, names, constraints) is not None:
             return super().ranked(pod, names, constraints)
+        if inside := self._nodes_inside(pod, names):
+            others = [name for name in names if name not in inside]
+            of_instances = super().ranked(pod, sorted(inside), constraints)
+            return self.ranked(pod, others, constraints) + of_instances
         slots = self._live.read().slots(names)
         return self._names(self._order(pod, parts, slots, constraints))
 
-    def explain(self, pod: Pod) -> str | None:
-        """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
+    def _explain_cards(self, pod: Pod, names: Sequence[str]) -> str | None:
+        """Return one sentence over nodes on which the pod's slices are on cards; None if one fits."""
         parts, columns = self._columnar_parts(pod), self._live.read()
         if parts is None:
-            return super().explain(pod)
-        slots = columns.slots(
-            shared.node.name for shared in self._cluster.shared_nodes() if shared.shares_cards
-        )
+            return super()._explain_cards(pod, names)
+        slots = columns.slots(names)
         verdicts = self._verdicts(pod, parts, slots, NO_CONSTRAINTS)
         if verdicts.fits[slots].any():
             return None

@@ -10,6 +10,7 @@ from fenka.core.request import ComputeMode
 from fenka.core.units import mib_to_units
 from fenka.dialects import gpushare, nvidia
 from fenka.dialects.base import Dialect, InvalidRecord, PodRequest, SharedNode, SliceRequest
+from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.placements import nominal_mib
 from fenka.dialects.registry import detect, names_any, option_names
 
@@ -25,6 +26,8 @@ class PodDemand:
     def __init__(self, request: PodRequest, dialects: tuple[Dialect, ...]) -> None:
         self._request, self.dialects = request, dialects
         self._result: tuple[tuple[SliceRequest, ...], str | None] | None = None
+        self._inside: tuple[str, PodDemand] | None = None
+        """The same inside instances of a profile; nearly all nodes have the same."""
         self.error: str | None = None
         self.dialect: Dialect | None = None
         try:
@@ -60,6 +63,22 @@ class PodDemand:
         """Return the first profile of which the pod requests instances, ANY_INSTANCE; empty for cards."""
         parts = self._parsed[0]
         return parts[0].request.instance if parts else ""
+
+    @property
+    def of_single_cards(self) -> bool:
+        """Return whether the pod requests slices of one card each, and nothing else of cards or instances."""
+        requests = [part.request for part in self._parsed[0]]
+        return bool(requests) and not any(
+            it.whole or it.instance or it.cards > 1 for it in requests
+        )
+
+    def inside(self, profile: str) -> "PodDemand":
+        """Return the same request inside instances, as with the annotation. profile: or ANY_INSTANCE."""
+        if self._inside is None or self._inside[0] != profile:
+            annotations = {**self._request.annotations, INSIDE: profile}
+            request = msgspec.structs.replace(self._request, annotations=annotations)
+            self._inside = profile, PodDemand(request, self.dialects)
+        return self._inside[1]
 
     @property
     def served_by_kubelet(self) -> bool:

@@ -126,13 +126,17 @@ class PodEvaluator:
     def ranked(
         self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> list[str]:
-        """Return those of the nodes that fit the pod and share cards, the best first."""
+        """Return those of the nodes that fit the pod and share cards, the best first.
+
+        Cards come before instances: to create one takes a second, and its neighbours may need it.
+        """
+        inside = self._nodes_inside(pod, names)
         fits = [
-            (verdict.score, name)
+            (name in inside, verdict.score, name)
             for name, verdict in self.evaluate(pod, names, constraints)
             if isinstance(verdict, Feasible)
         ]
-        return [name for _, name in sorted(fits)]
+        return [name for _, _, name in sorted(fits)]
 
     def placements(
         self, pod: Pod, name: str, constraints: QueueConstraints = NO_CONSTRAINTS
@@ -145,24 +149,20 @@ class PodEvaluator:
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> list[tuple[str, Verdict | None]]:
         """Return the verdict on each node; None if the pod requests nothing there that fenka places."""
-        demand, names = pod.demand(self._cluster.dialects), tuple(names)
+        names = tuple(names)
         planned = self._planned_node(pod, names, constraints)
         elsewhere = Infeasible(f"the pod is planned for the node {planned}", unresolvable=False)
         return [
             (
                 name,
-                self._verdict(pod, demand, name, constraints)
-                if planned in (None, name)
-                else elsewhere,
+                self._verdict(pod, name, constraints) if planned in (None, name) else elsewhere,
             )
             for name in names
         ]
 
-    def _verdict(
-        self, pod: Pod, demand: PodDemand, name: str, constraints: QueueConstraints
-    ) -> Verdict | None:
+    def _verdict(self, pod: Pod, name: str, constraints: QueueConstraints) -> Verdict | None:
         """Return the verdict on one node, wherever else the pod could go."""
-        shared = self._cluster.shared_node(name)
+        shared, demand = self._cluster.shared_node(name), self._cluster.demand_on(name, pod)
         if shared is None or demand.dialect is None or not self._cluster.shares_with(name, demand):
             return self._without_cards(pod, demand, name)
         if demand.invalid is not None:
@@ -229,26 +229,41 @@ class PodEvaluator:
     def explain(self, pod: Pod) -> str | None:
         """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
         demand = pod.demand(self._cluster.dialects)
-        names = [
-            shared.node.name
-            for shared in self._cluster.shared_nodes()
-            if self._cluster.shares_with(shared.node.name, demand)
-        ]
-        verdicts = self.evaluate(pod, names)
-        rejected = [(name, it) for name, it in verdicts if isinstance(it, Infeasible)]
-        if len(rejected) < len(verdicts):
+        sharing = [shared.node.name for shared in self._cluster.shared_nodes()]
+        names = [name for name in sharing if self._cluster.shares_with(name, demand)]
+        if names and demand.in_instances:
+            return self._explain_instances(pod, names)
+        inside = self._nodes_inside(pod, sharing)
+        names = [name for name in names if name not in inside] if inside else names
+        of_cards = self._explain_cards(pod, names) if names or not inside else ""
+        of_instances = self._explain_instances(pod, sorted(inside)) if inside else ""
+        if of_cards is None or of_instances is None:
             return None
-        if rejected and demand.in_instances:
-            return self._explain_instances(rejected)
-        infeasible = [verdict for _, verdict in rejected]
+        return (
+            f"{of_cards}; {of_instances}" if of_cards and of_instances else of_cards or of_instances
+        )
+
+    def _explain_cards(self, pod: Pod, names: Sequence[str]) -> str | None:
+        """Return one sentence over nodes on which the pod's slices are on cards; None if one fits."""
+        verdicts = self.evaluate(pod, names)
+        infeasible = [verdict for _, verdict in verdicts if isinstance(verdict, Infeasible)]
+        if len(infeasible) < len(verdicts):
+            return None
         rejections = tuple(it.rejection for it in infeasible if it.rejection is not None)
         if infeasible and not rejections:
             return infeasible[0].sentence
         hint = self._hint(pod) if all(it.unresolvable for it in infeasible) else ""
         return Unschedulable(rejections, hint).sentence()
 
-    def _explain_instances(self, rejected: Sequence[tuple[str, Infeasible]]) -> str:
-        """Return what holds the instances of one node, rather of one that will have room when pods end."""
+    def _explain_instances(self, pod: Pod, names: Sequence[str]) -> str | None:
+        """Return what holds the instances of one node, rather of one that will have room when pods end.
+
+        None if a node fits.
+        """
+        verdicts = PodEvaluator.evaluate(self, pod, names)
+        rejected = [(name, it) for name, it in verdicts if isinstance(it, Infeasible)]
+        if len(rejected) < len(verdicts):
+            return None
 
         def order(rejection: tuple[str, Infeasible]) -> tuple[bool, bool]:
             shared = self._cluster.shared_node(rejection[0])
@@ -283,9 +298,13 @@ class PodEvaluator:
         name = self._cluster.pins.node_of(pod.metadata.uid)
         if name is None or name not in names:
             return None
-        demand = pod.demand(self._cluster.dialects)
-        verdict = self._verdict(pod, demand, name, constraints)
+        verdict = self._verdict(pod, name, constraints)
         return None if isinstance(verdict, Infeasible) else name
+
+    def _nodes_inside(self, pod: Pod, names: Iterable[str]) -> frozenset[str]:
+        """Return those of the nodes on which slices that the pod requests of cards are inside instances."""
+        inside = self._cluster.inside_nodes(pod)
+        return frozenset(name for name in names if name in inside) if inside else frozenset()
 
     def _without_cards(self, pod: Pod, demand: PodDemand, name: str) -> Infeasible | None:
         """Return the verdict on a node that shares no cards, or for a pod that requests none."""

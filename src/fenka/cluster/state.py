@@ -8,7 +8,8 @@ that is known: its node's report, what this process wrote, the record, the last 
 the first a pod counts for no more than it requests.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 import msgspec
@@ -24,6 +25,7 @@ from fenka.cluster.allocation import (
 from fenka.cluster.node_pins import NodePins, read_pin
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_demand import PodDemand
+from fenka.cluster.pod_groups import group_name
 from fenka.cluster.spot_nodes import SpotNodes, read_spot_rule
 from fenka.core.evaluate import SCORES
 from fenka.core.inventory import DeviceId
@@ -62,6 +64,8 @@ class ClusterState:
         """Nodes whose allocations have changed since their instances were computed."""
         self._card_nodes: dict[str, CoreNode] = {}
         """Nodes with divided cards, without instances."""
+        self._inside: dict[str, str] = {}
+        """The profile of the instances that slices are in, by node, where the owner says so."""
         self._node_errors: dict[str, str] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._bound: dict[str, Pod] = {}
@@ -118,6 +122,17 @@ class ClusterState:
         """
         return self._card_nodes.get(name) or self._published[name].node
 
+    def inside_nodes(self, pod: Pod) -> Set[str]:
+        """Return the nodes on which the slices that a pod requests of cards are inside instances."""
+        if not self._inside or not pod.demand(self.dialects).of_single_cards:
+            return frozenset()
+        return frozenset() if group_name(pod) else self._inside.keys()
+
+    def demand_on(self, name: str, pod: Pod) -> PodDemand:
+        """Return what a pod requests on a node: there its slices may be inside instances."""
+        demand = pod.demand(self.dialects)
+        return demand.inside(self._inside[name]) if name in self.inside_nodes(pod) else demand
+
     def shares_with(self, name: str, demand: PodDemand) -> bool:
         """Return whether the node shares what the pod requests: one may share its divided cards only."""
         shared = self._published.get(name)
@@ -171,6 +186,7 @@ class ClusterState:
             self._touch(name)
         if known is None or not _admit_alike(known, node):
             self._touch_nodes()
+        self._set_inside(name, node.metadata.labels)
         repinned = self.pins.set(name, read_pin(node))
         if self.spot.set(name, read_spot_rule(node)) or repinned:
             self._touch(name)
@@ -181,6 +197,7 @@ class ClusterState:
         """Drop a node. Its pods' bindings stay until the pods go too."""
         self._nodes.pop(name, None)
         self._reports.pop(name, None)
+        self._inside.pop(name, None)
         self.pins.forget(name)
         self.spot.set(name, None)
         self._touch_nodes()
@@ -452,6 +469,13 @@ class ClusterState:
             before = self._shared.get(name)
             shared = before if before is not None and before == shared else shared
         self._shared[name] = shared
+
+    def _set_inside(self, name: str, labels: Mapping[str, str]) -> None:
+        self._inside.pop(name, None)
+        with contextlib.suppress(InvalidRecord):
+            # With a label that is wrong the node admits no slices, and says why.
+            if profile := node_modes.slices_inside(labels):
+                self._inside[name] = profile
 
     def _share(self, name: str, node: Node) -> None:
         labels = node.metadata.labels

@@ -26,7 +26,10 @@ INSTANCE = "fenka.io/instance"
 """Pod annotation, written at bind: its instances, in the order of its slices."""
 
 INSIDE = "fenka.io/inside"
-"""Pod annotation, written by people: its slices are in MIG instances, `mig` for any or a profile."""
+"""Pod annotation, written by people: its slices are in MIG instances, `mig` for any or a profile.
+
+A Node's label of this name says so for all pods with slices there; their annotation is written at bind.
+"""
 
 InstanceState = Literal["own", "unhealthy", "leaving", "foreign"]
 """own: fenka's, for pods. unhealthy: fenka's, and takes no new pods. leaving: fenka's, being destroyed.

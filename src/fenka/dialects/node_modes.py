@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fenka.core.request import Request
+from fenka.core.request import InvalidRequest, Request
 from fenka.dialects.base import InvalidRecord, NodeMode, SliceRequest
+from fenka.dialects.mig_names import parse_inside
+from fenka.dialects.mig_records import INSIDE
 
 PLACEMENT_LABEL = "ack.node.gpu.placement"
 """Node label: binpack or spread, over the cards of that node."""
@@ -28,7 +30,7 @@ MIG_TENANCY = "fenka.io/mig-tenancy"
 """Node label: with `shared` pods of two namespaces may share a MIG instance; `namespace` is the default."""
 TENANCIES = ("namespace", "shared")
 
-MODE_LABELS = (*SHARING_LABELS, MODE_LABEL, WHOLE_LABEL, MIG_LABEL, MIG_TENANCY)
+MODE_LABELS = (*SHARING_LABELS, MODE_LABEL, WHOLE_LABEL, MIG_LABEL, MIG_TENANCY, INSIDE)
 """The labels that decide what a node admits."""
 
 
@@ -134,6 +136,18 @@ def mig_shared(labels: Mapping[str, str]) -> bool:
     return labels.get(MIG_TENANCY) == TENANCIES[1]
 
 
+def slices_inside(labels: Mapping[str, str]) -> str:
+    """Return the profile of the instances that slices of a node are in, or ANY_INSTANCE; empty for cards.
+
+    Raises:
+        InvalidRecord: if the label is no profile.
+    """
+    try:
+        return parse_inside(labels[INSIDE]) if INSIDE in labels else ""
+    except InvalidRequest as why:
+        raise InvalidRecord(f"its label {INSIDE}: {why}") from None
+
+
 def check_shared(labels: Mapping[str, str]) -> None:
     """Raise InvalidRecord with the reason if a node that advertises shared cards takes no new pods.
 
@@ -176,6 +190,11 @@ def check_admission(
                 )
         elif not allowed.memory:
             raise InvalidRecord(f"{subject} keeps it for whole cards")
+        elif not request.instance and slices_inside(labels):
+            raise InvalidRecord(
+                f"its label {INSIDE}={labels[INSIDE]} keeps it for slices of one card, inside MIG instances, "
+                "of pods outside of gangs"
+            )
         elif part.has_compute and not allowed.compute:
             raise InvalidRecord(f"{subject} shares out memory alone, not compute")
         elif labels.get(MODE_LABEL) == "core_mem" and any(

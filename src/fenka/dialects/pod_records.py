@@ -9,10 +9,19 @@ instance's memory and compute. Records then name the physical card, as other too
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from fenka.core.inventory import Card
 from fenka.core.mig.instances import NO_DIVISION
-from fenka.core.request import Placement, Slice
-from fenka.dialects.base import Dialect, InvalidRecord, PodRequest, SharedNode, SliceRequest
+from fenka.core.request import ANY_INSTANCE, Placement, Slice
+from fenka.dialects.base import (
+    Dialect,
+    InvalidRecord,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+    split_instance,
+)
 from fenka.dialects.mig_records import (
     INSIDE,
     INSTANCE,
@@ -31,12 +40,15 @@ def encode(
     now_ns: int,
 ) -> dict[str, str]:
     """Return the annotations of a pod with these placements. now_ns: since 1970."""
-    if INSIDE not in pod.annotations:
-        return dialect.encode(pod, shared, placements, now_ns)
     slices = [piece for placement in placements for piece in placement.slices]
+    if any(it.whole for it in placements) or not any(split_instance(it.uuid) for it in slices):
+        return dialect.encode(pod, shared, placements, now_ns)
+    # The node's label may have said where they are. From now on the pod does, whatever becomes of the label.
+    asked = {INSIDE: pod.annotations.get(INSIDE, ANY_INSTANCE)}
+    pod = msgspec.structs.replace(pod, annotations={**pod.annotations, **asked})
     view = _view(shared, _instances(shared, slices))
     on_cards = [_on_cards(shared, placement) for placement in placements]
-    return {**dialect.encode(pod, view, on_cards, now_ns), INSTANCE: encode_places(slices)}
+    return {**dialect.encode(pod, view, on_cards, now_ns), **asked, INSTANCE: encode_places(slices)}
 
 
 def decode(

@@ -82,7 +82,8 @@ def reported_placements(shared: SharedNode, slices: Sequence[Slice]) -> tuple[Pl
 
     present = on_present_cards(shared, Placement(name, tuple(slices))).slices
     whole = tuple(piece for piece in present if is_whole(piece))
-    parts = tuple(piece for piece in present if not is_whole(piece))
+    # Mostly none is whole: then the node's own tuple is kept, and no second one for each pod of a cluster.
+    parts = tuple(piece for piece in present if not is_whole(piece)) if whole else present
     placements = [Placement(name, whole, whole=True)] if whole else []
     if parts or not whole:
         placements.append(Placement(name, parts))

@@ -9,6 +9,7 @@ refused to start for a minute: the scheduler moves them.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Literal
 
 import msgspec
@@ -118,16 +119,18 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
     if REPORT not in annotations:
         return None
     record = records.decode(annotations[REPORT], _REPORT, f"annotation {REPORT}")
+    # The node's inventory and the pods have the same ids: a cluster's are kept once.
+    devices = [DeviceId(intern(text)) for text in record.cards]
 
     def decoded(slices: Iterable[_Slice]) -> tuple[Slice, ...]:
         return tuple(
-            Slice(part.card, DeviceId(record.cards[part.uuid]), part.memory_mib, part.compute)
+            Slice(part.card, devices[part.uuid], part.memory_mib, part.compute)
             for part in slices
         )
 
     try:
         return LeaseReport(
-            {uid: decoded(slices) for uid, slices in record.pods.items()},
+            {intern(uid): decoded(slices) for uid, slices in record.pods.items()},
             {
                 uid: Lingering(name, decoded(slices))
                 for uid, (name, slices) in record.lingering.items()

@@ -101,7 +101,7 @@ def _recorded(name: str, text: str) -> SharedNode:
     cards = [
         Card(
             card.index,
-            DeviceId(card.uuid) or invented_id(name, card.index),
+            DeviceId(intern(card.uuid)) or invented_id(name, card.index),
             intern(card.model),
             card.memory_mib,
             healthy=card.healthy,

@@ -124,8 +124,7 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
 
     def decoded(slices: Iterable[_Slice]) -> tuple[Slice, ...]:
         return tuple(
-            Slice(part.card, devices[part.uuid], part.memory_mib, part.compute)
-            for part in slices
+            Slice(part.card, devices[part.uuid], part.memory_mib, part.compute) for part in slices
         )
 
     try:

@@ -65,7 +65,7 @@ def offered_groups(view: View) -> list[OfferedGroup]:
     paused = pauses(view)
     groups = []
     for config in view.config.groups:
-        keys = [key for key in offer_keys(config) if key in view.offers]
+        keys = [key for key in config.offers if key in view.offers]
         for key in keys:
             try:
                 shape = shape_for(view, config, key.type)
@@ -74,15 +74,6 @@ def offered_groups(view: View) -> list[OfferedGroup]:
             name = config.name if len(keys) == 1 else f"{config.name}:{key.type}:{key.zone}"
             groups.append(_offered(view, config, view.offers[key], name, shape, paused))
     return groups
-
-
-def offer_keys(config: GroupConfig) -> list[OfferKey]:
-    """Return the offers of a group."""
-    return [
-        OfferKey(config.name, kind, zone, config.capacity)
-        for kind in config.types
-        for zone in config.zones
-    ]
 
 
 def shape_for(view: View, config: GroupConfig, kind: str) -> Shape:

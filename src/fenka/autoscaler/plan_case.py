@@ -15,7 +15,6 @@ from fenka.autoscaler.machines import (
     OfferedGroup,
     case_nodes,
     coming_name,
-    offer_keys,
     offered_groups,
 )
 from fenka.autoscaler.view import View, coming, offer_of
@@ -128,7 +127,7 @@ def _bounded(view: View, offered: Sequence[OfferedGroup]) -> tuple[list[Group], 
     most, groups = dict[str, int](), dict[str, Group]()
     for config in view.config.groups:
         total = sum(
-            counts.get(key, 0) for key in {*offer_keys(config), *counts} if key.group == config.name
+            counts.get(key, 0) for key in {*config.offers, *counts} if key.group == config.name
         )
         left = most[config.name] = max(config.max - total, 0)
         own = [each for each in offered if each.offer.group == config.name]

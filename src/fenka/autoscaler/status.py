@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fenka.autoscaler.backoff import pauses
-from fenka.autoscaler.machines import offer_keys, shape_for
+from fenka.autoscaler.machines import shape_for
 from fenka.autoscaler.shapes import UnknownShape
 from fenka.autoscaler.view import View, coming, offer_of
 from fenka.cloud.config import GroupConfig
@@ -51,7 +51,7 @@ def _offers(view: View) -> list[OfferStatus]:
         arriving.add(slot.instance)
     statuses = []
     for config in view.config.groups:
-        for key in offer_keys(config):
+        for key in config.offers:
             offer, pause = view.offers.get(key), paused.get(key)
             state: str = pause.failure if pause is not None else "ok"
             price = offer.price if offer is not None else config.price or 0.0

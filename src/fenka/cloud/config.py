@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from fenka.cloud.port import OfferKey
 from fenka.core.planning.case import Capacity, NewCard, Taint
 
 Seconds = Annotated[float, "a duration with its unit in the file"]
@@ -116,6 +117,15 @@ class GroupConfig:
     price: Price | None = None
     shape: ShapeConfig | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def offers(self) -> list[OfferKey]:
+        """Return what may be bought."""
+        return [
+            OfferKey(self.name, kind, zone, self.capacity)
+            for kind in self.types
+            for zone in self.zones
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

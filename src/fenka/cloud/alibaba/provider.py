@@ -62,11 +62,10 @@ class EssProvider:
         """Return all offers. The cloud does not say stock, except that a type is not sold as spot."""
         types, zones = await self._catalogue.types(), await self._catalogue.zones()
         keys = [
-            OfferKey(group.name, kind, zone, group.capacity)
+            key
             for group in self._groups.values()
-            for kind in group.types
-            for zone in group.zones
-            if kind in types and zone in zones
+            for key in group.offers
+            if key.type in types and key.zone in zones
         ]
         places = sorted({(key.type, key.zone) for key in keys})
         read = await asyncio.gather(*(self._prices.recent(*place) for place in places))
@@ -123,9 +122,7 @@ class EssProvider:
 
     def _group_of(self, offer: OfferKey) -> GroupConfig:
         group = self._groups.get(offer.group)
-        if group is None or (offer.type, offer.zone, offer.capacity) not in {
-            (kind, zone, group.capacity) for kind in group.types for zone in group.zones
-        }:
+        if group is None or offer not in group.offers:
             raise Denied(f"there is no offer {offer}")
         return group
 

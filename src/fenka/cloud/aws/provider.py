@@ -29,7 +29,6 @@ from fenka.cloud.aws.settings import (
     check_settings,
     client_token,
     launch_template,
-    offers_of,
     subnet_of,
 )
 from fenka.cloud.aws.types import InstanceTypes
@@ -99,9 +98,8 @@ class AwsProvider:
             self._described_groups(*self._groups.values()), self._spot_prices()
         )
         offers = []
-        for key in offers_of(self._groups.values()):
-            if (key.type, key.zone) not in sold:
-                continue
+        keys = [key for group in self._groups.values() for key in group.offers]
+        for key in [key for key in keys if (key.type, key.zone) in sold]:
             group = self._groups[key.group]
             price = prices.get((key.type, key.zone)) if key.capacity == "spot" else group.price
             stock = room(described[group.id]) if group.id else None
@@ -117,7 +115,7 @@ class AwsProvider:
     async def launch(self, order: Order) -> Sequence[str]:
         """Launch an order. AWS answers when it knows which instances come."""
         group = self._groups.get(order.offer.group)
-        if group is None or order.offer not in offers_of([group]):
+        if group is None or order.offer not in group.offers:
             raise Denied(f"there is no offer {order.offer}")
         if order.whole and order.count > MOST:
             raise Denied(
@@ -321,7 +319,9 @@ class AwsProvider:
 
     async def _spot_prices(self) -> dict[tuple[str, str], float]:
         """Return the market's prices by type and zone."""
-        wanted = {key.type for key in offers_of(self._groups.values()) if key.capacity == "spot"}
+        wanted = {
+            kind for it in self._groups.values() if it.capacity == "spot" for kind in it.types
+        }
         if not wanted:
             return {}
         now = datetime.fromtimestamp(self._clock(), UTC)

@@ -1,13 +1,12 @@
-"""Reads what a group of the configuration says to AWS: its offers, its launch template, its subnets."""
+"""Reads what a group of the configuration says to AWS: its launch template, its subnets."""
 
 import hashlib
 import re
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cloud.config_values import InvalidConfig
-from fenka.cloud.port import OfferKey, Order
+from fenka.cloud.port import Order
 
 if TYPE_CHECKING:  # A configuration is checked where boto3 is not installed.
     from fenka.cloud.aws.calls import Answer
@@ -18,16 +17,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9/_-]{1,64}")
 def client_token(token: str) -> str:
     """Return what AWS takes for a token: letters, digits, `/`, `_` and `-`, 64 of them at most."""
     return token if _TOKEN.fullmatch(token) else hashlib.sha256(token.encode()).hexdigest()
-
-
-def offers_of(groups: Collection[GroupConfig]) -> list[OfferKey]:
-    """Return the offers of groups: each type in each zone."""
-    return [
-        OfferKey(group.name, kind, zone, group.capacity)
-        for group in groups
-        for kind in group.types
-        for zone in group.zones
-    ]
 
 
 def check_settings(config: Config) -> None:

@@ -19,7 +19,6 @@ from fenka.cloud.port import (
     InstanceState,
     Notice,
     Offer,
-    OfferKey,
     Order,
     OutOfStock,
     ProviderError,
@@ -53,10 +52,9 @@ class KarpenterProvider:
     async def offers(self) -> Sequence[Offer]:
         """Return all offers at the prices of the configuration."""
         return [
-            Offer(OfferKey(group.name, kind, zone, group.capacity), group.price or 0.0)
+            Offer(key, group.price or 0.0)
             for group in self._groups.values()
-            for kind in group.types
-            for zone in group.zones
+            for key in group.offers
         ]
 
     async def instances(self) -> Sequence[Instance]:

@@ -85,7 +85,7 @@ def cards(installation: Installation) -> Iterator[Installation]:
     installation.wait_for_allocatable(A30, f"{PREFIX}1g.6gb", 4)
     yield installation
     for node in (A100, A30):
-        installation.label(node, "gpushare-", f"{LABEL}-", f"{INSIDE}-")
+        installation.label(node, "gpushare-", f"{LABEL}-")
     for node in (A100, A30):
         installation.wait_for_allocatable(node, MEMORY, 0)
         replace_cards(installation, node, "t4")
@@ -96,6 +96,7 @@ def cards(installation: Installation) -> Iterator[Installation]:
 def divided(cards: Installation) -> Iterator[Installation]:
     """Provide both nodes without pods; check afterwards that no lease and no instance of fenka's is left."""
     yield cards
+    cards.label(A100, f"{INSIDE}-")
     cards.cluster.kubectl("delete", "pod", "--all", "--now")
     for node in (A100, A30):
         wait_for_no_leases(cards, node)
@@ -222,7 +223,6 @@ def test_two_tenants_have_a_wall_of_hardware_and_limits_within(divided: Installa
         assert len(layout(divided, A100)) == 2
         used = json.loads(with_driver(divided, A100, USED))
         assert used == [15000 + 3000, 9000 + 1000 + 8000 + 1000]
-    divided.label(A100, f"{INSIDE}-")
 
 
 def _only(node: str) -> dict[str, str]:

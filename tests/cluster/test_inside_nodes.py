@@ -111,7 +111,6 @@ def test_annotation_of_a_pod_decides_before_the_label() -> None:
     assert devices(there, inside_pod("p", 4, "3g.20gb"), "a") == ["GPU-a-0/4/3g.20gb"]
 
 
-GANG = {"pod-group.scheduling.sigs.k8s.io/name": "g"}
 KEEPS = (
     "its label fenka.io/inside=mig keeps it for slices of one card, inside MIG instances, of pods outside of "
     "gangs"

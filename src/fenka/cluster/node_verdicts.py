@@ -257,10 +257,10 @@ class _SharedCards(_Evaluation):
         """Return the core's hint if the pod cannot be placed even on empty cards."""
         if self._pod.demand().invalid is not None:
             return self._pod.demand().invalid
-        on_cards, divided = list[SharedNode](), list[SharedNode]()
-        for it in self._state.shared_nodes():
-            inside = self._state.demand_on(it.node.name, self._pod).in_instances
-            (divided if inside else on_cards).append(it)
+        shared = self._state.shared_nodes()
+        names = self._state.instance_nodes(self._pod, (it.node.name for it in shared))
+        on_cards = [it for it in shared if it.node.name not in names]
+        divided = [it for it in shared if it.node.name in names]
         of_cards = self._never_on_cards(on_cards) if on_cards else ""
         of_instances = self._never_in_instances(divided) if divided else ""
         return None if None in (of_cards, of_instances) else of_cards or of_instances

@@ -177,11 +177,11 @@ class PendingQueue:
         instances = InstanceQueue(self._cluster, self._backfill.policy)
         for key, request in order:
             pod = entries[request.id].pods[0]
-            inside = frozenset() if request.id in placed else self._nodes_inside(pod, request)
-            if not inside:
+            divided = frozenset() if request.id in placed else self._divided(pod, request)
+            if not divided:
                 continue
             starves = key[1] == 0 and request.id not in pending
-            verdict = instances.serve(pod, request.id, inside, starves=starves)
+            verdict = instances.serve(pod, request.id, divided, starves=starves)
             if not isinstance(verdict, QueueStatus):
                 placed[request.id] = verdict
                 pending.pop(request.id, None)
@@ -370,18 +370,13 @@ class PendingQueue:
 
     def _on_cards(self, pod: Pod, request: PendingRequest) -> PendingRequest | None:
         """Return the request of nodes where it is of cards; None if there are none."""
-        nodes, inside = request.nodes or frozenset(), self._nodes_inside(pod, request)
-        if not inside:
+        nodes, divided = request.nodes or frozenset(), self._divided(pod, request)
+        if not divided:
             return request
-        return replace(request, nodes=nodes - inside) if nodes > inside else None
+        return replace(request, nodes=nodes - divided) if nodes > divided else None
 
-    def _nodes_inside(self, pod: Pod, request: PendingRequest) -> frozenset[str]:
-        """Return those of its nodes on which it is of instances, or of slices inside them."""
-        nodes = request.nodes or frozenset()
-        if request.requests[0].instance:
-            return nodes
-        inside = self._cluster.inside_nodes(pod)
-        return nodes.intersection(inside) if inside else frozenset()
+    def _divided(self, pod: Pod, request: PendingRequest) -> frozenset[str]:
+        return self._cluster.instance_nodes(pod, request.nodes or frozenset())
 
 
 def is_open(pod: Pod) -> bool:

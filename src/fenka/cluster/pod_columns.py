@@ -124,7 +124,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         slots = columns.slots(names)
         if parts is None or len(names) < self.min_nodes or slots.min(initial=0) < 0:
             return super().filter(pod, names, constraints)
-        if self._nodes_inside(pod, names):
+        if self._cluster.instance_nodes(pod, names):
             return super().filter(pod, names, constraints)
         if self._planned_node(pod, names, constraints) is not None:
             return super().filter(pod, names, constraints)
@@ -154,7 +154,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         few = len(names) < self.min_nodes
         if self._planned_node(pod, names, constraints) is not None:
             return super().prioritize(pod, names, constraints)
-        if self._nodes_inside(pod, names):
+        if self._cluster.instance_nodes(pod, names):
             return super().prioritize(pod, names, constraints)
         if parts is None or (few and self._known(pod, parts, slots, constraints) is None):
             return super().prioritize(pod, names, constraints)
@@ -174,7 +174,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         parts = None if len(names) < self.min_nodes else self._columnar_parts(pod)
         if parts is None or self._planned_node(pod, names, constraints) is not None:
             return super().evaluate(pod, names, constraints)
-        if inside := self._nodes_inside(pod, names):
+        if inside := self._cluster.instance_nodes(pod, names):
             others = [name for name in names if name not in inside]
             verdicts_of = dict(self.evaluate(pod, others, constraints))
             verdicts_of.update(super().evaluate(pod, inside, constraints))
@@ -202,7 +202,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         few = len(names) < self.min_nodes
         if parts is None or few or self._planned_node(pod, names, constraints) is not None:
             return super().ranked(pod, names, constraints)
-        if inside := self._nodes_inside(pod, names):
+        if inside := self._cluster.instance_nodes(pod, names):
             others = [name for name in names if name not in inside]
             of_instances = super().ranked(pod, sorted(inside), constraints)
             return self.ranked(pod, others, constraints) + of_instances

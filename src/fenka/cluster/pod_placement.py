@@ -130,7 +130,7 @@ class PodEvaluator:
 
         Cards come before instances: to create one takes a second, and its neighbours may need it.
         """
-        inside = self._nodes_inside(pod, names)
+        inside = self._cluster.instance_nodes(pod, names)
         fits = [
             (name in inside, verdict.score, name)
             for name, verdict in self.evaluate(pod, names, constraints)
@@ -229,19 +229,18 @@ class PodEvaluator:
     def explain(self, pod: Pod) -> str | None:
         """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
         demand = pod.demand(self._cluster.dialects)
-        sharing = [shared.node.name for shared in self._cluster.shared_nodes()]
-        names = [name for name in sharing if self._cluster.shares_with(name, demand)]
-        if names and demand.in_instances:
-            return self._explain_instances(pod, names)
-        inside = self._nodes_inside(pod, sharing)
-        names = [name for name in names if name not in inside] if inside else names
-        of_cards = self._explain_cards(pod, names) if names or not inside else ""
-        of_instances = self._explain_instances(pod, sorted(inside)) if inside else ""
-        if of_cards is None or of_instances is None:
-            return None
-        return (
-            f"{of_cards}; {of_instances}" if of_cards and of_instances else of_cards or of_instances
-        )
+        names = [shared.node.name for shared in self._cluster.shared_nodes()]
+        divided = self._cluster.instance_nodes(pod, names)
+        on_cards = [
+            name
+            for name in names
+            if name not in divided and self._cluster.shares_with(name, demand)
+        ]
+        sentences = [self._explain_cards(pod, on_cards)] if on_cards or not divided else []
+        if divided:
+            sentences.append(self._explain_instances(pod, sorted(divided)))
+        said = [sentence for sentence in sentences if sentence is not None]
+        return "; ".join(filter(None, said)) if len(said) == len(sentences) else None
 
     def _explain_cards(self, pod: Pod, names: Sequence[str]) -> str | None:
         """Return one sentence over nodes on which the pod's slices are on cards; None if one fits."""
@@ -300,11 +299,6 @@ class PodEvaluator:
             return None
         verdict = self._verdict(pod, name, constraints)
         return None if isinstance(verdict, Infeasible) else name
-
-    def _nodes_inside(self, pod: Pod, names: Iterable[str]) -> frozenset[str]:
-        """Return those of the nodes on which slices that the pod requests of cards are inside instances."""
-        inside = self._cluster.inside_nodes(pod)
-        return frozenset(name for name in names if name in inside) if inside else frozenset()
 
     def _without_cards(self, pod: Pod, demand: PodDemand, name: str) -> Infeasible | None:
         """Return the verdict on a node that shares no cards, or for a pod that requests none."""

@@ -9,7 +9,7 @@ the first a pod counts for no more than it requests.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -122,16 +122,22 @@ class ClusterState:
         """
         return self._card_nodes.get(name) or self._published[name].node
 
-    def inside_nodes(self, pod: Pod) -> Set[str]:
-        """Return the nodes on which the slices that a pod requests of cards are inside instances."""
-        if not self._inside or not pod.demand(self.dialects).of_single_cards:
+    def instance_nodes(self, pod: Pod, names: Iterable[str]) -> frozenset[str]:
+        """Return those of the nodes on which a pod requests instances, or slices inside them."""
+        if pod.demand(self.dialects).in_instances:
+            return frozenset(names)
+        if not self._inside or not self._goes_inside(pod):
             return frozenset()
-        return frozenset() if group_name(pod) else self._inside.keys()
+        return frozenset(names).intersection(self._inside)
 
     def demand_on(self, name: str, pod: Pod) -> PodDemand:
         """Return what a pod requests on a node: there its slices may be inside instances."""
-        demand = pod.demand(self.dialects)
-        return demand.inside(self._inside[name]) if name in self.inside_nodes(pod) else demand
+        demand, profile = pod.demand(self.dialects), self._inside.get(name)
+        return demand.inside(profile) if profile and self._goes_inside(pod) else demand
+
+    def _goes_inside(self, pod: Pod) -> bool:
+        """Return whether slices that a pod requests of cards are inside instances where a node says so."""
+        return pod.demand(self.dialects).of_single_cards and group_name(pod) is None
 
     def shares_with(self, name: str, demand: PodDemand) -> bool:
         """Return whether the node shares what the pod requests: one may share its divided cards only."""

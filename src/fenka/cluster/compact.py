@@ -83,8 +83,6 @@ class CompactPod(Pod):
             ),
         )
         meta.name, meta.namespace = _recent(meta.name), intern(meta.namespace)
-        # Its node's report has it, too.
-        meta.uid = intern(meta.uid)
         meta.creation_timestamp = _recent(meta.creation_timestamp)
         read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
         self.status = _shared(

@@ -40,10 +40,11 @@ class PlanProcess:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
+                "-Pm",
                 "fenka.autoscaler.plan_worker",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                cwd="/",
             )
 
     async def stop(self) -> None:

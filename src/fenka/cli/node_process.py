@@ -20,8 +20,9 @@ _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 def start(config: Config) -> NoReturn:
     """Replace this process by the node program."""
-    options = msgspec.json.encode(config, enc_hook=str).decode()
-    words = [sys.executable, "-m", "fenka.cli.node_process", options]
+    options = msgspec.json.encode(config, enc_hook=os.path.abspath).decode()
+    words = [sys.executable, "-Pm", "fenka.cli.node_process", options]
+    os.chdir("/")
     os.execve(sys.executable, words, {**_MALLOC, **os.environ})
 
 

@@ -109,6 +109,7 @@ def _context_mib(driver: Driver, card: Card, library_dir: Path | None) -> int | 
         environment["LD_LIBRARY_PATH"] = str(library_dir)
     with subprocess.Popen(
         [sys.executable, "-SIc", PROBE],
+        cwd="/",
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

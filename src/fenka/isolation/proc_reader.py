@@ -38,7 +38,7 @@ def read_files(
         return {}
     words = [sys.executable, "-ISc", _READER, str(most_bytes)]
     # Not used as a context manager, which would wait for its end.
-    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(words, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout
     try:
         # A command line holds fewer paths than a user may have processes.

@@ -84,7 +84,7 @@ def render(
     configuration.write_text(json.dumps(settings))
     command = [*program, f"--config={configuration}"]
     if idle_s is not None:
-        watcher = [sys.executable, "-P", notebook_server.__file__]
+        watcher = [sys.executable, "-I", notebook_server.__file__]
         command = [*watcher, "--idle", f"{idle_s:g}", "--", *command]
     return Notebook(
         command=command,
@@ -146,14 +146,25 @@ def find() -> list[str]:
 
 
 def hash_password(password: str) -> str:
-    """Hash a password with the Jupyter that will check it. Raises NoJupyter."""
+    """Hash a password with the Jupyter that will check it. Raises NoJupyter.
+
+    Its Python may be too old for -P. From /, neither it nor an empty entry of PYTHONPATH finds the modules of
+    the current directory, which may be another user's.
+    """
     program = find()
     beside = Path(program[0]).parent / "python"
     python = str(beside) if len(program) == 1 and beside.exists() else sys.executable
     code = "import sys; from jupyter_server.auth import passwd; print(passwd(sys.stdin.read()))"
     result = subprocess.run(
-        [python, "-c", code], input=password, capture_output=True, text=True, check=False
+        [python, "-c", code],
+        cwd="/",
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        input=password,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if result.returncode != 0:
+    hashed = result.stdout.strip()
+    if result.returncode != 0 or not hashed:
         raise NoJupyter(f"{python} cannot hash the password: is jupyter_server installed there?")
-    return result.stdout.strip()
+    return hashed

@@ -225,7 +225,7 @@ def _launch(
     # A signal between here and the assignment would lose the process. The daemon unblocks signals.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     process = subprocess.Popen(
-        [sys.executable, "-m", "fenka", "daemon", "--background-child", *tied, *options],
+        [sys.executable, "-Pm", "fenka", "daemon", "--background-child", *tied, *options],
         stdin=subprocess.DEVNULL if lifeline is None else lifeline,
         # Not the log, which may be on a full disk.
         stdout=subprocess.PIPE,

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -361,3 +363,25 @@ def test_signal_ends_a_service_in_order(service: Service) -> None:
     words = ["serve", "update", "custom", "--local", "--name", "bert", "--replicas", "1"]
     service.station.ok(*words, "--wait")
     assert service.answer()["arguments"] == ["v1"]
+
+
+def test_gateway_runs_fenka_when_the_directory_has_modules_of_its_names(
+    service: Service, tmp_path: Path
+) -> None:
+    """`fenka serve` from another user's directory runs nothing of it; the replicas begin there."""
+    (tmp_path / "fenka").mkdir()
+    for module in ("fenka/__init__", "fenka/__main__", "logging"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a')\n")
+    words = ["serve", "custom", "--local", "--name", "bert", "--version", "v1", "--wait"]
+    words += ["--gpu-mem", "3", "--restful-port", str(service.port), "--", *ANSWER, "v1"]
+    station = service.station
+    result = subprocess.run(
+        [sys.executable, "-Pm", "fenka", *words],
+        env=station.environment,
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert service.answer()["directory"] == str(tmp_path)
+    assert not (tmp_path / "ran").exists()

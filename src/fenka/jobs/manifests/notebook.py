@@ -31,7 +31,7 @@ _MOST_RESTARTS = 2**31 - 1
 """A notebook is restarted after each failure, as that of a Deployment is."""
 
 _START = (
-    'for python in python3 python; do command -v "$python" >/dev/null && exec "$python" "$0" "$@"; done\n'
+    'for python in python3 python; do command -v "$python" >/dev/null && exec "$python" -I "$0" "$@"; done\n'
     'echo "fenka: this image has no Python: use an image with Jupyter" >&2; exit 127\n'
 )
 

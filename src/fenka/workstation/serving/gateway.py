@@ -121,10 +121,11 @@ class GatewayProcess:
         with (self.directory / "gateway.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "fenka", "gateway", f"--table={self._file}"),
+                    *(sys.executable, "-Pm", "fenka", "gateway", f"--table={self._file}"),
                     *(*listening, f"--admin=fd:{self.sockets.admin.fileno()}"),
                     *(f"--wait={wait_s:g}", f"--grace={grace_s:g}"),
                 ],
+                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

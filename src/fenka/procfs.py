@@ -147,6 +147,17 @@ def user_ids(pid: int) -> list[int]:
     return [int(uid) for uid in _status(pid, b"Uid:")]
 
 
+def users_below(pid: int) -> set[int]:
+    """Return the effective users of a process and of its descendants."""
+    users, left = set[int](), [pid]
+    while left:
+        process = left.pop()
+        with contextlib.suppress(OSError, IndexError):
+            users.add(user_ids(process)[1])
+            left += children(process)
+    return users
+
+
 def namespace_pids(pid: int | str, proc: Path = PROC) -> list[int]:
     """Return the PID of a process in our PID namespace, and in each namespace below it down to its own.
 
@@ -162,19 +173,19 @@ def _status(pid: int | str, name: bytes, proc: Path = PROC) -> list[bytes]:
     return []
 
 
-def listening_ports(uid: int | None) -> set[int]:
-    """Return the TCP ports on which processes of a user listen; of all users if it is None.
+def listeners() -> dict[int, int]:
+    """Return the TCP ports on which programs of this network namespace listen, with their users.
 
-    Only those of this network namespace. Raises OSError.
+    A port where several users listen, on different addresses, is left out. Raises OSError.
     """
-    ports = set()
+    users = dict[int, set[int]]()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
             for line in (PROC / "self/net" / table).read_bytes().splitlines()[1:]:
                 _, local, _, state, _, _, _, owner, *_ = line.split()
-                if state == _LISTEN and uid in (None, int(owner)):
-                    ports.add(int(local.rpartition(b":")[2], 16))
-    return ports
+                if state == _LISTEN:
+                    users.setdefault(int(local.rpartition(b":")[2], 16), set()).add(int(owner))
+    return {port: min(uids) for port, uids in users.items() if len(uids) == 1}
 
 
 # --- user namespaces --------------------------------------------------------------------------------

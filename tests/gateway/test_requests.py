@@ -1,11 +1,13 @@
 """What of requests reaches a replica: heads, bodies, and which requests are refused."""
 
 import asyncio
+import os
 
+import msgspec
 import pytest
 
 from fenka.gateway.http1_client import MAX_PIPELINED
-from tests.gateway.harness import GET, OK, FakeReplica, installation
+from tests.gateway.harness import GET, OK, FakeReplica, installation, table, version
 
 CLOSE = b"Connection: close\r\n"
 
@@ -239,3 +241,21 @@ async def test_connection_stays_when_http10_client_asks() -> None:
         for _ in range(2):
             response = await client.request(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
             assert b"Connection: keep-alive" in response
+
+
+async def test_request_waits_while_another_users_program_has_the_replicas_port() -> None:
+    """Connections are opened and closed, nothing is sent; a replica of the right user gets the request."""
+    replica = FakeReplica()
+    async with installation(replica) as served, served.client() as client:
+        own, dispatcher = (
+            msgspec.structs.replace(replica.entry(), uid=os.geteuid()),
+            served.dispatcher,
+        )
+        dispatcher.update(table(version("v1", msgspec.structs.replace(own, uid=os.geteuid() + 1))))
+        await client.send(GET)
+        while dispatcher.statistics.unreachable < 2:
+            await asyncio.sleep(0)
+        assert (replica.connections > 0, replica.heads) == (True, [])
+        dispatcher.update(table(version("v1", own)))
+        assert await client.response() == OK
+    assert len(replica.heads) == 1

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -570,3 +571,33 @@ def test_option_is_refused_when_it_requires_a_cluster(station: Workstation) -> N
     result = station.fenka(*words, "--image", "a", "--", "true")
     assert result.returncode == 0
     assert result.stderr == "fenka: --image has no effect on a workstation\n"
+
+
+def test_training_starts_again_with_other_ports_when_one_is_taken(
+    t4: Workstation, tmp_path: Path
+) -> None:
+    """Another program binds MASTER_PORT before rank 0 does. That needs no --retry."""
+    program = [sys.executable, str(PROGRAMS / "leaves_port.py"), str(tmp_path)]
+    submit(t4, "pytorch", "a", "--gpu-mem", "2", "--", *program)
+    port = tmp_path / "port"
+    first = int(eventually(lambda: port.exists() and port.read_text()))
+    with socket.create_server(("127.0.0.1", first)):
+        (tmp_path / "go").touch()
+        eventually(lambda: status(t4, "a") in ("SUCCEEDED", "FAILED"))
+    assert (status(t4, "a"), record(t4, "a")["restarts"]) == ("SUCCEEDED", 0)
+    assert int(port.read_text()) != first
+
+
+def test_gang_names_its_port_when_another_program_has_taken_it(
+    t4: Workstation, tmp_path: Path
+) -> None:
+    """`fenka run --gang` says what failed, and that the next try takes another port."""
+    program = [sys.executable, str(PROGRAMS / "leaves_port.py"), str(tmp_path)]
+    gang = t4.run("--gang", "1", "--name", "g", "--gpu-mem", "2", "--", *program)
+    port = tmp_path / "port"
+    taken = int(eventually(lambda: port.exists() and port.read_text()))
+    with socket.create_server(("127.0.0.1", taken)):
+        (tmp_path / "go").touch()
+        _, said = gang.process.communicate()
+    assert gang.process.returncode == 1
+    assert f"another program took g's MASTER_PORT {taken}: run it again" in said

@@ -182,7 +182,13 @@ def _run_here(record: NotebookRecord, launcher: Launcher, *, detached: bool) -> 
     """Run a notebook of this machine, and exit: with its code if it is not detached."""
     job_dir = records.create_job_directory(launcher.runtime, record.spec.name)
     notebooks.save(record)
-    server = jupyter.render(job_dir, Path(record.root), record.hashed_password, record.idle_s)
+    server = jupyter.render(
+        job_dir,
+        Path(record.root),
+        record.hashed_password,
+        paths.port_reservations(),
+        record.idle_s,
+    )
     launcher = replace(
         launcher,
         spec=msgspec.structs.replace(record.spec, command=server.command),

@@ -6,6 +6,8 @@ before a byte of the response came.
 """
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections.abc import Callable
 
@@ -19,6 +21,7 @@ from fenka.gateway.http2_replica import Http2Exchange, Http2Pool, Http2ReplicaCo
 from fenka.gateway.routing import Replica, Router
 from fenka.gateway.statistics import Statistics
 from fenka.jobs.routing_table import RoutingTable
+from fenka.socket_owners import check_peer
 
 TICK_S = 0.1
 """Between two looks at requests that wait and at connections that are idle."""
@@ -192,12 +195,9 @@ class Dispatcher:
     async def _connect(self, connection: Http1ReplicaConnection | Http2ReplicaConnection) -> None:
         """Open a connection, which then sends its first requests. If that fails, they go elsewhere."""
         replica = connection.replica
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
-                await loop.create_connection(
-                    lambda: connection, replica.host, replica.ports[connection.port]
-                )
+                await open_connection(connection)
         except (OSError, TimeoutError):
             self.router.on_unreachable(replica, self.clock())
             for exchange in connection.give_up():
@@ -249,3 +249,19 @@ class Dispatcher:
         self.statistics.reject(reason)
         exchange.status = status
         exchange.client.answer(status, sentence)
+
+
+async def open_connection(connection: Http1ReplicaConnection | Http2ReplicaConnection) -> None:
+    """Connect to a replica. Raises OSError, also if another user's program is there, which gets nothing."""
+    replica, loop = connection.replica, asyncio.get_running_loop()
+    place = replica.host, replica.ports[connection.port]
+    if replica.uid is None:
+        await loop.create_connection(lambda: connection, *place)
+        return
+    with contextlib.ExitStack() as unless_ours:
+        trial = unless_ours.enter_context(socket.socket())
+        trial.setblocking(False)
+        await loop.sock_connect(trial, place)
+        check_peer(trial, replica.uid)
+        unless_ours.pop_all()
+    await loop.create_connection(lambda: connection, sock=trial)

@@ -27,6 +27,7 @@ class Replica:
         in_flight: The number of requests that it has not answered.
         terminating: It is to get no new requests.
         retry_at: It refused a connection and is not selected before this time.
+        uid: The user whose program must be there; None for any.
     """
 
     __slots__ = (
@@ -37,12 +38,13 @@ class Replica:
         "retry_at",
         "selected",
         "terminating",
+        "uid",
         "version",
     )
 
     def __init__(self, entry: ReplicaEntry, version: str) -> None:
         self.host, self.ports, self.version = entry.host, entry.ports, version
-        self.terminating = entry.terminating
+        self.terminating, self.uid = entry.terminating, entry.uid
         self.in_flight = self.failures = self.selected = 0
         self.retry_at = 0.0
 
@@ -172,7 +174,7 @@ class Router:
         replica = before.get(key)
         if replica is None or replica.version != version:
             replica = Replica(entry, version)
-        replica.terminating = entry.terminating
+        replica.terminating, replica.uid = entry.terminating, entry.uid
         self._replicas[key] = replica
         return replica
 

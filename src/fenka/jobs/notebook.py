@@ -9,17 +9,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
 from fenka.jobs.notebook_server import notebook_server
-from fenka.jobs.ports import LOOPBACK, reserve_port
+from fenka.jobs.ports import LOOPBACK, PortReservations
 
 FIRST_PORT = 8888
 
@@ -42,7 +42,7 @@ class Notebook:
 
     command: list[str]
     environment: dict[str, str]
-    port_lock: socket.socket
+    port_lock: FileIO
     """Keeps the port from fenka's other notebooks while the server, which inherits it, lives."""
 
 
@@ -50,6 +50,7 @@ def render(
     job_dir: Path,
     root_dir: Path,
     hashed_password: str,
+    ports: PortReservations,
     idle_s: float | None = None,
     address: str = LOOPBACK,
 ) -> Notebook:
@@ -59,13 +60,14 @@ def render(
         job_dir: The job's directory, which receives the configuration.
         root_dir: The directory that the notebook shows.
         hashed_password: The password of the login page, hashed; empty for a random token in the URL.
+        ports: The user's reserved ports.
         idle_s: The server ends after so many seconds without use of its slice; None: never.
         address: The address to listen on.
     """
     program = find()
     # Jupyter tests a port, releases it and binds it later, so two servers could collide.
-    port, port_lock = reserve_port(FIRST_PORT, address, reuse=True)
-    port_lock.set_inheritable(True)
+    port, port_lock = ports.reserve(FIRST_PORT, address, reuse=True)
+    os.set_inheritable(port_lock.fileno(), True)
     settings: dict[str, dict[str, object]] = {
         "ServerApp": {
             "ip": address,

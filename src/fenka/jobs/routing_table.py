@@ -34,11 +34,14 @@ class ReplicaEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         host: Its IP address.
         ports: Its ports by name.
         terminating: It finishes its requests and gets no new ones.
+        uid: The user whose program serves its ports, on this machine. Other users' programs there get no
+            request. None: any, as on another machine.
     """
 
     host: str
     ports: dict[str, Annotated[int, Meta(ge=1, le=65535)]]
     terminating: bool = False
+    uid: Annotated[int, Meta(ge=0)] | None = None
 
 
 class VersionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

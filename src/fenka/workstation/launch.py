@@ -15,13 +15,13 @@ from typing import NoReturn, TypeVar
 
 from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
-from fenka.jobs.ports import FIRST_PORT, LOOPBACK, reserve_port
+from fenka.jobs.ports import LOOPBACK, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.jobs.spec import JobSpec
 from fenka.workstation import protocol, supervisor
 from fenka.workstation.broker import GRANT_TTL_S
 from fenka.workstation.client import Connection, DaemonUnavailable, connect
-from fenka.workstation.paths import Runtime
+from fenka.workstation.paths import Runtime, port_reservations
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class Launcher:
         connection, granted = self.acquire(notify)
         assert isinstance(granted, protocol.GangGranted)
         jobs = granted.jobs
-        port, port_lock = reserve_port(FIRST_PORT)
+        port, port_lock = port_reservations().reserve()
 
         def become_member(rank: int, ready: supervisor.ReportReady) -> NoReturn:
             def body() -> None:
@@ -117,6 +117,12 @@ class Launcher:
         ]
         with port_lock:
             result = supervisor.run(members, started=all_started, logs=logs)
+        if result.status and taken_port([port]):
+            raise JobNotStarted(
+                f"another program took {self.spec.name}'s MASTER_PORT {port}: run it again, which "
+                "takes another port",
+                result.status,
+            )
         if result.never_started is not None:
             raise JobNotStarted(
                 f"{self.spec.name} was not started: member {result.never_started} could not be",

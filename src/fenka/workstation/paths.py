@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
+from fenka.jobs.ports import PortReservations
 
 SYSTEM = Path("/run/fenka")
 
@@ -225,6 +226,11 @@ def jobs_directory() -> Path:
 def services_directory() -> Path:
     """Return the directory of this user's services."""
     return _state_directory() / "services"
+
+
+def port_reservations() -> PortReservations:
+    """Return the ports that this user's jobs have reserved."""
+    return PortReservations(_state_directory())
 
 
 def _state_directory() -> Path:

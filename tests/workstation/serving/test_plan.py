@@ -36,6 +36,7 @@ class Fake:
     state: ReplicaState = "Ready"
     version: VersionRecord = field(default_factory=version)
     ports: dict[PortName, int] = field(default_factory=dict)
+    uid: int | None = None
 
     @property
     def served(self) -> bool:

@@ -56,6 +56,10 @@ class AnyReplica(Protocol):
         """Its ports."""
 
     @property
+    def uid(self) -> int | None:
+        """The user whose program serves its ports."""
+
+    @property
     def served(self) -> bool:
         """Whether it has been ready since its start."""
 
@@ -165,7 +169,7 @@ def loads(
 
 def address(replica: AnyReplica) -> str:
     """Return how the gateway calls a replica in its metrics."""
-    return f"{LOOPBACK}:{min(_client_ports(replica).values())}"
+    return f"{LOOPBACK}:{min(client_ports(replica).values())}"
 
 
 def routing_table(
@@ -176,7 +180,7 @@ def routing_table(
     for replica in replicas:
         if replica.served:
             entry = ReplicaEntry(
-                LOOPBACK, _client_ports(replica), terminating=replica.state != "Ready"
+                LOOPBACK, client_ports(replica), replica.state != "Ready", replica.uid
             )
             entries.setdefault(replica.version.spec.version, []).append(entry)
     return RoutingTable(
@@ -189,7 +193,8 @@ def routing_table(
     )
 
 
-def _client_ports(replica: AnyReplica) -> dict[str, int]:
+def client_ports(replica: AnyReplica) -> dict[str, int]:
+    """Return the ports that clients' requests go to, by name."""
     return {name: replica.ports[name] for name in CLIENT_PORTS if name in replica.ports}
 
 

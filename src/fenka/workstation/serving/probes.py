@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -79,13 +79,11 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     return response
 
 
-def ready(listening: Collection[int], replicas: Mapping[str, tuple[int, str]]) -> set[str]:
-    """Return the names of the replicas that answer.
+def ready(replicas: Mapping[str, tuple[int, str]]) -> set[str]:
+    """Return the names of the replicas that answer, of those whose programs listen.
 
     Args:
-        listening: The ports on which programs of this user listen.
         replicas: The port of each, and the path that answers when it is ready; empty if listening suffices.
     """
-    open_ = {name: place for name, place in replicas.items() if place[0] in listening}
-    answers = answering({port: path for port, path in open_.values() if path})
-    return {name for name, (port, path) in open_.items() if not path or port in answers}
+    answers = answering({port: path for port, path in replicas.values() if path})
+    return {name for name, (port, path) in replicas.items() if not path or port in answers}

@@ -5,18 +5,19 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.jobs.ports import FIRST_PORT, reserve_port
+from fenka.jobs.ports import LOOPBACK, MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter
 from fenka.jobs.service import PortName
-from fenka.workstation import supervisor
+from fenka.socket_owners import listener_uid
+from fenka.workstation import paths, supervisor
 from fenka.workstation.paths import Runtime
 from fenka.workstation.records import outcome
 from fenka.workstation.serving import plan, records
@@ -50,6 +51,7 @@ class Replica:
         state: See ReplicaState.
         served: It has been ready since its start, so the gateway knows it.
         pid: Its process; 0 for none.
+        uid: The user whose program serves its ports; None while it is not known.
         reports: The pipe with its process's reports; -1 for none.
         was_killed: In this pass its process was found killed by a signal.
         gone: Nothing is left of it.
@@ -66,10 +68,12 @@ class Replica:
     was_killed: bool = False
     gone: bool = False
     ports: dict[PortName, int] = field(default_factory=dict)
+    uid: int | None = None
     reason: str = ""
     restarts: int = 0
-    _locks: list[socket.socket] = field(default_factory=list)
+    _locks: list[FileIO] = field(default_factory=list)
     _failures: int = 0
+    _times_taken: int = 0
     _program: tuple[int, int] = (0, 0)
     _started_at: float | None = None
     _next_at: float = 0.0
@@ -131,10 +135,8 @@ class Replica:
 
     def _reserve_ports(self) -> None:
         self._release_ports()
-        port = FIRST_PORT - 1
         for name in self.version.spec.ports:
-            port, lock = reserve_port(port + 1)
-            self.ports[name] = port
+            self.ports[name], lock = paths.port_reservations().reserve()
             self._locks.append(lock)
 
     def _release_ports(self) -> None:
@@ -197,19 +199,45 @@ class Replica:
             reason = f"ended with {outcome(os.waitstatus_to_exitcode(status))}"
             line = supervisor.last_line(records.log_of(self.home.directory, self.name))
             reason += f": {line}" if line else ""
+        taken = None if self.served else taken_port(self.ports.values())
         self._fail(now, reason)
+        self._times_taken = self._times_taken + 1 if taken else 0
+        if 0 < self._times_taken <= MAX_TAKEN:
+            self.reason, self._next_at = f"another program took its port {taken}", now
 
     def _fail(self, now: float, reason: str) -> None:
         if self._started_at is not None and now - self._started_at > plan.STABLE_S:
             self._failures = 0
         self._failures += 1
         self._release_ports()
-        self.state, self.served, self.reason = "Backoff", False, reason
+        self.state, self.served, self.reason, self.uid = "Backoff", False, reason, None
         self._next_at = now + plan.pause_s(self._failures)
+
+    def check_ports(self) -> bool:
+        """Return whether its user listens where it shows readiness, and no other user on its ports.
+
+        Otherwise the gateway must send it nothing: a ready replica becomes Starting. Raises OSError.
+        """
+        listening = {
+            port: uid
+            for port in {self.readiness[0], *plan.client_ports(self).values()}
+            if (uid := listener_uid((LOOPBACK, port))) is not None
+        }
+        # A program of root may give up its rights before it listens.
+        users = {os.geteuid()} if os.geteuid() else procfs.users_below(self.pid)
+        foreign = {port: uid for port, uid in listening.items() if uid not in users}
+        for port, uid in foreign.items():
+            self.reason = f"a program of user {uid} listens on its port {port}"
+        if not foreign and self.readiness[0] in listening:
+            self.uid = listening[self.readiness[0]]
+            return True
+        if self.state == "Ready":
+            self.state = "Starting"
+        return False
 
     def on_ready(self) -> None:
         """It answers: the gateway may know it."""
-        self.state, self.served = "Ready", True
+        self.state, self.served, self.reason, self._times_taken = "Ready", True, "", 0
 
     def proceed(self, now: float, *, drained: bool) -> None:
         """Do what is due. drained: it has no requests and gets none."""

@@ -19,7 +19,6 @@ from typing import NoReturn
 
 import msgspec
 
-from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.scaling import ReplicaScaler, ScalingPolicy
 from fenka.jobs.ports import LOOPBACK
@@ -39,7 +38,7 @@ PASS_S = 0.2
 """Between two passes, if nothing happens."""
 
 LOOK_S = 0.5
-"""Between two looks at the gateway's metrics."""
+"""Between two looks at the gateway's metrics and at the users of replicas' ports."""
 
 PREDECESSOR_S = 60.0
 """An earlier supervisor of the service has ended its replicas by then."""
@@ -247,20 +246,21 @@ class Supervisor:
 
     def _observe_readiness(self) -> None:
         starting = {
-            each.name: each.readiness for each in self._replicas if each.state == "Starting"
+            each.name: each.readiness
+            for each in self._replicas
+            if each.state == "Starting" and each.check_ports()
         }
-        if not starting:
-            return
-        # Programs of root may give up their rights before they listen.
-        user = os.geteuid() or None
-        answering = probes.ready(procfs.listening_ports(user), starting)
+        answering = probes.ready(starting)
         for replica in self._replicas:
             if replica.name in answering:
                 replica.on_ready()
 
     def _look(self, now: float) -> None:
-        """Scale by what the gateway reports. While it reports nothing, nothing changes."""
+        """Check who serves the replicas' ports, and scale by what the gateway reports, if it does."""
         self._looked_at, before, self._use = now, self._use, self._gateway.use()
+        for replica in self._replicas:
+            if replica.state == "Ready":
+                replica.check_ports()
         if self._use is None:
             return
         loads = plan.loads(self.record, self._replicas, self._use, before)

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ import msgspec
 from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.isolation import sandbox
-from fenka.jobs.ports import FIRST_PORT, reserve_port
+from fenka.jobs.ports import MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.jobs.spec import JobSpec
-from fenka.workstation import guard, protocol, records, supervisor
+from fenka.workstation import guard, paths, protocol, records, supervisor
 from fenka.workstation.client import RequestFailed, connect
 from fenka.workstation.launch import Launcher, execute
 from fenka.workstation.paths import Runtime
@@ -100,6 +99,9 @@ class Supervisor:
     _processes: list[Process] = field(default_factory=list)
     _request: JobSpec | None = None
     _binds: Sequence[sandbox.Bind] = ()
+    _taken: int | None = None
+    """A port of the last attempt that another program took."""
+    _times_taken: int = 0
 
     def run(self) -> int:
         """Return the training's exit code."""
@@ -113,7 +115,7 @@ class Supervisor:
             with self._tensorboard():
                 result = self._attempt()
                 while self._starts_again(result):
-                    self._reset(evicted=result.cause == "eviction")
+                    self._reset(result)
                     result = self._attempt()
         except (FenkaError, OSError) as why:
             self._finish(why.exit_code if isinstance(why, FenkaError) else FAILURE, str(why))
@@ -178,6 +180,7 @@ class Supervisor:
                 limits=supervisor.Limits(self.record.spec.grace_s, self._time_left_s()),
             )
         guard.end_orphans(others)
+        self._taken = taken_port(ports.values()) if result.status else None
         self._await_release()
         return result
 
@@ -222,12 +225,9 @@ class Supervisor:
     def _reserve_ports(self, opened: contextlib.ExitStack) -> dict[Address, int]:
         """Return a port for each process, reserved until the attempt has ended. Raises NoFreePort."""
         ports: dict[Address, int] = {}
-        port = FIRST_PORT - 1
         for process in self._processes:
-            lock: socket.socket
-            port, lock = reserve_port(port + 1)
+            ports[process.address], lock = paths.port_reservations().reserve()
             opened.enter_context(lock)
-            ports[process.address] = port
         return ports
 
     def _await_release(self) -> None:
@@ -250,6 +250,9 @@ class Supervisor:
     def _starts_again(self, result: supervisor.GangResult) -> bool:
         if result.cause:
             return result.cause == "eviction"
+        if self._taken:
+            self._times_taken += 1
+            return self._times_taken <= MAX_TAKEN
         return bool(result.status) and self.record.restarts < self.record.spec.retry
 
     def _time_left_s(self) -> float | None:
@@ -296,16 +299,19 @@ class Supervisor:
         instance.ended_with_job = ending
         self._update()
 
-    def _reset(self, *, evicted: bool) -> None:
-        if evicted:
+    def _reset(self, result: supervisor.GangResult) -> None:
+        reason = "it is started again"
+        if result.cause == "eviction":
             self.record.evictions += 1
+            reason = "it was evicted and is started again"
+        elif self._taken:
+            reason = f"another program took its port {self._taken}: {reason} with others"
         else:
             self.record.restarts += 1
         for instance in self.record.instances:
             instance.pid = instance.start_ticks = 0
             instance.started_at = instance.ended_at = instance.exit_code = None
             instance.ended_with_job = False
-        reason = "it was evicted and is started again" if evicted else "it is started again"
         self._update(status="PENDING", reason=reason)
 
     def _reason(self, result: supervisor.GangResult) -> str:
@@ -318,6 +324,8 @@ class Supervisor:
                 return "it was stopped"
             case "timeout":
                 return "its time limit is over"
+        if self._taken:
+            return f"other programs took its ports {self._times_taken} times, {self._taken} last"
         ended = [each for each in self.record.instances if not each.ended_with_job]
         failed = min(
             (each for each in ended if each.exit_code),

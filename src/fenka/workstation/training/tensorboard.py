@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.ports import LOOPBACK, reserve_port
-from fenka.workstation import records
+from fenka.jobs.ports import LOOPBACK
+from fenka.workstation import paths, records
 
 PROGRAM = "tensorboard"
 FIRST_PORT = 6006
@@ -27,7 +27,7 @@ def check() -> None:
 @contextlib.contextmanager
 def running(directory: Path, logdir: str, working_directory: str) -> Iterator[str]:
     """Run TensorBoard, and yield its URL. Raises NoFreePort, OSError."""
-    port, lock = reserve_port(FIRST_PORT, reuse=True)
+    port, lock = paths.port_reservations().reserve(FIRST_PORT, reuse=True)
     log = records.log_of(directory, PROGRAM)
     log.parent.mkdir(mode=0o700, exist_ok=True)
     with (

@@ -1,0 +1,175 @@
+"""Replicas' ports and other users: nobody takes one first, and nobody else gets a service's requests."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from fenka.jobs.ports import PortReservations, taken_port
+from fenka.socket_owners import NotTheOwner, check_peer, listener_uid, peer_uid
+from tests.workstation.conftest import PROGRAMS, eventually
+from tests.workstation.serving.conftest import Service
+from tests.workstation.users import FIRST_UID, as_root
+
+LEAVES = [sys.executable, str(PROGRAMS / "leaves_port.py")]
+
+
+@pytest.mark.parametrize(
+    ("family", "address"),
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")],
+)
+def test_listener_is_found_on_any_address(family: socket.AddressFamily, address: str) -> None:
+    """Wildcard and IPv6 sockets get connections to the loopback address, too."""
+    with socket.create_server((address, 0), family=family, dualstack_ipv6=":" in address) as server:
+        port = server.getsockname()[1]
+        assert listener_uid(("127.0.0.1", port)) == os.geteuid()
+    assert listener_uid(("127.0.0.1", port)) is None
+
+
+def test_reserved_port_is_locked_until_the_last_copy_is_closed(tmp_path: Path) -> None:
+    """The file is the user's own; another reservation of the port fails while any process has it open."""
+    ports = PortReservations(tmp_path / "own")
+    port, lock = ports.reserve(40000)
+    copy = os.dup(lock.fileno())
+    lock.close()
+    other, other_lock = ports.reserve(port)
+    assert other > port
+    os.close(copy)
+    again, again_lock = ports.reserve(port)
+    assert again == port
+    other_lock.close()
+    again_lock.close()
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+
+
+def test_reservation_shows_nothing_to_other_users(tmp_path: Path) -> None:
+    """Ports are drawn at random, and no name in /proc/net/unix has one."""
+    names = Path("/proc/net/unix").read_text()
+    reserved = [PortReservations(tmp_path).reserve() for _ in range(20)]
+    ports = [port for port, _ in reserved]
+    assert len({*ports}) == 20
+    assert sorted(ports) != ports
+    shown = Path("/proc/net/unix").read_text()
+    assert [port for port in ports if str(port) in shown and str(port) not in names] == []
+    for _, lock in reserved:
+        lock.close()
+
+
+def test_port_is_taken_when_another_program_has_bound_it() -> None:
+    """Also on another address, where a server on all addresses cannot bind it any more."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", 0))
+        port = other.getsockname()[1]
+        assert taken_port([port]) == port
+    assert taken_port([port]) is None
+
+
+class Impostor:
+    """Another user's program, in a process of its own. heard: what it was sent, once it has ended."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self._pid = self._pipe = 0
+
+    def take(self, port: int) -> int:
+        """Listen on a port, 0 for any, and accept whoever connects. Return the port."""
+        self._pipe, send = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.setresuid(FIRST_UID, FIRST_UID, FIRST_UID)
+            self._serve(port, send)
+        os.close(send)
+        return int(os.read(self._pipe, 6))
+
+    def _serve(self, port: int, send: int) -> NoReturn:
+        with contextlib.suppress(BaseException):
+            server = socket.create_server(("127.0.0.1", port))
+            os.write(send, b"%6d" % server.getsockname()[1])
+            kept = []
+            while True:
+                connection, _ = server.accept()
+                kept.append(connection)
+                os.set_blocking(connection.fileno(), False)
+                for each in kept:
+                    with contextlib.suppress(BlockingIOError):
+                        os.write(send, each.recv(1 << 16))
+        os._exit(0)
+
+    def stop(self) -> None:
+        """End it."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+            while part := os.read(self._pipe, 1 << 16):
+                self.heard += part
+            os.close(self._pipe)
+
+
+@pytest.fixture
+def impostor() -> Iterator[Impostor]:
+    """Another user's program."""
+    impostor = Impostor()
+    yield impostor
+    impostor.stop()
+
+
+@as_root
+def test_other_users_program_is_recognised_before_and_after_it_has_accepted(
+    impostor: Impostor,
+) -> None:
+    """A connection is the accepting user's, whoever listens."""
+    place = "127.0.0.1", impostor.take(0)
+    assert listener_uid(place) == FIRST_UID
+    with socket.create_connection(place) as client:
+        assert peer_uid(place, client.getsockname()) == FIRST_UID
+        for user in (0, FIRST_UID + 1):
+            with pytest.raises(NotTheOwner, match=f"user {FIRST_UID} listens there"):
+                check_peer(client, user)
+        check_peer(client, FIRST_UID)
+
+
+@as_root
+def test_other_users_get_no_request_when_a_replica_leaves_its_port(
+    service: Service, tmp_path: Path, impostor: Impostor
+) -> None:
+    """The replica is Starting, and requests wait until its program listens again."""
+    (tmp_path / "go").touch()
+    service.serve("v1", "--wait", command=[*LEAVES, str(tmp_path)])
+    assert service.get() == (200, "mine")
+    (tmp_path / "away").touch()
+    eventually((tmp_path / "left").exists)
+    impostor.take(int((tmp_path / "port").read_text()))
+    clients = [threading.Thread(target=service.answer) for _ in range(5)]
+    for client in clients:
+        client.start()
+    (replica,) = eventually(lambda: service.replicas("Starting"))
+    eventually(lambda: str(FIRST_UID) in service.replicas("Starting")[0]["reason"])
+    impostor.stop()
+    (tmp_path / "away").unlink()
+    for client in clients:
+        client.join()
+    assert impostor.heard == b""
+    assert replica["name"] == service.await_ready(1)[0]["name"]
+
+
+@as_root
+def test_replica_takes_another_port_when_its_own_is_taken(
+    service: Service, tmp_path: Path, impostor: Impostor
+) -> None:
+    """Another user's program binds it before the replica does; the next start has another port."""
+    service.serve("v1", command=[*LEAVES, str(tmp_path)])
+    port = tmp_path / "port"
+    first = impostor.take(int(eventually(lambda: port.exists() and port.read_text())))
+    (tmp_path / "go").touch()
+    (replica,) = service.await_ready(1)
+    assert replica["restarts"] == 1
+    assert replica["ports"]["http-serving"] != first
+    assert service.get() == (200, "mine")

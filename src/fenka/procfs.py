@@ -29,6 +29,9 @@ _LISTEN = b"0A"
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
+_REMOVED = b"//deleted"
+"""Follows the root of a mount in mountinfo whose directory has been removed."""
+
 
 def boot_id() -> str:
     """Return the kernel's id of this boot."""
@@ -268,7 +271,9 @@ class UserNamespaceAncestry:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo. device and root identify the mounted directory."""
+    """One line of mountinfo. device and root identify the mounted directory; one that has been removed keeps
+    the path that it had.
+    """
 
     id: int
     device: str
@@ -286,7 +291,7 @@ def mounts(pid: int | str = "self", proc: Path = PROC) -> Iterator[Mount]:
         yield Mount(
             int(identity),
             device.decode(),
-            _path(root),
+            _path(root.removesuffix(_REMOVED)),
             _path(point),
             tuple(map(os.fsdecode, rest[1:])),
         )

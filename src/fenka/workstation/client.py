@@ -240,6 +240,9 @@ def _launch(
         with process.stdout as pipe:
             output = _read_output(pipe.fileno(), deadline)
             if output.endswith(READY):
+                said = output.removesuffix(READY)
+                _record(runtime, said)
+                sys.stderr.write(said.decode(errors="replace"))
                 return process, None
         process.wait(EXIT_TIMEOUT_S)
     except BaseException:
@@ -250,9 +253,14 @@ def _launch(
         except subprocess.TimeoutExpired:
             process.kill()
         raise
+    _record(runtime, output)
+    return process, _failure_reason(output, process.returncode)
+
+
+def _record(runtime: Runtime, output: bytes) -> None:
+    """Write to the log what a daemon printed before it was ready."""
     with contextlib.suppress(OSError), open(runtime.log, "ab", opener=open_log) as log:
         log.write(output)
-    return process, _failure_reason(output, process.returncode)
 
 
 def _read_output(pipe: int, deadline: float) -> bytes:

@@ -35,6 +35,7 @@ from fenka.workstation.instance_changes import InstanceChanges
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
+from fenka.workstation.log import log
 from fenka.workstation.paths import Runtime
 from fenka.workstation.retention import retention_reason
 from fenka.workstation.termination import Terminator
@@ -183,9 +184,14 @@ class Controller:
         known, keep = {job.id for job in recorded}, {job.id for job in kept}
         for lease in {path.name for path in self.runtime.leases.iterdir()} - keep:
             if lease not in known and (holders := self.processes.unrecorded_holders(lease)):
-                raise files.InvalidState(
-                    f"processes {holders} hold a slice that {self.runtime.state} does not record: end "
-                    "them first"
+                if self.leases.intact(lease):
+                    raise files.InvalidState(
+                        f"processes {holders} hold a slice that {self.runtime.state} does not record: end "
+                        "them first"
+                    )
+                log(
+                    f"lease {lease} has lost its files and its record: processes {holders} go on, and what "
+                    "they use of a card is used outside of all leases; `kill` ends them"
                 )
             self.leases.remove(lease)
 
@@ -200,6 +206,11 @@ class Controller:
             self._schedule_deadline(job)
             if job.state == "starting":
                 self._schedule_expiry()
+            elif not self.leases.intact(job.id):
+                log(
+                    f"{job.name} has lost its lease's files: it goes on with its limits, which cannot be "
+                    "changed any more"
+                )
 
     def save(self) -> None:
         """Record all jobs. Raises OSError."""

@@ -13,7 +13,7 @@ from fenka.isolation import proc_reader
 from fenka.isolation.files import account_file
 from fenka.procfs import start_ticks
 from fenka.workstation.job import Job
-from fenka.workstation.process_scan import ProcessScan, Scanner, mounted_lease
+from fenka.workstation.process_scan import ProcessScan, Scanner, lease_source, mounted_lease
 
 SCAN_TIMEOUT_S = 30.0
 """A scan of ten thousand processes takes half a second, longer on a busy machine. Then it is cut off."""
@@ -195,7 +195,7 @@ class LeaseProcesses:
 
     def _has_mounted(self, pid: int, lease: str) -> bool:
         try:
-            return mounted_lease(pid) == procfs.mount_source(self._leases / lease / "lease")
+            return mounted_lease(pid) == lease_source(self._leases, lease)
         except OSError:
             return False
 
@@ -204,9 +204,8 @@ class LeaseProcesses:
 
         Processes of other users than the lease's do not count, except in root's leases. Raises OSError.
         """
-        directory = self._leases / lease
-        source = procfs.mount_source(directory / "lease")
-        uid = _owner(account_file(directory))
+        source = lease_source(self._leases, lease)
+        uid = _owner(account_file(self._leases / lease))
         holders = []
         for pid in procfs.pids():
             try:

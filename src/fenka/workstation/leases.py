@@ -59,7 +59,7 @@ class Leases:
 
     def create(self, job: Job) -> None:
         """Make the files of a job's lease, unless they exist. Raises OSError."""
-        if not self._page(job).exists():
+        if not self.intact(job.id):
             self._create_files(job)
         self.register(job)
         job.shim_inode = (self._native / "libfenka.so").stat().st_ino
@@ -106,6 +106,10 @@ class Leases:
         return files.card_limits(
             slices, self._hardware.context_mib, job.compute_share, self._compute_of
         )
+
+    def intact(self, lease: str) -> bool:
+        """Return whether a lease has its files."""
+        return files.control_page(self._runtime.lease(lease)).exists()
 
     def _page(self, job: Job) -> Path:
         return files.control_page(self._runtime.lease(job.id))

@@ -55,9 +55,7 @@ class Scanner:
         known = {job.user_namespace: job.id for job in jobs if job.user_namespace not in (0, own)}
         self._ancestry = procfs.UserNamespaceAncestry(known)
         self._leases_by_mount = {
-            procfs.mount_source(leases / job.id / "lease"): job.id
-            for job in jobs
-            if job.user_namespace == own
+            lease_source(leases, job.id): job.id for job in jobs if job.user_namespace == own
         }
         """Root's leases without a user namespace, by what mountinfo shows of them."""
         self.seen: set[int] = set()
@@ -144,6 +142,12 @@ class Scanner:
         ):
             assert uid is not None
             self.cooperative.setdefault(uid, []).append((pid, start))
+
+
+def lease_source(leases: Path, lease: str) -> tuple[str, Path]:
+    """Return what `mounted_lease` returns in this lease, whether its files exist or not. Raises OSError."""
+    device, root = procfs.mount_source(leases)
+    return device, root / lease / "lease"
 
 
 def mounted_lease(pid: int) -> tuple[str, Path] | None:

@@ -46,6 +46,14 @@ def test_archive_has_what_git_does_not_ignore(directory: Path, repository: bool)
     assert (entries["run.sh"].mode, entries["train.py"].mode) == (0o755, 0o644)
 
 
+def test_archive_has_the_files_when_the_path_is_relative(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test that the archive has the files when the path is relative."""
+    monkeypatch.chdir(directory.parent)
+    assert pack("code") == pack(str(directory))
+
+
 def test_archive_is_the_same_when_only_times_and_owners_differ(directory: Path) -> None:
     """So that equal submissions have equal objects."""
     first = pack(str(directory))

@@ -410,7 +410,7 @@ def test_code_is_cloned_to_the_working_directory(station: Workstation, tmp_path:
     assert station.ok("logs", "--local", "c", "-c", "init-code").splitlines()[-1] == commit
     missing = ("--sync-mode", "git", "--sync-source", str(tmp_path / "nothing"), "--", "true")
     result = station.fenka("submit", "pytorch", "--local", "--name", "n", *missing)
-    refused(result, 1, "git cannot fetch .*nothing: .*")
+    refused(result, 1, "git cannot fetch .*nothing: fatal: .* does not appear to be .*")
     assert names(station) == ["c"]
 
 

@@ -75,6 +75,7 @@ def files(root: Path) -> list[bytes]:
 
 def _git_files(root: Path) -> list[bytes]:
     """Return what git lists: tracked files, and others that are not ignored."""
+    root = root.absolute()  # git changes its directory before it looks for the work tree
     listing = ["ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     tracked = _git(["-C", str(root), *listing])
     if tracked is not None:

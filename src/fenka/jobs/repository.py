@@ -17,7 +17,7 @@ git() { command git -c safe.directory='*' -c credential.helper="$HELPER" "$@"; }
 git init -q "$DIRECTORY"
 cd "$DIRECTORY"
 git remote add origin "$SOURCE"
-if git fetch -q --depth 1 origin "$REVISION"; then
+if git fetch -q --depth 1 origin "$REVISION" || git fetch -q origin "$REVISION"; then
     git checkout -q --detach FETCH_HEAD
 else
     git fetch -q --tags origin '+refs/heads/*:refs/remotes/origin/*'
@@ -26,12 +26,28 @@ fi
 if [ -f .gitmodules ]; then git submodule -q update --init --recursive; fi
 git rev-parse HEAD
 """
-"""Not every server gives a commit by its name, so everything is fetched if the first attempt fails."""
+"""Some servers have no shallow fetch, others give no commit by its name: then everything is fetched."""
 
 _HELPER = """\
 !f() {
-    test "$1" = get && echo "username=$GIT_SYNC_USERNAME" && echo "password=$GIT_SYNC_PASSWORD"
+    test "$1" = get || return 0
+    while IFS= read -r line; do
+        case "$line" in
+            protocol=*) protocol="${line#protocol=}" ;;
+            host=*) host="${line#host=}" ;;
+        esac
+    done
+    test "$protocol://$host" = "$ORIGIN" || return 0
+    printf 'username=%s\\npassword=%s\\n' "$GIT_SYNC_USERNAME" "$GIT_SYNC_PASSWORD"
 }; f"""
+"""Submodules and redirects name other hosts, whose owners must not receive the source's credentials."""
+
+_ADVICE = (
+    "fatal: Could not read from remote repository.",
+    "Please make sure you have the correct access rights",
+    "and the repository exists.",
+)
+"""What git prints after the reason why a repository cannot be read."""
 
 
 def split_credentials(url: str) -> tuple[str, str, str]:
@@ -42,6 +58,19 @@ def split_credentials(url: str) -> tuple[str, str, str]:
     address = parts.netloc.rpartition("@")[2]
     bare = urlunsplit(parts._replace(netloc=address))
     return bare, unquote(parts.username or ""), unquote(parts.password)
+
+
+def _origin(url: str) -> str:
+    """Return the scheme and host of a URL, as git names them to a credential helper."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def failure_reason(output: str) -> str:
+    """Return the line of git's output that says why it failed; empty if it printed none."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    reasons = [line for line in lines if line not in _ADVICE]
+    return next(reversed(reasons or lines), "")
 
 
 def current_commit(url: str, branch: str, credentials: Mapping[str, str]) -> str:
@@ -56,6 +85,7 @@ def current_commit(url: str, branch: str, credentials: Mapping[str, str]) -> str
     environment = {
         **os.environ,
         **credentials,
+        "ORIGIN": _origin(url),
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=5",
     }
@@ -99,5 +129,7 @@ def clone_variables(
         "REVISION": revision or wanted,
         "DIRECTORY": directory,
         "HELPER": _HELPER if credentials else "",
+        "ORIGIN": _origin(spec.sync_source),
         "GIT_TERMINAL_PROMPT": "0",
+        "LC_ALL": "C",
     }

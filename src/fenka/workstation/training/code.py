@@ -49,9 +49,9 @@ def _clone(spec: TrainingSpec, credentials: Mapping[str, str], target: Path, log
         except FileNotFoundError as why:
             raise CodeNotFetched(f"{why.filename} is not installed here") from None
         output.seek(0)
-        lines = output.read().decode(errors="replace").strip().splitlines()
+        printed = output.read().decode(errors="replace")
     if done.returncode:
-        reason = lines[-1] if lines else f"it ended with {done.returncode}"
+        reason = repository.failure_reason(printed) or f"it ended with {done.returncode}"
         raise CodeNotFetched(f"git cannot fetch {spec.sync_source}: {reason}")
 
 

@@ -248,8 +248,8 @@ def test_gang_fits_after_preemption_only_when_enough_is_of_lower_priority(
     pods = cluster.gang("g", 2, units)
     for pod in pods:
         pod.spec.priority = 9
-    assert cluster.gangs.fits_after_preemption(pods[0]) is expected
-    assert cluster.gangs.fits_after_preemption(make("single", 15))
+    assert cluster.gangs.fits_after_preemption(pods[0], cluster.preemption.may_evict) is expected
+    assert cluster.gangs.fits_after_preemption(make("single", 15), cluster.preemption.may_evict)
 
 
 def test_only_bound_members_are_evicted_when_a_gang_stays_incomplete() -> None:
@@ -270,9 +270,9 @@ def test_gang_does_not_fit_after_preemption_when_a_member_cannot_be_read() -> No
     """Nothing is evicted for a gang that can never start."""
     cluster = on_t4("a", "b")
     first, _ = cluster.gang("g", 2, 4)
-    assert cluster.gangs.fits_after_preemption(first)
+    assert cluster.gangs.fits_after_preemption(first, cluster.preemption.may_evict)
     cluster.put(a_pod("g-1", "four", uid="g-1", labels=gang_labels("g", 2)))
-    assert not cluster.gangs.fits_after_preemption(first)
+    assert not cluster.gangs.fits_after_preemption(first, cluster.preemption.may_evict)
 
 
 def test_pod_without_a_priority_is_evicted_for_a_gang_only_above_0() -> None:
@@ -280,7 +280,7 @@ def test_pod_without_a_priority_is_evicted_for_a_gang_only_above_0() -> None:
     cluster = on_t4("a")
     cluster.put(a_pod("v", 14, uid="v", node="a", annotations=on_card(0, 14)))
     pods = cluster.gang("g", 2, 7)
-    assert not cluster.gangs.fits_after_preemption(pods[0])
+    assert not cluster.gangs.fits_after_preemption(pods[0], cluster.preemption.may_evict)
     for pod in pods:
         pod.spec.priority = 1
-    assert cluster.gangs.fits_after_preemption(pods[0])
+    assert cluster.gangs.fits_after_preemption(pods[0], cluster.preemption.may_evict)

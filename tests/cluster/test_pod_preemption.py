@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cluster.objects import Pod
+from fenka.cluster.objects import BACKFILL_CLASS, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_constraints import HeldPlacement, QueueConstraints
@@ -69,6 +69,54 @@ def test_pod_is_not_evicted_when_its_priority_is_not_lower(priority: int) -> Non
     pods = [running("a", 10, 0, priority)]
     assert preempted(pods, NEW, [], T4_MIB) is None
     assert preempted(pods, NEW, ["a"], T4_MIB) is None
+
+
+def of_class(pod: Pod, name: str) -> Pod:
+    """Return the pod, of this PriorityClass."""
+    pod.spec.priority_class_name = name
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("backfill", "chosen", "victims"),
+    [
+        ({"a", "b"}, ["a"], ["a", "b"]),
+        ({"b"}, ["a"], None),
+        ({"b"}, [], None),
+        ({"a", "b"}, ["unknown"], None),
+        ({"c"}, [], ["c"]),
+    ],
+)
+def test_only_backfill_is_evicted_when_the_preemptors_class_is_bounded(
+    backfill: set[str], chosen: list[str], victims: list[str] | None
+) -> None:
+    """Another team's pod of lower priority stays, neither chosen by kube-scheduler nor added by fenka."""
+    pods = [running("a", 7, 0, -1000), running("b", 7, 0, -1000), running("c", 10, 1, 0)]
+    pods = [of_class(pod, BACKFILL_CLASS if pod.metadata.uid in backfill else "") for pod in pods]
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods)
+    known = {pod.metadata.uid: pod for pod in pods}
+    bounded = PodPreemption(state, "binpack", backfill_only=["serving"])
+    new = of_class(a_pod("new", 10, priority=1000), "serving")
+    result = bounded.victims(new, "n", chosen, known)
+    assert (list(result.uids) if result else None) == victims
+    other = of_class(a_pod("new", 10, priority=1000), "important")
+    assert bounded.victims(other, "n", chosen, known) is not None
+
+
+def test_backfill_stays_when_its_gang_has_a_member_that_may_not_be_evicted() -> None:
+    """A gang is evicted whole, or not."""
+    pods = [
+        of_class(running("a", 10, 0, -1000), BACKFILL_CLASS),
+        of_class(running("b", 10, 1, -1000), "other"),
+    ]
+    state = ClusterState([a_node("n", T4_MIB, T4_MIB)], pods)
+    new = of_class(a_pod("new", 10, priority=1000), "serving")
+    together = PodPreemption(state, "binpack", gang_key=lambda _: "g", backfill_only=["serving"])
+    assert together.victims(new, "n", [], {}) is None
+    alone = PodPreemption(state, "binpack", backfill_only=["serving"])
+    result = alone.victims(new, "n", [], {})
+    assert result is not None
+    assert result.uids == ("a",)
 
 
 def test_victims_are_chosen_on_each_card_when_several_are_requested() -> None:

@@ -306,8 +306,8 @@ def test_admission_policies_are_bound_unless_switched_off() -> None:
         ]
 
     assert kinds(render()) == [
-        *["ValidatingAdmissionPolicy"] * 4,
-        *["ValidatingAdmissionPolicyBinding"] * 4,
+        *["ValidatingAdmissionPolicy"] * 5,
+        *["ValidatingAdmissionPolicyBinding"] * 5,
     ]
     for document in render():
         if document["kind"] == "ValidatingAdmissionPolicyBinding":

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fenka.cluster.objects import Node, Pod
+from fenka.cluster.objects import Condition, Node, OwnerReference, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.scheduler.event_reporter import EventReporter
@@ -107,3 +107,27 @@ async def test_pod_is_explained_once_and_as_last_seen_when_it_changes() -> None:
     harness.reporter.pod(make("a", 20, said=UNSCHEDULABLE))
     assert await harness.run(3) == ["a"]
     assert "the largest card has 14 units" in harness.notes["a"]
+
+
+def test_victim_hears_for_which_pod_it_was_evicted_when_kube_scheduler_evicts_it() -> None:
+    """kube-scheduler's own event has a UID only. Nothing is said of a pod that was just a candidate."""
+    harness = ReporterHarness()
+    new = make("bert-v1-x", 4, namespace="team-b", priority=1000)
+    new.spec.priority_class_name = "fenka-serving"
+    new.metadata.owner_references = (
+        OwnerReference(kind="ReplicaSet", name="bert-v1", controller=True),
+    )
+    harness.reporter.preempted(new, ["held", "other"])
+    harness.reporter.pod(make("other", 4, node="n"))
+    assert harness.notes == {}
+    evicted = Condition(type="DisruptionTarget", status="True", reason="PreemptionByScheduler")
+    victim = make("held", 14, node="n")
+    victim.status.conditions = (evicted,)
+    harness.reporter.pod(victim)
+    assert harness.notes == {
+        "held": "FenkaPreempted: fenka: evicted for pod team-b/bert-v1-x of ReplicaSet bert-v1, whose "
+        "priority 1000 is higher (PriorityClass fenka-serving)"
+    }
+    harness.notes.clear()
+    harness.reporter.pod(victim)
+    assert harness.notes == {}

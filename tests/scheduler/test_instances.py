@@ -59,7 +59,7 @@ async def test_second_binding_is_refused_when_both_pods_were_to_have_the_place()
         assert await one.bind(pods[1], "n") == (
             f"The node n can't place the pod b in ns default: {refused}"
         )
-        assert refused in (await one.filter(pods[1], "n"))["FailedNodes"]["n"]
+        assert refused in (await one.filter(pods[1], "n"))["FailedAndUnresolvableNodes"]["n"]
 
 
 async def test_pods_that_are_bound_at_once_never_overlap() -> None:

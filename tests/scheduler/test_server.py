@@ -110,6 +110,26 @@ async def test_prioritize_answers_a_list_of_hosts_and_scores() -> None:
         ]
 
 
+@pytest.mark.parametrize("nominated", [False, True])
+async def test_preemption_helps_only_on_the_nominated_node_when_filter_rejects(
+    nominated: bool,
+) -> None:
+    """kube-scheduler's own count passes, so it would look for victims and find none, which is an error."""
+
+    async with scheduler(NODE) as (server, one):
+        holder = put_pod(server, "h", 12, node="n", priority=1, annotations=on_card(0, 12))
+        pod = pod_json("p", 4, priority=5)
+        pod["status"]["nominatedNodeName"] = "n" if nominated else ""
+        pod = server.put("pods", pod)
+        await until(lambda: one.knows(holder, pod))
+        answer = await one.filter(pod, "n")
+        field, other = "FailedNodes", "FailedAndUnresolvableNodes"
+        if not nominated:
+            field, other = other, field
+        assert "too little memory" in answer[field]["n"]
+        assert not answer[other]
+
+
 async def test_preempt_answers_by_uid_when_victims_are_sent_either_way() -> None:
     """Nodes where it does not help are left out; the counted disruptions stay."""
 
@@ -323,7 +343,7 @@ async def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
         await until(lambda: one.knows(holder, head, later))
         # 6 of 14 units are free: enough for the later one, were it not for the head.
         answer = await one.filter(later, "n")
-        assert answer["FailedNodes"] == {
+        assert answer["FailedAndUnresolvableNodes"] == {
             "n": "0/1 GPUs fit: 1 reserved for requests before it; position 2 of 2 in the queue"
         }
         assert "reserved for requests before it" in await one.bind(later, "n")
@@ -339,7 +359,8 @@ async def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
         await until(lambda: one.held("n") == 0)
         assert (await one.filter(head, "n"))["NodeNames"] == ["n"]
         assert await one.bind(head, "n") == ""
-        assert "too little memory" in (await one.filter(later, "n"))["FailedNodes"]["n"]
+        failed = (await one.filter(later, "n"))["FailedAndUnresolvableNodes"]
+        assert "too little memory" in failed["n"]
 
 
 async def test_event_has_the_position_when_kube_scheduler_counts_too_few_units() -> None:

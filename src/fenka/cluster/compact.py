@@ -16,7 +16,7 @@ from fenka.cluster.autoscaling import (
     PROTECTED_UNTIL,
     SPOT_ADMIT,
 )
-from fenka.cluster.objects import Node, OwnerReference, Pod, PodStatus
+from fenka.cluster.objects import PREEMPTED, Node, OwnerReference, Pod, PodStatus
 from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.cluster.recent import SHARED, SharedValues
 from fenka.cluster.small_mapping import small_mapping
@@ -90,7 +90,11 @@ class CompactPod(Pod):
             PodStatus(
                 phase=status.phase,
                 start_time=status.start_time,
-                conditions=tuple(each for each in status.conditions if each.type == read),
+                conditions=tuple(
+                    each
+                    for each in status.conditions
+                    if each.type == read or each.reason == PREEMPTED
+                ),
             ),
         )
 

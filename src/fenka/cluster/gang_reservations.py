@@ -169,8 +169,8 @@ class GangScheduler:
         others = [it for it in unplaced if it.metadata.uid != uid][: status.missing - 1]
         return self._reserve(gang, [pod, *others], nodes, reserved)
 
-    def fits_after_preemption(self, pod: Pod) -> bool:
-        """Return whether all of the pod's gang would fit if all pods of lower priority were evicted.
+    def fits_after_preemption(self, pod: Pod, may_evict: Callable[[Pod, Pod], bool]) -> bool:
+        """Return whether all of the pod's gang would fit if all pods that may be evicted for it were.
 
         It is True for a single pod.
         """
@@ -178,7 +178,6 @@ class GangScheduler:
         if key is None:
             return True
         members = [it for it in self._members.of(key) if self._members.is_placeable(it)]
-        priority = pod.spec.priority or 0
         try:
             requests = [self._members.part(it).request for it in members]
         except InvalidRecord:
@@ -191,7 +190,7 @@ class GangScheduler:
                 placement
                 for name in names
                 for allocation in self._cluster.allocations(name)
-                if not allocation.lingering and (allocation.pod.spec.priority or 0) < priority
+                if not allocation.lingering and may_evict(pod, allocation.pod)
                 for placement in allocation.placements
             )
         )

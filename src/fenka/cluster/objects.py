@@ -22,6 +22,12 @@ QUEUE_GATE = "fenka.io/queue"
 
 kube-scheduler does not try a pod that has it. The leading extender removes it."""
 
+BACKFILL_CLASS = "fenka-backfill"
+"""The chart's PriorityClass for jobs that use what others leave idle."""
+
+PREEMPTED = "PreemptionByScheduler"
+"""The reason of the condition that kube-scheduler writes on a pod before it evicts it for another one."""
+
 
 class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True, gc=False):
     """Base of all objects. Kubernetes' names are in camel case. None refers to itself, so none needs gc."""
@@ -183,6 +189,8 @@ class PodStatus(Object):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    nominated_node_name: str = ""
+    """Where kube-scheduler has evicted pods for this one."""
     start_time: str = ""
     """When the kubelet accepted the pod: activeDeadlineSeconds count from then."""
     conditions: tuple[Condition, ...] = ()

@@ -10,7 +10,7 @@ from fenka.cluster.instance_placement import (
     place_in_instances,
 )
 from fenka.cluster.node_admission import exclusion, labels
-from fenka.cluster.objects import Pod
+from fenka.cluster.objects import BACKFILL_CLASS, Pod
 from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
@@ -49,6 +49,7 @@ class PodPreemption:
         *,
         budgets: Callable[[Pod], frozenset[DisruptionBudget]] = lambda _: frozenset(),
         gang_key: Callable[[Pod], str | None] = lambda _: None,
+        backfill_only: Collection[str] = (),
     ) -> None:
         """Args:
         cluster: the nodes and their pods.
@@ -56,9 +57,20 @@ class PodPreemption:
         usage: what is used of the cards, if that is more than the cluster's pods use.
         budgets: returns the disruption budgets of a pod.
         gang_key: returns the gang of a pod: all of it is evicted, or none.
+        backfill_only: priority classes for whose pods only those of class BACKFILL_CLASS are evicted.
         """
         self._cluster, self._policy, self._usage = cluster, policy, usage or cluster
         self._budgets, self._gang_key = budgets, gang_key
+        self._backfill_only = frozenset(backfill_only)
+
+    def may_evict(self, pod: Pod, other: Pod) -> bool:
+        """Return whether the other pod may be evicted for this one."""
+        if _priority(other) >= _priority(pod):
+            return False
+        return not self._is_bounded(pod) or other.spec.priority_class_name == BACKFILL_CLASS
+
+    def _is_bounded(self, pod: Pod) -> bool:
+        return pod.spec.priority_class_name in self._backfill_only
 
     def victims(
         self,
@@ -83,9 +95,11 @@ class PodPreemption:
         pods = {**pods, **{other.metadata.uid: other for other in rest}}
         chosen = (*chosen, *dict.fromkeys(other.metadata.uid for other in rest))
         excluded = exclusion(self._cluster, node, pod) is not None
-        if excluded or any(
-            uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in chosen
-        ):
+        allowed = all(
+            self.may_evict(pod, pods[uid]) if uid in pods else not self._is_bounded(pod)
+            for uid in chosen
+        )
+        if excluded or not allowed:
             return None
         demand = pod.demand(self._cluster.dialects)
         if not demand.requests_gpu:
@@ -103,7 +117,7 @@ class PodPreemption:
         spent = Counter(
             budget.name for uid in chosen if uid in pods for budget in self._budgets(pods[uid])
         )
-        usage, candidates = self._candidates(node, chosen, spent)
+        usage, candidates = self._candidates(pod, node, chosen, spent)
         for held in constraints.held.get(node, ()):
             usage.add(held.placement)
         if demand.in_instances:
@@ -168,7 +182,7 @@ class PodPreemption:
         ]
 
     def _candidates(
-        self, node: str, chosen: Collection[str], spent: Mapping[str, int]
+        self, preemptor: Pod, node: str, chosen: Collection[str], spent: Mapping[str, int]
     ) -> tuple[UsageOverlay, list[VictimCandidate]]:
         """Return the usage without the chosen pods, and what else could be evicted.
 
@@ -191,8 +205,12 @@ class PodPreemption:
             )
             # A pod with several placements is evicted with all of them, and counts once in its budgets.
             gang = self._gang_key(pod) or uid
+            priority = _priority(pod)
+            if not self.may_evict(preemptor, pod):
+                # It also keeps the rest of its gang from being evicted.
+                priority = max(priority, _priority(preemptor))
             for placement in allocation.placements:
-                candidates.append(VictimCandidate(uid, placement, _priority(pod), gang, budgets))
+                candidates.append(VictimCandidate(uid, placement, priority, gang, budgets))
                 budgets = frozenset()
         return usage, candidates
 

@@ -6,13 +6,12 @@ from typing import Literal
 
 import msgspec
 
-from fenka.cluster.objects import Object, ObjectMeta
+from fenka.cluster.objects import BACKFILL_CLASS, Object, ObjectMeta
 from fenka.cluster.training_objects import DEPLOYMENTS_API, JOB, JOBS_API, JOBSETS_API
 from fenka.core.errors import FenkaError
 from fenka.dialects.base import InvalidRecord
 from fenka.jobs import roles
 from fenka.jobs.manifests.cards import requires_hami
-from fenka.jobs.manifests.names import BACKFILL_CLASS
 from fenka.jobs.manifests.service import METRIC
 from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.service import ServiceSpec

@@ -5,16 +5,17 @@ explained in the background: that takes an evaluation of all nodes, and hundreds
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from fenka.cluster.objects import PREEMPTED as PREEMPTION
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.recent import RecentDict
 from fenka.cluster.state import ClusterState
 
 UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"
-NODE_UNAVAILABLE = "FenkaNodeUnavailable"
+NODE_UNAVAILABLE, PREEMPTED = "FenkaNodeUnavailable", "FenkaPreempted"
 
 REPORT_INTERVAL_S = 0.1
 """Between two pods that are explained. The recorder writes fewer events in the long run."""
@@ -62,12 +63,24 @@ class EventReporter:
         self._unexplained: dict[str, Pod] = {}
         """Pods that wait for their explanation, by UID."""
         self._filtered: RecentDict[str, None] = RecentDict()
+        self._preemptors: RecentDict[str, str] = RecentDict()
+        """For which pods others may have been evicted, in words, by the others' UIDs."""
         self._posted: RecentDict[tuple[str, str], None] = RecentDict()
 
     def filtered(self, pod: Pod) -> None:
         """Record that kube-scheduler asked about this pod: its own event has the reasons."""
         self._filtered[pod.metadata.uid] = None
         self._unexplained.pop(pod.metadata.uid, None)
+
+    def preempted(self, pod: Pod, uids: Sequence[str]) -> None:
+        """Record that some of these pods may be evicted for this one, as kube-scheduler describes it."""
+        owner = next((owner for owner in pod.metadata.owner_references if owner.controller), None)
+        words = f"pod {pod.full_name}"
+        words += f" of {owner.kind} {owner.name}" if owner else ""
+        words += f", whose priority {pod.spec.priority or 0} is higher"
+        if pod.spec.priority_class_name:
+            words += f" (PriorityClass {pod.spec.priority_class_name})"
+        self._preemptors |= dict.fromkeys(uids, words)
 
     def forget(self, uid: str) -> None:
         """Record that the pod was deleted."""
@@ -79,6 +92,11 @@ class EventReporter:
         if not self._is_leading():
             return
         uid = pod.metadata.uid
+        if uid in self._preemptors and any(
+            condition.reason == PREEMPTION for condition in pod.status.conditions
+        ):
+            note = f"fenka: evicted for {self._preemptors.pop(uid)}"
+            self._recorder.record_on_pod(pod, PREEMPTED, note)
         allocation = self._cluster.allocation(uid)
         error = allocation.error if allocation else None
         waiting = _is_unschedulable(pod)

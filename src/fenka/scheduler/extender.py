@@ -42,6 +42,7 @@ class Extender:
         preemption: PodPreemption,
         *,
         on_filter: Callable[[Pod], None] = lambda _: None,
+        on_preempt: Callable[[Pod, Sequence[str]], None] = lambda *_: None,
         requeue: Callable[[Sequence[Pod]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,11 +54,13 @@ class Extender:
         gangs: the gangs that are starting.
         preemption: chooses victims.
         on_filter: hears of pods that kube-scheduler asks about.
+        on_preempt: hears of pods, and of the UIDs of those of which some may be evicted for them.
         requeue: has kube-scheduler try these pods, which may be in backoff.
         clock: seconds, monotonic.
         """
         self._pods, self._queue, self._evaluator, self._gangs = pods, queue, evaluator, gangs
-        self._preemption, self._on_filter, self._requeue = preemption, on_filter, requeue
+        self._preemption, self._requeue = preemption, requeue
+        self._on_filter, self._on_preempt = on_filter, on_preempt
         self._filter_constraints: RecentDict[str, QueueConstraints] = RecentDict()
         self._answered = AnsweredPods(clock)
 
@@ -137,14 +140,16 @@ class Extender:
         chosen = {uid for uids in victims.values() for uid in uids}
         pods = {**sent_pods, **{uid: known[uid] for uid in chosen if uid in known}}
         # A gang must fit whole, or nothing is evicted for it.
-        if not self._gangs.fits_after_preemption(pod):
+        if not self._gangs.fits_after_preemption(pod, self._preemption.may_evict):
             return {}
         constraints = self._queue.constraints(pod)
         results = {}
         for node, uids in victims.items():
             result = self._preemption.victims(pod, node, uids, pods, constraints)
+            # kube-scheduler takes a node without victims for an error of the extender.
             if result is not None and result.uids:
                 results[node] = result
+        self._on_preempt(sent, [uid for result in results.values() for uid in result.uids])
         return results
 
     def _filter_unknown(self, pod: Pod, nodes: Sequence[str]) -> FilterResult:

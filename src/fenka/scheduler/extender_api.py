@@ -112,11 +112,19 @@ def _read_any_args(body: bytes) -> ExtenderArgs:
 
 
 def filter_result(args: ExtenderArgs, result: FilterResult) -> ExtenderFilterResult:
-    """Return the answer to filter. Nodes are returned in the form in which they were sent."""
+    """Return the answer to filter. Nodes are returned in the form in which they were sent.
+
+    kube-scheduler sends nodes that have room by its own count. There it would find no victims, which it
+    reports as an error, "expected at least one victim pod". So all that fail are unresolvable. Only where
+    it has evicted pods already must it wait for their end, instead of evicting others elsewhere.
+    """
+    nominated = args.pod.status.nominated_node_name
+    failed = {name: why for name, why in result.failed.items() if name == nominated}
+    hopeless = {name: why for name, why in result.failed.items() if name != nominated}
     answer = ExtenderFilterResult(
         node_names=result.fitting,
-        failed_nodes=result.failed,
-        failed_and_unresolvable_nodes=result.unresolvable,
+        failed_nodes=failed,
+        failed_and_unresolvable_nodes=hopeless | result.unresolvable,
     )
     if args.nodes is not None:
         items = [args.nodes[name] for name in result.fitting]

@@ -103,6 +103,14 @@ class Settings(msgspec.Struct, frozen=True):
         list[str],
         Meta(title="NAME", description="bind only pods of this schedulerName; repeatable"),
     ] = []
+    backfill_only: Annotated[
+        list[str],
+        Meta(
+            title="CLASS",
+            description="for pods of this PriorityClass only pods of class fenka-backfill are evicted; "
+            "repeatable",
+        ),
+    ] = []
 
     def fairness(self) -> Fairness:
         """Return how pods of one priority are ordered. Raises ValueError."""
@@ -185,6 +193,7 @@ class Replica:
             gangs.live.usage,
             budgets=lambda pod: budgets_for(pod, self.informers.budgets.objects.values()),
             gang_key=gangs.key,
+            backfill_only=settings.backfill_only,
         )
         self.extender = Extender(
             self._pods,
@@ -193,6 +202,7 @@ class Replica:
             gangs,
             preemption,
             on_filter=reporter.filtered,
+            on_preempt=reporter.preempted,
             requeue=requeuer.patch_soon,
             clock=clock,
         )

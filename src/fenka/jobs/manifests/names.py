@@ -36,9 +36,6 @@ KEY = FILES / "mpi" / "key"
 NOTEBOOK_SERVER = FILES / "notebook" / "notebook_server.py"
 CODE_ARCHIVE = FILES / "code" / "code.tar.gz"
 
-BACKFILL_CLASS = "fenka-backfill"
-"""The chart's PriorityClass for jobs that use what others leave idle."""
-
 NO_PRIORITY_LABEL = {"alpha.jobset.sigs.k8s.io/node-selector": "true"}
 """Annotation of pods that JobSet's webhook leaves as they are.
 

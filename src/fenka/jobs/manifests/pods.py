@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fenka.cluster import pod_groups, training_objects
+from fenka.cluster.objects import BACKFILL_CLASS
 from fenka.core.request import InvalidRequest
 from fenka.jobs import roles
 from fenka.jobs.manifests import code, mpi, names
@@ -167,7 +168,7 @@ def _settings(spec: TrainingSpec, role: Role) -> Manifest:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(spec.grace_s),
         "activeDeadlineSeconds": None if deadline is None else math.ceil(deadline),
-        "priorityClassName": names.BACKFILL_CLASS if spec.backfill else spec.priority,
+        "priorityClassName": BACKFILL_CLASS if spec.backfill else spec.priority,
         "nodeSelector": role.resources.selector,
         **pod_settings(spec),
     }

@@ -63,7 +63,7 @@ def render_version(
     Args:
         spec: The version.
         contents: Its files.
-        priority: The priority class of replicas that name none.
+        priority: The priority class of replicas that name none and have cards.
         hami: The cluster reads HAMi's names.
 
     Raises:
@@ -191,7 +191,8 @@ def _pod_template(spec: ServiceSpec, contents: Contents, priority: str, *, hami:
     }
     pod = {
         **pod_settings(spec),
-        "priorityClassName": spec.priority or priority,
+        # Without cards kube-scheduler would not ask fenka which pods it may evict.
+        "priorityClassName": spec.priority or (priority if spec.gpu else ""),
         "nodeSelector": spec.selector,
         "terminationGracePeriodSeconds": math.ceil(spec.grace_s) + _WITHDRAWAL_S,
         "containers": [without_empty(container)],

@@ -56,6 +56,8 @@ def test_plan_passes_the_audit_whatever_the_case(case: JSON) -> None:
     audit(case, plan)
     audit(case, quick)
     assert key_of(case, plan) <= key_of(case, quick)
+    if plan["optimal"] and key_of(case, plan)[0] == key_of(case, quick)[0]:
+        assert quick["bound"] <= plan["cost"] + 1e-9
     again: dict[str, Any] = planned(case)
     assert again == plan
 

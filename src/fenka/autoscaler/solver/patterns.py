@@ -105,15 +105,18 @@ class PatternProgram:
         """Solve, and add the patterns that greedy guesses find, until they find none. None: out of time."""
         for _ in range(ROUNDS):
             result = self._model.solve_linear(self._remaining())
-            if result is None or self._remaining() <= 0:
+            if result is None:
                 return None
             duals = self.duals(result)
             new = [
                 fill
                 for number in self.types
+                if self._remaining() > 0
                 for fill in self._pool.pricings[number].guesses(duals.worths, self._demand)
                 if self._improves(fill, duals) and self._learn(fill)
             ]
+            if self._remaining() <= 0:
+                return None
             if not new:
                 return result
         return None

@@ -3,16 +3,16 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fenka.autoscaler.solver.model import INFINITY, Model
+from fenka.core.planning.price_bound import SLACK, ResourceSizes, totals_of
 from fenka.core.planning.problem import Problem
 from fenka.core.planning.room import Need
 from fenka.core.planning.solution import Fill, Item, fill_room
 
 Worths = Mapping[int, float]
 """By class; others are worth nothing."""
-
-SLACK = 1e-7
-"""What an upper bound is raised by, relatively, so that rounding never makes it wrong."""
 
 
 class Pricing:
@@ -29,9 +29,11 @@ class Pricing:
             if need is not None and self._type.room().take(need) is not None:
                 self._needs[each] = need
         self.classes = tuple(self._needs)
-        self._limits = {each: problem.classes[each].demand for each in self.classes}
         self._model: _NodeModel | None = None
-        self._sizes = self._resources()
+        self._totals = totals_of(self._type)
+        self._sizes = ResourceSizes(problem, number, self.classes)
+        parts = self._sizes.rows / np.maximum(np.array(self._totals)[:, None], 1.0)
+        self._shares = dict(zip(self.classes, parts.sum(axis=0).tolist(), strict=True))
 
     def worth(self, fill: Fill, worths: Worths) -> float:
         """Return what a content is worth."""
@@ -57,11 +59,9 @@ class Pricing:
 
     def at_most(self, worths: Worths) -> float:
         """Return a bound of any content's worth: by each resource alone, the least of all."""
-        wanted = [each for each in self.classes if worths.get(each, 0.0) > 0]
-        best = sum(worths[each] * self._limits[each] for each in wanted)
-        for sizes, total in self._sizes:
-            best = min(best, _fractional(wanted, worths, self._limits, sizes, total))
-        return best * (1 + SLACK) + SLACK
+        weights = np.zeros(len(self._problem.classes))
+        weights[list(worths)] = list(worths.values())
+        return self._sizes.at_most(weights, self._totals)
 
     def exact(self, worths: Worths, seconds: float, nodes: int) -> tuple[Fill | None, float]:
         """Return the best content that is found, None for none, and a bound of any content's worth.
@@ -83,53 +83,12 @@ class Pricing:
         """Add one node of the type to a model."""
         return NodeColumns(model, self._problem, self.number, self._needs)
 
-    def _resources(self) -> list[tuple[dict[int, float], float]]:
-        """Return sizes by class, and the total, of each resource that the node has."""
-        resources: list[tuple[dict[int, float], float]] = []
-        for dimension, total in enumerate(self._type.host):
-            sizes = {
-                each: float(dict(need.host).get(dimension, 0)) for each, need in self._needs.items()
-            }
-            if any(sizes.values()):
-                resources.append((sizes, float(total)))
-        rooms = [room for room in self._type.rooms if room.free_mib >= 0]
-        if rooms:
-            memory = {
-                each: float(
-                    need.cards * min((mib for mib in need.mib if mib is not None), default=0)
-                )
-                for each, need in self._needs.items()
-            }
-            compute = {each: float(need.cards * need.compute) for each, need in self._needs.items()}
-            resources.append((memory, float(sum(room.free_mib for room in rooms))))
-            resources.append((compute, float(sum(max(room.free_compute, 0) for room in rooms))))
-        return resources
-
     def _size(self, each: int, measure: str) -> float:
         if measure == "worth":
             return 1.0
         if measure == "share":
             return max(self._needs[each].share, 1e-9)
-        sizes = [sizes[each] / max(total, 1.0) for sizes, total in self._sizes]
-        return max(sum(sizes), 1e-9)
-
-
-def _fractional(
-    wanted: Sequence[int],
-    worths: Worths,
-    limits: Mapping[int, int],
-    sizes: Mapping[int, float],
-    total: float,
-) -> float:
-    """Return the worth of a knapsack of one resource into which pods may be put in parts."""
-    worth, left = 0.0, total
-    for each in sorted(wanted, key=lambda it: sizes[it] / worths[it]):
-        size = sizes[each] * limits[each]
-        if size > left:
-            return worth + worths[each] * max(left, 0.0) / sizes[each]
-        left -= size
-        worth += worths[each] * limits[each]
-    return worth
+        return max(float(self._shares[each]), 1e-9)
 
 
 class _NodeModel:

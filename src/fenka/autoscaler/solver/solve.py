@@ -60,26 +60,30 @@ MAX_CELLS = 60_000
 def improve(problem: Problem, best: Solution, fills: list[Fill], remaining: Remaining) -> Solved:
     """Return the best plan that is found in time. See `plan.Solver`."""
     cells = len(problem.types) * len(problem.servable)
+    setup_s = 0.0
     zoned = any(len(gang.options) > 1 for gang in problem.gangs)
     if cells > FEW_CELLS and not zoned:
         reserve = remaining() * (1 - NEW_NODES_SHARE if cells <= MAX_CELLS else 0)
-        best = _improve_new_nodes(problem, best, fills, lambda: remaining() - reserve)
-    if cells > MAX_CELLS or remaining() <= 0:
+        best, type_s = _improve_new_nodes(problem, best, fills, lambda: remaining() - reserve)
+        setup_s = type_s * len(problem.types)
+    if cells > MAX_CELLS or remaining() <= setup_s:
         return Solved(best, solution_of(problem, ()).price, optimal=False)
     return _Search(problem, best, fills, remaining).run()
 
 
 def _improve_new_nodes(
     problem: Problem, best: Solution, fills: list[Fill], remaining: Remaining
-) -> Solution:
-    """Return the best plan in which nodes there keep what they have."""
+) -> tuple[Solution, float]:
+    """Return the best plan in which nodes there keep what they have, and the set-up time per type in s."""
     there = [fill for fill in best.fills if problem.types[fill.type].group is None]
     new = [fill for fill in best.fills if problem.types[fill.type].group is not None]
     rest = problem.without_nodes(sum((fill.counts for fill in there), Counter()))
     patterns = [fill for fill in fills if problem.types[fill.type].group is not None]
-    solved = _Search(rest, solution_of(rest, new), patterns, remaining).run()
-    solution = solution_of(problem, [*there, *solved.solution.fills])
-    return min(solution, best, key=lambda each: each.rank)
+    begin = remaining()
+    search = _Search(rest, solution_of(rest, new), patterns, remaining)
+    setup_s = (begin - remaining()) / max(len(problem.offers), 1)
+    solution = solution_of(problem, [*there, *search.run().solution.fills])
+    return min(solution, best, key=lambda solution: solution.rank), setup_s
 
 
 class _Search:
@@ -126,6 +130,8 @@ class _Search:
         chosen = not self._cuts
         if chosen:
             self._choose(goals)
+            if not self._cuts and self._remaining() <= 0:
+                return bound
             self._cuts = self._cuts or [self._rough_cut()]
         while True:
             seconds = max(self._remaining(), BOUND_S)

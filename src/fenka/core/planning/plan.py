@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from fenka.core.planning.case import FORMAT, PRICE_UNIT, Case, check_case
 from fenka.core.planning.check import PlannedPod, checked
 from fenka.core.planning.explain import unserved_reason
+from fenka.core.planning.price_bound import price_bound
 from fenka.core.planning.problem import AnyMachine, Problem
 from fenka.core.planning.quick import quick_plan
 from fenka.core.planning.solution import Fill, Solution, solution_of, topped_up
@@ -19,7 +20,10 @@ QUICK_SHARE = 0.3
 """The part of the time that the quick plan may take where a solver follows."""
 
 CHECK_SHARE = 0.05
-"""The part of the time that is kept for the check of the plan."""
+"""The least part of the time that is kept for the check of the plan."""
+
+CHECK_BY_FIRST = 0.6
+"""The time of the check by that of the first plan, at most: it shows how fast this machine is now."""
 
 Remaining = Callable[[], float]
 """Returns the seconds that are left."""
@@ -100,23 +104,59 @@ def make_plan(case: Case, remaining: Remaining, solver: Solver | None = None) ->
         InvalidCase: if the case contradicts itself.
     """
     check_case(case)
-    limit = remaining()
+    pace = _Pace(remaining)
     problem = Problem(case)
-    # Of infinite time no part is needed.
-    margin = limit * CHECK_SHARE if limit < float("inf") else 0.0
-    reserve = limit * (1 - QUICK_SHARE) if solver else margin
     fills: list[Fill] = []
-    best = quick_plan(problem, lambda: remaining() <= reserve, fills.append)
+    best = quick_plan(problem, pace.enough_quick_plans(solver is not None), fills.append)
     least = solution_of(problem, ())
     full = sum(best.served) == problem.servable_pods
     minimal = best.rank[1:] == least.rank[1:]
     solved = Solved(best, least.price, full and minimal)
-    if solver is not None and not solved.optimal and remaining() > margin:
-        solved = solver(problem, best, fills, lambda: remaining() - margin)
+    if solver is not None and not solved.optimal and pace.solver_has_time():
+        solved = solver(problem, best, fills, pace.remaining)
     if not full:
         # A search that ran out of time may have left pods out that have room.
         solved = replace(solved, solution=topped_up(problem, solved.solution))
+    bound = max(solved.bound, price_bound(problem, solved.solution.served))
+    solved = replace(solved, bound=bound)
     return _plan_of(problem, solved)
+
+
+class _Pace:
+    """Divides the time among the steps of one plan, by how long the first ones took."""
+
+    def __init__(self, remaining: Remaining) -> None:
+        self._remaining = remaining
+        self._limit = self._last = remaining()
+        self._longest_s = 0.0
+        # Of infinite time no part is needed.
+        self._check_s = self._limit * CHECK_SHARE if self._limit < float("inf") else 0.0
+
+    def remaining(self) -> float:
+        """Return the seconds that are left before the check."""
+        return self._remaining() - self._check_s
+
+    def solver_has_time(self) -> bool:
+        """Return whether a solver, which first reads the problem as a quick plan does, has time for more."""
+        return self.remaining() > self._longest_s
+
+    def enough_quick_plans(self, solver: bool) -> Callable[[], bool]:
+        """Return what says whether a further quick plan would take too long.
+
+        Args:
+            solver: whether a solver follows, which needs the larger part of the time.
+        """
+        reserve = self._limit * (1 - QUICK_SHARE) if solver else 0.0
+
+        def enough() -> bool:
+            left = self._remaining()
+            if not self._longest_s and self._limit < float("inf"):
+                self._check_s = max(self._check_s, CHECK_BY_FIRST * (self._limit - left))
+            self._longest_s = max(self._longest_s, self._last - left)
+            self._last = left
+            return left - self._longest_s <= max(reserve, self._check_s)
+
+        return enough
 
 
 def _plan_of(problem: Problem, solved: Solved) -> Plan:

@@ -301,14 +301,15 @@ class Problem:
         usable = [amount for amount in mib if amount is not None]
         if len(usable) < request.cards:
             return None
+        least = min(usable, default=0) if request.cards else 0
         shares = [amount / whole for amount, whole in zip(host, total, strict=True) if amount]
         compute = WHOLE_COMPUTE if request.whole else request.compute
         if request.cards:
             memory = sum(card.memory_mib for card in machine.cards)
-            shares.append(request.cards * min(usable) / max(memory, 1))
+            shares.append(request.cards * least / max(memory, 1))
             shares.append(request.cards * compute / (WHOLE_COMPUTE * len(machine.cards)))
         sparse = tuple((dimension, amount) for dimension, amount in enumerate(host) if amount)
-        return Need(sparse, request.cards, mib, compute, request.whole, max(shares))
+        return Need(sparse, request.cards, mib, least, compute, request.whole, max(shares))
 
 
 def _undominated(case: Case, offers: list[NodeType]) -> list[NodeType]:

@@ -26,6 +26,7 @@ class Need(NamedTuple):
         host: amounts by dimension of the host, without zeros.
         cards: the number of cards.
         mib: memory by card of the node; None for cards that cannot serve it.
+        least_mib: the least of these; 0 for pods without cards.
         compute: percent of each card.
         whole: wants idle cards.
         share: the largest part of the empty node that it takes of anything.
@@ -34,6 +35,7 @@ class Need(NamedTuple):
     host: tuple[tuple[int, int], ...]
     cards: int
     mib: tuple[int | None, ...]
+    least_mib: int
     compute: int
     whole: bool
     share: float
@@ -56,6 +58,10 @@ class Room:
         twin.host, twin.mib = self.host.copy(), self.mib.copy()
         twin.compute, twin.idle = self.compute.copy(), self.idle.copy()
         return twin
+
+    def most_mib(self) -> int:
+        """Return the free memory of the card that has the most; 0 without open cards."""
+        return max([0, *self.mib])
 
     def take(self, need: Need) -> tuple[int, ...] | None:
         """Take what a pod needs, of the tightest cards. Return the cards, None if it does not fit."""

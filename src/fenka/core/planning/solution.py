@@ -105,10 +105,12 @@ def fill_room(
     """Place as many pods as fit, in this order of classes. Takes them from `left`."""
     needs = problem.needs(fill_type)
     items: list[Item] = []
+    free = room.most_mib()
     for number in order:
         count = left[number]
         need = needs[number]
-        if count <= 0 or need is None:
+        # Most pods of a large problem are too large for most nodes: that is seen without a call.
+        if count <= 0 or need is None or need.least_mib > free:
             continue
         while count:
             cards = room.take(need)
@@ -116,7 +118,9 @@ def fill_room(
                 break
             items.append((number, cards))
             count -= 1
-        left[number] = count
+        if count < left[number]:
+            left[number] = count
+            free = room.most_mib()
     return items
 
 

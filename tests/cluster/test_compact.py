@@ -200,9 +200,9 @@ def test_texts_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch)
     texts: dict[object, object] = {}
     monkeypatch.setattr("fenka.cluster.compact._TEXTS", texts)
     for number in range(SHARED + 100):
-        compact(pod("p", {"cpu": 1}, labels={"run": str(number)}))
+        compact(pod("p", {gpushare.MEMORY: 1}, labels={"run": str(number)}))
     assert len(texts) <= SHARED + 10
-    last = compact(pod("p", {"cpu": 1}, labels={"run": str(number)}))
+    last = compact(pod("p", {gpushare.MEMORY: 1}, labels={"run": str(number)}))
     assert last.metadata.labels == {"run": str(number)}
 
 

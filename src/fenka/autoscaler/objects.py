@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from fenka.cluster.autoscaling import INTERRUPTIBLE, PLANNED
 from fenka.cluster.objects import (
+    MIRROR,
     Affinity,
     Container,
     Node,
@@ -16,11 +18,21 @@ from fenka.cluster.objects import (
     Pod,
     PodSpec,
     PodStatus,
+    drop_notes,
+)
+from fenka.cluster.pod_limits import (
+    MAX_RESOURCES,
+    kept_annotations,
+    kept_labels,
+    limit_pod,
 )
 from fenka.core.request import MAX_HOST
 from fenka.dialects.base import InvalidRecord, parse_quantity
 
 MIB = 1024 * 1024
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+_READ_ANNOTATIONS = frozenset((PLANNED, INTERRUPTIBLE, DO_NOT_DISRUPT, SAFE_TO_EVICT, MIRROR))
 DAEMON_SETS_PATH = "/apis/apps/v1/daemonsets"
 
 
@@ -79,6 +91,29 @@ class ElasticPodSpec(PodSpec):
     volumes: tuple[Volume, ...] = ()
 
 
+def _limit_elastic_spec(spec: ElasticPodSpec) -> None:
+    """Keep of lists of any length only whether they have what is asked for."""
+    for container in (*spec.containers, *spec.init_containers):
+        container.image = ""
+        container.ports = tuple(port for port in container.ports if port.host_port)[:1]
+    if spec.affinity is not None:
+        for terms in (spec.affinity.pod_affinity, spec.affinity.pod_anti_affinity):
+            if terms is not None:
+                required = terms.required_during_scheduling_ignored_during_execution[:1]
+                terms.required_during_scheduling_ignored_during_execution = required
+    spread = spec.topology_spread_constraints
+    spec.topology_spread_constraints = tuple(
+        rule for rule in spread if rule.when_unsatisfiable == "DoNotSchedule"
+    )[:1]
+    spec.resource_claims = spec.resource_claims[:1]
+    local = any(
+        volume.host_path is not None or volume.empty_dir is not None for volume in spec.volumes
+    )
+    spec.volumes = (Volume(empty_dir={}),) if local else ()
+    if len(spec.overhead) > MAX_RESOURCES:
+        spec.overhead = {}
+
+
 class ElasticPodStatus(PodStatus):
     """A pod's status. nominated_node_name: where preemption makes room for it."""
 
@@ -91,6 +126,13 @@ class ElasticPod(Pod):
     spec: ElasticPodSpec = msgspec.field(default_factory=ElasticPodSpec)
     status: ElasticPodStatus = msgspec.field(default_factory=ElasticPodStatus)
 
+    def __post_init__(self) -> None:
+        _limit_elastic_spec(self.spec)
+        limit_pod(self, only_cards=False)
+        meta = self.metadata
+        meta.labels = kept_labels(meta.labels, for_budgets=True)
+        meta.annotations = kept_annotations(meta.annotations, _READ_ANNOTATIONS)
+
     @property
     def of_daemon_set(self) -> bool:
         """Return whether a DaemonSet keeps it on its node."""
@@ -99,7 +141,7 @@ class ElasticPod(Pod):
     @property
     def mirrors_file(self) -> bool:
         """Return whether the kubelet runs it from a file, so that nothing else can end it."""
-        return "kubernetes.io/config.mirror" in self.metadata.annotations
+        return MIRROR in self.metadata.annotations
 
     def host_amounts(self) -> dict[str, int]:
         """Return what kube-scheduler counts of it: `cpu` in thousandths, `memory` in MiB, other names whole.
@@ -220,3 +262,10 @@ class DaemonSet(Object):
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: DaemonSetSpec = msgspec.field(default_factory=DaemonSetSpec)
+
+    def __post_init__(self) -> None:
+        drop_notes(self.metadata)
+        template = self.spec.template
+        # Tenants may write DaemonSets, too. The limits are those of the pod that is made of it.
+        drop_notes(template.metadata)
+        ElasticPod(spec=template.spec)

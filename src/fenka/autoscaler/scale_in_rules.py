@@ -3,14 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from fenka.autoscaler.objects import ElasticNode, ElasticPod
+from fenka.autoscaler.objects import DO_NOT_DISRUPT, SAFE_TO_EVICT, ElasticNode, ElasticPod
 from fenka.autoscaler.view import View
 from fenka.cluster.autoscaling import KEEP
 from fenka.cluster.disruption import budgets_for
 from fenka.cluster.spot_nodes import is_interruptible
-
-DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
-SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 
 def why_node_is_kept(node: ElasticNode) -> str:

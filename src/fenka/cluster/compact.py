@@ -1,10 +1,9 @@
 """Pods and nodes as the scheduler keeps all of a cluster: without what it never reads, equal parts shared.
 
-A tenant's annotations cost nothing, whatever their size, unless a dialect reads them.
+What a tenant writes costs little, whatever its size (`pod_limits.py`).
 """
 
 from collections.abc import Callable, Mapping
-from sys import intern
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,12 +17,13 @@ from fenka.cluster.autoscaling import (
 )
 from fenka.cluster.objects import PREEMPTED, Node, OwnerReference, Pod, PodStatus
 from fenka.cluster.pod_demand import PodDemand, shared_demand
+from fenka.cluster.pod_limits import kept_annotations, kept_labels, limit_pod
 from fenka.cluster.recent import SHARED, SharedValues
 from fenka.cluster.small_mapping import small_mapping
 from fenka.dialects import leases, node_inventory
 from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.mig_records import INSTANCES
-from fenka.dialects.registry import WITH_HAMI, annotation_names, names_any
+from fenka.dialects.registry import WITH_HAMI
 
 MAX_SHARED_TEXT = 128
 """Characters; what a tenant writes may be long."""
@@ -32,7 +32,6 @@ T = TypeVar("T")
 V = TypeVar("V", str, str | int)
 
 _NONE: Mapping[str, str] = {}
-_NO_AMOUNTS: Mapping[str, str | int] = {}
 _PARTS: SharedValues[Any] = SharedValues()
 _TEXTS: dict[Any, Any] = {}
 """Recent short texts and amounts. Unlike `intern`, this costs no memory for those that one pod has."""
@@ -61,19 +60,19 @@ class CompactPod(Pod):
 
     def __post_init__(self) -> None:
         meta, spec, status = self.metadata, self.spec, self.status
-        containers = (*spec.containers, *spec.init_containers)
-        requests_cards = names_any(container.resources.limits for container in containers)
-        for container in containers:
-            container.name, container.image = intern(container.name), ""
-            container.resources.requests = _NO_AMOUNTS
+        requests_cards = limit_pod(self)
+        for container in (*spec.containers, *spec.init_containers):
+            container.name, container.image = _recent(container.name), ""
             container.resources.limits = _small(container.resources.limits)
         spec.containers = _shared(b"containers", spec.containers)
         spec.init_containers = _shared(b"containers", spec.init_containers)
         spec.tolerations = _shared(b"tolerations", spec.tolerations)
         spec.node_selector = _shared(b"selector", spec.node_selector) or _NONE
         spec.affinity = _shared(b"affinity", spec.affinity)
-        spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
-        meta.labels = _shared(b"labels", meta.labels, _small) or _NONE
+        spec.node_name, spec.scheduler_name = _recent(spec.node_name), _recent(spec.scheduler_name)
+        # Only pods with cards are evicted for others.
+        labels = kept_labels(meta.labels, for_budgets=requests_cards)
+        meta.labels = _shared(b"labels", labels, _small) or _NONE
         meta.annotations = _records(meta.annotations) if requests_cards else _NONE
         meta.owner_references = _shared(
             b"owners",
@@ -82,7 +81,7 @@ class CompactPod(Pod):
                 for owner in meta.owner_references
             ),
         )
-        meta.name, meta.namespace = _recent(meta.name), intern(meta.namespace)
+        meta.name, meta.namespace = _recent(meta.name), _recent(meta.namespace)
         meta.creation_timestamp = _recent(meta.creation_timestamp)
         read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
         self.status = _shared(
@@ -115,10 +114,10 @@ class CompactNode(Node):
 
 
 def _interned(texts: Mapping[str, V]) -> dict[str, V]:
-    """Return a mapping whose keys and values are those of earlier ones. The values are short."""
+    """Return a mapping whose keys and values are those of earlier ones. All are short."""
     if len(_TEXTS) > SHARED:
         _TEXTS.clear()
-    return {intern(name): _TEXTS.setdefault(value, value) for name, value in texts.items()}
+    return {_recent(name): _TEXTS.setdefault(value, value) for name, value in texts.items()}
 
 
 def _small(texts: Mapping[str, V]) -> Mapping[str, V]:
@@ -132,11 +131,10 @@ def _recent(text: str) -> str:
 
 def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that a dialect reads, and whether the pod may run on any spot node."""
-    names, prefixes = annotation_names()
     records = {
-        intern(name): _recent(value)
-        for name, value in annotations.items()
-        if name in names or name.startswith(prefixes) or (name == INTERRUPTIBLE and value == "true")
+        _recent(name): _recent(value)
+        for name, value in kept_annotations(annotations).items()
+        if name != INTERRUPTIBLE or value == "true"
     }
     return small_mapping(records) if records else _NONE
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from fenka.cluster.eligibility import matches
-from fenka.cluster.objects import Object, ObjectMeta, Pod, SelectorRequirement
+from fenka.cluster.objects import Object, ObjectMeta, Pod, SelectorRequirement, drop_notes
+from fenka.cluster.pod_limits import MAX_RULE_BYTES
 from fenka.core.preemption import DisruptionBudget
 
 BUDGETS_PATH = "/apis/policy/v1/poddisruptionbudgets"
@@ -42,6 +43,12 @@ class PodDisruptionBudget(Object):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
     status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+
+    def __post_init__(self) -> None:
+        drop_notes(self.metadata)
+        if len(msgspec.json.encode(self.spec)) > MAX_RULE_BYTES:
+            # Its owner's pods may be evicted as if there were no budget.
+            self.spec.selector = None
 
 
 def budgets_for(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> frozenset[DisruptionBudget]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fenka.cluster.pod_demand import PodDemand, shared_demand
+from fenka.cluster.pod_demand import PodDemand, RefusedDemand, shared_demand
 from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
 from fenka.dialects.gpushare import peak_units
 from fenka.dialects.registry import WITH_HAMI
@@ -27,6 +27,9 @@ BACKFILL_CLASS = "fenka-backfill"
 
 PREEMPTED = "PreemptionByScheduler"
 """The reason of the condition that kube-scheduler writes on a pod before it evicts it for another one."""
+
+MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of a pod that the kubelet runs from a file."""
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True, gc=False):
@@ -54,6 +57,12 @@ class ObjectMeta(Object):
     owner_references: tuple[OwnerReference, ...] = ()
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
+
+
+def drop_notes(meta: ObjectMeta) -> None:
+    """Drop the labels, annotations and owners of an object of which nobody reads them."""
+    meta.labels = meta.annotations = {}
+    meta.owner_references = ()
 
 
 class ResourceRequirements(Object):
@@ -265,9 +274,13 @@ class Pod(_Demanding, Object):
         request: the property of that name, if the caller has read it already.
         """
         known: PodDemand | None = getattr(self, "_demand", None)
-        if known is None or known.dialects is not dialects:
+        if known is None or (known.dialects is not dialects and not known.refused):
             known = self._demand = shared_demand(request or self.request, dialects)
         return known
+
+    def refuse(self, why: str) -> None:
+        """Have its demand be one that cannot be served. why: the sentence for the pod's user."""
+        self._demand = RefusedDemand(why)
 
     def amount(self, resource: str) -> int:
         """Return how much of a resource the pod needs at its peak; 0 if that cannot be read."""

@@ -21,7 +21,10 @@ class PodDemand:
     Attributes:
         dialects: those that were tried.
         dialect: None if the pod requests nothing, or `error` says why it cannot be read.
+        refused: whether the pod is not served in any dialect, for what else it has.
     """
+
+    refused = False
 
     def __init__(self, request: PodRequest, dialects: tuple[Dialect, ...]) -> None:
         self._request, self.dialects = request, dialects
@@ -140,6 +143,20 @@ class PodDemand:
             )
             for part in parts
         )
+
+
+class RefusedDemand(PodDemand):
+    """The demand of a pod that requests cards and is not served. error: the sentence for its user."""
+
+    refused = True
+
+    def __init__(self, why: str) -> None:
+        super().__init__(PodRequest(()), ())
+        self.error = why
+
+    def inside(self, _: str) -> PodDemand:
+        """Return the same: it is not served in instances either."""
+        return self
 
 
 def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDemand:

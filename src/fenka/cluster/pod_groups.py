@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fenka.cluster.objects import Object, ObjectMeta, Pod
+from fenka.cluster.objects import Object, ObjectMeta, Pod, drop_notes
 from fenka.dialects.base import InvalidRecord
 
 NAME_LABELS = (
@@ -47,6 +47,9 @@ class PodGroup(Object):
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
+
+    def __post_init__(self) -> None:
+        drop_notes(self.metadata)
 
 
 @dataclass(frozen=True, slots=True)

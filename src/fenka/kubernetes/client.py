@@ -10,6 +10,7 @@ import os
 import re
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ HEARTBEAT_S = 30.0
 """Between pings on a websocket. A connection that does not answer them is closed."""
 
 _PAGE = 500
+PAGE_BYTES = 16 * 2**20
+"""A page that is larger is abandoned, and requested again with fewer objects. Two may be held at a time."""
+_SMALLER = 8
+"""By this factor fewer."""
+_DECODING_S = 0.005
+"""After this time of decoding one page other tasks run."""
 _READ_BUFFER = 2**21
 """Bytes; an object has at most 1.5 MiB."""
 
@@ -208,20 +215,40 @@ class Api:
             known: objects by UID. What is listed in the same version is not decoded again.
         """
         query.setdefault("limit", _PAGE)
-        following: asyncio.Task[bytes] | None = asyncio.create_task(self._call("GET", path, query))
+        reader = _PageReader(self, path, query)
+        following: asyncio.Task[bytes] | None = asyncio.create_task(reader.read())
         try:
             while following is not None:
                 data, following = await following, None
                 if token := _list_meta(data).continue_:
                     # The server prepares the next page while this one is decoded and used.
-                    following_query = {**query, "continue": token}
-                    following = asyncio.create_task(self._call("GET", path, following_query))
+                    following = asyncio.create_task(reader.read(token))
                     await asyncio.sleep(0)
-                yield _page(data, kind, known)
+                yield await _page(data, kind, known)
         finally:
             if following is not None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
+
+    async def read_within(
+        self, path: str, query: Mapping[str, str | int], limit: int | None
+    ) -> bytes | None:
+        """Return the body of a GET; None if it has more bytes than the limit.
+
+        Raises ApiError, ApiUnreachable.
+        """
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        with self._reachable():
+            async with await self._send("GET", path, query, timeout) as answer:
+                await _refuse(answer)
+                body = bytearray()
+                async for block in answer.content.iter_any():
+                    body += block
+                    if limit is not None and len(body) > limit:
+                        # The connection is closed with what is left.
+                        answer.close()
+                        return None
+                return bytes(body)
 
     async def watch(
         self, path: str, kind: type[M], version: str, *, seconds: int = 300, **query: str | int
@@ -325,10 +352,15 @@ class Api:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         if within_s is not None:
             timeout = aiohttp.ClientTimeout(total=within_s, connect=within_s / 4)
-        try:
+        with self._reachable():
             async with await self._send(method, path, query, timeout, body) as answer:
                 await _refuse(answer)
                 return await answer.read()
+
+    @contextlib.contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
             reason = str(why) or "no answer in time"
             raise ApiUnreachable(
@@ -365,6 +397,27 @@ class Api:
 
     def _url(self, path: str, query: Query) -> str:
         return f"{self.server}{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+class _PageReader:
+    """Reads the pages of one collection, with as many objects as fit `PAGE_BYTES`."""
+
+    def __init__(self, api: Api, path: str, query: Mapping[str, str | int]) -> None:
+        self._api, self._path, self._query = api, path, query
+        self._most = self._limit = int(query["limit"])
+
+    async def read(self, token: str = "") -> bytes:
+        """Return a page. token: of the one before. Raises ApiError, ApiUnreachable."""
+        query = {**self._query, "continue": token} if token else self._query
+        while True:
+            # An object cannot be divided; the server limits its size.
+            limit = PAGE_BYTES if self._limit > 1 else None
+            body = await self._api.read_within(self._path, {**query, "limit": self._limit}, limit)
+            if body is not None:
+                fitting = self._limit * PAGE_BYTES // (2 * max(len(body), 1))
+                self._limit = max(min(fitting, self._most, 2 * self._limit), 1)
+                return body
+            self._limit = max(self._limit // _SMALLER, 1)
 
 
 def _environment_proxy(server: str) -> str | None:
@@ -404,11 +457,16 @@ def _list_meta(data: bytes) -> ListMeta:
     return decoded(head[1], ListMeta) if head else decoded(data, Page[msgspec.Raw]).metadata
 
 
-def _page(data: bytes, kind: type[T], known: Mapping[str, T] | None) -> Page[T]:
-    if not known:
+async def _page(data: bytes, kind: type[T], known: Mapping[str, T] | None) -> Page[T]:
+    if known is None:
         return decoded(data, Page[kind])  # type: ignore[valid-type]
-    page = decoded(data, Page[msgspec.Raw])
-    items = [_known(raw, known) or decoded(raw, kind) for raw in page.items or ()]
+    page, items = decoded(data, Page[msgspec.Raw]), list[T]()
+    resumed_at = time.monotonic()
+    for raw in page.items or ():
+        items.append((_known(raw, known) if known else None) or decoded(raw, kind))
+        if time.monotonic() - resumed_at > _DECODING_S:
+            await asyncio.sleep(0)
+            resumed_at = time.monotonic()
     return Page(items, page.metadata)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from fenka.cluster.objects import Node, Object, ObjectMeta, Pod, node_path
+from fenka.cluster.objects import MIRROR, Node, Object, ObjectMeta, Pod, node_path
+from fenka.cluster.pod_limits import kept_annotations, kept_labels, limit_pod, limit_status
 from fenka.core.inventory import Card
-from fenka.dialects import base, gpushare, node_inventory
+from fenka.dialects import base, gpushare, node_inventory, resize
 from fenka.dialects.leases import REPORT
 from fenka.dialects.mig_records import INSTANCES
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
@@ -22,6 +23,18 @@ _LOG = logging.getLogger(__name__)
 
 RESET = "fenka.io/reset"
 """Node annotation, written by users: indexes of cards that they have reset. It is removed once read."""
+_READ_ANNOTATIONS = frozenset((resize.REQUEST, resize.STATUS, resize.REFUSED, MIRROR))
+
+
+class NodePod(Pod):
+    """A pod as the node program keeps it."""
+
+    def __post_init__(self) -> None:
+        meta = self.metadata
+        limit_pod(self)
+        limit_status(self.status)
+        meta.labels = kept_labels(meta.labels, for_budgets=False)
+        meta.annotations = kept_annotations(meta.annotations, _READ_ANNOTATIONS)
 
 
 class _Anything(Object):
@@ -73,7 +86,7 @@ class NodeApi:
         """Called after every change."""
         listener = _ChangeListener(self)
         self._pods = Informer(
-            api, "/api/v1/pods", Pod, listener, query={"fieldSelector": f"spec.nodeName={node}"}
+            api, "/api/v1/pods", NodePod, listener, query={"fieldSelector": f"spec.nodeName={node}"}
         )
         self._nodes = Informer(
             api, "/api/v1/nodes", Node, listener, query={"fieldSelector": f"metadata.name={node}"}

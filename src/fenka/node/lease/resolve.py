@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from fenka.cluster.objects import Pod
+from fenka.cluster.objects import MIRROR, Pod
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
 from fenka.dialects import pod_records
@@ -22,7 +22,6 @@ from fenka.node.kubelet.client import Claim
 from fenka.node.kubelet.plugin import StartDenied
 from fenka.node.lease.store import Lease, Token
 
-_MIRROR = "kubernetes.io/config.mirror"
 _FOREIGN_KERNELS = ("gvisor", "runsc", "kata")
 
 
@@ -87,13 +86,13 @@ def pod_of(claim: Claim, pods: Mapping[str, Pod]) -> Pod | None:
     if claim.uid in pods:
         return pods[claim.uid]
     # A static pod's. Any user can write this annotation on a pod, so the UID takes precedence.
-    mirrors = (pod for pod in pods.values() if pod.metadata.annotations.get(_MIRROR) == claim.uid)
+    mirrors = (pod for pod in pods.values() if pod.metadata.annotations.get(MIRROR) == claim.uid)
     return next(mirrors, None)
 
 
 def check_pod(pod: Pod, handler: str) -> None:
     """Check that a pod can hold a lease. handler: of its runtime class, or empty. Raises LeaseDenied."""
-    if _MIRROR in pod.metadata.annotations:
+    if MIRROR in pod.metadata.annotations:
         raise LeaseDenied(
             "fenka: a static pod cannot have a GPU, since no scheduler places it: "
             "make it an ordinary pod, a DaemonSet's for example"

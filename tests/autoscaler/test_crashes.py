@@ -280,6 +280,22 @@ async def test_nothing_is_bought_when_a_gang_cannot_be_whole(tmp_path: Path) -> 
 
 
 @synchronous
+async def test_no_refusal_is_posted_when_a_gangs_members_come_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    """Half of the gang is refused for less than REFUSAL_SETTLES_S."""
+    async with world(tmp_path) as there, there.replica():
+        for name in "ab":
+            there.pending(name, 14, labels=gang_labels("g", 4))
+        await there.passes(1, lambda: there.status().unserved)
+        for name in "cd":
+            there.pending(name, 14, labels=gang_labels("g", 4))
+        await there.passes(60, lambda: there.notes("FenkaScaleOut"))
+        await there.passes(60, lambda: not there.status().unserved)
+        assert there.notes("FenkaNoScaleOut") == []
+
+
+@synchronous
 async def test_nothing_is_bought_when_the_cloud_cannot_be_read(tmp_path: Path) -> None:
     """What cannot be read is never none: there may be nodes already."""
     faults = tuple(Fault("instances", call) for call in range(1, 6))

@@ -257,7 +257,7 @@ async def test_pod_is_told_why_plans_fail_when_the_cloud_answers_again(
         await there.passes(60, lambda: "may not do this" in str(there.status().unserved))
         sentence = "nothing is bought: the cluster cannot be planned for: it has no name"
         await there.passes(60, lambda: there.status().unserved == {sentence: ["default/a"]})
-        assert sentence in there.notes("FenkaNoScaleOut")
+        await there.passes(60, lambda: sentence in there.notes("FenkaNoScaleOut"))
         public = {"metadata": {"name": "fenka", "namespace": "kube-public"}}
         there.server.put("configmaps", {**public, "data": {"autoscalerNamespace": NAMESPACE}})
         async with there.server.api() as api:

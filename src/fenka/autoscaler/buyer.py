@@ -37,6 +37,8 @@ REPLAN_S = 1.0
 """Between two plans, whatever changes."""
 RETRY_MOST_S = 60.0
 """After a plan that failed. The first retry is after REPLAN_S; the pause doubles."""
+REFUSAL_SETTLES_S = 3.0
+"""Refusals are posted after this time: a gang's members are created one after the other, for example."""
 
 
 class Buyer:
@@ -56,6 +58,8 @@ class Buyer:
         self._retry_s = REPLAN_S
         self._hindered = False
         self._told: dict[str, str] = {}
+        self._refused_at: dict[str, float] = {}
+        self._told_at = float("-inf")
         self._asker = Asker()
         self.unserved: Mapping[str, str] = {}
         self.problem = ""
@@ -77,6 +81,8 @@ class Buyer:
         if self._delay:
             # A pod counts from a time on at which nothing else happens.
             times.append(now + 1)
+        settled = (at + REFUSAL_SETTLES_S for at in self._refused_at.values())
+        times += [time for time in settled if time > self._told_at]
         return max(min(times), now) if times else None
 
     async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
@@ -193,11 +199,17 @@ class Buyer:
         )
 
     def _tell(self, hands: Hands, view: View, unserved: Mapping[str, str]) -> None:
-        """Post why no node is bought for pods, once for each change."""
+        """Post why no node is bought for pods, once for each change, if it lasts."""
         self.unserved = dict(unserved)
+        self._told_at = view.now
+        self._refused_at = {uid: self._refused_at.get(uid, view.now) for uid in unserved}
         told = self._told
         self._told = {uid: why for uid, why in unserved.items() if told.get(uid) == why}
-        untold = [view.pods[uid] for uid in unserved if uid not in self._told and uid in view.pods]
+        untold = [
+            view.pods[uid]
+            for uid, at in self._refused_at.items()
+            if uid not in self._told and uid in view.pods and view.now >= at + REFUSAL_SETTLES_S
+        ]
         for pod in _in_turn(untold):
             uid = pod.metadata.uid
             if not hands.recorder.record_on_pod(pod, NO_SCALE_OUT, unserved[uid]):

@@ -14,7 +14,12 @@ from fenka.cli.errors import UserError
 from fenka.cli.manifests import DryRunOption, DryRunOutput, DryRunOutputOption, print_manifests
 from fenka.cli.options import group, register
 from fenka.cli.serving import change, look
-from fenka.cli.serving.backend import GatewayChoice, ServiceBackend
+from fenka.cli.serving.backend import (
+    GatewayChoice,
+    ServiceBackend,
+    SurgeOption,
+    VersionOption,
+)
 from fenka.cli.serving.selection import find_version, open_services
 from fenka.cli.tables import escape
 from fenka.cli.training.backend import JobTarget
@@ -30,6 +35,7 @@ from fenka.cli.workload_options import (
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.jobs.service import ServiceKind, ServiceSpec
 from fenka.jobs.workload_fields import merge, parse_fields, read_file
+from fenka.views.services import ServiceVersion
 
 POLL_S = 1.0
 
@@ -109,6 +115,7 @@ def _add(kind: ServiceKind, server: str) -> None:
         file: FileOption = None,
         wait: WaitOption = False,
         timeout: TimeoutOption = None,
+        surge: SurgeOption = None,
         gateway: GatewayChoice,
         where: JobTarget,
         **values: Any,
@@ -129,7 +136,7 @@ def _add(kind: ServiceKind, server: str) -> None:
             known = {"kind": kind, **msgspec.to_builtins(old)}
             return parse_fields(merge(known, given), ServiceSpec)
 
-        spec = backend.update(name, version, changed, gateway)
+        spec = backend.update(name, version, changed, gateway, surge)
         print(f"version {spec.version} of service {escape(name)}: updated", flush=True)
         if wait:
             wait_until_available(backend, spec, timeout)
@@ -142,6 +149,24 @@ def _add(kind: ServiceKind, server: str) -> None:
         register(commands, function, summary, name=kind, cls=ServeCommand)
 
 
+def undo(
+    target: JobTarget,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="the service")],
+    version: VersionOption = "",
+    surge: SurgeOption = None,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Make a version what it was before its last update; a second time, what it is now."""
+    backend = open_services(target)
+    spec = backend.undo(name, version, surge)
+    print(
+        f"version {spec.version} of service {escape(name)}: as before its last update", flush=True
+    )
+    if wait:
+        wait_until_available(backend, spec, timeout)
+
+
 for _kind, (_server, _) in _KINDS.items():
     _add(_kind, _server)
 for _names, _instead in _REFUSED.items():
@@ -151,6 +176,7 @@ register(app, look.get, "Show a version of a service and its replicas.")
 register(app, look.logs, "Show the output of a replica.")
 register(app, look.attach, "Run a command in a replica.")
 app.add_typer(_updates, name="update")
+register(app, undo, "Make a version what it was before its last update.")
 register(app, change.delete, "Delete services, or one version.")
 register(
     app, change.traffic_split, "Divide a service's requests among versions.", name="traffic-split"
@@ -221,7 +247,8 @@ def wait_until_available(
             break
         if version.available >= version.desired:
             progress = "its replicas are being replaced"
-        progress += f": {version.note or version.why}" if version.note or version.why else ""
+        waiting = version.note or version.why or _starting(version)
+        progress += f": {waiting}" if waiting else ""
         if progress != shown:
             print(f"{spec.name}: {escape(progress)}", file=sys.stderr, flush=True)
             shown = progress
@@ -234,3 +261,12 @@ def wait_until_available(
         time.sleep(POLL_S)
     ports = ",".join(map(str, version.ports))
     print(escape(f"{spec.name}: {progress} at {version.address} ({ports})"))
+
+
+def _starting(version: ServiceVersion) -> str:
+    """Return the states of the replicas that do not accept requests."""
+    return ", ".join(
+        f"{replica.name} is {replica.status}"
+        for replica in version.replicas
+        if replica.ready < replica.containers
+    )

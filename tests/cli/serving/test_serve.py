@@ -466,3 +466,31 @@ def test_delete_names_what_it_has_deleted(run: Run, server: FakeApiServer) -> No
     assert done.stderr == "fenka: service nothing not found in namespace default\n"
     server.collect_garbage()
     assert not [each for each in server.objects if each[1] == "default"]
+
+
+def test_wait_says_for_what_when_a_replica_has_not_started(run: Run, server: FakeApiServer) -> None:
+    """Not only that replicas are being replaced."""
+    ok(run(*V1, "--", *COMMAND))
+    deployment = server.get("deployments", "bert-v1", "default")
+    server.after = None
+    status = {"replicas": 2, "updatedReplicas": 1, "availableReplicas": 1}
+    server.put("deployments", {**deployment, "status": status})
+    pulling = {"name": "custom", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    a_replica(server, "v1", "bert-v1-new", phase="Pending", containerStatuses=[pulling])
+    done = run("serve", "undo", "bert", "--wait", "--timeout", "0")
+    assert "has not been updated" in done.stderr
+    words = ("--name", "bert", "--env", "A=1", "--wait", "--timeout", "0")
+    done = run("serve", "update", "custom", *words)
+    assert done.exit_code
+    assert "its replicas are being replaced: bert-v1-new is ImagePullBackOff" in done.stderr
+
+
+def test_options_say_which_replica_is_first(run: Run, server: FakeApiServer) -> None:
+    """By default fenka chooses."""
+    ok(run(*V1, "--", *COMMAND))
+    for option, surge in (("--no-surge", 0), ("--surge", 1)):
+        ok(run("serve", "update", "custom", "--name", "bert", "--env", f"A={surge}", option))
+        spec = server.get("deployments", "bert-v1", "default")["spec"]
+        assert spec["strategy"]["rollingUpdate"]["maxSurge"] == surge
+    done = run("serve", "undo", "bert")
+    assert ok(done) == "version v1 of service bert: as before its last update\n"

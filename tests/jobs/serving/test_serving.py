@@ -17,7 +17,7 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs.cluster_checks import SubmissionRefused
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.service import ServiceSpec
-from fenka.jobs.serving import changes, insertion
+from fenka.jobs.serving import changes, insertion, rollout
 from fenka.jobs.serving.deployment import deploy
 from fenka.jobs.serving.insertion import GatewayOptions
 from fenka.kubernetes.client import ApiError
@@ -52,8 +52,9 @@ KINDS = (
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for the gateway without pauses."""
+    """Look for the gateway and for new replicas without pauses."""
     monkeypatch.setattr(insertion, "POLL_S", 0.0)
+    monkeypatch.setattr(rollout, "POLL_S", 0.0)
 
 
 @contextlib.asynccontextmanager
@@ -647,6 +648,106 @@ async def test_update_replaces_what_pods_are_made_of() -> None:
         assert pod["spec"]["priorityClassName"] == "fenka-serving"
         assert deployment["spec"]["replicas"] == 3
         assert '"image":"j"' in deployment["metadata"]["annotations"]["fenka.io/spec"]
+
+
+def a_new_replica(server: FakeApiServer, **fields: Any) -> None:
+    """Bring a replica of v1 that has no node. fields: more of its status."""
+    template = server.get("deployments", "bert-v1", "team")["spec"]["template"]
+    meta = {"name": "bert-v1-new", "namespace": "team", "labels": template["metadata"]["labels"]}
+    server.put("pods", {"metadata": meta, "spec": template["spec"], "status": fields})
+
+
+UNSCHEDULABLE = {
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}
+    ]
+}
+
+
+@contextlib.asynccontextmanager
+async def full_cluster(**fields: Any) -> AsyncIterator[FakeApiServer]:
+    """A cluster on which an update of v1 makes a replica that waits. fields: more of its status."""
+    async with cluster() as server:
+        await deployed(server, FIXED)
+        server.put("deployments", server.get("deployments", "bert-v1", "team"))
+
+        async def run(request: web.Request) -> None:
+            if request.method == "PATCH":
+                deployment = server.get("deployments", "bert-v1", "team")
+                status = {"replicas": 2, "updatedReplicas": 1, "availableReplicas": 1}
+                server.put("deployments", {**deployment, "status": status})
+                a_new_replica(server, **fields)
+
+        server.after = run
+        yield server
+
+
+def surges(server: FakeApiServer) -> bool:
+    """Return whether a new replica starts before an old one ends."""
+    strategy = server.get("deployments", "bert-v1", "team")["spec"]["strategy"]["rollingUpdate"]
+    assert strategy["maxSurge"] + strategy["maxUnavailable"] == 1
+    return bool(strategy["maxSurge"])
+
+
+@pytest.mark.parametrize(
+    ("status", "changed", "surging"),
+    [
+        (UNSCHEDULABLE, {"image": "j"}, False),
+        # kube-scheduler makes room for it.
+        ({**UNSCHEDULABLE, "nominatedNodeName": "n"}, {"image": "j"}, True),
+        # Where an old one has ended it may not fit either.
+        (UNSCHEDULABLE, {"gpu_mem": "5"}, True),
+        (UNSCHEDULABLE, {"selector": {"zone": "none"}}, True),
+        ({}, {"image": "j"}, True),
+    ],
+)
+async def test_old_replica_ends_first_when_there_is_no_room_for_both(
+    status: Json, changed: Json, surging: bool
+) -> None:
+    """Only if its successor certainly fits in its place."""
+    async with full_cluster(**status) as server:
+        await updated(server, **changed)
+        assert surges(server) == surging
+
+
+@pytest.mark.parametrize("surge", [True, False])
+async def test_user_decides_which_replica_is_first_when_an_option_says_so(surge: bool) -> None:
+    """The next update decides anew."""
+    async with full_cluster(**UNSCHEDULABLE) as server, server.api() as api:
+
+        async def update(image: str, choice: bool | None) -> None:
+            def change(spec: ServiceSpec) -> ServiceSpec:
+                return msgspec.structs.replace(spec, image=image)
+
+            await changes.update(api, "team", "bert", "", change, GatewayOptions(), surge=choice)
+
+        await update("j", surge)
+        assert surges(server) == surge
+        server.after = None
+        server.run_deployments()
+        server.remove("pods", "bert-v1-new", "team")
+        await update("k", None)
+        assert surges(server)
+
+
+async def test_update_is_undone_and_done_again() -> None:
+    """The Deployment remembers what it was before."""
+    async with cluster() as server, server.api() as api:
+
+        async def image() -> str:
+            spec = await changes.undo(api, "team", "bert", "", GatewayOptions())
+            pod = server.get("deployments", "bert-v1", "team")["spec"]["template"]["spec"]
+            assert pod["containers"][0]["image"] == spec.image
+            return spec.image
+
+        await deployed(server, FIXED)
+        assert await refused(image()) == (
+            "version v1 of service bert has not been updated: there is nothing to undo"
+        )
+        await updated(server, image="j")
+        await updated(server, image="j")
+        assert await image() == "i"
+        assert await image() == "j"
 
 
 async def test_update_from_a_number_to_a_range_and_back() -> None:

@@ -214,6 +214,22 @@ def test_update_replaces_replicas_without_an_error(service: Service) -> None:
     assert replica["restarts"] == 0
 
 
+def test_update_is_taken_back_by_undo(service: Service) -> None:
+    """There is nothing to undo before the first one."""
+    service.serve("v1", "--wait")
+    before = service.answer()["mark"]
+    done = service.station.fenka("serve", "undo", "--local", "bert")
+    assert done.returncode
+    assert (
+        "version v1 of service bert has not been updated: there is nothing to undo" in done.stderr
+    )
+    words = ["serve", "update", "custom", "--local", "--name", "bert", "--env", "MARK=new"]
+    service.station.ok(*words, "--wait")
+    eventually(lambda: service.answer()["mark"] == "new")
+    service.station.ok("serve", "undo", "--local", "bert", "--wait")
+    eventually(lambda: service.answer()["mark"] == before)
+
+
 def test_update_goes_on_when_there_is_no_room_for_one_more(service: Service) -> None:
     """An old replica makes room; requests wait meanwhile."""
     service.serve("v1", "--gpu-mem", "10", "--wait")

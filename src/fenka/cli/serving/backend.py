@@ -12,6 +12,14 @@ from fenka.jobs.service import ServiceSpec
 from fenka.views.services import ServiceVersion
 
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="the service")]
+SurgeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--surge/--no-surge",
+        help="end an old replica when its successor is ready, or before it starts; default: before, if there "
+        "is no room for both",
+    ),
+]
 VersionOption = Annotated[
     str, typer.Option("-v", "--version", metavar="VERSION", help="a version of the service")
 ]
@@ -53,8 +61,15 @@ class ServiceBackend(Protocol):
         version: str,
         change: Callable[[ServiceSpec], ServiceSpec],
         gateway: GatewayChoice,
+        surge: bool | None,
     ) -> ServiceSpec:
-        """Change a version, or the only one if none is named. Return it as it is now."""
+        """Change a version, or the only one if none is named. Return it as it is now.
+
+        surge: whether replicas end when their successors are ready, or before; None: as there is room.
+        """
+
+    def undo(self, name: str, version: str, surge: bool | None) -> ServiceSpec:
+        """Make a version what it was before its last update. Return it as it is now."""
 
     def delete(self, name: str, version: str) -> None:
         """Delete a version, or all of a service."""

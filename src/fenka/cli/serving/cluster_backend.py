@@ -64,12 +64,23 @@ class ClusterServices:
         version: str,
         change: Callable[[ServiceSpec], ServiceSpec],
         gateway: GatewayChoice,
+        surge: bool | None,
     ) -> ServiceSpec:
         """Change a version, or the only one if none is named. Return it as it is now."""
         self._check(name)
         options = _options(gateway)
         return self._ask(
-            lambda api: changes.update(api, self.namespace, name, version, change, options)
+            lambda api: changes.update(
+                api, self.namespace, name, version, change, options, surge=surge
+            )
+        )
+
+    def undo(self, name: str, version: str, surge: bool | None) -> ServiceSpec:
+        """Make a version what it was before its last update. Return it as it is now."""
+        self._check(name)
+        options = _options(GatewayChoice())
+        return self._ask(
+            lambda api: changes.undo(api, self.namespace, name, version, options, surge=surge)
         )
 
     def delete(self, name: str, version: str) -> None:

@@ -41,10 +41,17 @@ class LocalServices:
         version: str,
         change: Callable[[ServiceSpec], ServiceSpec],
         gateway: GatewayChoice,
+        surge: bool | None,
     ) -> ServiceSpec:
         """Change a version, or the only one if none is named. Return it as it is now."""
         _refuse_gateway_options(gateway)
+        _refuse_surge(surge)
         return manage.update(paths.current(), name, version, change, print_error, report_errors)
+
+    def undo(self, name: str, version: str, surge: bool | None) -> ServiceSpec:
+        """Make a version what it was before its last update. Return it as it is now."""
+        _refuse_surge(surge)
+        return manage.undo(paths.current(), name, version, print_error, report_errors)
 
     def delete(self, name: str, version: str) -> None:
         """Delete a version, or all of a service."""
@@ -83,6 +90,15 @@ class LocalServices:
         replica = find_replica(version, request.instance)
         sys.stdout.flush()
         manage.attach_to(version.name, replica, command)
+
+
+def _refuse_surge(surge: bool | None) -> None:
+    if surge is not None:
+        raise UserError(
+            "--surge and --no-surge require a cluster: on this machine an old replica ends first when its "
+            "successor finds no room, leave them out",
+            INVALID_INPUT,
+        )
 
 
 def _refuse_gateway_options(gateway: GatewayChoice) -> None:

@@ -133,6 +133,11 @@ def first_replicas(spec: ServiceSpec) -> int:
     return max(spec.range.least, 1)
 
 
+def strategy(*, surge: bool) -> Manifest:
+    """Return how replicas are replaced. surge: one ends when its successor is ready, else before."""
+    return {"rollingUpdate": {"maxSurge": int(surge), "maxUnavailable": int(not surge)}}
+
+
 def _labels(spec: ServiceSpec) -> dict[str, str]:
     own = {VERSION: spec.version, service_objects.TYPE: TYPES[spec.kind][0]}
     return service_labels(spec.name, REPLICA) | own
@@ -160,8 +165,7 @@ def _deployment(spec: ServiceSpec, contents: Contents, priority: str, *, hami: b
     fields = {
         "replicas": first_replicas(spec),
         "selector": {"matchLabels": _selector(spec)},
-        # A replica ends when its successor is ready.
-        "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "strategy": strategy(surge=True),
         "template": _pod_template(spec, contents, priority, hami=hami),
     }
     item = names.manifest("Deployment", "apps/v1", object_name(spec), _labels(spec), spec=fields)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fenka.cluster.service_objects import WEIGHTS, ServingDeployment
+from fenka.cluster.service_objects import PREVIOUS, WEIGHTS, ServingDeployment
 from fenka.cluster.training_objects import SPEC
 from fenka.core.weights import shares
 from fenka.jobs import cluster_checks
@@ -17,11 +17,12 @@ from fenka.jobs.cluster_checks import SubmissionRefused
 from fenka.jobs.creation import change, collection, create_or_keep, owner_reference, remove
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.manifests.service import render_autoscaler, render_version
+from fenka.jobs.manifests.service import render_autoscaler, render_version, strategy
 from fenka.jobs.service import ServiceSpec, check_change, check_versions
 from fenka.jobs.serving.deployment import explain_zero, owner_of
 from fenka.jobs.serving.http_route import split_route
 from fenka.jobs.serving.insertion import GatewayOptions, insert_gateway
+from fenka.jobs.serving.rollout import fits_in_place, make_room
 from fenka.jobs.serving.state import ServiceState, read_state, recorded_spec
 from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.service_reader import read_published
@@ -94,17 +95,30 @@ async def _withdraw(api: Api, state: ServiceState, version: str, rest: set[str])
     await _set_weights(api, state, weights)
 
 
-async def update(
+async def update(  # noqa: PLR0913
     api: Api,
     namespace: str,
     name: str,
     version: str,
     changed: Callable[[ServiceSpec], ServiceSpec],
     options: GatewayOptions,
+    *,
+    surge: bool | None = None,
 ) -> ServiceSpec:
     """Change a version: its replicas are replaced one by one. Return it as it is now.
 
-    Raises SubmissionRefused, InvalidRequest, InvalidSize, ApiError, ApiUnreachable.
+    Args:
+        api: The cluster.
+        namespace: The service's.
+        name: The service.
+        version: The version; empty for the only one.
+        changed: Returns the version as it shall be.
+        options: How a gateway is made.
+        surge: Whether a replica ends when its successor is ready, or before it starts. None: before,
+            if there is no room for both.
+
+    Raises:
+        SubmissionRefused, InvalidRequest, InvalidSize, ApiError, ApiUnreachable.
     """
     state = await read_state(api, namespace, name)
     deployment = state.version(version)
@@ -130,10 +144,35 @@ async def update(
             await insert_gateway(api, state, spec, settings, owners, options.report)
     elif old.range.scales:
         await if_accepted(api.delete(_autoscaler_path(namespace, spec)))
+    objects[0]["spec"]["strategy"] = strategy(surge=surge is not False)
     await _replace(api, deployment, objects[0], spec)
     if spec.range.scales:
         await _set_autoscaler(api, namespace, spec, deployment)
+    if surge is None and fits_in_place(old, spec):
+        await make_room(api, deployment, spec, options.report)
     return spec
+
+
+async def undo(
+    api: Api,
+    namespace: str,
+    name: str,
+    version: str,
+    options: GatewayOptions,
+    *,
+    surge: bool | None = None,
+) -> ServiceSpec:
+    """Make a version what it was before its last update, as `update` does. Return it as it is now."""
+    state = await read_state(api, namespace, name)
+    deployment = state.version(version)
+    if PREVIOUS not in deployment.metadata.annotations:
+        raise SubmissionRefused(
+            f"version {deployment.version} of service {name} has not been updated: there is nothing to undo"
+        )
+    previous = recorded_spec(deployment, name, PREVIOUS)
+    return await update(
+        api, namespace, name, deployment.version, lambda _: previous, options, surge=surge
+    )
 
 
 async def _replace(
@@ -162,9 +201,13 @@ def _patch(known: Manifest, rendered: Manifest, spec: ServiceSpec) -> Manifest:
     # An autoscaler whose range begins at 1 leaves a Deployment without replicas alone.
     keep = spec.range.scales and known["spec"]["replicas"] >= spec.range.least
     replicas = {} if keep else {"replicas": rendered["spec"]["replicas"]}
+    annotations = dict(rendered["metadata"]["annotations"])
+    before = known["metadata"]["annotations"][SPEC]
+    if before != annotations[SPEC]:
+        annotations[PREVIOUS] = before
     return {
-        "metadata": {"annotations": rendered["metadata"]["annotations"]},
-        "spec": {**replicas, "template": template},
+        "metadata": {"annotations": annotations},
+        "spec": {**replicas, "strategy": rendered["spec"]["strategy"], "template": template},
     }
 
 

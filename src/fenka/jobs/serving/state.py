@@ -102,24 +102,28 @@ async def read_state(api: Api, namespace: str, name: str) -> ServiceState:
     )
 
 
-def recorded_spec(deployment: ServingDeployment, service: str) -> ServiceSpec:
-    """Return a version as it was deployed. Its owner may have changed the annotation.
+def recorded_spec(
+    deployment: ServingDeployment, service: str, annotation: str = SPEC
+) -> ServiceSpec:
+    """Return a version as an annotation records it. Its owner may have changed the annotation.
 
     Raises SubmissionRefused.
     """
     version = deployment.version
     again = f"delete it (fenka serve delete {service} -v {version}) and deploy it again"
     try:
-        spec = msgspec.json.decode(deployment.metadata.annotations.get(SPEC, ""), type=ServiceSpec)
+        spec = msgspec.json.decode(
+            deployment.metadata.annotations.get(annotation, ""), type=ServiceSpec
+        )
         spec.validate()
     except (msgspec.MsgspecError, InvalidRequest, RecursionError) as why:
         raise SubmissionRefused(
-            f"version {version} of service {service} cannot be changed, because its annotation {SPEC} is "
-            f"invalid ({why}): {again}"
+            f"version {version} of service {service} cannot be changed, because its annotation {annotation} "
+            f"is invalid ({why}): {again}"
         ) from None
     if (spec.name, spec.version) != (service, version):
         raise SubmissionRefused(
-            f"version {version} of service {service} cannot be changed, because its annotation {SPEC} "
+            f"version {version} of service {service} cannot be changed, because its annotation {annotation} "
             f"describes another one: {again}"
         )
     return spec

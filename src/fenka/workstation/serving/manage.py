@@ -288,7 +288,12 @@ def update(
             _check_cards(runtime, spec, announce, report_errors)
         unchanged = {field: getattr(old.spec, field) for field in _IN_PLACE}
         same = msgspec.structs.replace(spec, **unchanged) == old.spec
-        new = msgspec.structs.replace(old, spec=spec, revision=old.revision + (not same))
+        new = msgspec.structs.replace(
+            old,
+            spec=spec,
+            revision=old.revision + (not same),
+            previous=old.previous if spec == old.spec else old.spec,
+        )
         versions = [new if each is old else each for each in record.versions]
         records.save(records.place_of(name), msgspec.structs.replace(record, versions=versions))
         try:
@@ -297,6 +302,19 @@ def update(
             _restore(name, record)
             raise
     return spec
+
+
+def undo(
+    runtime: Runtime, name: str, version: str, announce: Announce, report_errors: ErrorReporter
+) -> ServiceSpec:
+    """Make a version what it was before its last update. Return it as it is now. Raises as `update`."""
+    chosen = _chosen(records.load(name), name, version)
+    previous, version = chosen.previous, chosen.spec.version
+    if previous is None:
+        raise ServiceRefused(
+            f"version {version} of service {name} has not been updated: there is nothing to undo"
+        )
+    return update(runtime, name, version, lambda _: previous, announce, report_errors)
 
 
 def _chosen(record: ServiceRecord, name: str, version: str) -> VersionRecord:

@@ -60,6 +60,7 @@ class VersionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         directory: The programs' working directory.
         environment: That of the command that submitted it.
         binds: Files and directories that programs see in another place, too.
+        previous: The spec before its last update; None before the first one.
     """
 
     spec: ServiceSpec
@@ -68,6 +69,7 @@ class VersionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: str
     environment: dict[str, str]
     binds: list[tuple[str, str]] = []
+    previous: ServiceSpec | None = None
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 #include <stddef.h>
 
+#include "account_lock.h"
 #include "account_owner.h"
 #include "account_page.h"
 #include "account_reap.h"
@@ -27,8 +28,8 @@ static uint64_t reaped_at[FENKA_MAX_CARDS];  /* ms, by a query */
 /* ---- this process's slot ---- */
 
 /* A slot with this process's identity has one of two origins. Before an exec the slot was the previous program's, whose
- * memory the kernel has freed: it is released. Or another copy of this library has mapped the account in this process
- * (dlmopen): then both share the slot. */
+ * memory the kernel has freed, unless a child inherited it: it is released. Or another copy of this library has mapped
+ * the account in this process (dlmopen): then both share the slot. */
 static bool share_or_release_own(void) {
     for (unsigned i = 0, n = account_slots(); i < n; i++) {
         uint64_t seen = account_slot_identity(i);
@@ -38,7 +39,8 @@ static bool share_or_release_own(void) {
             account_slot = i;
             return true;
         }
-        account_bury(i, seen);
+        if (!account_is_locked(seen))
+            account_bury(i, seen);
     }
     return false;
 }
@@ -80,6 +82,7 @@ const char *account_open(const char *path) {
 }
 
 void account_reset(void) {
+    account_lock_reset();
     account_slot = NO_SLOT;
 }
 

@@ -1,6 +1,7 @@
 #include "account_page.h"
 
 #include <stddef.h>
+#include <stdio.h>
 
 #include "os.h"
 
@@ -10,6 +11,7 @@
 _Static_assert(sizeof(((struct fenka_account *)0)->identity) == 8 * FENKA_MAX_SLOTS, "lease.h is consistent");
 
 struct fenka_account *account_page;
+char account_path[4096];
 uint64_t account_identity;
 uint32_t account_slot = NO_SLOT;
 
@@ -54,6 +56,7 @@ const char *account_page_open(const char *path) {
         return "cannot be written";
     }
     account_page = address;
+    snprintf(account_path, sizeof account_path, "%s", path);
     os_guard(account_page, sizeof *account_page, on_lost);
     const char *fault = page_fault();
     if (fault) {

@@ -15,6 +15,7 @@
 
 #pragma GCC visibility push(hidden)
 extern struct fenka_account *account_page;
+extern char account_path[4096];
 extern uint64_t account_identity; /* of this process */
 extern uint32_t account_slot;     /* its slot, or NO_SLOT */
 #pragma GCC visibility pop

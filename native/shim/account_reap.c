@@ -1,5 +1,6 @@
 #include "account_reap.h"
 
+#include "account_lock.h"
 #include "account_owner.h"
 #include "account_page.h"
 
@@ -60,7 +61,7 @@ bool account_reap_slot(unsigned slot, bool quick) {
     if (seen & ORPHANED)
         return clear_all_but_exports(slot);
     return seen && (seen & ~RECLAIMING) != account_identity && account_owner_dead(seen, quick) &&
-           account_bury(slot, seen);
+           !account_is_locked(seen) && account_bury(slot, seen);
 }
 
 bool account_reap_slots(bool quick) {

@@ -51,7 +51,7 @@ static bool shows_exactly(const uint8_t *chosen, unsigned count) {
 
 CUresult cuInit(unsigned int flags) {
     uint8_t chosen[FENKA_MAX_CARDS];
-    if (!lease_ready())
+    if (!lease_ready() || !lease_lock_account())
         return LEASE_BROKEN;
     if (__atomic_load_n(&initialized, __ATOMIC_ACQUIRE))
         return REAL(cuInit)(flags);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "account.h"
+#include "account_lock.h"
 #include "control.h"
 #include "os.h"
 
@@ -57,6 +58,15 @@ bool lease_join(void) {
         __atomic_store_n(&lease_joined, join(), __ATOMIC_RELEASE);
     os_unlock(&joining);
     return lease_joined;
+}
+
+bool lease_lock_account(void) {
+    os_lock(&joining);
+    bool locked = account_lock_set();
+    os_unlock(&joining);
+    if (!locked)
+        lease_refuse("the account", "cannot be locked");
+    return locked;
 }
 
 /* By UUID, because CUDA_VISIBLE_DEVICES may reorder and hide cards. */

@@ -16,6 +16,10 @@ static inline bool lease_ready(void) {
     return __builtin_expect(__atomic_load_n(&lease_joined, __ATOMIC_ACQUIRE), 1) || lease_join();
 }
 
+/* Before the driver is opened: sets the lock that its descriptors are inherited with. False if the account cannot be
+ * locked; prints the reason like lease_join. */
+bool lease_lock_account(void);
+
 /* Refuses the GPU with one line, once per process: "fenka: no GPU for this process: SUBJECT FAULT". */
 void lease_refuse(const char *subject, const char *fault);
 

@@ -215,7 +215,8 @@ unsigned os_count_mappings(const void *address) {
     return times;
 }
 
-#define OFD_SETLK 37 /* F_OFD_SETLK, which old headers lack */
+#define OFD_GETLK 36 /* F_OFD_GETLK, F_OFD_SETLK, which old headers lack */
+#define OFD_SETLK 37
 
 /* A write lock for descriptors that are open for writing only. */
 bool os_set_file_lock(int descriptor, uint64_t first, uint64_t length) {
@@ -225,6 +226,24 @@ bool os_set_file_lock(int descriptor, uint64_t first, uint64_t length) {
     lock.l_type = F_WRLCK;
     lock.l_pid = 0;
     return fcntl(descriptor, OFD_SETLK, &lock) == 0;
+}
+
+int os_open_locked(const char *path, uint64_t byte) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || os_set_file_lock(fd, byte, 1))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+bool os_byte_locked(const char *path, uint64_t byte) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return true;
+    bool locked = fcntl(fd, OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    close(fd);
+    return locked;
 }
 
 /* "1: OFDLCK ADVISORY  READ -1 00:01:14 FIRST LAST"; a waiting request is marked by an arrow. */

@@ -45,6 +45,11 @@ unsigned os_count_mappings(const void *address);
 /* Sets a shared lock on a file's bytes [first, first + length) that belongs to the open file: it ends with the last
  * copy of the descriptor in any process. False if the file supports no locks. */
 bool os_set_file_lock(int descriptor, uint64_t first, uint64_t length);
+/* Opens a file and sets such a lock on one byte. The descriptor is inherited by fork and closed by exec; -1 if the file
+ * cannot be opened or locked. */
+int os_open_locked(const char *path, uint64_t byte);
+/* Whether any open file has a lock on the byte; true if that is unknown. */
+bool os_byte_locked(const char *path, uint64_t byte);
 /* Calls `each` for such locks that a file of /proc lists; false if it cannot be read. */
 bool os_each_file_lock(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to);
 uint64_t os_random(void); /* 64 bits, as unpredictable as possible */

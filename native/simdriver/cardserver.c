@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,12 +25,17 @@
 
 static int events, listener, signals;
 
-static void add_to_epoll(int fd)
+/* Marks events of the process of a client. */
+#define OF_PROCESS ((uint64_t)1 << 32)
+
+static void watch(int fd, uint64_t name)
 {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.fd = fd};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = name};
     if (epoll_ctl(events, EPOLL_CTL_ADD, fd, &event) != 0)
         fail("cannot watch a connection: %s.", strerror(errno));
 }
+
+static void add_to_epoll(int fd) { watch(fd, (uint64_t)fd); }
 
 static void listen_for_clients(const char *directory)
 {
@@ -60,12 +66,37 @@ static void hang_up(int fd)
 {
     struct client *client = client_of(fd);
     if (client->slot != NO_SLOT) {
-        orphan_files_of(state->processes[client->slot].pid);
+        orphan_files_of(peer_pid(fd));
         empty_slot(client->slot);
     }
     if (client->file >= 0)
         orphan_file(client);
     client_remove(fd);
+}
+
+static bool enter(int fd, struct node_welcome *welcome)
+{
+    struct client *client = client_of(fd);
+    client->slot = welcome->slot = take_slot(peer_pid(fd), &welcome->generation);
+    if (client->slot == NO_SLOT)
+        return false;
+    client->process = peer_process(fd);
+    if (client->process >= 0)
+        watch(client->process, OF_PROCESS | (uint64_t)fd);
+    return true;
+}
+
+/* The connection is still open where children have inherited it. The descriptor of the client that the event was for may
+ * have been reused since. */
+static void note_end(int fd)
+{
+    struct client *client = client_of(fd);
+    struct pollfd process = {.fd = client->process, .events = POLLIN};
+    if (client->process < 0 || poll(&process, 1, 0) != 1)
+        return;
+    __atomic_store_n(&state->processes[client->slot].ended, 1, __ATOMIC_RELEASE);
+    close(client->process);
+    client->process = -1;
 }
 
 /* Stores a file that the client shares or keeps, or passes a shared one to the client. */
@@ -130,11 +161,8 @@ static void handle_message(int fd)
     if (fits && (hello == NODE_HELLO_SHARE || hello == NODE_HELLO_FETCH || hello == NODE_HELLO_KEEP)) {
         fits = exchange(fd, hello, given, &welcome);
     } else if (fits) {
-        if (hello == NODE_HELLO_CUDA) {
-            client->slot = take_slot(peer_pid(fd), &welcome.generation);
-            welcome.slot = client->slot;
-            welcome.ok = client->slot != NO_SLOT;
-        }
+        if (hello == NODE_HELLO_CUDA)
+            welcome.ok = enter(fd, &welcome);
         fits = answer(fd, &welcome, -1);
     }
     if (given >= 0 && given != client->file)
@@ -175,10 +203,12 @@ static void serve(int idle_ms)
         if (count == 0 && !polled)
             return;
         for (int i = 0; i < count; i++) {
-            int fd = ready[i].data.fd;
-            if (fd == signals)
+            int fd = (int)(ready[i].data.u64 & INT32_MAX);
+            if (ready[i].data.u64 & OF_PROCESS)
+                note_end(fd);
+            else if (fd == signals)
                 return;
-            if (fd == listener)
+            else if (fd == listener)
                 accept_clients();
             else
                 handle_message(fd);

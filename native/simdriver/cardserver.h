@@ -25,6 +25,7 @@ void recover(struct fenka_node_faults *faults);
 /* ---- cardserver_clients.c: connections ---- */
 struct client {
     uint32_t slot; /* or NO_SLOT */
+    int process;   /* a pidfd of the process with the slot; -1 = none, or it has ended */
     char hello;    /* NODE_HELLO_…; 0 = nothing yet, or no client */
     int file;      /* that the client shares or keeps; -1 = none */
     int32_t pid;   /* of a client that shares or keeps */
@@ -40,6 +41,8 @@ int clients_end(void);
 /* The file that is shared under this name; -1 = none. */
 int shared_file(const uint8_t *token);
 int32_t peer_pid(int fd);
+/* A descriptor that becomes readable when the client's process ends; -1 if it cannot be opened. */
+int peer_process(int fd);
 /* Breaking a card is allowed to the node's owner and to root. */
 bool peer_may_provoke(int fd);
 /* One byte, and the descriptor that came with it or -1. */

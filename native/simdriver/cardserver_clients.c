@@ -4,7 +4,10 @@
 
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#define PIDFD_OPEN 434 /* SYS_pidfd_open, which old headers lack */
 
 static struct client clients[MAX_CLIENTS];
 static int highest;
@@ -16,7 +19,7 @@ int clients_end(void) { return highest + 1; }
 
 void client_add(int fd)
 {
-    clients[fd] = (struct client){.slot = NO_SLOT, .file = -1};
+    clients[fd] = (struct client){.slot = NO_SLOT, .process = -1, .file = -1};
     highest = fd > highest ? fd : highest;
     client_count++;
 }
@@ -25,7 +28,9 @@ void client_remove(int fd)
 {
     if (clients[fd].file >= 0)
         close(clients[fd].file);
-    clients[fd] = (struct client){.slot = NO_SLOT, .file = -1};
+    if (clients[fd].process >= 0)
+        close(clients[fd].process);
+    clients[fd] = (struct client){.slot = NO_SLOT, .process = -1, .file = -1};
     close(fd);
     client_count--;
 }
@@ -48,6 +53,11 @@ static struct ucred peer_of(int fd)
 }
 
 int32_t peer_pid(int fd) { return peer_of(fd).pid; }
+
+int peer_process(int fd)
+{
+    return (int)syscall(PIDFD_OPEN, peer_pid(fd), 0);
+}
 
 bool peer_may_provoke(int fd)
 {

@@ -102,6 +102,7 @@ void empty_slot(uint32_t slot)
             line->given = line->served = line->turns = 0;
     }
     process->pid = 0;
+    process->ended = 0;
 }
 
 void reset_state(void)

@@ -89,7 +89,7 @@ struct fenka_node_lane {
 struct fenka_node_process {
     uint64_t generation; /* of the slot's process; 0 = free. Written by the server only */
     int32_t pid;         /* as the server sees it */
-    uint32_t reserved;
+    uint32_t ended;      /* 1 = the process has ended, and children hold its connection. Written by the server */
     uint64_t contexts[16]; /* FENKA_NODE_CARDS: contexts on each card */
     uint64_t busy_ns[16];  /* device time used on each card since the slot was taken */
     uint32_t instances[16]; /* of each card, see FENKA_NODE_MIG_INSTANCE_SHIFT. Written by the process */

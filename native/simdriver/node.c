@@ -45,18 +45,23 @@ static bool line_is_ours(void)
     return line >= 0 && fstat(line, &found) == 0 && found.st_ino == line_inode;
 }
 
-void node_detach(void)
+static void forget(void)
 {
-    if (line_is_ours())
-        close(line);
     line = -1;
     node_state = NULL;
     node_generation = 0;
 }
 
+void node_detach(void)
+{
+    if (line_is_ours())
+        close(line);
+    forget();
+}
+
 void node_forget(void)
 {
-    node_detach(); /* the child's copy of the descriptor; the parent's stays open */
+    forget();
     lost = false;
 }
 

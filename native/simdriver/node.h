@@ -74,7 +74,8 @@ bool node_alive(void);
 /* False where this process no longer owns its slot; then it must not write to it. */
 bool node_owns_slot(void);
 
-/* For a forked child: the inherited connection is the parent's, and the child must make its own. */
+/* For a forked child: the inherited connection is the parent's, and the child must make its own. It stays open: like
+ * the real driver, the server frees what the parent holds when nobody has its descriptors any more. */
 void node_forget(void);
 
 /* A line that keeps the file shared under a new secret token; or -1. */

@@ -12,7 +12,8 @@ struct seen {
     uint32_t mark; /* its instance */
 };
 
-/* Processes with a context on the card; like with the real NVML, cuInit alone is not enough. */
+/* Processes with a context on the card; like with the real NVML, cuInit alone is not enough, and memory that an ended
+ * process left to its children belongs to nobody. */
 static unsigned collect(uint32_t card, struct seen *list)
 {
     unsigned count = 0;
@@ -24,7 +25,8 @@ static unsigned collect(uint32_t card, struct seen *list)
             slot, (unsigned)process->pid,
             __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_RELAXED),
             __atomic_load_n(&process->instances[card], __ATOMIC_RELAXED)};
-        bool holds = __atomic_load_n(&process->contexts[card], __ATOMIC_RELAXED) > 0;
+        bool holds = __atomic_load_n(&process->contexts[card], __ATOMIC_RELAXED) > 0 &&
+                     !__atomic_load_n(&process->ended, __ATOMIC_RELAXED);
         /* Read again: the slot may have changed hands while it was read. */
         if (generation != 0 && holds &&
             __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) == generation)

@@ -87,7 +87,8 @@ static bool holder_is_gone(uint64_t word)
 {
     const struct fenka_node_process *process = &node_state->processes[word & SLOT_MASK];
     return __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) !=
-           word >> FENKA_NODE_LOCK_SHIFT;
+               word >> FENKA_NODE_LOCK_SHIFT ||
+           __atomic_load_n(&process->ended, __ATOMIC_ACQUIRE);
 }
 
 /* False for a process without slot. The lock is taken over from a dead holder, and from one that has not moved for

@@ -1,6 +1,8 @@
 """Device memory of a simulated card: counted over processes, refused when full, given back."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,22 @@ def test_memory_is_freed_when_a_program_is_killed(
         client.process.kill()
         wait_until(lambda: driver.processes() == ())
         assert driver.readings()[0].used_mib == 0
+
+
+def test_memory_is_kept_when_a_child_inherited_the_driver(
+    make_client: MakeClient, node: SimulatedNode
+) -> None:
+    """It is used, by no process, until the last copy of the driver's descriptors is closed."""
+    parent, other = make_client().enter(), make_client().enter()
+    parent.do("p = ok(d.cuMemAlloc(8 << 30))", "import os, signal", "0")
+    child = parent.do("child = os.fork() or [os.closerange(0, 3), signal.pause()]", "child")
+    with Driver.open(node.library_dir) as driver:
+        parent.kill()
+        wait_until(lambda: [process.pid for process in driver.processes()] == [other.pid])
+        assert other.free_bytes() == T4_BYTES - 8192 * MIB
+        assert driver.readings()[0].used_mib == 8192
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: driver.readings()[0].used_mib == 0)
 
 
 def test_no_memory_remains_after_many_kills(make_client: MakeClient, node: SimulatedNode) -> None:

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,17 @@ static int in_child(size_t bytes) {
     return WEXITSTATUS(status);
 }
 
+/* A child that waits until it is killed and never calls the driver. `raw`: without the handlers of fork. */
+static pid_t idle_child(bool raw) {
+    pid_t child = raw ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
+    if (child != 0)
+        return child;
+    for (int fd = 0; fd < 3; fd++)
+        close(fd);
+    for (;;)
+        pause();
+}
+
 /* Children forked while other threads are in the middle of everything: how many of them got their memory. */
 static size_t children_of_threads(CUcontext context, int count) {
     pthread_t threads[4];
@@ -265,6 +277,8 @@ static CUresult answer(const char *what, long long a, long long b, unsigned long
         result = CUDA_SUCCESS;
     } else if (!strcmp(what, "child"))
         result = (CUresult)in_child((size_t)a);
+    else if (!strcmp(what, "idle"))
+        first = (unsigned long long)idle_child(a);
     *x = p ? p : first;
     *y = second;
     return result;

@@ -79,6 +79,19 @@ struct fenka_control {
 #define FENKA_IDENTITY_START 32
 #define FENKA_MAX_NAMESPACES 255 /* the index 255 = no entry was free: that owner is never reclaimed */
 
+/* A process that was forked without exec has copies of its parent's descriptors. The driver frees the memory of an open
+ * card with the last copy, whichever process has it. So a process that opens the driver sets a lock on the account
+ * before (F_OFD_SETLK, shared), on a descriptor that its children inherit like the driver's, and that exec closes. A
+ * dead owner's slot is kept while somebody has that lock. It has one byte, far behind the end of the file:
+ *
+ *   bits 0-21   PID of the identity
+ *   bits 22-29  its index in pid_namespaces
+ *   bits 30-61  its start time
+ *
+ * Owners that never opened the driver have no lock, and hold no memory. */
+#define FENKA_OWNER_LOCK_NAMESPACE 22
+#define FENKA_OWNER_LOCK_START 30
+
 /* When the last process of a namespace has ended, no process is left that may reclaim its slots. Only the agent sees
  * that. It writes what it sees into namespace_states, one plain word at a time; reclaiming remains with the processes
  * and their compare-and-swap:
@@ -87,7 +100,7 @@ struct fenka_control {
  *   RETIRING   no process takes this index any more. The agent then looks at all processes of the machine. Processes
  *              that took the index earlier are seen, because they took it before this word was written. If the
  *              namespace has a process after all, the word becomes 0 again.
- *   ENDED      owners with this index are dead. Any process reclaims their slots.
+ *   ENDED      owners with this index are dead. Any process reclaims their slots, unless they are locked.
  *
  * When no identity has the index any more, the agent writes 0 to the pid_namespaces word and then to this one.
  *

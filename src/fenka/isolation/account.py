@@ -4,6 +4,7 @@ Programs write it, so nothing in it is trusted, and impossible values count as z
 because a program may truncate the file, and reading a truncated mapping would kill the reader.
 """
 
+import fcntl
 import os
 import stat
 import struct
@@ -16,6 +17,9 @@ from fenka.isolation.layout import constant, layout
 
 MAX_PLAUSIBLE_BYTES = 1 << 50
 """No card has a pebibyte of memory. A process that reports more is counted as holding nothing."""
+
+
+_FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit systems
 
 
 class InvalidAccount(FenkaError):
@@ -42,6 +46,8 @@ class AccountSlot:
     """Inode; 0 if unknown, or if the kernel has no time namespaces."""
     orphaned: bool = False
     """The process has ended, and others may still hold what it exported."""
+    locked: bool = False
+    """The process, or a child that inherited its descriptors, has the driver open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,22 @@ def words(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
     return struct.unpack(f"<{length}Q", data)
 
 
+def lock_byte(identity: int) -> int:
+    """Return the byte of an account that is locked while the owner's memory exists (lease.h)."""
+    namespace = identity >> constant("FENKA_IDENTITY_NAMESPACE") & 0xFF
+    return (
+        identity >> constant("FENKA_IDENTITY_START") << constant("FENKA_OWNER_LOCK_START")
+        | namespace << constant("FENKA_OWNER_LOCK_NAMESPACE")
+        | identity & (1 << constant("FENKA_IDENTITY_RECLAIMING")) - 1
+    )
+
+
+def _is_locked(fd: int, identity: int) -> bool:
+    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, lock_byte(identity), 1, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))[0]
+    return kind != fcntl.F_UNLCK
+
+
 def _processes(fd: int) -> Iterator[AccountSlot]:
     before = words(fd, "identity")
     cards = range(constant("FENKA_MAX_CARDS"))
@@ -181,11 +203,12 @@ def _processes(fd: int) -> Iterator[AccountSlot]:
         pid = identity & (1 << pid_bits) - 1
         index = identity >> namespace & (1 << orphaned - namespace) - 1
         ended = states[index] == constant("FENKA_NAMESPACE_ENDED")
-        if ended and not any(held[1]):
+        locked = _is_locked(fd, identity)
+        if ended and not locked and not any(held[1]):
             continue  # ended, too: the next process that needs the memory empties the slot
         slot, given, taken = (
             tuple(0 if b >= MAX_PLAUSIBLE_BYTES else b for b in row)
-            for row in (held if not ended else (none, held[1], none))
+            for row in (held if locked or not ended else (none, held[1], none))
         )
         inodes = namespaces[index] if index < constant("FENKA_MAX_NAMESPACES") else 0
         yield AccountSlot(
@@ -196,7 +219,8 @@ def _processes(fd: int) -> Iterator[AccountSlot]:
             given if any(given) else (),
             taken if any(taken) else (),
             inodes >> 32,
-            bool(ended or identity >> orphaned & 1),
+            bool((ended and not locked) or identity >> orphaned & 1),
+            locked,
         )
 
 

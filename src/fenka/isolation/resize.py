@@ -69,7 +69,7 @@ class _SlotOwners:
 
     def remaining(self, slot: AccountSlot) -> AccountSlot:
         """Return the slot; of a process that has ended only what others may still hold of it."""
-        if not slot.orphaned and not self._has_ended(slot):
+        if slot.locked or (not slot.orphaned and not self._has_ended(slot)):
             return slot
         return replace(slot, memory_bytes=(), imported_bytes=(), orphaned=True)
 

@@ -49,7 +49,7 @@ def job_set(name: str, kind: str = "mpi", *, roles: dict[str, int], **given: Any
                         "spec": {
                             "parallelism": count,
                             "completions": count,
-                            "template": _template(given),
+                            "template": _template(given, role),
                         }
                     },
                 }
@@ -90,8 +90,11 @@ def _root_metadata(name: str, kind: str, given: Json) -> Json:
     }
 
 
-def _template(given: Json) -> Json:
-    return {"spec": {"priorityClassName": given.get("priority", ""), "containers": []}}
+def _template(given: Json, role: str = "") -> Json:
+    """Return the template of a role's pods. `limits`: the cards of each role's container."""
+    limits = given.get("limits", {}).get(role)
+    containers = [{"name": "main", "resources": {"limits": limits}}] if limits else []
+    return {"spec": {"priorityClassName": given.get("priority", ""), "containers": containers}}
 
 
 def member(job: str, role: str, index: int = 0, limits: Json | None = None, **given: Any) -> Json:
@@ -125,6 +128,6 @@ def foreign_job(name: str, kind: str, conditions: list[Json] | None, **given: An
             "uid": given.get("uid", f"{kind}-{name}"),
             "creationTimestamp": given.get("created", moment()),
         },
-        "spec": {},
+        "spec": given.get("spec", {}),
         "status": {"conditions": conditions, **given.get("status", {})},
     }

@@ -90,7 +90,7 @@ def test_group_that_is_out_of_stock_answers_all_the_same(tmp_path: Path) -> None
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines()[2:] == [
         "1 of 2 pending pods would start, for 4 more an hour",
-        "1 of default/b left out: 0/1 groups help: 1 of exactly 1 node",
+        "1 of default/b left out: 0/1 groups help: 1 fixed at 1 node",
     ]
 
 

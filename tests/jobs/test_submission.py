@@ -20,6 +20,7 @@ from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.jobs.manifests.trainings import ALONE, FILES, INDEXED, MPI, PYTORCH, TENSORFLOW
+from tests.training_builders import foreign_job
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -331,6 +332,23 @@ async def test_name_is_refused_when_objects_of_a_deleted_job_are_left(
             f"{kind} {name} of job {spec.name} already exists in namespace default: if a job of this name "
             "was deleted just now, submit again in a moment, else choose another --name"
         )
+        assert not server.writes
+
+
+@pytest.mark.parametrize("spec", [MPI, SIMPLE])
+async def test_training_is_refused_when_another_operators_job_has_its_name(
+    spec: TrainingSpec,
+) -> None:
+    """Else screens would have two jobs of one name."""
+    async with api_server() as server:
+        server.groups = {"kubeflow.org": ["v1"]}
+        server.put("tfjobs", foreign_job(spec.name, "TFJob", []))
+        sentence = (
+            f"TFJob {spec.name}, which is not fenka's, already exists in namespace default: choose "
+            "another --name"
+        )
+        with pytest.raises(SubmissionRefused, match=sentence):
+            await submitted(server, spec)
         assert not server.writes
 
 

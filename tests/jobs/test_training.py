@@ -24,7 +24,13 @@ def test_name_is_accepted_when_pods_can_have_it(name: str) -> None:
     changed(name=name).validate()
 
 
-@pytest.mark.parametrize("name", ["", "Mpi_Dist", "1job", "a" * 44, "a-", "-a", "a.b", "a\n", "ä"])
+def test_name_is_named_when_it_is_missing() -> None:
+    """`--name` has no default."""
+    with pytest.raises(InvalidRequest, match=r"^the job has no name: add --name NAME$"):
+        changed(name="").validate()
+
+
+@pytest.mark.parametrize("name", ["Mpi_Dist", "1job", "a" * 44, "a-", "-a", "a.b", "a\n", "ä"])
 def test_name_is_rejected_when_no_pod_can_have_it(name: str) -> None:
     """Test that name is rejected when no pod can have it."""
     with pytest.raises(

@@ -42,15 +42,17 @@ def read(
     nodes: list[Json] | None = None,
     foreign: list[Json] | None = None,
     services: list[Json] | None = None,
+    tensorboards: list[Json] | None = None,
     now: float = NOON + 600,
 ) -> list[TrainingJob]:
     """Return the jobs that these objects are."""
     objects = TrainingObjects(
         [_root(root) for root in roots],
-        msgspec.convert(foreign or [], list[ForeignJob]),
+        msgspec.json.decode(msgspec.json.encode(foreign or []), type=list[ForeignJob]),
         msgspec.convert(pods or [], list[TrainingPod]),
         msgspec.convert(services or [], list[Service]),
         None if nodes is None else msgspec.convert(nodes, list[Node]),
+        tensorboards=msgspec.convert(tensorboards or [], list[Service]),
     )
     return training_jobs(objects, now)
 
@@ -208,7 +210,7 @@ def test_chief_comes_first(kind: str, roles: dict[str, int], chief: str, names: 
 # ---- cards ----
 
 
-def cards_of(pod: Json, *nodes: Json) -> tuple[float | None, float, tuple[CardUse, ...]]:
+def cards_of(pod: Json, *nodes: Json) -> tuple[float | None, float | None, tuple[CardUse, ...]]:
     """Return what a pod requests and holds."""
     (job,) = read(job_set("j", roles={"worker": 1}), pods=[pod], nodes=list(nodes))
     (instance,) = job.instances
@@ -246,6 +248,46 @@ def test_request_is_unknown_when_no_node_shares_cards() -> None:
     """Nothing tells how many units a card has."""
     assert cards_of(member("j", "worker", 0, units(4)), node("a")) == (None, 0, ())
     assert cards_of(member("j", "worker", 0, {base.NVIDIA_GPU: 1}), node("a")) == (1, 0, ())
+
+
+def test_held_cards_are_unknown_when_nodes_cannot_be_listed() -> None:
+    """A user of one namespace may not list nodes, whose cards tell what a unit is."""
+    pods = [member("j", "worker", 0, units(4), node="a", annotations=on_card(0, 4))]
+    (job,) = read(job_set("j", roles={"worker": 1}), pods=pods, nodes=None)
+    assert (job.requested, job.allocated) == (None, None)
+
+
+WORKERS_OF_TWO = {"worker": {base.NVIDIA_GPU: 2}}
+
+
+@pytest.mark.parametrize(
+    ("root", "pods"),
+    [
+        pytest.param(mpi(suspend=True, limits=WORKERS_OF_TWO), [], id="queued"),
+        pytest.param(
+            mpi(limits=WORKERS_OF_TWO),
+            [member("j", "worker", 0, {base.NVIDIA_GPU: 2}, node="a")],
+            id="one pod is missing",
+        ),
+        pytest.param(
+            mpi(conditions=[condition("Completed")], limits=WORKERS_OF_TWO),
+            [member("j", "launcher", node="a", phase="Succeeded")],
+            id="ended",
+        ),
+    ],
+)
+def test_job_requests_what_its_root_declares_when_pods_do_not_exist(
+    root: Json, pods: list[Json]
+) -> None:
+    """As arena counts it."""
+    (job,) = read(root, pods=pods, nodes=[node("a")])
+    assert job.requested == 4
+
+
+def test_declared_request_is_unknown_when_no_node_shares_cards() -> None:
+    """Not 0."""
+    (job,) = read(mpi(suspend=True, limits={"worker": units(4)}), nodes=[node("a")])
+    assert job.requested is None
 
 
 def test_finished_pod_holds_nothing() -> None:
@@ -340,6 +382,7 @@ def launched(job: str) -> list[Json]:
         (foreign_job("m", "TFJob", [condition("Running"), condition("Succeeded")]), "SUCCEEDED"),
         (foreign_job("m", "PyTorchJob", [condition("Failed")]), "FAILED"),
         (foreign_job("m", "TrainJob", [condition("Suspended")]), "QUEUING"),
+        (foreign_job("m", "TFJob", [condition("Queuing")]), "RUNNING"),
         (foreign_job("m", "TrainJob", [condition("Complete")]), "SUCCEEDED"),
     ],
 )
@@ -347,6 +390,135 @@ def test_foreign_status_follows_conditions_or_the_launcher(job: Json, status: Jo
     """MPIJob v1alpha1 has launcherStatus, all others conditions."""
     (shown,) = read(foreign=[job], pods=launched("m"))
     assert (shown.status, shown.trainer, shown.foreign) == (status, job["kind"].lower(), True)
+
+
+def test_foreign_job_is_queuing_when_kube_queue_holds_it() -> None:
+    """It has no pods then."""
+    job = foreign_job("m", "TFJob", [condition("Created"), condition("Queuing")])
+    assert read(foreign=[job])[0].status == "QUEUING"
+
+
+def test_foreign_worker_is_no_chief_when_the_launcher_does_not_exist_yet() -> None:
+    """The launcher is made when the workers run."""
+    job = foreign_job("m", "MPIJob", [condition("Created")])
+    (shown,) = read(foreign=[job], pods=launched("m")[:1])
+    assert shown.chief is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "chief"), [({"Worker": 2}, True), ({"Worker": 2, "Chief": 1}, False)]
+)
+def test_foreign_worker_is_chief_when_the_job_declares_no_other(
+    declared: dict[str, int], chief: bool
+) -> None:
+    """Whether or not the chief's pod exists."""
+    specs = {role: {"replicas": count} for role, count in declared.items()}
+    labels = {"training.kubeflow.org/job-name": "t", "training.kubeflow.org/replica-type": "worker"}
+    job = foreign_job("t", "TFJob", [], spec={"tfReplicaSpecs": specs})
+    (shown,) = read(foreign=[job], pods=[foreign_pod("t-worker-0", labels)])
+    assert (shown.chief is not None) is chief
+
+
+def with_cards(count: int, replicas: int | None) -> Json:
+    """Return a role's replicas that request cards each."""
+    containers = [{"name": "c", "resources": {"limits": {base.NVIDIA_GPU: count}}}]
+    template = {"metadata": {"creationTimestamp": None}, "spec": {"containers": containers}}
+    return {"replicas": replicas, "template": template}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "requested"),
+    [
+        (
+            "MPIJob",
+            {"mpiReplicaSpecs": {"Launcher": with_cards(0, 1), "Worker": with_cards(1, 2)}},
+            2,
+        ),
+        ("MPIJob", with_cards(2, 2), 4),
+        ("PyTorchJob", {"pytorchReplicaSpecs": {"Master": with_cards(1, None)}}, 1),
+        ("TFJob", {"tfReplicaSpecs": {"PS": with_cards(0, 1), "Worker": with_cards(1, 3)}}, 3),
+        ("TFJob", {"tfReplicaSpecs": {"Worker": 7}}, 0),
+        ("TFJob", None, 0),
+    ],
+)
+def test_foreign_job_requests_what_its_spec_declares(
+    kind: str, spec: Json | None, requested: float
+) -> None:
+    """A spec that cannot be read declares nothing, and the job is shown all the same."""
+    (job,) = read(foreign=[foreign_job("m", kind, [], spec=spec)], nodes=[node("a")])
+    assert job.requested == requested
+
+
+def test_foreign_job_ended_with_its_last_container_when_it_has_no_completion_time() -> None:
+    """MPIJob v1alpha1 may end without one."""
+    job = foreign_job("m", "MPIJob", None, status={"launcherStatus": "Succeeded"})
+    ended = {"name": "c", "state": {"terminated": {"exitCode": 0, "finishedAt": moment(90)}}}
+    pods = launched("m")
+    pods[2]["status"] |= {"phase": "Succeeded", "containerStatuses": [ended]}
+    (shown,) = read(foreign=[job], pods=pods)
+    assert shown.ended == NOON + 90
+    assert shown.duration(NOON + 600) == 90
+
+
+def test_duration_is_unknown_when_nothing_tells_the_end() -> None:
+    """It does not grow."""
+    job = foreign_job("m", "MPIJob", None, status={"launcherStatus": "Succeeded"})
+    (shown,) = read(foreign=[job])
+    assert (shown.ended, shown.duration(NOON + 600)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "service", "url"),
+    [
+        (
+            "m",
+            {"spec": {"type": "NodePort", "ports": [{"port": 6006, "nodePort": 31234}]}},
+            "http://10.0.0.1:31234",
+        ),
+        (
+            "m",
+            {
+                "spec": {"type": "LoadBalancer", "ports": [{"port": 6006, "nodePort": 31234}]},
+                "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}},
+            },
+            "http://1.2.3.4:6006",
+        ),
+        ("m", {"spec": {"type": "ClusterIP", "ports": [{"port": 6006}]}}, ""),
+        ("other", {"spec": {"type": "NodePort", "ports": [{"port": 6006, "nodePort": 31234}]}}, ""),
+    ],
+)
+def test_foreign_tensorboard_is_that_of_arena(name: str, service: Json, url: str) -> None:
+    """Its Service has the job's name in label release."""
+    labels = {"release": name, "role": "tensorboard"}
+    service["metadata"] = {"name": "x", "namespace": "default", "labels": labels}
+    job = foreign_job("m", "MPIJob", [condition("Running")])
+    nodes = [node("a", address="10.0.0.1")]
+    (shown,) = read(foreign=[job], nodes=nodes, tensorboards=[service])
+    assert shown.tensorboard == url
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [
+        ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, "Evicted"),
+        ({"reason": "Evicted"}, "Evicted"),
+        ({}, "Error"),
+    ],
+)
+def test_evicted_instance_is_told_from_one_that_failed(status: Json, word: str) -> None:
+    """The program of both has ended with an error."""
+    ended = {"name": "c", "state": {"terminated": {"exitCode": 143, "reason": "Error"}}}
+    pods = [
+        member(
+            "j",
+            "worker",
+            0,
+            node="a",
+            phase="Failed",
+            status={**status, "containerStatuses": [ended]},
+        )
+    ]
+    assert read(mpi(), pods=pods)[0].instances[0].status == word
 
 
 def test_foreign_job_is_pending_when_a_pod_is() -> None:

@@ -9,9 +9,14 @@ from fenka.cluster.training_objects import (
     TrainingPod,
 )
 
+EVICTED = "Evicted"
+
 
 def status_word(pod: TrainingPod) -> str:
     """Return the state, such as `Running`, `Init:0/1`, `ContainerCreating` or `OOMKilled`."""
+    if pod.evicted:
+        # kubectl has this word only for the kubelet's evictions.
+        return EVICTED
     if pod.gone and not pod.finished:
         return "Unknown" if pod.status.reason == "NodeLost" else "Terminating"
     init = _init_word(pod)

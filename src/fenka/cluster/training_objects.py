@@ -6,7 +6,7 @@ trainer.kubeflow.org/v1alpha1 (TrainJob). Labels and annotations of fenka are wr
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -55,6 +55,7 @@ class ContainerTerminated(Object):
     exit_code: int = 0
     signal: int = 0
     reason: str = ""
+    finished_at: str | None = None
 
 
 class ContainerRunning(Object):
@@ -116,6 +117,19 @@ class TrainingPod(Pod):
         main = self.container(self.main_container)
         return main.state.terminated.exit_code if main and main.state.terminated else None
 
+    @property
+    def ended_at(self) -> str:
+        """Return the time at which its last container ended; empty before, and if that is not known."""
+        ends = (status.state.terminated for status in self.status.container_statuses)
+        return max((end.finished_at or "" for end in ends if end), default="")
+
+    @property
+    def evicted(self) -> bool:
+        """Return whether it was ended to make room, or by its node, and not by its program."""
+        target = self.condition("DisruptionTarget")
+        disrupted = target is not None and target.status == "True"
+        return self.status.phase == "Failed" and (disrupted or self.status.reason == "Evicted")
+
 
 def final_condition(conditions: Iterable[Condition]) -> Condition | None:
     """Return the condition that ends a job; None while it has not ended.
@@ -126,10 +140,34 @@ def final_condition(conditions: Iterable[Condition]) -> Condition | None:
     return min(final, key=lambda each: _FINAL.index(each.type), default=None)
 
 
+class TemplateMeta(Object):
+    """The metadata of a template. Clients in Go write null for its times."""
+
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+
+
 class PodTemplate(Object):
     """The template of a Job's pods."""
 
+    metadata: TemplateMeta = msgspec.field(default_factory=TemplateMeta)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
+
+    @property
+    def pod(self) -> Pod:
+        """Return a pod as the template makes it, which has no name and no node."""
+        meta = self.metadata
+        return Pod(
+            metadata=ObjectMeta(labels=meta.labels, annotations=meta.annotations), spec=self.spec
+        )
+
+
+class RoleTemplate(NamedTuple):
+    """The pods of a role: their number at a time, and what they are made of."""
+
+    role: str
+    replicas: int
+    template: PodTemplate
 
 
 class BatchJobSpec(Object):
@@ -152,10 +190,34 @@ class RootStatus(Object):
         return final_condition(self.conditions) is not None
 
 
-class BatchJob(Object):
-    """A Job."""
+class _RootObject(Object):
+    """An object that owns all others of a job."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+    @property
+    def templates(self) -> tuple[RoleTemplate, ...]:
+        """Return its pods by their roles."""
+        raise NotImplementedError
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Return the number of pods that run at a time, by role."""
+        return {part.role: part.replicas for part in self.templates}
+
+    @property
+    def priority_class(self) -> str:
+        """Return the priority class of its pods."""
+        names = (part.template.spec.priority_class_name for part in self.templates)
+        return next(filter(None, names), "")
+
+    def _single(self, replicas: int, template: PodTemplate) -> tuple[RoleTemplate]:
+        return (RoleTemplate(self.metadata.labels.get(ROLE, "main"), replicas, template),)
+
+
+class BatchJob(_RootObject):
+    """A Job."""
+
     spec: BatchJobSpec = msgspec.field(default_factory=BatchJobSpec)
     status: RootStatus = msgspec.field(default_factory=RootStatus)
 
@@ -165,14 +227,9 @@ class BatchJob(Object):
         return f"{JOBS_API}/namespaces/{self.metadata.namespace}/jobs/{self.metadata.name}"
 
     @property
-    def roles(self) -> dict[str, int]:
-        """Return the number of pods that run at a time, by role."""
-        return {self.metadata.labels.get(ROLE, "main"): self.spec.parallelism}
-
-    @property
-    def priority_class(self) -> str:
-        """Return the priority class of its pods."""
-        return self.spec.template.spec.priority_class_name
+    def templates(self) -> tuple[RoleTemplate, ...]:
+        """Return its pods."""
+        return self._single(self.spec.parallelism, self.spec.template)
 
     @property
     def suspended(self) -> bool:
@@ -201,10 +258,9 @@ class JobSetSpec(Object):
     replicated_jobs: tuple[ReplicatedJob, ...] = ()
 
 
-class JobSet(Object):
+class JobSet(_RootObject):
     """A JobSet."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: JobSetSpec = msgspec.field(default_factory=JobSetSpec)
     status: RootStatus = msgspec.field(default_factory=RootStatus)
 
@@ -214,18 +270,14 @@ class JobSet(Object):
         return f"{JOBSETS_API}/namespaces/{self.metadata.namespace}/jobsets/{self.metadata.name}"
 
     @property
-    def roles(self) -> dict[str, int]:
-        """Return the number of pods that run at a time, by role."""
-        return {
-            job.name: job.replicas * job.template.spec.parallelism
+    def templates(self) -> tuple[RoleTemplate, ...]:
+        """Return the pods of its Jobs."""
+        return tuple(
+            RoleTemplate(
+                job.name, job.replicas * job.template.spec.parallelism, job.template.spec.template
+            )
             for job in self.spec.replicated_jobs
-        }
-
-    @property
-    def priority_class(self) -> str:
-        """Return the priority class of its pods."""
-        specs = (job.template.spec.template.spec for job in self.spec.replicated_jobs)
-        return next((spec.priority_class_name for spec in specs if spec.priority_class_name), "")
+        )
 
     @property
     def suspended(self) -> bool:
@@ -240,10 +292,9 @@ class DeploymentSpec(Object):
     template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
-class Deployment(Object):
+class Deployment(_RootObject):
     """The Deployment of a notebook that never ends by itself."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: DeploymentSpec = msgspec.field(default_factory=DeploymentSpec)
     status: RootStatus = msgspec.field(default_factory=RootStatus)
 
@@ -254,14 +305,9 @@ class Deployment(Object):
         return f"{DEPLOYMENTS_API}/namespaces/{meta.namespace}/deployments/{meta.name}"
 
     @property
-    def roles(self) -> dict[str, int]:
-        """Return the number of pods that run at a time, by role."""
-        return {self.metadata.labels.get(ROLE, "main"): 1}
-
-    @property
-    def priority_class(self) -> str:
-        """Return the priority class of its pods."""
-        return self.spec.template.spec.priority_class_name
+    def templates(self) -> tuple[RoleTemplate, ...]:
+        """Return its pod, which it has while it is not stopped."""
+        return self._single(1, self.spec.template)
 
     @property
     def suspended(self) -> bool:
@@ -280,20 +326,58 @@ class ForeignJobStatus(RootStatus):
     launcher_status: str = ""
 
 
+class _ReplicaSpec(Object):
+    """The pods of a role in the spec of a job of another operator."""
+
+    replicas: int | None = 1
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+
+
+class _ForeignSpec(Object):
+    """The pods that a job of another operator declares. replicas, template: MPIJob v1alpha1's workers."""
+
+    mpi_replica_specs: Mapping[str, _ReplicaSpec] = {}
+    tf_replica_specs: Mapping[str, _ReplicaSpec] = {}
+    pytorch_replica_specs: Mapping[str, _ReplicaSpec] = {}
+    replicas: int = 0
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+
+
 class ForeignJob(Object):
-    """A job of another operator."""
+    """A job of another operator. spec: it is decoded when it is needed, because some versions accept any."""
 
     kind: ForeignKind
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: ForeignJobStatus = msgspec.field(default_factory=ForeignJobStatus)
+
+    @property
+    def templates(self) -> tuple[RoleTemplate, ...]:
+        """Return the pods that its spec declares; none if that cannot be read."""
+        try:
+            spec = msgspec.json.decode(self.spec, type=_ForeignSpec)
+        except (msgspec.MsgspecError, RecursionError):
+            return ()
+        own = {
+            "MPIJob": spec.mpi_replica_specs,
+            "TFJob": spec.tf_replica_specs,
+            "PyTorchJob": spec.pytorch_replica_specs,
+        }.get(self.kind, {})
+        if self.kind == "MPIJob" and not own:
+            return (RoleTemplate("worker", spec.replicas, spec.template),)
+        return tuple(
+            RoleTemplate(role.lower(), 1 if part.replicas is None else part.replicas, part.template)
+            for role, part in own.items()
+        )
 
 
 _OPERATORS_NAME = "training.kubeflow.org/job-name"
-_ARENAS_NAME = "release"
+ARENAS_NAME = "release"
+"""arena's label of all objects of a job: its name."""
 FOREIGN_NAME_LABELS: Mapping[ForeignKind, tuple[str, ...]] = {
-    "MPIJob": (_OPERATORS_NAME, "mpi_job_name", _ARENAS_NAME),
-    "TFJob": (_OPERATORS_NAME, _ARENAS_NAME),
-    "PyTorchJob": (_OPERATORS_NAME, _ARENAS_NAME),
+    "MPIJob": (_OPERATORS_NAME, "mpi_job_name", ARENAS_NAME),
+    "TFJob": (_OPERATORS_NAME, ARENAS_NAME),
+    "PyTorchJob": (_OPERATORS_NAME, ARENAS_NAME),
     "TrainJob": (JOBSET_NAME,),
 }
 """Labels of pods with the name of their job, by its kind."""
@@ -357,6 +441,16 @@ class Service(Object):
         """Return the port that is open on all nodes; 0 for none."""
         return next((port.node_port for port in self.spec.ports if port.node_port), 0)
 
+    def url(self, node_address: str) -> str:
+        """Return where it answers: at its load balancer, or at a port of all nodes. Empty for nowhere."""
+        if self.external_address:
+            return (
+                f"http://{self.external_address}:{self.spec.ports[0].port}"
+                if self.spec.ports
+                else ""
+            )
+        return f"http://{node_address}:{self.node_port}" if self.node_port and node_address else ""
+
     @property
     def external_address(self) -> str:
         """Return the address of its load balancer; empty without one."""
@@ -374,6 +468,7 @@ class TrainingObjects:
         foreign: jobs of other operators.
         pods: of all these jobs.
         services: of fenka's jobs.
+        tensorboards: Services of the TensorBoards of other jobs.
         nodes: all nodes; None without the right to list them.
     """
 
@@ -383,6 +478,7 @@ class TrainingObjects:
     services: list[Service] = field(default_factory=list)
     nodes: list[Node] | None = field(default_factory=list)
     runs: list[BatchJob] = field(default_factory=list)
+    tensorboards: list[Service] = field(default_factory=list)
 
     def current(self, root: Root) -> Root:
         """Return the newest run of a job, which is the root itself unless it was started again."""

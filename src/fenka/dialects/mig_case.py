@@ -1,5 +1,6 @@
 """Cases and plans for MIG as JSON: what `fenka mig plan` reads and writes (docs/mig.md)."""
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
@@ -85,6 +86,15 @@ class _Case(_Record, frozen=True):
 
 
 _CASE = Decoder(_Case)
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+"""JSON's words for msgspec's."""
 
 
 def decode_case(text: bytes) -> Case:
@@ -92,7 +102,7 @@ def decode_case(text: bytes) -> Case:
     try:
         record = _CASE.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
-        raise InvalidCase(f"the case is not understood: {str(why)[:200]}") from None
+        raise InvalidCase(f"the case is not understood: {_plain(str(why))[:200]}") from None
     values = _whole_values([each.value for each in record.requests])
     return Case(
         tuple(_card(each) for each in record.cards),
@@ -100,6 +110,33 @@ def decode_case(text: bytes) -> Case:
         record.allow.moves,
         record.allow.conversions,
     )
+
+
+def _plain(error: str) -> str:
+    """Return msgspec's error in the words of somebody who writes JSON."""
+    text, _, path = error.partition(" - at `$")
+    where = path.removesuffix("`").lstrip(".") or "the case"
+    named = text.partition("`")[2].partition("`")[0]
+    if text.startswith("Object missing"):
+        return f"{where} has no {named}"
+    if text.startswith("Object contains unknown"):
+        return f"{where} has {named}, which is no field of it"
+    if text.startswith("Invalid enum value"):
+        return f"{where} must not be {text.removeprefix('Invalid enum value ')}"
+    if text.startswith("Expected"):
+        expected, _, given = text.removeprefix("Expected ").partition(", got ")
+        words = f"{where} must be {_words(expected)}"
+        return f"{words}, not {_words(given)}" if given else words
+    return f"it is no valid JSON ({text})"
+
+
+def _words(types: str) -> str:
+    """Return types of msgspec's errors by their names in JSON, with what is said of their sizes."""
+    return re.sub(
+        "`([^`]*)`",
+        lambda match: " or ".join(_TYPES.get(name, name) for name in match[1].split(" | ")),
+        types,
+    ).replace(" of length <= ", " of a length of at most ")
 
 
 def _card(record: _Card) -> PlannedCard:

@@ -19,6 +19,7 @@ from fenka.jobs.spec import GpuResources
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.cluster_reader import read_scheduler_options
+from fenka.kubernetes.training_reader import read_foreign
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
 NamedKind = Literal["Job", "JobSet", "Deployment", "Service"]
@@ -167,8 +168,13 @@ async def check_notebook(api: Api, namespace: str, spec: NotebookSpec) -> bool:
 
 
 async def _check_name(api: Api, namespace: str, name: str) -> None:
-    """Check that nothing has the name of the root or of the Service of the pods' names."""
-    await asyncio.gather(*(check_unused(api, namespace, kind, name) for kind in _PATHS))
+    """Check that no job has the name, and nothing that of the root or of the Service of the pods' names."""
+    foreign, _ = await asyncio.gather(
+        read_foreign(api, namespace, name),
+        asyncio.gather(*(check_unused(api, namespace, kind, name) for kind in _PATHS)),
+    )
+    for job in foreign:
+        raise _not_ours(job.kind, name, namespace)
 
 
 async def check_unused(api: Api, namespace: str, kind: NamedKind, name: str) -> None:
@@ -180,7 +186,11 @@ async def check_unused(api: Api, namespace: str, kind: NamedKind, name: str) -> 
         return
     if existing.metadata.labels.get(JOB) == name:
         raise name_taken(kind, name, name, namespace)
-    raise SubmissionRefused(
+    raise _not_ours(kind, name, namespace)
+
+
+def _not_ours(kind: str, name: str, namespace: str) -> SubmissionRefused:
+    return SubmissionRefused(
         f"{kind} {name}, which is not fenka's, already exists in namespace {namespace}: choose another "
         "--name"
     )

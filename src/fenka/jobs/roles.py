@@ -97,8 +97,13 @@ def environment(
         host: Returns the address of a process of a role.
         port: Returns the port on which a process of a role serves the others.
     """
-    cards = role.gpu.cards if role.gpu else 0
-    variables = {"FENKA_JOB": spec.name, "workers": str(spec.workers), "gpus": str(cards)}
+    gpu = _worker(spec).gpu
+    variables = {
+        "FENKA_JOB": spec.name,
+        "workers": str(spec.workers),
+        # arena's meaning: the cards of a worker, in the processes of all roles.
+        "gpus": str(gpu.cards if gpu else 0),
+    }
     if spec.kind == "tensorflow":
         variables["TF_CONFIG"] = _tf_config(spec, role, host, port).replace(f'"{_INDEX}"', index)
     elif spec.kind == "pytorch":

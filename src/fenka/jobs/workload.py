@@ -202,6 +202,8 @@ def validate_amounts(cpu: str, memory: str, prefix: str = "") -> None:
 
 def validate_name(name: str, kind: str = "job") -> None:
     """Check the name of what a cluster may run. Raises InvalidRequest."""
+    if not name:
+        raise InvalidRequest(f"the {kind} has no name: add --name NAME")
     if not NAME.fullmatch(name):
         raise InvalidRequest(
             f"invalid {kind} name {name[:80]!r}: use lowercase letters, digits and '-', starting with "

@@ -6,6 +6,7 @@ import msgspec
 
 from fenka.cluster.objects import Event, Node, Object
 from fenka.cluster.training_objects import (
+    ARENAS_NAME,
     DEPLOYMENTS_API,
     FOREIGN_NAME_LABELS,
     JOB,
@@ -78,11 +79,15 @@ async def read_training_objects(
             limit=PAGE,
             labelSelector=own,
         ),
-        _read_foreign(api, namespace, name),
+        read_foreign(api, namespace, name),
         _nothing() if pods_only else _read_addresses(api, namespace, own),
     )
-    others = await _read_foreign_pods(api, namespace, name, {job.kind for job in foreign})
-    return TrainingObjects(roots, foreign, [*pods[0], *others], services, nodes, runs)
+    others, tensorboards = await asyncio.gather(
+        _read_foreign_pods(api, namespace, name, {job.kind for job in foreign}),
+        _read_tensorboards(api, namespace, name) if foreign and not pods_only else _no_services(),
+    )
+    pods_of_all = [*pods[0], *others]
+    return TrainingObjects(roots, foreign, pods_of_all, services, nodes, runs, tensorboards)
 
 
 async def _read_addresses(
@@ -101,6 +106,19 @@ async def _read_addresses(
 
 async def _nothing() -> tuple[list[Service], list[Node] | None]:
     return [], None
+
+
+async def _no_services() -> list[Service]:
+    return []
+
+
+async def _read_tensorboards(api: Api, namespace: str | None, name: str | None) -> list[Service]:
+    """Return the Services of arena's TensorBoards; none without the right to list them."""
+    job = f"{ARENAS_NAME}={name}" if name else ARENAS_NAME
+    path = collection_path("/api/v1", namespace, "services")
+    selector = f"role=tensorboard,{job}"
+    listed = await if_accepted(api.list(path, Service, labelSelector=selector), (403,))
+    return listed[0] if listed else []
 
 
 async def read_roots(
@@ -157,7 +175,7 @@ async def read_events(api: Api, namespace: str, uids: set[str]) -> list[Training
     return sorted(ours, key=lambda event: event.at)
 
 
-async def _read_foreign(api: Api, namespace: str | None, name: str | None) -> list[ForeignJob]:
+async def read_foreign(api: Api, namespace: str | None, name: str | None) -> list[ForeignJob]:
     """Return the jobs of other operators whose kinds the cluster has, and which may be listed."""
     groups = await if_accepted(api.get("/apis", _Groups), (403, 404))
     paths = [

@@ -4,6 +4,7 @@ A pod's owner writes its labels, so pods count only for roles and indexes that t
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
@@ -12,6 +13,7 @@ from fenka.cluster.objects import Condition, seconds
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.pod_status import status_word
 from fenka.cluster.training_objects import (
+    ARENAS_NAME,
     COMPLETION_INDEX,
     FOREIGN_INDEX_LABELS,
     FOREIGN_NAME_LABELS,
@@ -24,6 +26,7 @@ from fenka.cluster.training_objects import (
     SUBMITTED,
     ForeignJob,
     ForeignKind,
+    RoleTemplate,
     Root,
     Service,
     TrainingObjects,
@@ -98,9 +101,16 @@ def training_jobs(
         job = _own_job(root, objects.current(root), own.get(key, []), cards, now, queue)
         reach = _reach_notebook if job.trainer == "notebook" else _reach_tensorboard
         jobs.append(reach(job, own.get(key, []), services.get(key, []), address))
-    jobs += [
-        _foreign_job(job, others.get(job.metadata.uid, []), cards, queue) for job in objects.foreign
-    ]
+    for foreign in objects.foreign:
+        meta = foreign.metadata
+        job = _foreign_job(foreign, others.get(meta.uid, []), cards, queue)
+        boards = [
+            service
+            for service in objects.tensorboards
+            if service.metadata.namespace == meta.namespace
+            and service.metadata.labels.get(ARENAS_NAME) == meta.name
+        ]
+        jobs.append(_reach_tensorboard(job, (), boards, address))
     return sorted(jobs, key=lambda job: (-job.created, job.namespace, job.name))
 
 
@@ -141,6 +151,7 @@ def _own_job(
     trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
     members = _members(run, pods)
     status, end = _own_status(run, trainer, members), final_condition(run.status.conditions)
+    instances = _own_instances(run, meta.name, trainer, members, cards)
     created = seconds(run.metadata.creation_timestamp) or 0
     return TrainingJob(
         meta.name,
@@ -149,8 +160,9 @@ def _own_job(
         status,
         trainer,
         created,
-        ended=None if end is None else _ended_at(run, end),
-        instances=_own_instances(run, meta.name, trainer, members, cards),
+        ended=None if end is None else _ended_at(run, end, members.values()),
+        instances=instances,
+        absent=_absent(run.templates, instances, cards),
         priority=run.priority_class,
         position=_position(status, members.values(), queue),
         why=_why(status, end, members.values()) or _not_created(run, status),
@@ -214,8 +226,23 @@ def _own_status(root: Root, trainer: Trainer, members: Members) -> JobStatus:
     return "RUNNING" if running == sum(root.roles.values()) else "PENDING"
 
 
-def _ended_at(job: Root | ForeignJob, end: Condition) -> float | None:
-    return seconds(job.status.completion_time or end.last_transition_time or "")
+def _ended_at(job: Root | ForeignJob, end: Condition, pods: Iterable[TrainingPod]) -> float | None:
+    """Return when a job ended; None if neither it nor its pods say so."""
+    told = job.status.completion_time or end.last_transition_time
+    return seconds(told or max((pod.ended_at for pod in pods), default=""))
+
+
+def _absent(
+    templates: Iterable[RoleTemplate], instances: Iterable[Instance], cards: PodCards
+) -> tuple[float | None, ...]:
+    """Return what each role's pods request that are no instances."""
+    present = Counter(instance.role for instance in instances)
+    amounts = list[float | None]()
+    for role, replicas, template in templates:
+        if replicas > present[role]:
+            requested = cards.requested(template.pod)
+            amounts.append(requested and requested * (replicas - present[role]))
+    return tuple(amounts)
 
 
 def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) -> str:
@@ -270,8 +297,8 @@ def _reach_tensorboard(
     job: TrainingJob, _: Sequence[TrainingPod], services: Iterable[Service], address: str
 ) -> TrainingJob:
     """Add the address of a job's TensorBoard."""
-    port = next((each.node_port for each in services if each.spec.type == "NodePort"), 0)
-    return replace(job, tensorboard=f"http://{address}:{port}") if port and address else job
+    url = next(filter(None, (service.url(address) for service in services)), "")
+    return replace(job, tensorboard=url) if url else job
 
 
 def _reach_notebook(
@@ -311,7 +338,7 @@ def _foreign_job(
     meta = job.metadata
     status, end = _foreign_status(job, pods)
     places = [_foreign_place(pod) for pod in pods]
-    chief = chief_role({role for role, _ in places}), 0
+    chief = _foreign_chief(job, {role for role, _ in places}), 0
     instances = [
         _instance(
             pod,
@@ -319,7 +346,7 @@ def _foreign_job(
             name=pod.metadata.name,
             role=role,
             index=index,
-            chief=len(pods) == 1 or (role, index) == chief,
+            chief=(role, index) == chief or (not chief[0] and len(pods) == 1),
         )
         for pod, (role, index) in zip(pods, places, strict=True)
         if end is None or not pod.gone
@@ -332,8 +359,9 @@ def _foreign_job(
         status,
         _FOREIGN[job.kind],
         seconds(meta.creation_timestamp) or 0,
-        ended=None if end is None else _ended_at(job, end),
+        ended=None if end is None else _ended_at(job, end, pods),
         instances=tuple(instances),
+        absent=_absent(job.templates, instances, cards),
         priority=next((pod.spec.priority_class_name for pod in pods), ""),
         position=_position(status, pods, queue),
         why=_why(status, end, pods),
@@ -351,11 +379,19 @@ def _foreign_status(
     if end is not None:
         return _ENDED[end.type], end
     current = {each.type for each in conditions if each.status == "True"}
-    if "Suspended" in current:
-        return "QUEUING", None
     alive = [pod for pod in pods if not pod.gone]
+    # Queuing is kube-queue's, and may stay after the job has left its queue.
+    if "Suspended" in current or ("Queuing" in current and not alive):
+        return "QUEUING", None
     started = bool(alive) and all(pod.status.phase in ("Running", "Succeeded") for pod in alive)
     return "RUNNING" if started else "PENDING", None
+
+
+def _foreign_chief(job: ForeignJob, present: set[str]) -> str:
+    """Return the role of the chief, whose pod may not exist yet; empty if that is not known."""
+    # The launcher is made when all workers run.
+    declared = {"launcher"} if job.kind == "MPIJob" else {part.role for part in job.templates}
+    return chief_role(declared | present)
 
 
 def _foreign_place(pod: TrainingPod) -> tuple[str, int]:

@@ -16,6 +16,8 @@ from fenka.cluster.service_objects import (
 )
 from fenka.cluster.training_objects import TrainingPod
 from fenka.core.weights import shares
+from fenka.dialects import ack, gpushare
+from fenka.dialects.base import parse_milli
 from fenka.views.cluster_jobs import SUBMISSION_S
 from fenka.views.pod_cards import PodCards
 from fenka.views.services import Replica, ServiceVersion, ServingPort
@@ -125,4 +127,13 @@ def _replica(pod: TrainingPod, cards: PodCards) -> Replica:
         address=pod.status.pod_ip,
         requested=cards.requested(pod),
         why=pod.unschedulable or "",
+        memory_units=pod.amount(gpushare.MEMORY),
+        compute=pod.amount(ack.CORE),
+        cpus=_cpus(pod),
     )
+
+
+def _cpus(pod: TrainingPod) -> float:
+    """Return the processors that a pod's containers request together."""
+    amounts = (each.resources.requests.get("cpu", "0") for each in pod.spec.containers)
+    return sum(map(parse_milli, amounts)) / 1000

@@ -58,7 +58,7 @@ class Instance:
         node_address: the node's address; empty before there is a node, and when the node is gone.
         address: the address of the instance itself.
         requested: cards, slices as shares of one, rounded to 0.1; None if no card's size is known.
-        allocated: cards that it holds now.
+        allocated: cards that it holds now; None if no card's size is known.
         cards: those of its cards that are known.
         exit_code: of its program, if that has ended.
     """
@@ -75,7 +75,7 @@ class Instance:
     node_address: str = ""
     address: str = ""
     requested: float | None = 0
-    allocated: float = 0
+    allocated: float | None = 0
     cards: tuple[CardUse, ...] = ()
     exit_code: int | None = None
 
@@ -108,6 +108,7 @@ class TrainingJob:
         address: where its notebook answers, a URL or how to get one; empty for none.
         note: what the user should know or do, such as that the submission was interrupted.
         foreign: it was created by another program: fenka shows it and never changes it.
+        absent: cards that those of its processes request which are no instance now; None if unknown.
     """
 
     name: str
@@ -125,6 +126,7 @@ class TrainingJob:
     address: str = ""
     note: str = ""
     foreign: bool = False
+    absent: tuple[float | None, ...] = ()
 
     @property
     def chief(self) -> Instance | None:
@@ -138,21 +140,25 @@ class TrainingJob:
 
     @property
     def requested(self) -> float | None:
-        """Return the cards that its instances request; None if that is not known of all of them."""
-        known = [each.requested for each in self.instances if each.requested is not None]
-        return _total(known) if len(known) == len(self.instances) else None
+        """Return the cards that its processes request; None if that is not known of all of them."""
+        return total_cards((*(instance.requested for instance in self.instances), *self.absent))
 
     @property
-    def allocated(self) -> float:
-        """Return the cards that its instances hold."""
-        return _total(instance.allocated for instance in self.instances)
+    def allocated(self) -> float | None:
+        """Return the cards that its instances hold; None if that is not known of all of them."""
+        return total_cards(instance.allocated for instance in self.instances)
 
     def age(self, now: float) -> float:
         """Return the seconds since it was submitted."""
         return now - self.created
 
-    def duration(self, now: float) -> float:
-        """Return the seconds from its submission to its end, or until now."""
+    def duration(self, now: float) -> float | None:
+        """Return the seconds from its submission to its end, or until now.
+
+        None if it has ended and nothing tells when.
+        """
+        if self.ended is None and self.status in ("SUCCEEDED", "FAILED"):
+            return None
         return (now if self.ended is None else self.ended) - self.created
 
     def instance(self, name: str) -> Instance | None:
@@ -181,5 +187,11 @@ def chief_role(roles: Collection[str]) -> str:
     return next((role for role in _CHIEFS if role in roles), "")
 
 
-def _total(amounts: Iterable[float]) -> float:
-    return round(sum(amounts), 1)
+def total_cards(amounts: Iterable[float | None]) -> float | None:
+    """Return the sum of numbers of cards, rounded to a tenth; None if one of them is unknown."""
+    total = 0.0
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return round(total, 1)

@@ -19,6 +19,9 @@ TOPOLOGY = "aliyun.com/gpu"
 """Extended resource: whole cards, chosen by how they are linked."""
 
 Mode = Literal["none", "exclusive", "topology", "share"]
+NO_ROLE = "<none>"
+"""kubectl's word for a node without a role."""
+
 MODES: tuple[Mode, ...] = ("none", "exclusive", "topology", "share")
 RESOURCES: dict[Mode, str] = {
     "exclusive": base.NVIDIA_GPU,
@@ -268,4 +271,4 @@ def role(node: Node) -> str:
     labels = node.metadata.labels
     roles = {label.removeprefix(prefix) for label in labels if label.startswith(prefix)}
     roles.add(labels.get("kubernetes.io/role", ""))
-    return ",".join(sorted(roles - {""})) or "<none>"
+    return ",".join(sorted(roles - {""})) or NO_ROLE

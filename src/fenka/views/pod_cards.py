@@ -49,9 +49,12 @@ class PodCards:
         known = [share for share in shares if share is not None]
         return round(sum(known), 1) if len(known) == len(shares) else None
 
-    def allocated(self, pod: Pod) -> float:
-        """Return the cards that a pod holds: from the time at which it has a node until it ends."""
-        return (self.requested(pod) or 0) if pod.spec.node_name and not pod.finished else 0
+    def allocated(self, pod: Pod) -> float | None:
+        """Return the cards that a pod holds, from the time at which it has a node until it ends.
+
+        None if that cannot be told.
+        """
+        return self.requested(pod) if pod.spec.node_name and not pod.finished else 0
 
     def held(self, pod: Pod) -> tuple[CardUse, ...]:
         """Return the cards that are known to be a pod's, by index."""

@@ -35,6 +35,9 @@ class Replica:
         node: The node's name; empty before it has one.
         requested: Cards, slices as shares of one; None if no card's size is known.
         why: Why it waits for a card; empty if it does not.
+        memory_units: Units of card memory that it requests.
+        compute: Percent of a card's time that it requests.
+        cpus: Processors that it requests.
     """
 
     name: str
@@ -48,6 +51,9 @@ class Replica:
     address: str = ""
     requested: float | None = 0
     why: str = ""
+    memory_units: float = 0
+    compute: int = 0
+    cpus: float = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from fenka.dialects.sizes import parse_memory
 from fenka.jobs.spec import GpuResources
 from fenka.views.instances import InstanceSlice, instance_rows
 from fenka.views.jobs import CardUse
-from fenka.views.nodes import NodeRow, ProgramRow, card_rows, compute_by_card
+from fenka.views.nodes import NO_ROLE, NodeRow, ProgramRow, card_rows, compute_by_card
 from fenka.views.queue import QueueRow
 from fenka.workstation.protocol import JobView, Snapshot
 
@@ -38,7 +38,7 @@ def node_row(snapshot: Snapshot) -> NodeRow:
     return NodeRow(
         name=snapshot.node,
         address=snapshot.address,
-        role="<none>",
+        role=NO_ROLE,
         status="ready",
         shareable=True,
         whole=sum(program.whole for program in programs),
@@ -105,6 +105,14 @@ def requested_cards(gpu: GpuResources, snapshot: Snapshot) -> float:
     memory = parse_memory(gpu.memory, snapshot.unit_mib)
     units = card_units(snapshot.cards[0].memory_mib, memory.unit_mib or snapshot.unit_mib)
     return round(gpu.cards * memory.amount / units, 1) if units else 0
+
+
+def requested_units(gpu: GpuResources, snapshot: Snapshot) -> float:
+    """Return the units of card memory that a process requests; 0 for whole cards and instances."""
+    if gpu.whole or gpu.mig:
+        return 0
+    memory = parse_memory(gpu.memory, snapshot.unit_mib)
+    return gpu.cards * memory.amount * (memory.unit_mib or snapshot.unit_mib) / snapshot.unit_mib
 
 
 def card_uses(lease: JobView, snapshot: Snapshot) -> tuple[CardUse, ...]:

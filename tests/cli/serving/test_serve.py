@@ -338,6 +338,9 @@ def test_list_shows_the_share_of_each_version(run: Run, server: FakeApiServer) -
     )
     document = json.loads(ok(run("serve", "get", "bert", "-v", "v2", "-o", "json")))
     assert (document["version"], document["traffic"], document["type"]) == ("v2", 10, "Custom")
+    arenas = {"requestCPUs", "requestGPUs", "requestGPUMemory", "requestGPUCore"}
+    assert arenas < document.keys()
+    assert all(arenas < instance.keys() for instance in document["instances"])
     assert [each["version"] for each in yaml.safe_load(ok(run("serve", "list", "-o", "yaml")))] == [
         "v1",
         "v2",

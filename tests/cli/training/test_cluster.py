@@ -287,6 +287,42 @@ def test_own_job_precedes_a_foreign_one_of_the_same_name(run: Run, server: FakeA
     assert json.loads(run("get", "j", "-T", "tf", "-o", "json").stdout)["foreign"] is True
 
 
+def test_tensorboard_of_arenas_job_is_shown(run: Run, server: FakeApiServer) -> None:
+    """Its Service is not of fenka's labels."""
+    server.groups = {"kubeflow.org": ["v1"]}
+    labels = {"release": "t", "role": "tensorboard"}
+    service = {
+        "kind": "Service",
+        "metadata": {"name": "t-tensorboard", "namespace": "default", "labels": labels},
+        "spec": {"type": "NodePort", "ports": [{"port": 6006, "nodePort": 31234}]},
+    }
+    put(server, foreign_job("t", "TFJob", []), service, node("a"))
+    shown = json.loads(run("get", "t", "-o", "json").stdout)
+    assert shown["tensorboard"] == "http://10.0.0.1:31234"
+
+
+def test_cards_are_unknown_when_the_user_may_not_list_nodes(
+    run: Run, server: FakeApiServer
+) -> None:
+    """Nothing tells him how many units a card has."""
+    pods = [member("j", "worker", 0, units(4), node="a", annotations=on_card(0, 4))]
+    put(server, job_set("j", "pytorch", roles={"worker": 1}), *pods, sharing("a"))
+    server.forbidden = {"nodes"}
+    lines = run("top", "job", "--layout", "arena").stdout.splitlines()
+    assert lines[1].split()[4:6] == ["N/A", "N/A"]
+    assert lines[-1] == "Total Allocated/Requested GPUs of Training Jobs: N/A/N/A"
+    lines = run("top", "job").stdout.splitlines()
+    assert (lines[5].rstrip(), lines[-1].rstrip()) == ("N/A", "N/A")
+
+
+def test_evicted_instance_is_no_failed_one(run: Run, server: FakeApiServer) -> None:
+    """Its program did nothing wrong."""
+    evicted = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    pods = [member("j", "worker", 0, node="a", phase="Failed", status=evicted)]
+    put(server, job_set("j", "pytorch", roles={"worker": 2}), *pods)
+    assert run("get", "j").stdout.splitlines()[-1].split()[1] == "EVICTED"
+
+
 def test_slices_of_running_pods_are_shown_with_their_cards(run: Run, server: FakeApiServer) -> None:
     """Their node's report or their record names the card; nothing measures them here."""
     pods = [

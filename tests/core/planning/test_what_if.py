@@ -44,7 +44,7 @@ def test_plan_has_exactly_these_nodes(
 def test_reason_says_that_there_are_no_more_nodes() -> None:
     """Not that the group is at its max."""
     (left,) = planned(t4=1).unserved
-    assert (left.count, left.why) == (1, "0/1 groups help: 1 of exactly 1 node")
+    assert (left.count, left.why) == (1, "0/1 groups help: 1 fixed at 1 node")
 
 
 def test_copy_of_a_node_has_another_hostname() -> None:

@@ -10,7 +10,7 @@ from fenka.cli import tables
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import format_units
 from fenka.dialects import ack
-from fenka.views.nodes import MODES, RESOURCES, Mode, NodeRow, ProgramRow
+from fenka.views.nodes import MODES, NO_ROLE, RESOURCES, Mode, NodeRow, ProgramRow
 
 RULE, SHARE_RULE = 99, 107
 MIB = 1024 * 1024
@@ -264,7 +264,7 @@ def _item(row: NodeRow) -> dict[str, object]:
         "description": "\n".join(DESCRIPTIONS[row.mode]),
         "ip": row.address,
         "status": _status(row),
-        "role": row.role,
+        "role": "" if row.role == NO_ROLE else row.role,
         "type": TYPES[row.mode],
     }
     if row.mode == "none":

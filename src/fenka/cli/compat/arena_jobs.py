@@ -11,8 +11,10 @@ from fenka.cli.training.blocks import (
     UNKNOWN,
     JobColumns,
     block,
+    card_total,
     cards,
     chief_address,
+    duration,
     head,
     jobs_table,
     trainer,
@@ -26,7 +28,7 @@ def list_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool
         "NAME": lambda job: job.name,
         "STATUS": lambda job: job.status,
         "TRAINER": trainer,
-        "DURATION": lambda job: short_duration(job.duration(now)),
+        "DURATION": lambda job: duration(job, now),
         "GPU(Requested)": lambda job: cards(job.requested),
         "GPU(Allocated)": lambda job: (
             cards(job.allocated) if job.status in ("PENDING", "RUNNING") else UNKNOWN
@@ -67,16 +69,16 @@ def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool)
         "NAME": lambda job: job.name,
         "STATUS": lambda job: job.status,
         "TRAINER": trainer,
-        "AGE": lambda job: short_duration(job.duration(now)),
+        "AGE": lambda job: duration(job, now),
         "GPU(Requested)": lambda job: cards(job.requested),
         "GPU(Allocated)": lambda job: cards(job.allocated),
         "NODE": chief_address,
     }
     running = [job for job in jobs if job.status == "RUNNING"]
-    allocated = round(sum(job.allocated for job in running), 1)
-    requested = round(sum(job.requested or 0 for job in running), 1)
+    allocated = card_total(job.allocated for job in running)
+    requested = card_total(job.requested for job in running)
     return [
         *jobs_table(jobs, columns, all_namespaces=all_namespaces),
         "",
-        f"Total Allocated/Requested GPUs of Training Jobs: {allocated:g}/{requested:g}",
+        f"Total Allocated/Requested GPUs of Training Jobs: {allocated}/{requested}",
     ]

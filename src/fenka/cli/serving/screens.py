@@ -1,6 +1,6 @@
 """Services in arena's layouts, and as data with arena's keys."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fenka.cli import tables
 from fenka.cli.durations import short_duration
@@ -78,7 +78,10 @@ def document(version: ServiceVersion, now: float) -> dict[str, object]:
         ],
         "ip": version.address or UNKNOWN,
         "instances": [_replica(each, now) for each in version.replicas],
+        "requestCPUs": _sum(each.cpus for each in version.replicas),
         "requestGPUs": version.requested,
+        "requestGPUMemory": _sum(each.memory_units for each in version.replicas),
+        "requestGPUCore": _sum(each.compute for each in version.replicas),
         "creationTimestamp": int(version.created),
         "traffic": version.share,
         "note": version.note,
@@ -97,10 +100,19 @@ def _replica(replica: Replica, now: float) -> dict[str, object]:
         "nodeIP": replica.node_address or UNKNOWN,
         "nodeName": replica.node or UNKNOWN,
         "ip": replica.address,
+        "requestCPUs": _sum([replica.cpus]),
         "requestGPUs": replica.requested,
+        "requestGPUMemory": _sum([replica.memory_units]),
+        "requestGPUCore": replica.compute,
         "creationTimestamp": int(replica.created),
         "why": replica.why,
     }
+
+
+def _sum(amounts: Iterable[float]) -> float:
+    """Return a sum, a whole number as an integer, as arena's readers expect it."""
+    total = round(sum(amounts), 3)
+    return int(total) if total == int(total) else total
 
 
 def _kind(version: ServiceVersion) -> str:

@@ -1,11 +1,11 @@
 """Parts that the screens of training jobs have in common."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from fenka.cli import tables
 from fenka.cli.durations import short_duration
-from fenka.views.jobs import CardUse, Instance, JobEvent, TrainingJob
+from fenka.views.jobs import CardUse, Instance, JobEvent, TrainingJob, total_cards
 
 UNKNOWN = "N/A"
 
@@ -23,6 +23,17 @@ def jobs_table(
 def cards(number: float | None) -> str:
     """Return a number of cards: `2`, `0.6`, or `N/A`."""
     return UNKNOWN if number is None else f"{number:g}"
+
+
+def duration(job: TrainingJob, now: float) -> str:
+    """Return how long a job ran, or has run."""
+    seconds = job.duration(now)
+    return UNKNOWN if seconds is None else short_duration(seconds)
+
+
+def card_total(amounts: Iterable[float | None]) -> str:
+    """Return the sum of several jobs' cards."""
+    return cards(total_cards(amounts))
 
 
 def trainer(job: TrainingJob) -> str:
@@ -54,7 +65,7 @@ def head(job: TrainingJob, now: float) -> list[str]:
         "Namespace": job.namespace,
         "Priority": job.priority or UNKNOWN,
         "Trainer": trainer(job),
-        "Duration": short_duration(job.duration(now)),
+        "Duration": duration(job, now),
         "CreateTime": moment(job.created),
         "EndTime": moment(job.ended),
     }

@@ -90,5 +90,5 @@ def _number(cards: float | None) -> float | None:
     return int(cards) if cards is not None and cards == int(cards) else cards
 
 
-def _seconds(duration: float) -> str:
-    return f"{max(int(duration), 0)}s"
+def _seconds(duration: float | None) -> str:
+    return UNKNOWN if duration is None else f"{max(int(duration), 0)}s"

@@ -7,11 +7,14 @@ from fenka.cli.durations import short_duration
 from fenka.cli.training.blocks import (
     UNKNOWN,
     JobColumns,
+    card_total,
     cards,
     chief_address,
+    duration,
     jobs_table,
     trainer,
 )
+from fenka.cluster.pod_status import EVICTED
 from fenka.views.jobs import Instance, TrainingJob
 
 
@@ -31,7 +34,9 @@ def get_screen(job: TrainingJob, now: float) -> list[str]:
     """Return a line for each instance. AGE is the job's; STATUS is the phase of the instance."""
     columns: dict[str, Callable[[Instance], str]] = {
         "NAME": lambda _: job.name,
-        "STATUS": lambda instance: instance.phase.upper(),
+        "STATUS": lambda instance: (
+            instance.status if instance.status == EVICTED else instance.phase
+        ).upper(),
         "TRAINER": lambda _: trainer(job),
         "AGE": lambda _: short_duration(job.age(now)),
         "INSTANCE": lambda instance: instance.name,
@@ -40,7 +45,7 @@ def get_screen(job: TrainingJob, now: float) -> list[str]:
     return [
         f"STATUS: {job.status}",
         f"NAMESPACE: {job.namespace}",
-        f"TRAINING DURATION: {short_duration(job.duration(now))}",
+        f"TRAINING DURATION: {duration(job, now)}",
         "",
         *tables.align(tables.tabulate(job.instances, columns)),
     ]
@@ -65,15 +70,13 @@ def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool)
         "AGE": lambda job: short_duration(job.age(now)),
         "NODE": chief_address,
     }
-    allocated = sum(job.allocated for job in jobs)
-    requested = sum(job.requested or 0 for job in jobs)
     return [
         *jobs_table(jobs, columns, all_namespaces=all_namespaces),
         "",
         "",
         "Total Allocated GPUs of Training Job:",
-        f"{round(allocated, 1):g}   ",
+        f"{card_total(job.allocated for job in jobs)}   ",
         "",
         "Total Requested GPUs of Training Job:",
-        f"{round(requested, 1):g}   ",
+        f"{card_total(job.requested for job in jobs)}   ",
     ]

@@ -92,7 +92,7 @@ def _bound(case: Case, number: int, new: Sequence[int]) -> Reason:
     group, bought = case.groups[number], new[number]
     if group.size + bought >= group.max:
         if group.min == group.max:
-            return f"of exactly {group.max} node{'s' * (group.max != 1)}", 0, ""
+            return f"fixed at {group.max} node{'s' * (group.max != 1)}", 0, ""
         return f"at its max of {group.max}", 0, ""
     if group.stock is not None and bought >= group.stock:
         return f"out of stock ({group.stock} left before this plan)", 0, ""

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fenka.core.request import InvalidRequest
 from fenka.dialects.sizes import InvalidSize
@@ -18,7 +19,7 @@ from fenka.workstation.serving.records import (
     VersionRecord,
 )
 from fenka.workstation.snapshot import address as machine_address
-from fenka.workstation.views import requested_cards
+from fenka.workstation.views import requested_cards, requested_units
 
 _PORTS: Mapping[PortName, str] = {"grpc-serving": "GRPC", "http-serving": "RESTFUL"}
 """arena's names of ports, in the order in which it prints them."""
@@ -73,8 +74,14 @@ def _version(
 ) -> ServiceVersion:
     spec = version.spec
     known = [each for each in status.replicas if each.version == spec.version] if status else []
-    requested = _requested(version, snapshot)
-    replicas = [_replica(each, leases.get(each.lease), requested) for each in known]
+    requested, units = _requested(version, snapshot)
+    compute = spec.gpu.core if spec.gpu else 0
+    replicas = [
+        replace(
+            _replica(each, leases.get(each.lease), requested), memory_units=units, compute=compute
+        )
+        for each in known
+    ]
     # The supervisor has not seen a version yet that is missing.
     wanted = status.wanted.get(spec.version, max(spec.range.least, 1)) if status else 0
     several = len(record.versions) > 1
@@ -117,14 +124,17 @@ def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | No
     )
 
 
-def _requested(version: VersionRecord, snapshot: Snapshot | None) -> float | None:
+def _requested(version: VersionRecord, snapshot: Snapshot | None) -> tuple[float | None, float]:
+    """Return the cards that a replica requests, None if that is not known, and its units of memory."""
     gpu = version.spec.gpu
     if gpu is None:
-        return 0
+        return 0, 0
+    if snapshot is None:
+        return None, 0
     try:
-        return requested_cards(gpu, snapshot) if snapshot else None
+        return requested_cards(gpu, snapshot), requested_units(gpu, snapshot)
     except (InvalidSize, InvalidRequest):
-        return None
+        return None, 0
 
 
 def _note(spec: ServiceSpec, status: ServiceStatus | None) -> str:

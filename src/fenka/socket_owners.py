@@ -61,6 +61,12 @@ def peer_uid(place: Place, client: Place) -> int | None:
     return listener_uid(place)
 
 
+def client_uid(client: Place, place: Place) -> int | None:
+    """Return the user of a connection's client on this machine; None if it has gone. Raises OSError."""
+    found = _find(client, place)
+    return found and found[0]
+
+
 def check_peer(connection: socket.socket, uid: int) -> None:
     """Raise NotTheOwner unless an open connection of IPv4 leads to a program of this user. Raises OSError."""
     place = connection.getpeername()

@@ -627,7 +627,7 @@ async def test_connection_ends_when_client_resets_too_many_requests(
 ) -> None:
     """A client that opens and resets requests without end loses its connection."""
     monkeypatch.setattr(http2_client, "MAX_RESETS", 50)
-    monkeypatch.setattr(http2_client, "RESETS_PER_CHECK", 0)
+    monkeypatch.setattr(http2_client, "REGAINED_PER_CHECK", 0)
     async with installation() as served, peer_of(served) as peer:
         with contextlib.suppress(ConnectionError):
             for stream in range(1, 401, 2):

@@ -377,3 +377,14 @@ def test_two_gateways_share_a_port(program: Program, path: Path) -> None:
     finally:
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0
+
+
+def test_program_uses_all_descriptors_that_it_may_have(tmp_path: Path) -> None:
+    """Its soft limit is raised to the hard one."""
+    (tmp_path / "table").write_bytes(encode(table()))
+    words = command("--table", tmp_path / "table", "--listen", f"http={LOOPBACK}:0")
+    limited = ["prlimit", "--nofile=256:1024", *words]
+    with subprocess.Popen(limited) as process:
+        limits = Path(f"/proc/{process.pid}/limits")
+        wait_until(lambda: re.search(r"Max open files +1024 +1024", limits.read_text()))
+        process.terminate()

@@ -237,15 +237,15 @@ def test_queue_positions_are_dropped_when_the_client_does_not_read() -> None:
 def test_log_keeps_its_end_when_it_is_too_long(place: Path) -> None:
     """The log stays below its limit while others append to it."""
     runtime = Runtime(place)
-    files.trim_log(runtime)
+    files.trim_log(runtime.log)
     with runtime.log.open("ab") as log:
         log.write(b"line of the beginning\n" * 10)
         log.flush()
-        files.trim_log(runtime)
+        files.trim_log(runtime.log)
         assert runtime.log.stat().st_size == 220
         log.write(b"some line of the log\n" * (files.MAX_LOG_BYTES // 20))
         log.flush()
-        files.trim_log(runtime)
+        files.trim_log(runtime.log)
         log.write(b"the last\n")
     lines = runtime.log.read_text().splitlines()
     assert runtime.log.stat().st_size < files.MAX_LOG_BYTES // 3

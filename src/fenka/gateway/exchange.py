@@ -104,6 +104,10 @@ class Http1Client(ClientSide, Protocol):
 class Http1Replica(ReplicaSide, Protocol):
     """A replica's connection of HTTP/1.1, as a client's uses it."""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Return the bytes that the replica has not read."""
+
     def send(self, data: bytes) -> None:
         """Send bytes of a websocket."""
 
@@ -118,7 +122,7 @@ class Http1Exchange(Exchange):
     """An exchange of HTTP/1.1.
 
     Attributes:
-        body: Parts of the request's body that no replica was sent yet, framed as a replica gets them.
+        body: What no replica was sent yet of the request's body, framed as a replica gets it.
         closing: The client was sent that its connection ends with the response.
     """
 
@@ -129,20 +133,20 @@ class Http1Exchange(Exchange):
 
     def __init__(self, client: Http1Client, head: RequestHead, began_at: float) -> None:
         super().__init__(client, head, began_at)
-        self.body: list[bytes] = []
+        self.body = bytearray()
         self.closing = False
 
     def add_body(self, data: bytes) -> None:
         """Take a part of the body."""
         if self.head.chunked:
             data = b"%x\r\n%s\r\n" % (len(data), data)
-        self.body.append(data)
+        self.body += data
         self.body_bytes += len(data)
 
     def end_body(self) -> None:
         """Take the end of the request."""
         if self.head.chunked:
-            self.body.append(b"0\r\n\r\n")
+            self.body += b"0\r\n\r\n"
             self.body_bytes += 5
         self.complete = True
 
@@ -151,6 +155,5 @@ class Http1Exchange(Exchange):
         if not self.body:
             return b""
         self.body_sent = True
-        data = self.body[0] if len(self.body) == 1 else b"".join(self.body)
-        self.body, self.body_bytes = [], 0
+        data, self.body, self.body_bytes = bytes(self.body), bytearray(), 0
         return data

@@ -11,9 +11,10 @@ from http import HTTPStatus
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from fenka.gateway.client_registry import ClientRegistry
+from fenka.gateway.client_registry import ClientRegistry, client_of
 from fenka.gateway.exchange import Http1Exchange
 from fenka.gateway.heads import (
+    MAX_FIELDS,
     MAX_HEAD_BYTES,
     BadMessage,
     Fields,
@@ -29,8 +30,11 @@ MAX_PIPELINED = 32
 """Requests that a client may send before it has the response to the first."""
 MAX_UNSENT_BYTES = 64 * 1024
 """Bytes of a request's body, or behind a request, that are read before a replica takes them."""
+FIELD_BYTES = 160
+"""Memory of a header field besides its own bytes."""
 
 _TOO_LARGE = BadMessage(431, f"the head of the request exceeds {MAX_HEAD_BYTES // 1024} KiB")
+_TOO_MANY_FIELDS = BadMessage(431, f"the request has more than {MAX_FIELDS} header fields")
 _TOO_MANY = BadMessage(429, f"more than {MAX_PIPELINED} requests are unanswered on one connection")
 
 
@@ -39,10 +43,11 @@ class Http1ClientConnection(Reader):
 
     Attributes:
         port: The name of the port that the client connected to.
+        client: Whose connection it is.
     """
 
     def __init__(self, registry: ClientRegistry, port: str) -> None:
-        self.port = port
+        self.port, self.client = port, ""
         self._registry, self._dispatcher = registry, registry.dispatcher
         self._clock: Callable[[], float] = self._dispatcher.clock
         self._transport: asyncio.Transport
@@ -64,7 +69,9 @@ class Http1ClientConnection(Reader):
         self._selected = self._upgrading = self._tunnel = False
         self._pauses: set[str] = set()
         self._idle_since: float = self._clock()
-        self._read_at = self._idle_since
+        self._read_at = self._rate_since = self._idle_since
+        self._rate_bytes = 0
+        """Bytes of a body since then."""
         self._head_since: float | None = None
         self._unread_since: float | None = None
         self._linger_since: float | None = None
@@ -73,6 +80,17 @@ class Http1ClientConnection(Reader):
     def idle(self) -> bool:
         """Return whether no complete head of a request is unanswered."""
         return self._active is None
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes in memory of what the client has sent, and has not read."""
+        size = len(self._held) + self._transport.get_write_buffer_size()
+        if self._head_since is not None:
+            size += 2 * self._head_bytes + FIELD_BYTES * len(self._fields)
+        if self._active is not None:
+            upstream = self._active.upstream
+            size += self._active.size if upstream is None else upstream.unsent_bytes
+        return size + sum(each.size for each in self._queue)
 
     @property
     def unread(self) -> bool:
@@ -90,8 +108,8 @@ class Http1ClientConnection(Reader):
         """Await the first request."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]).encode() if peer else b"unknown"
+        address, self.client = client_of(transport)
+        self._address = address.encode()
         self._registry.on_open(self)
 
     def connection_lost(self, _: BaseException | None) -> None:
@@ -101,6 +119,9 @@ class Http1ClientConnection(Reader):
         self._queue.clear()
         if exchange is not None:
             self._dispatcher.abandon(exchange)
+        # These refer to this object, and would keep its memory until the next full garbage collection.
+        self._receiving, self._parser = None, HttpRequestParser(None)
+        self._held, self._fields = b"", []
 
     def eof_received(self) -> None:
         """Close the connection, which ends the request under way."""
@@ -134,8 +155,10 @@ class Http1ClientConnection(Reader):
         if self._upgrading:
             self._hold(data)
             return
+        self._rate_bytes += len(data)
         self._feed(data)
         self._advance()
+        self._registry.account(self)
 
     # ---- called by the dispatcher and by the replica's connection ----
 
@@ -149,7 +172,7 @@ class Http1ClientConnection(Reader):
 
     def on_connected(self) -> None:
         """Continue to read the current request."""
-        self._read_at = self._clock()
+        self._restart_clocks()
         self._resume("body")
 
     def on_finished(self) -> None:
@@ -223,7 +246,12 @@ class Http1ClientConnection(Reader):
         elif self._receiving is not None:
             # A client may await "100 Continue", which only a replica sends.
             taken = self._receiving.upstream is not None and not self._pauses
-            if taken and now - self._read_at > timeouts.body_s:
+            elapsed_s = now - self._rate_since
+            slow = self._rate_bytes < timeouts.body_bytes_per_s * elapsed_s
+            if taken and (
+                now - self._read_at > timeouts.body_s
+                or (slow and elapsed_s > timeouts.rate_grace_s)
+            ):
                 self._refuse(BadMessage(408, "the body of the request took too long"))
         elif self._active is None and now - self._idle_since > timeouts.idle_s:
             self._transport.close()
@@ -243,6 +271,8 @@ class Http1ClientConnection(Reader):
         """Take a header field. Fields behind a body are not passed on."""
         if self._head_since is not None:
             self._fields.append((name, value))
+            if len(self._fields) > MAX_FIELDS:
+                self._error = self._error or _TOO_MANY_FIELDS
 
     def on_headers_complete(self) -> None:
         """Put a valid request behind those that are unanswered."""
@@ -359,8 +389,12 @@ class Http1ClientConnection(Reader):
         if reason in self._pauses:
             self._pauses.remove(reason)
             if not self._pauses:
-                self._read_at = self._clock()
+                self._restart_clocks()
                 self._transport.resume_reading()
+
+    def _restart_clocks(self) -> None:
+        self._read_at = self._rate_since = self._clock()
+        self._rate_bytes = 0
 
     # ---- the end ----
 
@@ -392,6 +426,7 @@ class Http1ClientConnection(Reader):
     def _shut(self, *, lingering: bool) -> None:
         """Close the connection. lingering: the client still sends, and would lose the response by a reset."""
         self._queue.clear()
+        self._receiving = None
         if not lingering:
             self._transport.close()
         elif not self._transport.is_closing():

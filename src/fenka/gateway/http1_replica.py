@@ -107,6 +107,11 @@ class Http1ReplicaConnection(Reader):
         """Return whether a request can be sent."""
         return self.reusable and not self._transport.is_closing()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Return the bytes that the replica has not read."""
+        return self._transport.get_write_buffer_size()
+
     def send_body(self) -> None:
         """Send what has come of the request's body."""
         assert self.exchange is not None

@@ -6,6 +6,7 @@ from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
     Event,
+    PriorityUpdated,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
@@ -14,15 +15,20 @@ from h2.events import (
     WindowUpdated,
 )
 
-from fenka.gateway.client_registry import ClientRegistry
+from fenka.gateway.client_registry import ClientRegistry, client_of
 from fenka.gateway.heads import Fields
 from fenka.gateway.http2_connection import Half, Http2Connection
 from fenka.gateway.http2_replica import Http2Exchange, Http2Head
 
 MAX_RESETS = 500
 """Requests that a client may reset at a time. Each costs the gateway and a replica more than the client."""
-RESETS_PER_CHECK = 20
-"""So many more are allowed at each check."""
+MAX_EMPTY_FRAMES = 1000
+"""Frames at a time without data or a request: of DATA, PRIORITY and SETTINGS."""
+REGAINED_PER_CHECK = 20
+"""So many more of both are allowed at each check."""
+
+STATE_BYTES = 64 * 1024
+"""Memory of a connection's tables and streams besides their data."""
 
 
 class Http2Stream:
@@ -33,6 +39,7 @@ class Http2Stream:
         request: What comes of the request.
         exchange: The request and its response.
         answered: The replica has sent everything, or the gateway has.
+        head_bytes: Bytes of the request's head.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class Http2Stream:
         self.request = Half(connection, stream, now)
         self.exchange = Http2Exchange(self, head, now)
         self.answered = False
+        self.head_bytes = 0
         self._connection, self._stream = connection, stream
 
     def on_response(self, response: Half, head: Fields) -> None:
@@ -84,12 +92,12 @@ class Http2ClientConnection(Http2Connection):
 
     def __init__(self, registry: ClientRegistry, port: str) -> None:
         super().__init__(registry.dispatcher.clock, client_side=False)
-        self.port = port
+        self.port, self.client = port, ""
         self._registry, self._dispatcher = registry, registry.dispatcher
         self._streams: dict[int, Http2Stream] = {}
         self._idle_since = self.clock()
         self._address = b""
-        self._resets = 0
+        self._resets = self._empty_frames = 0
         self._last_stream: int | None = None
         """The last stream that is served, once the connection is to end."""
 
@@ -98,12 +106,22 @@ class Http2ClientConnection(Http2Connection):
         """Return whether no request is unanswered."""
         return not self._streams
 
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes in memory of what the client has sent, and has not read."""
+        streams = self._streams.values()
+        size = STATE_BYTES + self._filter.head_bytes
+        size += sum(each.head_bytes + each.request.held_bytes for each in streams)
+        size += sum(half.held_bytes for half in self.sending.values())
+        return size + (self._transport.get_write_buffer_size() if self._transport else 0)
+
     # ---- called by the registry ----
 
     def check(self, now: float) -> None:
         """End the connection, or streams, if the client has been waited for too long."""
         timeouts = self._registry.timeouts
-        self._resets = max(0, self._resets - RESETS_PER_CHECK)
+        self._resets = max(0, self._resets - REGAINED_PER_CHECK)
+        self._empty_frames = max(0, self._empty_frames - REGAINED_PER_CHECK)
         if self.unread_since is not None and now - self.unread_since > timeouts.unread_s:
             self.abort()
         elif self.idle and now - self._idle_since > timeouts.idle_s:
@@ -126,8 +144,9 @@ class Http2ClientConnection(Http2Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Await requests."""
         super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]).encode() if peer else b"unknown"
+        assert isinstance(transport, asyncio.Transport)
+        address, self.client = client_of(transport)
+        self._address = address.encode()
         self._registry.on_open(self)
 
     def connection_lost(self, _: BaseException | None) -> None:
@@ -177,6 +196,10 @@ class Http2ClientConnection(Http2Connection):
 
     def on_event(self, event: Event) -> None:
         """Take an event of a stream or of the connection."""
+        if isinstance(event, PriorityUpdated | RemoteSettingsChanged) or (
+            isinstance(event, DataReceived) and not event.data and event.stream_ended is None
+        ):
+            self._empty_frames += 1
         if isinstance(event, RequestReceived):
             self._on_request(
                 event.stream_id or 0, event.headers, ended=event.stream_ended is not None
@@ -197,6 +220,9 @@ class Http2ClientConnection(Http2Connection):
         """Forget the streams whose responses were sent."""
         for stream in list(self.sending):
             self.release(stream)
+        self._registry.account(self)
+        if self._empty_frames > MAX_EMPTY_FRAMES:
+            self.abort()
 
     def _on_request(self, stream: int, fields: Fields, *, ended: bool) -> None:
         if self._last_stream is not None and stream > self._last_stream:
@@ -207,7 +233,8 @@ class Http2ClientConnection(Http2Connection):
         kept = [field for field in fields if field[0] != b"x-forwarded-for"]
         kept.append((b"x-forwarded-for", b", ".join([*forwarded, self._address])))
         state = Http2Stream(self, stream, Http2Head(method, kept), self.clock())
-        state.exchange.body_bytes = sum(len(name) + len(value) for name, value in fields)
+        state.head_bytes = sum(len(name) + len(value) for name, value in fields)
+        state.exchange.body_bytes = state.head_bytes
         state.request.ended = state.exchange.complete = ended
         self._streams[stream] = state
         if method == b"CONNECT":

@@ -30,6 +30,9 @@ CONNECTION_WINDOW = 2 * MAX_STREAMS * STREAM_WINDOW
 MAX_UNSENT_BYTES = 1024 * 1024
 """Of frames that a peer makes the gateway send, such as answers to pings, and does not read."""
 
+_HEAD_FRAMES = (1, 9)
+"""HEADERS and CONTINUATION."""
+_END_HEADERS = 0x4
 _GOAWAY = 7
 _FRAME_HEAD = 9
 _MAX_FRAME = 16 * 1024
@@ -41,11 +44,13 @@ class GoAwayFilter:
 
     Attributes:
         last_stream: The last stream that the peer serves, None before a GOAWAY.
+        head_bytes: Bytes so far of a head that is not complete. h2 keeps them.
     """
 
     def __init__(self, preface: int) -> None:
         """preface: the bytes before the first frame."""
         self.last_stream: int | None = None
+        self.head_bytes = 0
         self._left = preface
         """Bytes of the current frame that are still to come."""
         self._partial = b""
@@ -68,6 +73,11 @@ class GoAwayFilter:
             if length > _MAX_FRAME:
                 # h2 would first receive such a frame, and what is no HTTP/2 looks like it.
                 raise FrameTooLargeError
+            if data[at + 3] in _HEAD_FRAMES:
+                complete = data[at + 4] & _END_HEADERS
+                self.head_bytes = 0 if complete else self.head_bytes + length
+                if self.head_bytes > 2 * MAX_HEAD_BYTES:
+                    raise FrameTooLargeError
             if data[at + 3] != _GOAWAY:
                 self._left = _FRAME_HEAD + length
                 continue
@@ -88,6 +98,7 @@ class Half:
         ended: The source has sent everything.
         finished: The sink was sent everything.
         moved_at: When the sink last took anything, or the source last had nothing that waits.
+        held_bytes: Bytes that wait for the sink.
         trailers: The fields behind the body.
     """
 
@@ -98,7 +109,9 @@ class Half:
         self._source, self._source_id = source, source_id
         self._sink: Http2Connection | None = None
         self._sink_id = 0
-        self._chunks: deque[tuple[bytes, int]] = deque()
+        self.held_bytes = 0
+        self._chunks: deque[tuple[bytearray, int]] = deque()
+        """What waits, with what it counts in the source's window."""
 
     @property
     def waits(self) -> bool:
@@ -109,7 +122,17 @@ class Half:
         """Take a part of the body. flow_bytes: what it counts in the source's window."""
         if not self._chunks:
             self.moved_at = now
-        self._chunks.append((data, flow_bytes))
+        if not data:
+            # Flow control does not bound how many frames without data there are.
+            self._source.acknowledge(self._source_id, flow_bytes)
+            return
+        self.held_bytes += len(data)
+        last, flow = self._chunks[-1] if self._chunks else (None, 0)
+        if last is not None and len(last) + len(data) <= _MAX_FRAME:
+            last += data
+            self._chunks[-1] = last, flow + flow_bytes
+        else:
+            self._chunks.append((bytearray(data), flow_bytes))
 
     def connect(self, sink: "Http2Connection", sink_id: int, head: Fields) -> None:
         """Send the head, and what has come of the body."""
@@ -128,13 +151,15 @@ class Half:
             room = sink.room(self._sink_id)
             if len(data) > room:
                 if room > 0:
-                    sink.send_data(self._sink_id, data[:room], end=False)
+                    sink.send_data(self._sink_id, bytes(data[:room]), end=False)
+                    self.held_bytes -= room
                     self._chunks[0] = data[room:], flow_bytes
                     self.moved_at = sink.clock()
                 return
             self._chunks.popleft()
+            self.held_bytes -= len(data)
             self.finished = self.ended and not self._chunks and self.trailers is None
-            sink.send_data(self._sink_id, data, end=self.finished)
+            sink.send_data(self._sink_id, bytes(data), end=self.finished)
             self._source.acknowledge(self._source_id, flow_bytes)
             self.moved_at = sink.clock()
         if self.ended and not self.finished:

@@ -13,8 +13,14 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.gateway.buffer import MIB, BufferLimits
 from fenka.gateway.dispatcher import ReplicaTimeouts
 from fenka.gateway.endpoint_source import EndpointSource
+from fenka.gateway.loop_errors import LoopErrors
 from fenka.gateway.metrics import GatewayMetrics, admin_app
-from fenka.gateway.server import Gateway, GatewayLimits, listening_socket
+from fenka.gateway.server import (
+    Gateway,
+    GatewayLimits,
+    listening_socket,
+    raise_descriptor_limit,
+)
 from fenka.gateway.table_file import TableFile
 from fenka.jobs.routing_table import NAME
 from fenka.kubernetes.client import Api
@@ -111,6 +117,8 @@ async def serve(options: GatewayOptions) -> None:
         OSError: The table cannot be read, or a port is in use.
     """
     stop = stop_requests()
+    asyncio.get_running_loop().set_exception_handler(LoopErrors())
+    raise_descriptor_limit()
     gateway = Gateway(options.limits())
     async with contextlib.AsyncExitStack() as stack:
         source = await _source(options, gateway, stack)

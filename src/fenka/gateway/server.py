@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from fenka.gateway.buffer import BufferLimits
+from fenka.gateway.buffer import MIB, BufferLimits
 from fenka.gateway.client_registry import ClientRegistry, ClientTimeouts
 from fenka.gateway.dispatcher import TICK_S, Dispatcher, ReplicaTimeouts
 from fenka.gateway.http1_client import Http1ClientConnection
 
 BACKLOG = 1024
 """Connections that the kernel accepts while the program is busy."""
-SPARE_DESCRIPTORS = 64
+ACCEPTED_AT_ONCE = 32
+"""Connections that asyncio accepts before the first of them can be refused."""
+MAX_DESCRIPTORS = 1 << 20
+"""The kernel's default limit, where the process has none."""
+SPARE_DESCRIPTORS = 32 + ACCEPTED_AT_ONCE
 
 
 class GatewayLimits(msgspec.Struct, frozen=True):
@@ -23,12 +27,15 @@ class GatewayLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         max_connections: Clients' connections; None for half of the descriptors that the process may have.
+        client_bytes: Memory of all clients' connections: of heads and bodies that no replica was sent yet,
+            and of responses that no client has read.
     """
 
     buffer: BufferLimits = BufferLimits()
     replicas: ReplicaTimeouts = ReplicaTimeouts()
     clients: ClientTimeouts = ClientTimeouts()
     max_connections: int | None = None
+    client_bytes: int = 192 * MIB
 
 
 class Gateway:
@@ -37,7 +44,10 @@ class Gateway:
     def __init__(self, limits: GatewayLimits) -> None:
         self.dispatcher = Dispatcher(limits.buffer, limits.replicas)
         self.clients = ClientRegistry(
-            self.dispatcher, limits.clients, limits.max_connections or _affordable_connections()
+            self.dispatcher,
+            limits.clients,
+            limits.max_connections or _affordable_connections(),
+            limits.client_bytes,
         )
         self._servers: list[asyncio.Server] = []
 
@@ -54,8 +64,9 @@ class Gateway:
                 server = await loop.create_server(
                     lambda port=port: Http1ClientConnection(self.clients, port),  # type: ignore[misc]
                     sock=listener,
-                    backlog=BACKLOG,
+                    backlog=ACCEPTED_AT_ONCE,
                 )
+                listener.listen(BACKLOG)
                 self._servers.append(server)
             stack.callback(self._stop_accepting)
             ticking = asyncio.create_task(self._tick())
@@ -92,7 +103,15 @@ def listening_socket(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=True)
 
 
+def raise_descriptor_limit() -> None:
+    """Let this process have as many open descriptors as its hard limit allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _affordable_connections() -> int:
     """Return how many clients' connections the process can have beside as many to replicas."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        limit = MAX_DESCRIPTORS
     return max(1, (limit - SPARE_DESCRIPTORS) // 2)

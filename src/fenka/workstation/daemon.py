@@ -147,7 +147,7 @@ class Daemon:
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             with contextlib.suppress(OSError):
-                files.trim_log(self.runtime)
+                files.trim_log(self.runtime.log)
             with contextlib.suppress(NoDriver, NodeError, OSError):
                 self._controller.observe_cards()
                 self._controller.recheck_retained()

@@ -121,9 +121,9 @@ def save_config(runtime: Runtime, config: Config) -> None:
     write_atomically(runtime.config, msgspec.json.encode(config))
 
 
-def trim_log(runtime: Runtime) -> None:
+def trim_log(path: Path) -> None:
     """Keep only the end of a log that is too long. Lines written meanwhile may be lost."""
-    with contextlib.suppress(FileNotFoundError), runtime.log.open("r+b") as log:
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as log:
         if os.fstat(log.fileno()).st_size <= MAX_LOG_BYTES:
             return
         log.seek(-MAX_LOG_BYTES // 4, os.SEEK_END)

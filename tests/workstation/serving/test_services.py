@@ -401,3 +401,13 @@ def test_gateway_runs_fenka_when_the_directory_has_modules_of_its_names(
     assert result.returncode == 0, result.stderr
     assert service.answer()["directory"] == str(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_gateways_log_is_kept_short(service: Service) -> None:
+    """What fills it leaves its end."""
+    service.serve("v1", "--wait")
+    log = service.directory / "gateway.log"
+    with log.open("ab") as file:
+        file.write(b"a line\n" * 1_000_000)
+    eventually(lambda: log.stat().st_size < 2 << 20)
+    assert log.read_bytes().endswith(b"a line\n")

@@ -4,6 +4,7 @@ Its sockets belong to the supervisor and its guard. So a killed gateway refuses 
 program gets its port.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from fenka.jobs.processes import JobNotStarted
 from fenka.jobs.routing_table import RoutingTable
 from fenka.jobs.service import PortName
 from fenka.workstation import guard
+from fenka.workstation.files import trim_log
 from fenka.workstation.serving import probes
 from fenka.workstation.serving.plan import END_SLACK_S, GatewayUse
 
@@ -101,6 +103,10 @@ class GatewayProcess:
             self._table = table
 
     @property
+    def _log(self) -> Path:
+        return self.directory / "gateway.log"
+
+    @property
     def _file(self) -> Path:
         return self.directory / "table.json"
 
@@ -118,7 +124,7 @@ class GatewayProcess:
         listening = [
             f"--listen={name}=fd:{each.fileno()}" for name, each in self.sockets.clients.items()
         ]
-        with (self.directory / "gateway.log").open("ab") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-Pm", "fenka", "gateway", f"--table={self._file}"),
@@ -138,7 +144,9 @@ class GatewayProcess:
             )
 
     def use(self) -> GatewayUse | None:
-        """Return what it reports; None if it does not answer."""
+        """Return what it reports; None if it does not answer. Its log is kept short."""
+        with contextlib.suppress(OSError):
+            trim_log(self._log)
         return probes.gateway_use(self.admin_port) if self.pid else None
 
     def end(self, now: float) -> None:

@@ -20,6 +20,7 @@ from fenka.cloud.port import Instance, OfferKey
 from fenka.cluster.autoscaling import (
     CAPACITY,
     GROUP,
+    KEPT_FROM_OTHERS,
     ORDER,
     PIN,
     PLANNED,
@@ -40,12 +41,6 @@ from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI, resource_names
 
 V = TypeVar("V", str, str | None)
-
-KEPT_FROM_OTHERS = {
-    "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true",
-    "karpenter.sh/do-not-disrupt": "true",
-}
-"""Annotations by which other autoscalers leave a node alone: a group has one owner."""
 
 OF_ONE_NODE = ("kubernetes.io/hostname", ZONE_LABEL, "topology.kubernetes.io/region")
 """Labels that the next node of the same type may not have."""

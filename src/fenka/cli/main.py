@@ -79,6 +79,11 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("daemon", "daemon:daemon", "Lease this machine's cards. Other commands start it."),
         Command("autoscaler", "autoscaler:app", "Plan and operate elastic GPU nodes."),
         Command("certificates", "certificates:certificates", "Manage the extender's certificates."),
+        Command(
+            "uninstall",
+            "uninstall:uninstall",
+            "Remove what fenka leaves in a cluster after helm uninstall.",
+        ),
         Command("mig", "mig:app", "Plan layouts of cards that are divided into MIG instances."),
         Command("proxy", "proxy:app", "Install and check libraries in front of the driver."),
     ),

@@ -51,6 +51,12 @@ ENDING = "fenka.io/ending"
 RECLAIMED = "fenka.io/reclaimed"
 """Key of the taint of a node that is being taken back."""
 
+KEPT_FROM_OTHERS = {
+    "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""Annotations by which other autoscalers leave a node alone: a group has one owner."""
+
 ORDERS_MAP, SHAPES_MAP, STATUS_MAP = "fenka-orders", "fenka-shapes", "fenka-autoscaler"
 STATUS_KEY = "status"
 

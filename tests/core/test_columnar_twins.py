@@ -79,7 +79,14 @@ class World:
         elif kind == "health" and self.nodes:
             node = self.nodes[self._draw(st.sampled_from(sorted(self.nodes)))]
             card, *others = node.cards
-            card = replace(card, healthy=not card.healthy, cordoned=self._draw(st.booleans()))
+            drawn_mib = self._draw(st.sampled_from([0, 0, 600]))
+            card = replace(
+                card,
+                healthy=self._draw(st.booleans()),
+                cordoned=self._draw(st.booleans()),
+                unleased_mib=drawn_mib + self._draw(st.sampled_from([0, 0, 4000, 20000])),
+                drawn_mib=drawn_mib,
+            )
             policy_of_node = self._draw(st.sampled_from([None, "binpack", "spread"]))
             self.nodes[node.name] = replace(node, cards=(card, *others), card_policy=policy_of_node)
             self.changed.add(node.name)

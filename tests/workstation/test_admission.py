@@ -14,6 +14,7 @@ import pytest
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
+from fenka.hardware.nvml import Reading
 from fenka.instances.keeper import InstanceKeeper
 from fenka.instances.manager import InstanceManager
 from fenka.jobs.spec import GpuResources, JobSpec
@@ -258,10 +259,12 @@ def test_card_is_unhealthy_when_root_has_locked_it(
 ) -> None:
     """The card is healthy again when root's daemon has ended. The log has one line."""
     hardware = SimpleNamespace(
-        driver=SimpleNamespace(simulated=False), readings=lambda: {CARD.uuid: None}
+        driver=SimpleNamespace(simulated=False),
+        readings=lambda: {CARD.uuid: Reading(CARD.uuid, 0, None, None, None)},
+        processes=tuple,
     )
     node = Node("here", (CARD,))
-    cards = CardMonitor(cast("Hardware", hardware), lambda _: None, lambda *_: 0)
+    cards = CardMonitor(cast("Hardware", hardware), lambda _: None, lambda *_: 0, lambda _: 0)
     healthy = []
     for took in (False, True, True, False):
         monkeypatch.setattr(card_lock, "locked_by_root", lambda _, took=took: took)

@@ -148,69 +148,6 @@ def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
     ]
 
 
-def test_slice_is_retained_and_reported_when_it_is_still_in_use(broker: Broker) -> None:
-    """A job without processes keeps its slice while the memory is in use."""
-    broker.submit([request("a", 14, time_limit_s=60)], 0)
-    broker.confirm("a", 0)
-    broker.submit([request("b", 14, at=1)], 1)
-    (report,) = broker.on_exit("a", 2, "process 7 uses card 0 outside of its lease")
-    reason = "0/1 GPUs fit: 1 too little memory; a has ended, but process 7 uses card 0 outside of its lease"
-    assert report == JobQueued("b", "b", 1, 1, reason)
-    assert (broker.jobs["a"].state, broker.reason(broker.jobs["b"])) == ("completing", reason)
-    assert broker.on_exit("a", 3, "process 7 uses card 0 outside of its lease") == []
-    assert broker.replay("b") == [report]
-    *_, denied = broker.submit([request("c", 1, at=3)], 3, wait=False)
-    assert isinstance(denied, RejectJob)
-    assert "process 7" in denied.reason
-    assert broker.expire(1000) == []
-    assert kinds(broker.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
-
-
-def test_reservation_ignores_the_deadline_when_a_slice_is_retained(broker: Broker) -> None:
-    """The time limit no longer tells when the slice will be free."""
-    broker.submit([request("a", 14, time_limit_s=60)], 0)
-    broker.confirm("a", 0)
-    broker.submit([request("b", 14, at=1)], 1)
-    standing = broker.queue_status(broker.jobs["b"])
-    assert standing
-    assert standing.reservation
-    assert standing.reservation.starts_by == 60 + GRACE_S
-    broker.on_exit("a", 2, "it is in use")
-    standing = broker.queue_status(broker.jobs["b"])
-    assert standing
-    assert standing.reservation is None or standing.reservation.starts_by is None
-
-
-def test_job_is_removed_when_it_ends_before_it_has_started(broker: Broker) -> None:
-    """Only programs that ran can have left memory in use."""
-    broker.submit([request("a", 14)], 0)
-    broker.submit([request("b", 14, at=1)], 1)
-    assert kinds(broker.on_exit("a", 2, "in use")) == [("RemoveLease", "a"), ("GrantLease", "b")]
-
-
-def test_gang_is_not_affected_when_a_member_s_slice_is_retained(broker: Broker) -> None:
-    """Cancelling the gang terminates running members and keeps the retained slice."""
-    broker.submit(gang("g", 2, request("g", 4)), 0)
-    for rank in range(2):
-        broker.confirm(f"g/{rank}", 0)
-    broker.on_exit("g/0", 1, "in use")
-    assert kinds(broker.cancel("g", 2)) == [("Terminate", "g/1")]
-    assert kinds(broker.on_exit("g/1", 3)) == [("RemoveLease", "g/1")]
-    assert [job.name for job in broker.find("g")] == ["g/0"]
-    assert kinds(broker.on_exit("g/0", 4)) == [("RemoveLease", "g/0")]
-
-
-def test_slice_is_still_retained_when_the_daemon_was_restarted(broker: Broker) -> None:
-    """The next daemon does not grant the slice to another job."""
-    broker.submit([request("a", 14)], 0)
-    broker.confirm("a", 0)
-    broker.on_exit("a", 1, "in use")
-    after = Broker(broker.node, broker.policy)
-    assert after.restore(list(broker.jobs.values()), 2) == []
-    assert kinds(after.submit([request("b", 14)], 3)) == [("JobQueued", "b")]
-    assert kinds(after.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
-
-
 def test_grant_expires_when_it_is_not_confirmed(broker: Broker) -> None:
     """A client that never enters its lease loses it to the next request."""
     broker.submit([request("a", 14)], 0)
@@ -239,7 +176,8 @@ def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker)
         broker.submit([request(f"n{number}", 6, at=number)], number)
     broker.confirm("n0", 5)
     again = Broker(broker.node, "binpack")
-    effects = again.restore(list(reversed(broker.jobs.values())), 10)
+    again.restore(list(reversed(broker.jobs.values())), 10)
+    effects = again.reschedule(10)
     waits = [(e.name, e.position) for e in effects if isinstance(e, JobQueued)]
     assert waits == [("n2", 1), ("n3", 2), ("n4", 3)]
     assert again.jobs["n0"].state == "running"
@@ -506,7 +444,8 @@ class Lifecycle(RuleBasedStateMachine):
         jobs = list(self.broker.jobs.values())
         self.broker = Broker(self.broker.node, "binpack")
         self.evicted.clear()
-        self.carry_out(self.broker.restore(jobs, self.now))
+        self.broker.restore(jobs, self.now)
+        self.carry_out(self.broker.reschedule(self.now))
 
     @invariant()
     def nothing_is_overcommitted(self) -> None:

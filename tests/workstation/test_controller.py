@@ -16,11 +16,11 @@ from fenka.core.mig.tables import TABLES
 from fenka.core.request import Request
 from fenka.hardware.mig_instances import MigError, MigNotPermitted
 from fenka.instances.manager import Instances
+from fenka.isolation.unleased_memory import NOTHING_UNLEASED
 from fenka.procfs import start_ticks
 from fenka.workstation.broker import Broker
 from fenka.workstation.clients import ClientRegistry
 from fenka.workstation.controller import Controller
-from fenka.workstation.gpu_processes import GpuProcesses
 from fenka.workstation.paths import Runtime
 from tests.builders import job
 
@@ -34,8 +34,7 @@ def controller(tmp_path: Path) -> Controller:
     cards = SimpleNamespace(
         waiting=(),
         observe=lambda node: (node, {}),
-        gpu_processes=GpuProcesses,
-        record_baseline=lambda _: None,
+        unleased=lambda _: NOTHING_UNLEASED,
     )
     leases = SimpleNamespace(create=lambda _: None, grant=lambda _: None, remove=lambda _: None)
     processes = SimpleNamespace(scan=None, forget=lambda _: None)

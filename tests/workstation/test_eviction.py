@@ -81,7 +81,8 @@ def test_gang_is_evicted_again_when_the_daemon_was_restarted(broker: Broker) -> 
     """The signal may have been lost with the first daemon."""
     broker.submit([request("r", 4, at=1)], 1)
     successor = Broker(broker.node, "binpack")
-    effects = successor.restore(list(broker.jobs.values()), 2)
+    successor.restore(list(broker.jobs.values()), 2)
+    effects = successor.reschedule(2)
     assert [pair for pair in kinds(effects) if pair[0] == "EvictGang"] == [
         ("EvictGang", "g/0"),
         ("EvictGang", "g/1"),

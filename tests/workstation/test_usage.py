@@ -1,8 +1,9 @@
-"""What follows from the driver's figures: violations, unleased processes, and retained slices."""
+"""What follows from the driver's figures: violations, and memory that no lease uses."""
 
 import contextlib
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,20 +12,17 @@ from pathlib import Path
 import pytest
 
 from fenka.core.inventory import Card, DeviceId
-from fenka.hardware.nvml import GpuProcess, Reading
+from fenka.hardware.nvml import GpuProcess
 from fenka.jobs.spec import GpuResources
-from fenka.procfs import start_ticks
 from fenka.workstation import protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.gpu_processes import (
     GpuProcesses,
     UnleasedProcess,
     group_by_lease,
-    unattributed_mib,
 )
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
-from fenka.workstation.retention import retention_reason
 from fenka.workstation.violations import ViolationDetector
 from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, eventually
@@ -39,34 +37,15 @@ def placed_job(
     name: str = "a",
     mib: int = 4000,
     *,
-    uid: int = 1000,
-    since: int = 100,
-    retained: str = "",
     compute: int = 0,
 ) -> Job:
-    """A job with a slice, started `since` ticks after boot."""
+    """A job with a slice."""
     return job(
         name,
-        uid=uid,
-        start_ticks=since,
-        state="completing" if retained else "running",
+        state="running",
         placement=placement(CARD, mib),
-        retained=retained,
         gpu=GpuResources(core=compute),
-        unattributed_mib={CARD: 300},
     )
-
-
-def outside(
-    pid: int, mib: int | None = 1000, *, uid: int = 1000, start: int = 200, graphics: bool = False
-) -> UnleasedProcess:
-    """A process in no lease."""
-    return UnleasedProcess(GpuProcess(CARD, pid, mib, graphics), uid, start)
-
-
-def reading(mib: int) -> dict[str, Reading]:
-    """Return a reading of the card's used memory."""
-    return {CARD: Reading(CARD, mib, None, None, None)}
 
 
 def leased(**mib: int) -> dict[str, list[GpuProcess]]:
@@ -76,87 +55,12 @@ def leased(**mib: int) -> dict[str, list[GpuProcess]]:
     }
 
 
-def kept(
-    ended: Job,
-    *others: Job,
-    used: int = 300,
-    by: dict[str, list[GpuProcess]] | None = None,
-    out: tuple[UnleasedProcess, ...] = (),
-) -> str:
-    """Return why the slice of the first job is retained."""
-    return retention_reason(ended, others, CARDS, reading(used), GpuProcesses(by or {}, out))
-
-
-# ---- which slices are kept ----
-
-
-def test_slice_is_free_when_nothing_of_it_is_used() -> None:
-    """Other jobs may use the card."""
-    assert kept(placed_job(), placed_job("b"), used=4300, by=leased(b=4000)) == ""
-
-
-def test_slice_is_retained_when_a_younger_process_of_its_user_computes() -> None:
-    """A process in no lease that uses the same card may be left over from the job."""
-    assert (
-        kept(placed_job(), used=1300, out=(outside(7),))
-        == "process 7 uses card 0 outside of its lease"
-    )
-    assert (
-        kept(placed_job(), used=300, out=(outside(7, None),))
-        == "process 7 uses card 0 outside of its lease"
-    )
-
-
-@pytest.mark.parametrize(
-    "other",
-    [outside(7, uid=1001), outside(7, start=99), outside(7, graphics=True)],
-    ids=["another user's", "there before", "a desktop's"],
-)
-def test_slice_is_free_when_the_processes_cannot_come_from_its_job(other: UnleasedProcess) -> None:
-    """Other users' processes, older ones and graphics do not count."""
-    assert kept(placed_job(), used=300 + 1000, out=(other,)) == ""
-
-
-def test_slice_is_free_when_another_retained_slice_covers_the_process() -> None:
-    """If two jobs may have started the process, one retained slice is enough."""
-    first = placed_job("b", retained="process 7 uses card 0 outside of its lease")
-    assert kept(placed_job(), first, used=1300, out=(outside(7),)) == ""
-    assert kept(placed_job(), first, used=5300, out=(outside(7, 5000),)) != ""
-    theirs = placed_job("b", uid=1001, retained="it is in use")
-    assert kept(placed_job(), theirs, used=1300, out=(outside(7),)) != ""
-
-
-def test_slice_is_retained_when_memory_belongs_to_no_process() -> None:
-    """Memory held by a descriptor, or not yet freed by the driver, is not available."""
-    assert kept(placed_job(), used=3300) == (
-        "3000 MiB of card 0 are still in use by no process that the driver names"
-    )
-    assert kept(placed_job(), used=300 + 700) == "", "drivers' own account varies by some percent"
-
-
-def test_slice_is_free_when_other_slices_explain_the_memory() -> None:
-    """Memory that other leases may still use does not reduce what is free."""
-    assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 3000, by=leased(b=1000)) == ""
-    assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 5000, by=leased(b=1000)) != ""
-
-
-def test_slice_is_free_when_the_driver_does_not_report_memory() -> None:
-    """Some drivers report no process's memory, and a killed daemon has no baseline."""
-    assert kept(placed_job(), used=9000, out=(outside(7, None, uid=1001),)) == ""
-    unknown = placed_job()
-    unknown.unattributed_mib = {}
-    assert kept(unknown, used=9000) == ""
-    assert unattributed_mib(CARD, {}, GpuProcesses()) is None
-
-
 def test_processes_are_grouped_by_lease_when_some_have_ended() -> None:
     """PIDs of ended processes that the driver still reports are left out."""
     own, gone, in_lease = (GpuProcess(CARD, pid, 10) for pid in (os.getpid(), 2**22 + 1, 8))
     seen = group_by_lease((own, gone, in_lease), lambda pid: "a" if pid == 8 else None)
     assert seen.by_lease == {"a": [in_lease]}
-    start = start_ticks(os.getpid())
-    assert start is not None
-    assert seen.unleased == [UnleasedProcess(own, os.getuid(), start)]
+    assert seen.unleased == [UnleasedProcess(own, os.getuid())]
 
 
 # ---- who is accused ----
@@ -234,44 +138,46 @@ def state(t4: Workstation, name: str) -> str:
     return ""
 
 
+def unleased_mib(t4: Workstation) -> int:
+    """Return the memory of the first card that no lease uses."""
+    with Connection(Runtime(t4.root)) as connection:
+        answer = connection.call(protocol.GetSnapshot())
+    assert isinstance(answer, protocol.Snapshot)
+    return answer.cards[0].unleased_mib
+
+
 @pytest.mark.timeout(300)
-def test_slice_is_retained_when_a_process_runs_outside_of_it(t4: Workstation) -> None:
-    """The retained job and the pending one show the reason. The slice is released when the process ends."""
-    first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
-    first.report()
+def test_memory_counts_as_taken_when_a_process_without_a_lease_uses_it(t4: Workstation) -> None:
+    """Pending jobs, `ps` and doctor name it. When it ends a job is granted, also by another daemon."""
     program = plain(t4, 3000)
-    assert first.end() == 0
-    eventually(lambda: state(t4, "first") == "completing")
-    reason = f"process {program.pid} uses card 0 outside of its lease"
-    assert jobs(t4)["first"].reason == reason
     waiting = t4.run("--gpu-mem", "14", "--name", "next", "--", *HOLD, "100")
-    assert waiting.says().endswith(f"first has ended, but {reason}")
-    doctor = t4.fenka("doctor").stdout
-    assert f"process {program.pid} of " in doctor
-    assert f"has ended, but {reason}" in doctor
+    reason = waiting.says().rpartition("; ")[2]
+    assert re.fullmatch(r"card 0: \d\.\d GiB used by python\S*, no lease", reason)
+    small = t4.run("--gpu-mem", "7", "--name", "small", "--", *HOLD, "100")
+    small.report()
+    assert small.end() == 0
+    assert reason in t4.ok("ps").splitlines()
+    assert f"process {program.pid} of " in t4.fenka("doctor").stdout
     t4.kill_daemon()
-    eventually(lambda: state(t4, "first") == "completing")
+    eventually(lambda: state(t4, "next") == "waiting")
     end(program)
     assert waiting.report()["cards"][0]["result"] == 0
 
 
 @pytest.mark.timeout(300)
-def test_slice_is_released_when_the_owner_stops_its_job(t4: Workstation) -> None:
-    """Older processes do not count, and the daemon's owner may release a retained slice."""
-    before = plain(t4, 1000)
-    first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
+def test_slice_is_free_when_a_process_of_its_job_is_left_over(t4: Workstation) -> None:
+    """The job is gone; what its process still uses is taken, and the rest is granted."""
+    first = t4.run("--gpu-mem", "14", "--name", "first", "--", *HOLD, "100")
     first.report()
+    program = plain(t4, 3000)
     assert first.end() == 0
     eventually(lambda: not jobs(t4))
-    second = t4.run("--gpu-mem", "7", "--name", "second", "--", *HOLD, "100")
+    assert unleased_mib(t4) >= 3000
+    second = t4.run("--gpu-mem", "10", "--name", "second", "--", *HOLD, "100")
     second.report()
-    after = plain(t4, 1000)
-    assert second.end() == 0
-    eventually(lambda: state(t4, "second") == "completing")
+    end(program)
     assert t4.ok("stop", "second") == "second: stopped\n"
-    assert jobs(t4) == {}
-    end(before)
-    end(after)
+    eventually(lambda: unleased_mib(t4) == 0)
 
 
 @pytest.mark.timeout(300)

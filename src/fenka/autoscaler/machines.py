@@ -360,7 +360,7 @@ def _held_card(usage: UsageOverlay, node: str, card: Card, *, closed: bool) -> H
         closed=closed or not card.open,
     )
     # A slice may hold nothing but a weight of the card's time; then the card is not idle.
-    return _holding(free, used.memory_mib, used.compute)
+    return _holding(free, used.memory_mib + card.unleased_mib, used.compute)
 
 
 def _holding(card: HeldCard, mib: int, compute: int) -> HeldCard:

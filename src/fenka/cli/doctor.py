@@ -108,10 +108,8 @@ def _card(card: protocol.CardView, snapshot: protocol.Snapshot) -> Check:
             "or leave part of the card unleased for them"
         )
         return Check(subject, "note", f"{detail}; {why}")
-    if card.used_mib is not None and card.used_mib > card.leased_mib:
-        over = card.used_mib - card.leased_mib
-        why = f"{over} MiB or more are used without a lease, by processes that the driver does not name"
-        return Check(subject, "note", f"{detail}; {why}")
+    if card.unleased:
+        return Check(subject, "note", f"{detail}; {card.unleased}: no lease can have that")
     return Check(subject, "ok", detail)
 
 
@@ -126,10 +124,6 @@ def _violations(snapshot: protocol.Snapshot) -> list[Check]:
         for violation in job.violations:
             detail = f"{job.name} of {job.user} {violation}: end it with `fenka stop {job.name}`"
             checks.append(Check("limit", "wrong", detail))
-    for job in snapshot.jobs:
-        if job.state == "completing":
-            detail = f"{job.name} of {job.user} has ended, but {job.reason}"
-            checks.append(Check("slice", "note", detail))
     return checks
 
 

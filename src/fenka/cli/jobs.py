@@ -21,6 +21,7 @@ def ps(output: OutputOption = "table") -> None:
     """Print running jobs, then pending ones in the order of their service.
 
     An exclamation mark after USED marks a job that exceeds its limits. A line below the table gives details.
+    Further lines name the cards with memory that no lease uses: it counts as taken.
     """
     snapshot = get_snapshot(paths.current())
     if tables.print_data(snapshot.jobs, output):
@@ -34,7 +35,8 @@ def ps(output: OutputOption = "table") -> None:
         for job in snapshot.jobs
         for violation in job.violations
     ]
-    tables.print_lines([*tables.align_to_terminal(rows), *violations])
+    unleased = [f"card {card.index}: {card.unleased}" for card in snapshot.cards if card.unleased]
+    tables.print_lines([*tables.align_to_terminal(rows), *violations, *unleased])
 
 
 def _row(job: protocol.JobView) -> tuple[str, ...]:
@@ -49,7 +51,7 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
         _core(job),
         (f"{sum(used)}MiB" if used else "-") + ("!" if job.violations else ""),
         short_duration(time.time() - (job.started_at or job.requested_at)),
-        job.reason if job.state in ("waiting", "completing") else _command(job),
+        job.reason if job.state == "waiting" else _command(job),
     )
 
 

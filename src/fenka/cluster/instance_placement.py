@@ -253,7 +253,7 @@ class _Placing:
             if isinstance(placed, Placement):
                 piece = placed.slices[0]
                 card = next(card for card in cards if card.uuid == piece.uuid)
-                free = card.memory_mib - self._usage.card_usage(node.name, card.uuid).memory_mib
+                free = card.available_mib - self._usage.card_usage(node.name, card.uuid).memory_mib
                 return _Option((0, 0, rank, 0, free), card, piece)
         return None
 

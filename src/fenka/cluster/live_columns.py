@@ -103,12 +103,19 @@ class LiveColumns:
 def _kind(node: Node) -> Node:
     """Return a node that holds the same when empty, and is equal for all such nodes."""
     usable = (
-        (card.memory_mib, card.compute, card.model, card.profile)
+        (card.memory_mib, card.unleased_mib, card.drawn_mib, card.compute, card.model, card.profile)
         for card in node.cards
         if card.open
     )
     cards = tuple(
-        Card(index, DeviceId(str(index)), model, memory_mib, compute, profile=profile)
-        for index, (memory_mib, compute, model, profile) in enumerate(sorted(usable))
+        Card(
+            *(index, DeviceId(str(index)), model, memory_mib, compute),
+            profile=profile,
+            unleased_mib=unleased_mib,
+            drawn_mib=drawn_mib,
+        )
+        for index, (memory_mib, unleased_mib, drawn_mib, compute, model, profile) in enumerate(
+            sorted(usable)
+        )
     )
     return replace(node, name="", cards=cards)

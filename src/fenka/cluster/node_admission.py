@@ -140,18 +140,20 @@ def admits(cluster: ClusterState, name: str, parts: Sequence[SliceRequest]) -> b
     return admission_rule(cluster, name).rejection(parts) is None
 
 
-NodeKind = tuple[tuple[int, int, str, str, bool, bool, bool], ...]
-"""For each card memory, compute, model, profile, whether it is divided, healthy and cordoned."""
+NodeKind = tuple[tuple[int, int, int, str, str, bool, bool, bool], ...]
+"""For each card memory, that of no lease, compute, model, profile, whether it is divided, healthy and
+cordoned."""
 
 
 def node_kind(node: Node, *, repaired: bool = False) -> NodeKind:
     """Return what decides what the node could hold when empty, with its unit.
 
-    repaired: take unhealthy cards for healthy and cordoned ones for open.
+    repaired: as `restored` makes cards.
     """
     return tuple(
         (
             card.memory_mib,
+            0 if repaired else card.unleased_mib,
             card.compute,
             card.model,
             card.profile,
@@ -166,7 +168,7 @@ def node_kind(node: Node, *, repaired: bool = False) -> NodeKind:
 def fits_when_empty(requests: Sequence[Request], node: Node, *, repaired: bool = False) -> bool:
     """Return whether the requests would fit the node together if nothing were allocated.
 
-    repaired: take unhealthy cards for healthy and cordoned ones for open.
+    repaired: as `restored` makes cards.
     """
     candidate = restored(node) if repaired else node
     placed = place_gang(EmptyUsage(), requests, "binpack", (candidate,))

@@ -46,13 +46,14 @@ class CardClass(NamedTuple):
     model: str
     profile: str = ""
     divided: bool = False
+    drawn_mib: int = 0
 
     def needs(self, request: Request) -> tuple[int, int, bool, bool]:
         """Return memory, compute, and whether model and kind are others: the definition decides.
 
         The memory is NEVER for a card with too few units.
         """
-        memory: int | None = self.memory_mib if request.whole else 0
+        memory: int | None = max(self.memory_mib - self.drawn_mib, 0) if request.whole else 0
         if request.memory is not None:
             memory = request.memory.mib_on(self.memory_mib, self.unit_mib)
         return (
@@ -77,7 +78,8 @@ class CardColumns:
 
     Attributes:
         usage: the rows MEMORY to FREE_COMPUTE, a column for each card. FREE_ rows are never negative.
-        cards: the rows CLASS to CARD_COMPUTE, a column for each card. SLOT is the card's group.
+        cards: the rows CLASS to CARD_COMPUTE, a column for each card. SLOT is the card's group, CARD_MEMORY
+            what leases can have.
         unhealthy, cordoned: bool, one for each card.
         exists: bool, False for a column that no card has now.
         open: bool, True for cards that exist and are `Card.open`.
@@ -112,7 +114,7 @@ class CardColumns:
         """Return the number of the card's class, a new one if there is none."""
         each = CardClass(
             *(card.memory_mib, node.unit_mib, card.compute, card.model),
-            *(card.profile, card.divided),
+            *(card.profile, card.divided, card.drawn_mib),
         )
         return self.classes.setdefault(each, len(self.classes))
 

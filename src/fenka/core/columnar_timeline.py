@@ -103,7 +103,7 @@ class CardStates(CardColumns):
         cards, rows = list[tuple[int, ...]](), list[tuple[int, ...]]()
         for card, states in zip(node.cards, card_states(node, allocations), strict=True):
             starts.append(len(rows))
-            size = card.memory_mib, card.compute
+            size = card.available_mib, card.compute
             flags = not card.healthy, card.cordoned, 1, card.open
             cards.append((self.class_of(node, card), card.rank, 0, *size, *flags))
             for begin, uncertain, usage in states:

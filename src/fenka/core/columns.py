@@ -271,7 +271,7 @@ class Columns(NodeColumns):
         rows = []
         for column, card in enumerate(node.cards, int(self.starts[slot])):
             number, index = self.class_of(node, card), min(card.rank, MAX_INDEX)
-            rows.append((number, index, slot, card.memory_mib, card.compute))
+            rows.append((number, index, slot, card.available_mib, card.compute))
             self._columns[card.uuid] = (*self._columns.get(card.uuid, ()), column)
         columns = self._spans[slot]
         if rows:
@@ -311,7 +311,7 @@ class Columns(NodeColumns):
         free_memory = free_compute = 0
         for card in node.cards:
             memory, compute, *others = amounts_of(view.card_usage(name, card.uuid))
-            free = max(card.memory_mib - memory, 0), max(card.compute - compute, 0)
+            free = max(card.available_mib - memory, 0), max(card.compute - compute, 0)
             rows.append((memory, compute, *others, *free))
             if card.open:
                 free_memory += free[0]

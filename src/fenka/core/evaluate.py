@@ -28,7 +28,7 @@ class Candidate(NamedTuple):
     @property
     def free_mib(self) -> int:
         """Return the free memory; 0 for an overcommitted card."""
-        return max(self.card.memory_mib - self.usage.memory_mib, 0)
+        return max(self.card.available_mib - self.usage.memory_mib, 0)
 
     @property
     def free_compute(self) -> int:
@@ -216,7 +216,7 @@ def fits_card(request: Request, node: Node, card: Card, usage: CardUsage) -> boo
 def _candidate(request: Request, node: Node, card: Card, usage: CardUsage) -> Candidate:
     memory = request.memory
     if memory is None:
-        return Candidate(card, usage, card.memory_mib if request.whole else 0)
+        return Candidate(card, usage, card.whole_mib if request.whole else 0)
     requested = memory.mib_on(card.memory_mib, node.unit_mib)
     # Only a reason for a card with too few units states the nominal amount.
     nominal = memory.nominal_mib(node.unit_mib) if requested is None else 0
@@ -226,7 +226,7 @@ def _candidate(request: Request, node: Node, card: Card, usage: CardUsage) -> Ca
 def never_fits(request: Request, nodes: Collection[Node]) -> Unschedulable | None:
     """Return why the request could not be placed even if nothing were allocated; None if it could.
 
-    Cards count as healthy and not cordoned: a request that only needs that may wait.
+    Cards count as healthy, not cordoned and used by leases only: a request that only needs that may wait.
     """
     rejections: list[NodeRejection] = []
     for node in nodes:
@@ -238,10 +238,13 @@ def never_fits(request: Request, nodes: Collection[Node]) -> Unschedulable | Non
 
 
 def restored(node: Node) -> Node:
-    """Return the node with all its cards healthy and open."""
-    if all(card.healthy and not card.cordoned for card in node.cards):
+    """Return the node with all its cards healthy, open and used by leases only."""
+    if all(card.healthy and not card.cordoned and not card.unleased_mib for card in node.cards):
         return node
-    cards = (replace(card, healthy=True, cordoned=False) for card in node.cards)
+    cards = (
+        replace(card, healthy=True, cordoned=False, unleased_mib=0, drawn_mib=0)
+        for card in node.cards
+    )
     return replace(node, cards=tuple(cards))
 
 
@@ -280,7 +283,7 @@ def _free_share(request: Request, candidates: list[Candidate]) -> float:
     """Return the free part of the cards that take slices, in memory; in compute for compute alone."""
     admitting = [it for it in candidates if it.card.open]
     of_compute = request.memory is None and not request.whole
-    total = sum(it.card.compute if of_compute else it.card.memory_mib for it in admitting)
+    total = sum(it.card.compute if of_compute else it.card.available_mib for it in admitting)
     free = sum(it.free_compute if of_compute else it.free_mib for it in admitting)
     # A card may report no memory.
     return free / max(total, 1)

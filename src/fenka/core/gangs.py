@@ -235,4 +235,5 @@ class _Search:
     def _state(self, node: Node, card: Card) -> tuple[object, ...]:
         used = self._placer.card_usage(node.name, card.uuid)
         held = used.memory_mib, used.compute, used.holders, used.whole
-        return card.model, card.profile, card.divided, card.memory_mib, card.compute, held
+        size = card.memory_mib, card.unleased_mib, card.drawn_mib, card.compute
+        return card.model, card.profile, card.divided, size, held

@@ -31,6 +31,8 @@ class Card:
         profile: the MIG profile of an instance, `3g.20gb`; empty for a card.
         start: the first slice of an instance on its card's memory axis.
         divided: the card is in MIG mode. Only its instances admit requests.
+        unleased_mib: memory that is in use by no lease, which no new slice can have.
+        drawn_mib: the part of it that processes hold which only draw, as a desktop does.
     """
 
     index: int
@@ -44,6 +46,18 @@ class Card:
     profile: str = ""
     start: int = 0
     divided: bool = False
+    unleased_mib: int = 0
+    drawn_mib: int = 0
+
+    @property
+    def available_mib(self) -> int:
+        """The memory that all leases together can have."""
+        return max(self.memory_mib - self.unleased_mib, 0)
+
+    @property
+    def whole_mib(self) -> int:
+        """The memory that a request for the whole card takes: all but that of a desktop."""
+        return max(self.memory_mib - self.drawn_mib, 0)
 
     @property
     def rank(self) -> int:

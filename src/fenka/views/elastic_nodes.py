@@ -104,7 +104,8 @@ def _cards(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> tuple[int,
             free[card.index], total = free[card.index] + units, total + units
         usage = snapshot.state.card_usage(shared.node.name, card.uuid)
         size = usable_mib(card, shared.division)
-        free[card.index] -= mib_to_units(usage.memory_mib, size, shared.unit_mib)
+        taken_mib = usage.memory_mib + card.unleased_mib
+        free[card.index] -= mib_to_units(taken_mib, size, shared.unit_mib)
     return len(free), sum(max(units, 0) for units in free.values()), total
 
 

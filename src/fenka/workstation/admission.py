@@ -33,7 +33,7 @@ MAX_CONNECTIONS_PER_USER = 1024
 """Each program that waits or starts has one connection."""
 
 MAX_JOBS_PER_USER = 512
-"""Pending, running and completing jobs; each member of a gang counts."""
+"""Pending and running jobs; each member of a gang counts."""
 
 _DESCRIPTORS_PER_CONNECTION = 4
 """The connection itself, and what watches the client's process."""

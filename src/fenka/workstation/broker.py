@@ -1,15 +1,13 @@
 """Decides the lifecycle of jobs: events in, effects out, without sockets, clocks, files or processes.
 
     submit ──> waiting ──> starting ──> running ──> (removed)
-                  │            │           │  └──> completing ──> (removed)
                   └────────────┴───────────┴──> removed at any time: stopped, died, or its grant expired
 
 - `waiting`: the job is in the queue.
 - `starting`: its slice is assumed until the client confirms that it has entered the lease, or the grant
   expires.
-- `running`: it holds its slice until its last process ends.
-- `completing` (Slurm's word): it has no process, but its memory is still in use outside of all leases, so its
-  slice is retained.
+- `running`: it holds its slice until its last process ends. What is then still in use of it is memory of the
+  card that no lease uses, as that of programs without a lease is.
 
 The members of a gang are separate jobs with one entry in the queue. They are granted together or not at all;
 after that each has its own lifecycle, and the process that started them ends them.
@@ -21,7 +19,7 @@ from dataclasses import dataclass, replace
 from fenka.core.availability import Timeline
 from fenka.core.backfill import Backfill, held_by_user
 from fenka.core.errors import FenkaError
-from fenka.core.evaluate import Policy, never_fits
+from fenka.core.evaluate import Policy, never_fits, restored
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, Card, DeviceId, Node
@@ -34,7 +32,7 @@ from fenka.core.mig.instances import (
     usable_mib,
 )
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
-from fenka.core.reasons import Unschedulable
+from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.steps import complete
 from fenka.core.usage import EmptyUsage
@@ -54,8 +52,8 @@ GRANT_TTL_S = 30.0
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, unless a request says otherwise."""
 
-MAX_RETAINED_SHOWN = 3
-"""Retained slices that the reason of a pending job names at most."""
+MAX_UNLEASED_SHOWN = 3
+"""Cards with memory that no lease uses that the reason of a pending job names at most."""
 
 
 class UnknownJob(FenkaError):
@@ -118,6 +116,8 @@ class Broker:
         fairness = fairness or Fairness()
         self.usage_history = UsageHistory(fairness)
         """Recent use of cards by user, for fair sharing. Users are named by their uid."""
+        self._unleased: Mapping[DeviceId, str] = {}
+        """What uses cards without a lease, in a sentence for each."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
         self._backfill = Backfill(policy, fairness)
@@ -160,19 +160,11 @@ class Broker:
         job.state, job.started_at, job.grant_expires_at = "running", now, None
         return True
 
-    def on_exit(self, job_id: str, now: float, retained: str = "") -> list[Effect]:
-        """Handle the end of a job's last process. Unknown ids are ignored.
-
-        retained: why its slice cannot be granted to another job yet. Repeat the call until it is empty.
-        """
+    def on_exit(self, job_id: str, now: float) -> list[Effect]:
+        """Handle the end of a job's last process. Unknown ids are ignored."""
         job = self.jobs.get(job_id)
         if job is None:
             return []
-        if retained and job.state in ("running", "completing"):
-            job.state, job.retained = "completing", retained
-            assert job.placement is not None
-            self._allocate(job, job.placement, now)
-            return self._schedule(now)
         # A gang is never granted in part.
         jobs = self.jobs_of(job.queue_id) if job.state == "waiting" else [job]
         return [*self._remove(jobs, now), *self._schedule(now)]
@@ -219,8 +211,8 @@ class Broker:
             )
         return effects + self._schedule(now)
 
-    def restore(self, jobs: list[Job], now: float) -> list[Effect]:
-        """Take over the living jobs that an earlier daemon recorded.
+    def restore(self, jobs: list[Job], now: float) -> None:
+        """Take over the living jobs that an earlier daemon recorded. Nothing is granted until `reschedule`.
 
         Raises Conflict if the cards have changed so that a lease no longer fits.
         """
@@ -238,12 +230,18 @@ class Broker:
             self._allocate(job, job.placement, now)
         for members in pending.values():
             self._enqueue(members)
-        return self._schedule(now)
 
-    def update_node(self, node: Node, now: float) -> list[Effect]:
-        """Update the health of the cards. Jobs keep their slices on unhealthy ones."""
-        if node == self.node:
+    def update_node(
+        self, node: Node, now: float, unleased: Mapping[DeviceId, str] | None = None
+    ) -> list[Effect]:
+        """Update the health of the cards and what no lease uses of them. Jobs keep their slices.
+
+        unleased: what uses cards without a lease, by UUID, for reasons; None for no change.
+        """
+        unleased = self._unleased if unleased is None else unleased
+        if (node, unleased) == (self.node, self._unleased):
             return []
+        self._unleased = unleased
         self._set_node(node)
         return self._schedule(now)
 
@@ -317,6 +315,10 @@ class Broker:
         """Return the UUIDs of the cards and instances that jobs hold slices of."""
         return {piece.uuid for job in self.placed() for piece in job.slices}
 
+    def leased_mib(self, device: str) -> int:
+        """Return the memory of all slices of a card or instance."""
+        return self.ledger.card_usage(self.node.name, DeviceId(device)).memory_mib
+
     def usable_mib(self, card: Card) -> int:
         """Return the memory of a card; of a divided one what its largest instance has."""
         return usable_mib(card, self.division)
@@ -340,9 +342,9 @@ class Broker:
         return reported[0] if reported else None
 
     def reason(self, job: Job) -> str:
-        """Return why a job is pending, or why its slice is retained; else nothing."""
+        """Return why a job is pending, else nothing."""
         reported = self._reported.get(job.queue_id)
-        return reported[1].reason if reported else job.retained
+        return reported[1].reason if reported else ""
 
     def _never_fits_reason(self, requests: list[Request]) -> str:
         """Return why these requests can never be granted; empty if they can."""
@@ -354,8 +356,7 @@ class Broker:
                 return rejection.sentence()
         if len(requests) == 1:
             return ""
-        cards = tuple(replace(card, healthy=True) for card in self.node.cards)
-        plan = place_gang(EmptyUsage(), requests, self.policy, (replace(self.node, cards=cards),))
+        plan = place_gang(EmptyUsage(), requests, self.policy, (restored(self.node),))
         return f"{plan.hint}, even if nobody else ran" if isinstance(plan, Unschedulable) else ""
 
     def _set_node(self, node: Node) -> None:
@@ -385,7 +386,7 @@ class Broker:
 
     def _allocate(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
-        deadline = None if job.deadline is None or job.retained else job.deadline + GRACE_S
+        deadline = None if job.deadline is None else job.deadline + GRACE_S
         self._allocations[job.id] = Allocation(placement, deadline, str(job.uid))
         cards = cards_of((placement,), self.node.cards)
         since = now if job.started_at is None else job.started_at
@@ -395,7 +396,7 @@ class Broker:
         running = [job for job in jobs if job.state == "running"]
         return [
             *map(Terminate, running),
-            *self._remove([job for job in jobs if job.state not in ("running", "completing")], now),
+            *self._remove([job for job in jobs if job.state != "running"], now),
         ]
 
     def _remove(self, jobs: Sequence[Job], now: float) -> list[Effect]:
@@ -481,9 +482,15 @@ class Broker:
         return [EvictGang(jobs) for jobs in gangs]
 
     def _pending_reason(self, status: QueueStatus) -> str:
-        """Return why a job is pending, with the retained slices that it may be waiting for."""
-        retained = [job for job in self.jobs.values() if job.retained]
-        shown = [
-            f"{job.name} has ended, but {job.retained}" for job in retained[:MAX_RETAINED_SHOWN]
+        """Return why a job is pending, with what uses memory of its cards without a lease."""
+        lacking = {
+            reason.card
+            for reason in status.unschedulable.reasons
+            if reason.code is ReasonCode.MEMORY
+        }
+        unleased = [
+            f"card {card.index}: {self._unleased[card.uuid]}"
+            for card in self.node.cards
+            if card.index in lacking and self._unleased.get(card.uuid)
         ]
-        return "; ".join([status.reason, *shown])
+        return "; ".join([status.reason, *unleased[:MAX_UNLEASED_SHOWN]])

@@ -37,12 +37,11 @@ from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
 from fenka.workstation.log import log
 from fenka.workstation.paths import Runtime
-from fenka.workstation.retention import retention_reason
 from fenka.workstation.termination import Terminator
 from fenka.workstation.watches import JobWatches
 
 RECHECK_DELAY_S = 0.3
-"""After a slice was retained for the first time: a driver frees a killed process's memory with some delay."""
+"""After a job has ended and left memory in use: a driver frees a killed process's memory with some delay."""
 
 EVICTION_SLACK_S = 5.0
 """After the grace period of an evicted gang, until the daemon itself ends what is left of it."""
@@ -108,25 +107,31 @@ class Controller:
         """Record what a resized job holds now. Raises Conflict, OSError."""
         self._apply(self.broker.resize(job.id, placement, time.time()))
 
-    def release(self, job: Job) -> None:
-        """Give up a retained slice. Raises OSError."""
-        self._apply(self.broker.on_exit(job.id, time.time()))
-
     def observe_cards(self) -> dict[str, Reading]:
-        """Update the cards' health, and return their readings. Raises NoDriver, NodeError."""
+        """Update the cards' health and unleased memory, and return their readings.
+
+        Raises NoDriver, NodeError.
+        """
         node, readings = self.cards.observe(self.instances.divided(self.broker.node))
-        self._apply_later(self.broker.update_node(node, time.time()), save=False)
+        unleased = {card.uuid: self.cards.unleased(card.uuid).sentence() for card in node.cards}
+        self._apply_later(self.broker.update_node(node, time.time(), unleased), save=False)
         self.changes.settle()
         return readings
 
     def on_exit(self, job_id: str) -> None:
-        """Release the job's slice, or retain it while it cannot be given to another job."""
+        """Release the job's slice. What it has left in use counts as taken before anything is granted."""
         job = self.broker.jobs.get(job_id)
-        ended_now = job is not None and job.state == "running"
-        retained = self._retention_reason(job) if job and (ended_now or job.retained) else ""
-        self._apply_later(self.broker.on_exit(job_id, time.time(), retained))
-        if retained and ended_now:
-            asyncio.get_running_loop().call_later(RECHECK_DELAY_S, self.on_exit, job_id)
+        if job is not None and job.state == "running" and self._observe_leftover(job):
+            asyncio.get_running_loop().call_later(RECHECK_DELAY_S, self._observe_leftover, job)
+        self._apply_later(self.broker.on_exit(job_id, time.time()))
+
+    def _observe_leftover(self, job: Job) -> bool:
+        """Observe the cards. Return whether any of the job's has memory in use by no lease."""
+        try:
+            self.observe_cards()
+        except (NoDriver, NodeError):
+            return False
+        return any(card.unleased_mib for card in self._cards_of(job))
 
     def cancel(self, queue_id: str) -> None:
         """Remove what has not started, and terminate what runs."""
@@ -136,11 +141,6 @@ class Controller:
         """Cancel a pending job that a user has stopped, and report that to its client."""
         self.clients.send(queue_id, protocol.JobRejected("stopped while it waited", final=True))
         self.cancel(queue_id)
-
-    def recheck_retained(self) -> None:
-        """Release retained slices that have become free."""
-        for job in [job for job in self.broker.jobs.values() if job.retained]:
-            self.on_exit(job.id)
 
     # --- an earlier daemon's jobs ------------------------------------------------------------------
 
@@ -156,10 +156,7 @@ class Controller:
         jobs = [
             job
             for job in recorded
-            if procfs.lives(job.pid, job.start_ticks)
-            or scan.pids(job.id)
-            or not scan.complete
-            or job.retained
+            if procfs.lives(job.pid, job.start_ticks) or scan.pids(job.id) or not scan.complete
         ]
         self._remove_other_leases(recorded, jobs)
         self._recover_instances(jobs)
@@ -174,7 +171,8 @@ class Controller:
 
     def _recover_instances(self, jobs: Sequence[Job]) -> None:
         """Finish what an earlier daemon has begun, and find the instances that jobs hold."""
-        node, _ = self.cards.observe(self.instances.divided(self.broker.node))
+        # Which processes are in leases is known when the jobs have been restored.
+        node = self.cards.health(self.instances.divided(self.broker.node))
         self.broker.update_node(node, time.time())
         leased = {piece.uuid for job in jobs for piece in job.slices}
         found = self.instances.settle(node, leased)
@@ -197,7 +195,10 @@ class Controller:
 
     def _restore(self, jobs: list[Job]) -> None:
         placed = [job for job in jobs if job.placement]
-        self._apply(self.broker.restore(jobs, time.time()))
+        self.broker.restore(jobs, time.time())
+        with contextlib.suppress(NoDriver, NodeError):
+            self.observe_cards()
+        self._apply(self.broker.reschedule(time.time()))
         for queue_id in dict.fromkeys(job.queue_id for job in jobs):
             # The client of a pending job reconnects; until then its place is kept while it lives.
             self._watches.watch(self.broker.jobs_of(queue_id))
@@ -215,15 +216,6 @@ class Controller:
     def save(self) -> None:
         """Record all jobs. Raises OSError."""
         files.save_jobs(self.runtime, list(self.broker.jobs.values()))
-
-    def _retention_reason(self, job: Job) -> str:
-        """Return why the slice of a job without processes must be retained; nothing if the driver is lost."""
-        try:
-            readings, processes = self.observe_cards(), self.cards.gpu_processes()
-        except (NoDriver, NodeError):
-            return ""
-        cards: dict[str, Card] = {card.uuid: card for card in self.broker.node.cards}
-        return retention_reason(job, self.broker.placed(), cards, readings, processes)
 
     # --- effects ------------------------------------------------------------------------------------
 
@@ -285,7 +277,6 @@ class Controller:
         for job in jobs:
             self.leases.create(job)
             self._schedule_deadline(job)
-            self.cards.record_baseline(job)
         first = jobs[0]
         granted: protocol.Message = self.leases.grant(first)
         if first.gang:

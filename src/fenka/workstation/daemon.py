@@ -66,7 +66,9 @@ class Daemon:
             *(runtime, hardware, native, self._feedback),
             *(broker.compute_of, instances.capabilities),
         )
-        self._cards = CardMonitor(hardware, self._processes.lease_of, self._feedback.busy_ns)
+        self._cards = CardMonitor(
+            hardware, self._processes.lease_of, self._feedback.busy_ns, broker.leased_mib
+        )
         self._terminator = Terminator(broker, self._processes)
         clients = ClientRegistry()
         self._controller = Controller(
@@ -150,7 +152,6 @@ class Daemon:
                 files.trim_log(self.runtime.log)
             with contextlib.suppress(NoDriver, NodeError, OSError):
                 self._controller.observe_cards()
-                self._controller.recheck_retained()
                 await self._cards.check_violations(self.broker.placed())
 
     async def _feedback_loop(self) -> None:

@@ -50,7 +50,7 @@ def gangs_to_evict(
     evictable = {
         job.id: job
         for job in holders.jobs
-        if job.spec.eviction_grace_s is not None and job.placement and not job.retained
+        if job.spec.eviction_grace_s is not None and job.placement
     }
     if not evictable:
         return []

@@ -3,8 +3,9 @@
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -66,12 +67,13 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
     """All jobs on disk.
 
     boot: distinguishes a restart of the daemon from one of the machine.
-    version: files of version 3 are read, too; their gangs have equal members.
+    version: files of version 3 are read, too; their gangs have equal members. In those of version 4 jobs
+    could retain their slices after their end.
     """
 
     boot: str
     jobs: list[Job]
-    version: Literal[3, 4] = 4
+    version: Literal[3, 4, 5] = 5
 
 
 class LayoutFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -135,7 +137,7 @@ def trim_log(path: Path) -> None:
 
 def load_jobs(runtime: Runtime) -> list[Job]:
     """Return the last daemon's jobs; none after a reboot. Raises InvalidState."""
-    state = _load(runtime.state, StateFile)
+    state = _load(runtime.state, StateFile, adapt=_without_retained)
     return state.jobs if state and state.boot == procfs.boot_id() else []
 
 
@@ -159,10 +161,28 @@ def save_layouts(runtime: Runtime, cards: dict[str, LayoutTarget]) -> None:
         runtime.layouts.unlink(missing_ok=True)
 
 
-def _load(path: Path, kind: type[Loaded], advice: str = _END_PROGRAMS) -> Loaded | None:
+def _without_retained(content: Any) -> Any:
+    """Return the state file of an earlier version without jobs that have ended, and what was kept of them."""
+    match content:
+        case {"version": 3 | 4, "jobs": [*jobs]}:
+            jobs = [job for job in jobs if isinstance(job, dict)]
+            for job in jobs:
+                job.pop("retained", None)
+                job.pop("unattributed_mib", None)
+            kept = [job for job in jobs if job.get("state") != "completing"]
+            return content | {"jobs": kept}
+    return content
+
+
+def _load(
+    path: Path,
+    kind: type[Loaded],
+    advice: str = _END_PROGRAMS,
+    adapt: Callable[[Any], Any] = lambda content: content,
+) -> Loaded | None:
     try:
         content = read_regular_file(path, MAX_FILE_BYTES)
-        return decode_json(msgspec.json.Decoder(kind), content)
+        return msgspec.convert(adapt(decode_json(msgspec.json.Decoder(), content)), kind)
     except FileNotFoundError:
         return None
     except OSError as why:

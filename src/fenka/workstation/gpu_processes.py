@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fenka.core.inventory import Card
 from fenka.hardware.nvml import GpuProcess, Reading
-from fenka.procfs import real_uid, start_ticks
+from fenka.isolation.unleased_memory import UnleasedMemory, UnleasedProgram, measure
+from fenka.procfs import process_name, real_uid
 
 
 @dataclass(frozen=True, slots=True)
 class UnleasedProcess:
-    """A process that uses a card and is in no lease. start: as `start_ticks` returns it."""
+    """A process that uses a card and is in no lease."""
 
     process: GpuProcess
     uid: int
-    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,17 @@ class GpuProcesses:
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """What the driver reports at one moment. violations: sentences by job id."""
+    """What the driver reports at one moment.
+
+    Attributes:
+        violations: sentences by job id.
+        unleased: what is in use by no lease, by card UUID.
+    """
 
     readings: Mapping[str, Reading]
     processes: GpuProcesses
     violations: Mapping[str, list[str]]
+    unleased: Mapping[str, UnleasedMemory]
 
 
 def group_by_lease(
@@ -45,25 +52,34 @@ def group_by_lease(
     by_lease: dict[str, list[GpuProcess]] = {}
     unleased = []
     for process in processes:
-        lease, start = lease_of(process.pid), start_ticks(process.pid)
+        lease, uid = lease_of(process.pid), real_uid(process.pid)
         if lease is not None:
             by_lease.setdefault(lease, []).append(process)
-        elif start is not None and (uid := real_uid(process.pid)) is not None:
-            unleased.append(UnleasedProcess(process, uid, start))
+        elif uid is not None:
+            unleased.append(UnleasedProcess(process, uid))
     return GpuProcesses(by_lease, unleased)
 
 
-def unattributed_mib(
-    uuid: str, readings: Mapping[str, Reading], processes: GpuProcesses
-) -> int | None:
-    """Return the used memory of a card that belongs to no process; None if the driver does not report it."""
-    everything = [unleased.process for unleased in processes.unleased]
-    for leased in processes.by_lease.values():
-        everything += leased
-    attributed_mib = _total_mib([process for process in everything if process.uuid == uuid])
-    if uuid not in readings or attributed_mib is None:
-        return None
-    return readings[uuid].used_mib - attributed_mib
+def unleased_memory(
+    card: Card, used_mib: int, slices_mib: int, processes: GpuProcesses, *, names_all: bool
+) -> UnleasedMemory:
+    """Return the memory of a card that is in use by no lease. The arguments are as `measure` has them."""
+    leased_mib = [
+        process.used_mib
+        for in_lease in processes.by_lease.values()
+        for process in in_lease
+        if process.uuid == card.uuid
+    ]
+    programs = [
+        UnleasedProgram(
+            process_name(outside.process.pid),
+            outside.process.used_mib,
+            outside.process.graphics,
+        )
+        for outside in processes.unleased
+        if outside.process.uuid == card.uuid
+    ]
+    return measure(card.memory_mib, used_mib, leased_mib, slices_mib, programs, names_all=names_all)
 
 
 def _total_mib(processes: Sequence[GpuProcess]) -> int | None:

@@ -16,9 +16,13 @@ def with_instances(node: Node, instances: Iterable[Card], held: Collection[str])
         instances: all that exist.
         held: devices that jobs hold.
     """
+    former = {card.uuid: card for card in node.cards}
+    existing = (
+        replace(card, unleased_mib=former.get(card.uuid, card).unleased_mib) for card in instances
+    )
     cards = (card for card in node.cards if card.parent is None)
     planned = (card for card in node.cards if is_planned(card.uuid) and card.uuid in held)
-    return replace(node, cards=(*cards, *instances, *planned))
+    return replace(node, cards=(*cards, *existing, *planned))
 
 
 def without_plans(node: Node, held: Collection[str]) -> Node:

@@ -39,12 +39,8 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     gang: Gang | None = None
     rank: int = 0
     """Its number among its gang's members, from 0."""
-    retained: str = ""
-    """Why its slice is kept after its last process has ended."""
     shim_inode: int = 0
     """Inode of the shim that its processes map; 0 if unknown."""
-    unattributed_mib: dict[str, int] = {}
-    """Memory by card UUID that belonged to no process when the slice was granted."""
     waits: bool = True
     """Whether it waits for what cannot be granted now."""
     user_namespace: int = 0

@@ -20,13 +20,13 @@ from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.spec import Isolation, JobSpec
 from fenka.views.instances import MigCardView
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Incremented whenever a message changes."""
 
 EVICTION_SIGNAL = signal.SIGUSR2
 """The daemon sends it to the process that requested a gang, which then ends all members."""
 
-JobState = Literal["waiting", "starting", "running", "completing"]
+JobState = Literal["waiting", "starting", "running"]
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
@@ -189,7 +189,7 @@ class JobView(msgspec.Struct, frozen=True):
     deadline: when it is terminated.
     reserved: indices of the cards reserved for it. starts_by: when these will be free at the latest.
     used_s: its user's recent use of cards, in decaying card-seconds.
-    reason: why it is pending, or why its slice is retained. violations: sentences about exceeded limits.
+    reason: why it is pending. violations: sentences about exceeded limits.
     unreadable_pids: processes that may be in the lease and cannot be inspected; they keep it while they live.
     allow_user_namespaces: its programs may create user namespaces, in which they can undo its limits.
     """
@@ -239,6 +239,7 @@ class CardView(msgspec.Struct, frozen=True):
     """A card and what is held of it. None: the driver does not report it.
 
     utilisation: percent of the last second or so in which a kernel ran.
+    unleased_mib: memory in use by no lease, which counts as taken. unleased: by whom, in a sentence.
     """
 
     index: int
@@ -250,6 +251,8 @@ class CardView(msgspec.Struct, frozen=True):
     leased_mib: int
     used_mib: int | None
     utilisation: int | None = None
+    unleased_mib: int = 0
+    unleased: str = ""
 
 
 class InstancesListed(Message, tag="instances-listed"):

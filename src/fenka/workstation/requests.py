@@ -155,16 +155,9 @@ class RequestHandler:
         name = job.display_name
         _check_owner(client, job, name, "stop")
         jobs = self.broker.jobs_of(job.queue_id)
-        retained = [job for job in jobs if job.retained]
-        if retained and not _owns_daemon(client):
-            # The next program may find less memory than its slice has: the daemon's owner decides.
-            raise RequestFailed(f"{name} has ended, but {retained[0].retained}: end that first")
-        for member in retained:
-            self.controller.release(member)
-        jobs = self.broker.present(jobs)
-        if jobs and job.state == "waiting":
+        if job.state == "waiting":
             self.controller.cancel_pending(job.queue_id)
-        elif jobs and not await self.terminator.terminate(jobs, request.grace_s):
+        elif not await self.terminator.terminate(jobs, request.grace_s):
             left = ", ".join(map(str, await self.terminator.pids(jobs)))
             raise RequestFailed(f"{name} does not end: processes {left} ignore SIGKILL")
         return name

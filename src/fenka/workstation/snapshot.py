@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from pathlib import Path
 
 import psutil
 
@@ -12,7 +11,9 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
 from fenka.isolation.files import account_file
+from fenka.isolation.unleased_memory import NOTHING_UNLEASED
 from fenka.jobs.spec import summarise
+from fenka.procfs import process_name
 from fenka.views.instances import MigCardView
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
@@ -39,6 +40,7 @@ def snapshot(
         if card.parent is not None:
             continue
         reading = sample.readings.get(card.uuid)
+        unleased = sample.unleased.get(card.uuid, NOTHING_UNLEASED)
         parts = {each.uuid for each in broker.node.cards if card.uuid in (each.uuid, each.parent)}
         slices = (piece for job in broker.placed() for piece in job.slices)
         leased = sum(piece.memory_mib for piece in slices if piece.uuid in parts)
@@ -53,6 +55,8 @@ def snapshot(
                 leased_mib=leased,
                 used_mib=reading.used_mib if reading else None,
                 utilisation=reading.utilisation if reading else None,
+                unleased_mib=unleased.total_mib,
+                unleased=unleased.sentence(),
             )
         )
     return protocol.Snapshot(
@@ -76,23 +80,16 @@ def snapshot(
         unleased=[
             protocol.ProcessView(
                 card=card.index,
-                pid=unleased.process.pid,
-                user=user_name(unleased.uid),
-                program=_program(unleased.process.pid),
-                used_mib=unleased.process.used_mib,
+                pid=outside.process.pid,
+                user=user_name(outside.uid),
+                program=process_name(outside.process.pid),
+                used_mib=outside.process.used_mib,
             )
             for card in broker.node.cards
-            for unleased in sample.processes.unleased
-            if unleased.process.uuid == card.uuid
+            for outside in sample.processes.unleased
+            if outside.process.uuid == card.uuid
         ],
     )
-
-
-def _program(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
-    except OSError:
-        return ""
 
 
 def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:

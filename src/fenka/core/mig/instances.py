@@ -51,6 +51,8 @@ def instance_card(parent: Card, geometry: Geometry, place: Place, uuid: str = ""
         profile=place.profile.name,
         start=place.start,
         divided=False,
+        unleased_mib=0,
+        drawn_mib=0,
     )
 
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from fenka.jobs import mpi_agent
-from fenka.jobs.mpi_agent.mpi_agent import MAX_UNKNOWN
+from fenka.jobs.mpi_agent.mpi_agent import MAX_FIRST_FRAME, MAX_UNKNOWN
 from tests.waiting import wait_until
 
 FILES = Path(next(iter(mpi_agent.__path__)))
@@ -433,3 +433,33 @@ def test_daemons_are_terminated_with_the_server_when_it_is_the_first_process(
     server.terminate()
     agent.process.wait()
     assert (tmp_path / "state").read_text() == "saved\n"
+
+
+def test_long_command_arrives_in_parts(agent: Agent) -> None:
+    """It is longer than the first frame may be."""
+    text = "é" * 50_000
+    assert agent.call(f"printf %s {text} | wc -m", LC_ALL="C.UTF-8") == (0, "50000\n", "")
+
+
+def test_strangers_frame_ends_the_connection_when_it_exceeds_the_first_frames_size(
+    agent: Agent,
+) -> None:
+    """Nothing of it is received before its sender is known."""
+    with agent.connect() as stranger:
+        stranger.sendall(bytes(32) + struct.pack(">I", MAX_FIRST_FRAME + 1))
+        received = b""
+        while part := stranger.recv(1 << 16):
+            received += part
+    assert len(received) == 32
+
+
+def test_strangers_frames_take_little_memory(agent: Agent) -> None:
+    """As many strangers as there may be, each with all but the last byte of a first frame."""
+    process = psutil.Process(agent.process.pid)
+    frame = bytes(32) + struct.pack(">I", MAX_FIRST_FRAME) + bytes(32 + MAX_FIRST_FRAME - 1)
+    before = process.memory_info().rss
+    with contextlib.ExitStack() as strangers:
+        for _ in range(MAX_UNKNOWN):
+            strangers.enter_context(agent.connect()).sendall(frame)
+        assert agent.call("exit 3")[0] == 3
+        assert process.memory_info().rss - before < 64 << 20

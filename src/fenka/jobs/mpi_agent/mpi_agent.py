@@ -31,6 +31,12 @@ from typing import Any, Dict, List, Optional, Tuple
 
 DEFAULT_PORT = 23457
 MAX_FRAME = 4 * 1024 * 1024
+MAX_FIRST_FRAME = 64 * 1024
+"""Of a caller's first frame, which is in memory before its MAC shows who sent it."""
+MAX_COMMAND = 1024 * 1024
+"""Characters: more than the kernel accepts for a program's argument."""
+COMMAND_PART = 8 * 1024
+"""Characters of a command in a frame: JSON may write one as six."""
 CHUNK = 64 * 1024
 NONCE = 32
 MAC = 32
@@ -84,7 +90,8 @@ class Channel:
     def receive(self, deadline: Optional[float] = None) -> Dict[str, Any]:
         """Return the next frame. Raises Refused, OSError."""
         (size,) = struct.unpack(">I", self._read(4, deadline))
-        if size > MAX_FRAME:
+        known = self._received or self._side == b"c"
+        if size > (MAX_FRAME if known else MAX_FIRST_FRAME):
             raise Refused("a frame of {} bytes is too long".format(size))
         mac = self._read(MAC, deadline)
         payload = self._read(size, deadline)
@@ -273,10 +280,25 @@ class Server:
 def receive_command(channel: Channel, deadline: float) -> str:
     """Return the command that a caller requests. Raises Refused, OSError, ValueError."""
     channel.agree(deadline)
-    command = channel.receive(deadline).get("command")
-    if not isinstance(command, str) or "\0" in command:
-        raise Refused("a request names no command")
-    return command
+    parts, size, more = [], 0, True
+    while more:
+        message = channel.receive(deadline)
+        part, more = message.get("command"), message.get("more") is True
+        if not isinstance(part, str) or "\0" in part:
+            raise Refused("a request names no command")
+        parts.append(part)
+        size += len(part)
+        if size > MAX_COMMAND:
+            raise Refused("a command is too long")
+    return "".join(parts)
+
+
+def send_command(channel: Channel, command: str) -> None:
+    """Request a command, in parts that the other side receives before it knows this one. Raises OSError."""
+    starts = range(0, max(len(command), 1), COMMAND_PART)
+    for start in starts:
+        part = command[start : start + COMMAND_PART]
+        channel.send({"command": part, "more": start + COMMAND_PART < len(command)})
 
 
 def has_children() -> bool:
@@ -390,7 +412,7 @@ def call(host: str, command: str) -> int:
     channel = Channel(connect(host), read_key(), b"c")
     notice_loss(channel.socket)
     channel.agree(time.monotonic() + HANDSHAKE_S)
-    channel.send({"command": command})
+    send_command(channel, command)
     while True:
         message = channel.receive()
         if "exit" in message:

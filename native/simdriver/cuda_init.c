@@ -75,12 +75,15 @@ CUresult cuInit(unsigned int flags)
     return result;
 }
 
-/* Also answers before cuInit, like the real driver; then with the version that this was built against. */
+/* Also answers before cuInit, like the real driver; without a node, with the version that this was built against. */
 CUresult cuDriverGetVersion(int *version)
 {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = node_state ? (int)node_state->cuda_version : CUDA_VERSION;
+    pthread_mutex_lock(&lock);
+    uint32_t of_node = node_cuda_version();
+    pthread_mutex_unlock(&lock);
+    *version = of_node ? (int)of_node : CUDA_VERSION;
     return CUDA_SUCCESS;
 }
 

@@ -215,6 +215,16 @@ int node_attach(char hello)
     return why;
 }
 
+uint32_t node_cuda_version(void)
+{
+    bool contained;
+    struct fenka_node *state = node_state;
+    int directory = state ? -1 : open_directory(&state, &contained);
+    if (directory >= 0)
+        close(directory);
+    return state ? state->cuda_version : 0;
+}
+
 /* A second connection, because the process's own must stay silent. */
 static int call_again(void)
 {

@@ -74,6 +74,9 @@ bool node_alive(void);
 /* False where this process no longer owns its slot; then it must not write to it. */
 bool node_owns_slot(void);
 
+/* The version of CUDA that the node's file says, also before node_attach; 0 = there is no node. Not thread-safe. */
+uint32_t node_cuda_version(void);
+
 /* For a forked child: the inherited connection is the parent's, and the child must make its own. It stays open: like
  * the real driver, the server frees what the parent holds when nobody has its descriptors any more. */
 void node_forget(void);

@@ -64,6 +64,22 @@ def test_memory_is_charged_to_the_visible_card(
         assert [reading.used_mib for reading in driver.readings()] == [0, 1024]
 
 
+@pytest.mark.parametrize("cuda", ["11.8", "12.4"])
+def test_driver_version_is_the_nodes_before_initialisation(
+    make_node: MakeNode, make_client: MakeClient, tmp_path: Path, cuda: str
+) -> None:
+    """Programs ask for it first of all; NVML and the cards' file say the same."""
+    cards = tmp_path / "cards.toml"
+    cards.write_text(f'version = 1\ncuda_version = "{cuda}"\n[[card]]\nmodel = "T4"\n')
+    node = make_node(str(cards))
+    with Driver.open(node.library_dir) as driver:
+        assert driver.cuda_version == cuda
+    major, minor = map(int, cuda.split("."))
+    client = make_client(node)
+    assert client.do("ok(d.cuDriverGetVersion())") == major * 1000 + minor * 10
+    assert client.enter().do("ok(d.cuDriverGetVersion())") == major * 1000 + minor * 10
+
+
 def test_a_device_describes_its_model(make_node: MakeNode, make_client: MakeClient) -> None:
     """Name, memory, capability and PCI address are the model's; an unknown attribute is 0."""
     node = make_node("T4,A100-80G")

@@ -149,14 +149,47 @@ static uint64_t type_bytes(const struct words *w, uint64_t vector) {
     return at == end && bits % 8 == 0 ? times(bits / 8, vector) : 0;
 }
 
-/* From behind ".global" or ".const" to the semicolon: ".align 4 .v2 .f32 a[2][3], b[] = {1, 2}". An array
+/* What one run over an image does with the variables of its PTX. */
+struct reading {
+    bool lazily, variables;
+    variable_size ask; /* or NULL */
+    void *to;
+};
+
+static uint64_t variable_bytes(struct reading *reading, const struct ptx_variable *variable) {
+    reading->variables = true;
+    if (reading->ask)
+        return reading->ask(reading->to, variable);
+    return variable->plain ? variable->bytes : plus(variable->bytes, MODULE_SIZE_UNKNOWN);
+}
+
+/* The number up to `stop`; false if there is anything else, such as an expression, or an octal or binary number. */
+static bool plain_number(struct words *w, const char *stop, uint64_t *value) {
+    const char *at = w->word, *end = w->word + w->length;
+    bool octal = w->length > 1 && *at == '0' && (at[1] | 32) != 'x';
+    *value = number(&at, end);
+    at += at < end && *at == 'U';
+    return !octal && w->length && at == end && next_word(w) && is(w, stop);
+}
+
+/* From behind ".global" or ".const" to the semicolon: ".align 4 .v2 .f32 a[2][3], b[] = {1, 2}, c<100>". An array
  * without a number has as many elements as there are first values. */
-static uint64_t declared_bytes(struct words *w) {
-    uint64_t type = 0, vector = 1, total = 0, elements = 0, values = 0;
-    bool counted = false;
+static uint64_t declared_bytes(struct words *w, struct reading *reading) {
+    struct ptx_variable variable = {.plain = true};
+    uint64_t type = 0, vector = 1, total = 0, elements = 0, values = 0, length;
+    bool counted = false, assigned = false, more = true;
     unsigned braces = 0;
-    while (next_word(w) && !is(w, ";")) {
-        if (is(w, "("))
+    while (more) {
+        more = next_word(w) && !is(w, ";");
+        if (!more || (!braces && is(w, ","))) {
+            variable.bytes = times(type, counted ? elements : values);
+            total = variable.name ? plus(total, variable_bytes(reading, &variable)) : total;
+            variable = (struct ptx_variable){.plain = true};
+            elements = values = 0;
+            assigned = false;
+        } else if (is(w, "="))
+            assigned = true;
+        else if (is(w, "("))
             skip_to(w, ")");
         else if (is(w, ".align"))
             next_word(w);
@@ -166,27 +199,32 @@ static uint64_t declared_bytes(struct words *w) {
             braces -= braces > 0;
         else if (braces)
             values += is(w, ",");
-        else if (is(w, ",")) {
-            total = plus(total, times(type, counted ? elements : values));
-            elements = values = 0;
-        } else if (is(w, "[")) {
-            const char *at = next_word(w) ? w->word : w->end;
-            uint64_t length = number(&at, w->end);
-            counted = counted && !is(w, "]");
-            elements = counted ? times(elements, length) : elements;
+        else if (!assigned && (is(w, "[") || is(w, "<"))) {
+            const char *stop = is(w, "[") ? "]" : ">";
+            bool any = next_word(w) && !is(w, stop);
+            counted = counted && any;
+            if (any && !plain_number(w, stop, &length)) {
+                variable.plain = false;
+                while (!is(w, stop) && !is(w, ";") && next_word(w))
+                    ;
+                w->at = is(w, ";") ? w->word : w->at;
+            } else if (any)
+                elements = times(elements, length);
         } else if (w->length == 3 && begins(w->word, ".v"))
-            vector = (uint64_t)(w->word[2] - '0') & 7;
+            vector = (uint64_t)(w->word[2] - '0') & 15;
         else if (*w->word == '.')
             type = type_bytes(w, vector);
-        else if (in_word(*w->word) && !elements) {
+        else if (in_word(*w->word) && !variable.name) {
+            variable.name = w->word;
+            variable.name_length = w->length;
             elements = 1;
             counted = true;
         }
     }
-    return plus(total, times(type, counted ? elements : values));
+    return total;
 }
 
-static uint64_t ptx_bytes(const char *text, size_t size, bool lazily) {
+static uint64_t ptx_bytes(const char *text, size_t size, struct reading *reading, bool lazily) {
     size_t length = strnlen(text, size);
     struct words w = {text, text + length, text, 0};
     uint64_t total = lazily ? 0 : length;
@@ -194,7 +232,7 @@ static uint64_t ptx_bytes(const char *text, size_t size, bool lazily) {
     while (next_word(&w)) {
         bool variable = is(&w, ".global") || is(&w, ".const");
         if (variable && !elsewhere)
-            total = plus(total, declared_bytes(&w));
+            total = plus(total, declared_bytes(&w, reading));
         elsewhere = is(&w, ".extern") || is(&w, ".ptr");
     }
     return total;
@@ -220,22 +258,22 @@ struct entry {
 };
 _Static_assert(sizeof(struct entry) == 64, "as fatbinary writes it");
 
-static uint64_t plain_bytes(const char *image, size_t size, bool lazily) {
+static uint64_t plain_bytes(const char *image, size_t size, struct reading *reading, bool lazily) {
     if (!size)
         return 0;
     if (has_magic(image, size, CUBIN))
         return cubin_bytes(image, size, lazily);
     bool text = *image == '.' || *image == '/' || (*image >= '\t' && *image <= '\r') || *image == ' ';
-    return text ? ptx_bytes(image, size, lazily) : MODULE_SIZE_UNKNOWN;
+    return text ? ptx_bytes(image, size, reading, lazily) : MODULE_SIZE_UNKNOWN;
 }
 
-static uint64_t entry_bytes(const struct entry *e, const char *image, bool lazily) {
+static uint64_t entry_bytes(const struct entry *e, const char *image, struct reading *reading) {
     if (!e->unpacked_bytes)
-        return plain_bytes(image, e->bytes, lazily);
-    return lazily ? 0 : e->unpacked_bytes;
+        return plain_bytes(image, e->bytes, reading, reading->lazily);
+    return reading->lazily ? 0 : e->unpacked_bytes;
 }
 
-static uint64_t fat_bytes(const char *image, size_t size, bool lazily) {
+static uint64_t fat_bytes(const char *image, size_t size, struct reading *reading) {
     struct fat fat;
     struct entry entry;
     uint64_t largest = 0;
@@ -248,14 +286,14 @@ static uint64_t fat_bytes(const char *image, size_t size, bool lazily) {
         if (entry.header_bytes < sizeof entry || entry.header_bytes > end - at ||
             entry.bytes > end - at - entry.header_bytes)
             break;
-        uint64_t bytes = entry_bytes(&entry, image + at + entry.header_bytes, lazily);
+        uint64_t bytes = entry_bytes(&entry, image + at + entry.header_bytes, reading);
         largest = bytes > largest ? bytes : largest;
         at += entry.header_bytes + entry.bytes;
     }
     return largest;
 }
 
-uint64_t module_size(const void *image, size_t size, bool lazily) {
+static uint64_t image_bytes(const void *image, size_t size, struct reading *reading) {
     /* A compiler's wrapper in a program: the magic, a version, and a pointer to the fat binary. */
     if (size == MODULE_SIZE_UNBOUNDED && has_magic(image, size, FAT_WRAPPER)) {
         memcpy(&image, (const char *)image + 8, sizeof image);
@@ -263,7 +301,13 @@ uint64_t module_size(const void *image, size_t size, bool lazily) {
             return MODULE_SIZE_UNKNOWN;
     }
     if (has_magic(image, size, FAT_BINARY))
-        return size < sizeof(struct fat) ? 0 : fat_bytes(image, size, lazily);
+        return size < sizeof(struct fat) ? 0 : fat_bytes(image, size, reading);
     /* Kernels of a single image may be loaded lazily, too, but are usually all used. */
-    return plain_bytes(image, size, false);
+    return plain_bytes(image, size, reading, false);
+}
+
+struct module_size module_size(const void *image, size_t size, bool lazily, variable_size ask, void *to) {
+    struct reading reading = {.lazily = lazily, .ask = ask, .to = to};
+    uint64_t bytes = image_bytes(image, size, &reading);
+    return (struct module_size){bytes, reading.variables};
 }

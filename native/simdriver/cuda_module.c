@@ -7,7 +7,7 @@
 
 #include "sim_memory.h"
 #include "driver.h"
-#include "module_size.h"
+#include "image_size.h"
 
 #define DEFAULT_KERNEL_US 50
 
@@ -18,6 +18,7 @@ struct CUmod_st {
     pthread_mutex_t lock;
     struct CUfunc_st *functions;
     uint64_t bytes;
+    struct image_variable *variables;
     /* A module: its context's card. A library: all cards on which a context needed it. */
     bool on_card[FENKA_NODE_CARDS];
     struct CUmod_st *next, **place;
@@ -100,12 +101,11 @@ static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext
     made->text = !elf && !fat && strstr(image, ".version") && strstr(image, ".entry");
     made->source = made->text ? strdup(image) : NULL;
     pthread_mutex_init(&made->lock, NULL);
-    made->bytes = module_size(image, size, false);
-    if (made->bytes == MODULE_SIZE_UNKNOWN) /* tests' placeholder for an image, which takes no memory */
-        made->bytes = 0;
+    made->bytes = image_size(image, size, &made->variables);
     CUresult result = context ? load_on(made, context->card) : load_here(made);
     if (result != CUDA_SUCCESS) {
         free(made->source);
+        image_variables_free(made->variables);
         object_delete(made);
         return result;
     }
@@ -134,7 +134,9 @@ static void unload(CUmodule module)
         module->next->place = module->place;
     pthread_mutex_unlock(&lock);
     free(module->source);
+    image_variables_free(module->variables);
     module->source = NULL;
+    module->variables = NULL;
     module->functions = NULL;
     object_delete(module);
 }
@@ -175,7 +177,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     CUcontext context;
     TRY(context_current(&context));
-    return load(module, image, MODULE_SIZE_UNBOUNDED, context);
+    return load(module, image, SIZE_MAX, context);
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
@@ -229,14 +231,34 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
                                       : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* There is no code, so there are no variables. */
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
+/* Only the sizes of PTX's variables are known. There is no code, so nobody writes there: the address is of no memory. */
+static CUresult variable_in(CUmodule module, const char *name, CUdeviceptr *pointer, size_t *bytes)
 {
-    (void)pointer, (void)bytes;
     TRY(driver_ready());
     if (!object_get(module, MODULE))
         return CUDA_ERROR_INVALID_HANDLE;
-    return name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+    if (!name)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct image_variable *variable = module->variables;
+    while (variable && strcmp(variable->name, name) != 0)
+        variable = variable->next;
+    if (!variable)
+        return CUDA_ERROR_NOT_FOUND;
+    if (pointer)
+        *pointer = (CUdeviceptr)(uintptr_t)variable;
+    if (bytes)
+        *bytes = variable->bytes;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
+{
+    return variable_in(module, name, pointer, bytes);
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+{
+    return variable_in((CUmodule)library, name, pointer, bytes);
 }
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
@@ -255,7 +277,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
 {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     TRY(driver_ready());
-    return load((CUmodule *)library, code, MODULE_SIZE_UNBOUNDED, NULL);
+    return load((CUmodule *)library, code, SIZE_MAX, NULL);
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,

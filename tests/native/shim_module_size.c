@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    uint64_t eager = module_size(data, size, 0), lazy = module_size(data, size, 1);
+    uint64_t eager = module_size(data, size, 0, NULL, NULL).bytes, lazy = module_size(data, size, 1, NULL, NULL).bytes;
     if (lazy > eager)
         abort();
     return 0;
@@ -32,7 +32,7 @@ int main(int argc, char **argv) {
         return 1;
     if (data)
         image[size] = 0;
-    printf("%llu\n", (unsigned long long)module_size(image, data ? MODULE_SIZE_UNBOUNDED : size, !strcmp(argv[3], "lazy")));
+    printf("%llu\n", (unsigned long long)module_size(image, data ? MODULE_SIZE_UNBOUNDED : size, !strcmp(argv[3], "lazy"), NULL, NULL).bytes);
     free(image);
     return 0;
 }

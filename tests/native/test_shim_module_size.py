@@ -126,6 +126,25 @@ def test_ptx_size_is_its_length_and_variables(tmp_path: Path, given: str) -> Non
     assert read(PTX.encode(), tmp_path, given) == len(PTX) + variables
 
 
+@pytest.mark.parametrize(
+    "dimension",
+    ["[1<<30]", "[(1 << 30)]", "[2*3]", "[0b1000]", "[010]", "[N]", "<1<<20>", "[4][-1]"],
+)
+def test_ptx_size_is_unknown_when_a_dimension_is_no_plain_number(
+    tmp_path: Path, dimension: str
+) -> None:
+    """The driver is asked once it has loaded the image. What follows the variable is read as usual."""
+    text = f".global .b8 a{dimension};\n.global .b64 b[8], c = 5 << 3;\n"
+    taken = read(text.encode(), tmp_path) - len(text)
+    assert 0 <= taken - UNKNOWN - 9 * 8 <= 4
+
+
+def test_numbered_variables_are_counted(tmp_path: Path) -> None:
+    """a<100> declares a0 to a99."""
+    text = ".global .b64 a<100>, b;"
+    assert read(text.encode(), tmp_path) == len(text) + 101 * 8
+
+
 def test_ptx_and_its_cubin_have_equal_variables(tmp_path: Path) -> None:
     """NVIDIA's own assembler keeps what is visible: the same variables, and some bytes of code."""
     ptxas = clients.wheel_folder("cuda_nvcc") / "bin" / "ptxas"

@@ -131,11 +131,15 @@ print(json.dumps([codes, int(reserved)]))
     assert seen == [[0, 0, 0, 0, 0], 0]
 
 
+@pytest.mark.parametrize(
+    "dimension",
+    ["[1073741824]", "[0x40000000U]", "[1<<30]", "[(1 << 15)*0x8000]", f"[0b1{'0' * 30}]"],
+)
 def test_loaded_code_is_charged_as_on_the_card(
-    node: SimulatedNode, uuids: list[str], lease: Lease
+    node: SimulatedNode, uuids: list[str], lease: Lease, dimension: str
 ) -> None:
     """A module and a library with 1 GiB of variables each: what the lease says is what the card says."""
-    text = ".version 7.0 .target sm_75 .global .b8 big[1073741824]; .visible .entry k() { ret; }"
+    text = f".version 7.0 .target sm_75 .global .b8 big{dimension}; .visible .entry k() {{ ret; }}"
     used = f"n.nvmlDeviceGetHandleByUUID({uuids[1]!r})"
     program = f"""
 from cuda.bindings import driver as cu
@@ -161,6 +165,21 @@ print(json.dumps([[int(s[0]) for s in steps], free, cu.cuMemGetInfo()[1],
     environment["CUDA_VISIBLE_DEVICES"] = uuids[1]
     codes, *_, used_there = python(node, LIST + program, **environment)
     assert (codes, used_there) == ([0, 0, 0, 0], 2 * (GIB + len(text)))
+
+
+def test_code_is_refused_when_its_size_remains_unknown(node: SimulatedNode, lease: Lease) -> None:
+    """The text has an expression, and the driver is not asked for names of this length."""
+    text = f".version 7.0 .target sm_75 .global .b8 {'n' * 5000}[1<<30]; .visible .entry k() {{ ret; }}"
+    program = f"""
+import json
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+cu.cuCtxSetCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])
+free, text = cu.cuMemGetInfo()[1], {text!r}.encode()
+steps = [cu.cuModuleLoadData(text), cu.cuLibraryLoadData(text, [], [], 0, [], [], 0)]
+print(json.dumps([[int(s[0]) for s in steps], free - cu.cuMemGetInfo()[1]]))
+"""
+    assert python(node, program, **lease.environment()) == [[801, 801], 0]
 
 
 SHARING = """

@@ -24,7 +24,7 @@ from e2e.pki import Authority
 from e2e.programs import KWOK
 from e2e.supervisor import CGROUPS, REPOSITORY
 from fenka.kubernetes.certificate_files import CLIENT, SERVER
-from fenka.kubernetes.certificates import SERVER_NAME
+from fenka.kubernetes.certificate_names import SERVER_NAME
 from fenka.scheduler.server import PREFIX
 
 EXTENDER_PORT = 12345

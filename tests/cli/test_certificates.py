@@ -73,7 +73,11 @@ def test_make_adds_the_adapters_certificate_when_it_is_named(stand: Stand) -> No
     assert printed.startswith("made fenka-metrics-adapter-server: the metrics adapter, until ")
     secret = stand.server.get("secrets", "fenka-metrics-adapter-server", NAMESPACE)
     assert secret["data"]["ca.crt"] == stand.secret("authority")["data"]["tls.crt"]
-    assert len(stand.command("--adapter=fenka-metrics-adapter").splitlines()) == 4
+    adapter = secret["metadata"]["annotations"]["fenka.io/expires"]
+    assert stand.command().splitlines()[-1].split() == [
+        *("fenka-metrics-adapter-server", "the", "metrics", "adapter"),
+        adapter,
+    ]
 
 
 def test_make_updates_a_secret_in_place_when_it_is_damaged(stand: Stand) -> None:
@@ -120,7 +124,7 @@ def test_certificates_fails_with_one_sentence_when_a_secret_is_missing(
     """No Secret, half a Secret, a directory that cannot be."""
     with pytest.raises(AssertionError, match=r"Secret gpu/fenka-scheduler-client is not there"):
         stand.command("--into", str(tmp_path / "x"))
-    assert [line.split()[-1] for line in stand.command().splitlines()[1:]] == ["missing", "missing"]
+    assert [line.split()[-1] for line in stand.command().splitlines()[1:]] == ["missing"] * 3
     stand.command("--make")
     (tmp_path / "file").write_text("")
     with pytest.raises(AssertionError, match="cannot be written: Not a directory"):
@@ -136,5 +140,10 @@ def test_show_prints_purpose_and_expiry_of_each_certificate(stand: Stand) -> Non
     stand.command("--make")
     lines = stand.command().splitlines()
     assert lines[0].split() == ["SECRET", "FOR", "EXPIRES"]
-    assert lines[1].startswith("fenka-scheduler-server  the extender's replicas")
+    authority = stand.secret("authority")["metadata"]["annotations"]["fenka.io/expires"]
+    assert lines[1].split() == [
+        *("fenka-scheduler-authority", "signs", "the", "others"),
+        authority,
+    ]
+    assert lines[2].startswith("fenka-scheduler-server     the extender's replicas")
     assert '"secret": "fenka-scheduler-client"' in stand.command("-o", "json")

@@ -3,7 +3,8 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fenka.kubernetes.certificates import AUTHORITY, CLIENT, SERVER, Pair, due
+from fenka.kubernetes.certificate_names import AUTHORITY, CLIENT, SERVER, Pair
+from fenka.kubernetes.certificates import due
 from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.server import Access
 

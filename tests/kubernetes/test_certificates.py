@@ -5,16 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
+from fenka.kubernetes.certificate_names import ADAPTER, AUTHORITY, CLIENT, SERVER, InvalidPair, Pair
 from fenka.kubernetes.certificates import (
-    ADAPTER,
-    AUTHORITY,
     AUTHORITY_LASTS,
-    CLIENT,
     CLOCKS,
-    SERVER,
     SERVER_LASTS,
-    InvalidPair,
-    Pair,
     due,
     expiry,
     new_authority,

@@ -18,15 +18,8 @@ import pytest
 
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.certificate_files import InvalidCredentials
-from fenka.kubernetes.certificates import (
-    ADAPTER,
-    AUTHORITY,
-    Leaf,
-    Pair,
-    due,
-    new_authority,
-    new_leaf,
-)
+from fenka.kubernetes.certificate_names import ADAPTER, AUTHORITY, Pair
+from fenka.kubernetes.certificates import Leaf, due, new_authority, new_leaf
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import HttpListener, listening_socket, serve_app
 from fenka.metrics_adapter.front_proxy import NoFrontProxy

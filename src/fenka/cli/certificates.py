@@ -1,17 +1,18 @@
 """`fenka certificates`: makes fenka's certificates, shows when they expire, writes kube-scheduler's.
 
-Each is in a Secret. Only `--make` reads the authority's. The replicas and the metrics adapter mount their
-own. The client's belongs on control planes.
+Each is in a Secret. Only `--make` reads the authority's, and needs `cryptography`. The replicas and the
+metrics adapter mount their own. The client's belongs on control planes.
 """
 
 import asyncio
 import os
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -20,15 +21,14 @@ from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
 from fenka.cli.options import ClusterTarget, OutputOption, Target
 from fenka.cluster.objects import Secret
-from fenka.kubernetes.certificates import (
+from fenka.kubernetes.certificate_names import (
     ADAPTER,
     AUTHORITY,
     CLIENT,
     SERVER,
     InvalidPair,
     Pair,
-    due,
-    expiry,
+    authority_expiry,
 )
 from fenka.kubernetes.client import Api, ApiError
 
@@ -43,6 +43,10 @@ USES = {
 SOON = timedelta(days=365)
 """An authority that expires earlier causes a warning: certificates on control planes expire with it."""
 
+DEFAULT_ADAPTER = "fenka-metrics-adapter"
+"""The metrics adapter's Service of an installation called fenka."""
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 ATTEMPTS = 5
 CONFLICT, NOT_FOUND = 409, 404
 
@@ -114,12 +118,21 @@ def certificates(
 
 def _show(installation: Installation, output: str) -> None:
     """Print the Secrets and when their certificates expire."""
+    named = installation.adapter
+    installation = replace(installation, adapter=named or DEFAULT_ADAPTER)
     secrets = cluster.ask(
         installation.target, lambda api: _read_all(api, installation, installation.kinds[1:])
     )
+    if not named and secrets[ADAPTER] is None:
+        # An installation has an adapter only if it measures services.
+        del secrets[ADAPTER]
+    expiries = {
+        AUTHORITY: _authority_expires(secrets.values()),
+        **{kind: _expires(secret) for kind, secret in secrets.items()},
+    }
     rows = [
-        {"secret": installation.secret(kind), "for": USES[kind], "expires": _expires(secret)}
-        for kind, secret in secrets.items()
+        {"secret": installation.secret(kind), "for": USES[kind], "expires": expires}
+        for kind, expires in expiries.items()
     ]
     if not tables.print_data(rows, output):
         lines = [["SECRET", "FOR", "EXPIRES"], *(list(row.values()) for row in rows)]
@@ -152,11 +165,13 @@ def _write(installation: Installation, directory: Path) -> None:
 
 def _make(installation: Installation, hosts: Sequence[str]) -> None:
     """Make the certificates that are missing or expire soon. `hosts` are more names of the extender."""
+    # Users who only show or write certificates need no cryptography.
+    from fenka.kubernetes import certificates as maker
 
     async def question(api: Api) -> dict[str, datetime]:
         for _ in range(ATTEMPTS):
             try:
-                return await _renew(api, installation, hosts)
+                return await _renew(api, installation, hosts, maker)
             except ApiError as why:
                 # Another process makes them at the same time.
                 if why.status != CONFLICT:
@@ -174,22 +189,25 @@ def _make(installation: Installation, hosts: Sequence[str]) -> None:
         print("all certificates are valid")
 
 
-async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> dict[str, datetime]:
+async def _renew(
+    api: Api, installation: Installation, hosts: Sequence[str], maker: ModuleType
+) -> dict[str, datetime]:
+    """Store what `maker`, the module that makes certificates, has made. Return their ends."""
     secrets = await _read_all(api, installation, installation.kinds)
     current = {kind: _pair(secret) for kind, secret in secrets.items()}
     now = datetime.now(UTC)
     adapter_hosts = installation.hosts(installation.adapter) if installation.adapter else ()
-    made = due(current, [*installation.hosts(installation.name), *hosts], now, adapter_hosts)
+    made = maker.due(current, [*installation.hosts(installation.name), *hosts], now, adapter_hosts)
     authority = made.get(AUTHORITY) or current[AUTHORITY]
     assert authority is not None
-    ends = expiry(authority)
+    ends = maker.expiry(authority)
     if ends - now < SOON:
         print(
             f"the authority and all certificates of it expire on {ends:%Y-%m-%d}: delete the Secret "
             f"{installation.secret(AUTHORITY)}, make new certificates, and copy them to the control planes"
         )
     # The authority first: certificates that it has signed are useless without it.
-    expiries = {kind: expiry(made[kind]) for kind in installation.kinds if kind in made}
+    expiries = {kind: maker.expiry(made[kind]) for kind in installation.kinds if kind in made}
     for kind, until in expiries.items():
         content = {
             "tls.crt": made[kind].certificate,
@@ -200,7 +218,7 @@ async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> 
             "metadata": {
                 "name": installation.secret(kind),
                 "labels": {"app.kubernetes.io/name": "fenka"},
-                "annotations": {EXPIRES: f"{until:%Y-%m-%dT%H:%M:%SZ}"},
+                "annotations": {EXPIRES: f"{until:{_TIME}}"},
             },
             "data": {key: b64encode(value).decode() for key, value in content.items()},
         }
@@ -247,6 +265,15 @@ def _decoded(secret: Secret, key: str) -> bytes:
 
 def _expires(secret: Secret | None) -> str:
     return secret.metadata.annotations.get(EXPIRES, "unknown") if secret else "missing"
+
+
+def _authority_expires(secrets: Collection[Secret | None]) -> str:
+    """Return when the authority expires: its certificate is in the Secrets of those that it has signed."""
+    if not any(secrets):
+        return "missing"
+    ends = (authority_expiry(_decoded(secret, "ca.crt")) for secret in secrets if secret)
+    first = min((end for end in ends if end is not None), default=None)
+    return "unknown" if first is None else f"{first:{_TIME}}"
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from fenka.cli.interrupt import leave_at_once, raise_it
 from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
 
+EXTRAS = {"cryptography": "cluster", "grpc": "cluster", "google": "cluster"}
+"""Packages that some commands need, and the extras of fenka that install them."""
+
 
 class UserError(FenkaError):
     """A failure of a command itself, with its exit code."""
@@ -40,6 +43,12 @@ def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
     except FenkaError as why:
         show(str(why))
         sys.exit(why.exit_code)
+    except ModuleNotFoundError as why:
+        package = (why.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        show(f"{package} is not installed: pip install 'fenka[{EXTRAS[package]}]'")
+        sys.exit(FAILURE)
     except OSError as why:
         # Files and disks fail in more ways than each command can handle by itself.
         from fenka.isolation.files import describe_os_error

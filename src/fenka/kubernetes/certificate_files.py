@@ -8,8 +8,6 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography import x509
-
 from fenka.core.errors import FenkaError
 
 log = logging.getLogger(__name__)
@@ -68,6 +66,9 @@ class CertificateFiles:
 
     def expiries(self, contents: Mapping[str, bytes]) -> dict[str, float]:
         """Return when certificates expire, in seconds since 1970, by name. Raises ValueError."""
+        # The help of programs without certificates must not need it.
+        from cryptography import x509
+
         return {
             name: x509.load_pem_x509_certificate(
                 contents[f"{name}.crt"]

@@ -15,12 +15,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fenka.core.errors import FenkaError
-
-AUTHORITY, SERVER, CLIENT, ADAPTER = "authority", "server", "client", "adapter"
-SERVER_NAME = "fenka-scheduler"
-"""A name in every certificate of the extender, whatever the installation is called."""
-CLIENT_NAME = "fenka-scheduler-client"
+from fenka.kubernetes.certificate_names import (
+    ADAPTER,
+    AUTHORITY,
+    CLIENT,
+    CLIENT_NAME,
+    SERVER,
+    SERVER_NAME,
+    InvalidPair,
+    Pair,
+)
 
 YEAR = timedelta(days=365)
 AUTHORITY_LASTS = 10 * YEAR
@@ -35,18 +39,6 @@ CLOCKS = timedelta(hours=1)
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """kube-scheduler reaches a NodePort there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate and its key, in PEM."""
-
-    certificate: bytes
-    key: bytes
-
-
-class InvalidPair(FenkaError):
-    """The data is not a certificate with its key."""
 
 
 @dataclass(frozen=True, slots=True)

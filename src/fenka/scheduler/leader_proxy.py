@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.certificates import SERVER_NAME
+from fenka.kubernetes.certificate_names import SERVER_NAME
 from fenka.scheduler.credentials import Credentials
 
 FORWARDED = "Fenka-Forwarded"

@@ -16,12 +16,6 @@
  * not fit always reaps. */
 #define REAP_INTERVAL_MS 50
 
-/* The agent looks ten times a second, more slowly under load. Without an agent, a program that repeatedly requests too
- * much waits only rarely. */
-#define AGENT_TIMEOUT_MS 3000
-#define AGENT_RETRY_MS 30000
-#define AGENT_POLL_NS 2000000
-
 static uint64_t last_total[FENKA_MAX_CARDS]; /* at this process's last charge */
 static uint64_t reaped_at[FENKA_MAX_CARDS];  /* ms, by a query */
 
@@ -118,21 +112,8 @@ static bool foreign_owners_hold(unsigned card) {
     return false;
 }
 
-/* Requests a look from the agent and waits for it. After a timeout no request is made for a while. */
 static bool reap_by_agent(unsigned card) {
-    static uint64_t not_before;
-    uint64_t now = os_milliseconds(), until = now + AGENT_TIMEOUT_MS;
-    if (now < load_relaxed(&not_before) || !foreign_owners_hold(card))
-        return false;
-    uint64_t request = __atomic_add_fetch(&account_page->reap_requested, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&account_page->reap_completed, __ATOMIC_SEQ_CST) < request) {
-        if (os_milliseconds() >= until) {
-            store_relaxed(&not_before, until + AGENT_RETRY_MS);
-            return false;
-        }
-        os_sleep_until(os_nanoseconds() + AGENT_POLL_NS);
-    }
-    return account_reap_card(card);
+    return foreign_owners_hold(card) && account_request_look() && account_reap_card(card);
 }
 
 /* Two processes that charge at once may each cause the other's refusal; after a yield one of them comes first. */

@@ -3,6 +3,12 @@
 #include "account_page.h"
 #include "os.h"
 
+/* The agent looks ten times a second, more slowly under load. Without an agent, a program that repeatedly requests too
+ * much waits only rarely. */
+#define AGENT_TIMEOUT_MS 3000
+#define AGENT_RETRY_MS 30000
+#define AGENT_POLL_NS 2000000
+
 static uint64_t namespaces; /* of this process, as os_self returns them */
 
 static unsigned namespace_of(uint64_t identity) {
@@ -11,6 +17,22 @@ static unsigned namespace_of(uint64_t identity) {
 
 static uint64_t namespace_state(unsigned index) {
     return __atomic_load_n(&account_page->namespace_states[index], __ATOMIC_SEQ_CST);
+}
+
+bool account_request_look(void) {
+    static uint64_t not_before;
+    uint64_t now = os_milliseconds(), until = now + AGENT_TIMEOUT_MS;
+    if (now < load_relaxed(&not_before))
+        return false;
+    uint64_t request = __atomic_add_fetch(&account_page->reap_requested, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&account_page->reap_completed, __ATOMIC_SEQ_CST) < request) {
+        if (os_milliseconds() >= until) {
+            store_relaxed(&not_before, until + AGENT_RETRY_MS);
+            return false;
+        }
+        os_sleep_until(os_nanoseconds() + AGENT_POLL_NS);
+    }
+    return true;
 }
 
 static bool claim_namespace(unsigned index, uint64_t inodes) {
@@ -27,8 +49,11 @@ static unsigned namespace_index(uint64_t inodes) {
             uint64_t seen = __atomic_load_n(&account_page->pid_namespaces[i], __ATOMIC_SEQ_CST);
             if ((seen && seen != inodes) || namespace_state(i))
                 continue;
-            if (seen == inodes || (claiming && claim_namespace(i, inodes)))
+            if (seen == inodes || (claiming && claim_namespace(i, inodes))) {
+                if (!seen && load_relaxed(&account_page->nested_agent))
+                    account_request_look();
                 return i;
+            }
         }
     return FENKA_MAX_NAMESPACES;
 }

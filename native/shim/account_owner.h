@@ -7,6 +7,10 @@
 /* Sets account_identity. False if /proc does not show this process. */
 bool account_identify(void);
 
+/* Requests a look at all processes from the agent, and waits for it. False after a timeout; then no request is made for a
+ * while. */
+bool account_request_look(void);
+
 /* Whether the owner is of this process's PID namespace, so that its PID means the same here. */
 bool account_same_pids(uint64_t identity);
 

@@ -17,6 +17,7 @@ from fenka.isolation.control import Limit
 from fenka.isolation.layout import constant
 from fenka.isolation.pid_namespaces import NamespaceReaper
 from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, Client, Lease, client
+from tests.waiting import wait_until
 
 ENDED = constant("FENKA_NAMESPACE_ENDED")
 RETIRING = constant("FENKA_NAMESPACE_RETIRING")
@@ -119,6 +120,33 @@ def test_memory_is_free_for_siblings_when_a_namespace_was_killed(
     assert lease.held() == 4 * GIB
     NamespaceReaper().run_once([lease.account])
     assert [p.pid for p in account.read(lease.account).processes] == [sibling.process.pid]
+
+
+@needs_namespaces
+def test_memory_of_a_short_sandbox_is_free_when_the_agent_is_nested_itself(
+    lease: Lease, tmp_path: Path, reaper: NamespaceReaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows only namespaces that it has seen alive, so a program lets itself be seen at first."""
+    monkeypatch.setattr(pid_namespaces, "in_initial_namespace", lambda: False)
+    put(lease.account, "nested_agent", 0, 1)
+    sibling = lease.start().enter()
+    sandbox = Client(in_a_namespace(tmp_path), lease.environment())
+    lease.clients.append(sandbox)
+    assert sandbox.enter().ask("alloc", 4 * GIB).code == 0
+    sandbox.kill()
+    sandbox.process.wait()
+    wait_until(lambda: sibling.ask("alloc", 4 * GIB).code == 0)
+
+
+@pytest.mark.parametrize("initial", [True, False])
+def test_account_says_whether_its_agent_sees_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, initial: bool
+) -> None:
+    """Programs need not wait for one that does."""
+    own = Path("/proc/self/ns/pid").stat().st_ino
+    monkeypatch.setattr(account, "INITIAL_PID_NAMESPACE", own if initial else 1)
+    account.create(tmp_path / "slots")
+    assert words(tmp_path / "slots", "nested_agent") == (int(not initial),)
 
 
 @needs_namespaces

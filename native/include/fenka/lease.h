@@ -104,6 +104,10 @@ struct fenka_control {
  *
  * When no identity has the index any more, the agent writes 0 to the pid_namespaces word and then to this one.
  *
+ * An agent that is itself in a nested PID namespace cannot see whether a namespace has ended or is a sibling's, unless it
+ * has seen a process in it before. Then `nested_agent` is 1, and a process that enters its namespace requests a look and
+ * waits for it, so that it is seen however briefly it lives.
+ *
  * A process whose request does not fit because owners of other namespaces hold memory adds 1 to reap_requested. It
  * waits a moment for the agent, which writes the value that it has read and served to reap_completed. */
 #define FENKA_NAMESPACE_RETIRING 1
@@ -162,7 +166,7 @@ struct fenka_account {
     uint64_t reap_requested;      /* by processes */
     uint64_t reap_completed;      /* by the agent */
     uint64_t export_lock_id;      /* 20 random bits; 0 = nothing was exported to a descriptor yet */
-    uint64_t reserved;
+    uint64_t nested_agent;        /* by the agent */
     uint64_t pid_namespaces[256]; /* bits 0-31: inode of /proc/self/ns/pid, bits 32-63: of /proc/self/ns/time, which
                                    * shifts start times; 0 = the kernel has none */
     uint64_t namespace_states[256]; /* FENKA_NAMESPACE_…, written by the agent alone */

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.isolation.layout import constant, layout
 
@@ -20,6 +21,10 @@ MAX_PLAUSIBLE_BYTES = 1 << 50
 
 
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit systems
+
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the machine's initial PID namespace, whose processes see all others."""
 
 
 class InvalidAccount(FenkaError):
@@ -117,6 +122,8 @@ def create(path: Path, owner: int | None = None) -> None:
     try:
         os.posix_fallocate(fd, 0, size())
         os.pwrite(fd, _header(), 0)
+        if procfs.namespace_inode("self", "pid") != INITIAL_PID_NAMESPACE:
+            os.pwrite(fd, struct.pack("<Q", 1), offset("nested_agent"))
         if owner is None:
             os.fchmod(fd, 0o666)
         elif owner != os.geteuid():

@@ -29,13 +29,10 @@ SCAN_PERIOD_S = 5.0
 REST_FACTOR = 4
 """Rest after a round, as a multiple of its duration: tenants may send any number of requests."""
 
-_INITIAL_NAMESPACE = 0xEFFFFFFC
-"""Inode of the machine's initial PID namespace, whose processes see all others."""
-
 
 def in_initial_namespace() -> bool:
     """Return whether this process is in the machine's initial PID namespace."""
-    return _own() == _INITIAL_NAMESPACE
+    return _own() == account.INITIAL_PID_NAMESPACE
 
 
 def populated_namespaces(proc: Path = Path("/proc")) -> set[int] | None:

@@ -39,6 +39,17 @@ def ours() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
+def stubborn() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user that ignores SIGTERM."""
+    ignoring = ["env", "--ignore-signal=TERM", "sleep", "1000"]
+    with subprocess.Popen(ignoring) as sleeper:
+        while Path(f"/proc/{sleeper.pid}/comm").read_text() != "sleep\n":
+            pass
+        yield sleeper
+        sleeper.kill()
+
+
+@pytest.fixture
 def theirs(victim: User) -> Iterator[subprocess.Popen[bytes]]:
     """A process of an ordinary user."""
     with subprocess.Popen(["sleep", "1000"], user=victim.uid) as sleeper:
@@ -205,3 +216,34 @@ async def test_end_is_reported_when_no_descriptor_was_left(
     watch = ProcessWatch("lease", ours.pid, 1, ended.set, scan)
     await ended.wait()
     watch.close()
+
+
+async def test_job_is_terminated_once_however_many_ask(stubborn: subprocess.Popen[bytes]) -> None:
+    """Requests share one termination; the shortest grace period counts, and gone clients end nothing."""
+    scans = 0
+    started = start_ticks(stubborn.pid)
+    assert started is not None
+    stopped = job("a", uid=os.geteuid(), pid=stubborn.pid, start_ticks=started)
+
+    async def scan() -> SimpleNamespace:
+        nonlocal scans
+        scans += 1
+        return SimpleNamespace(holders={})
+
+    processes = SimpleNamespace(scan=scan, lease_of=lambda _: None)
+    broker = Broker(Node("here", ()), "binpack")
+    broker.jobs["a"] = stopped
+    terminator = Terminator(broker, cast("LeaseProcesses", processes))
+    requests = [asyncio.create_task(terminator.terminate([stopped], 1000)) for _ in range(100)]
+    while not scans:
+        await asyncio.sleep(0)
+    for request in requests[:50]:
+        request.cancel()
+    last = asyncio.create_task(terminator.terminate([stopped], 0))
+    while stubborn.poll() is None:
+        await asyncio.sleep(0)
+    assert stubborn.returncode == -signal.SIGKILL
+    del broker.jobs["a"]
+    assert await asyncio.gather(last, *requests[50:]) == [True] * 51
+    assert scans == 2
+    assert not terminator._underway

@@ -4,6 +4,7 @@ Wire facts: batch/v1; jobset.x-k8s.io/v1alpha2; kubeflow.org/v1alpha1 to v2beta1
 trainer.kubeflow.org/v1alpha1 (TrainJob). Labels and annotations of fenka are written by its renderer.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -14,12 +15,14 @@ from fenka.cluster.objects import (
     Condition,
     ContainerState,
     ContainerStatus,
+    Event,
     Node,
     Object,
     ObjectMeta,
     Pod,
     PodSpec,
     PodStatus,
+    seconds,
 )
 
 JOB = "fenka.io/job"
@@ -39,6 +42,9 @@ REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
 RESTART_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 """Kueue's label: a suspended job with it waits in that queue."""
+
+CREATION_FAILED = "FailedCreate"
+"""Reason of a Job's event whose pod the API server has refused, such as for a ResourceQuota."""
 
 JOBSETS_API = "/apis/jobset.x-k8s.io/v1alpha2"
 JOBS_API = "/apis/batch/v1"
@@ -315,6 +321,31 @@ class Deployment(_RootObject):
         return self.spec.replicas == 0
 
 
+class InvolvedObject(Object):
+    """The object that an event is about."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class TrainingEvent(Event):
+    """An event, with the object that it is about."""
+
+    involved_object: InvolvedObject = msgspec.field(default_factory=InvolvedObject)
+
+    def concerns_jobs_of(self, root: "Root") -> bool:
+        """Return whether it is about a Job of this JobSet, or about the root itself, and no earlier one."""
+        about = self.involved_object
+        if about.uid == root.metadata.uid:
+            return True
+        before, _, number = about.name.rpartition("-")
+        names = {f"{root.metadata.name}-{role}" for role in root.roles}
+        since = seconds(root.metadata.creation_timestamp) or 0
+        child = about.kind == "Job" and before in names and number.isdecimal()
+        return child and (seconds(self.at) or 0) >= since
+
+
 Root = BatchJob | JobSet | Deployment
 """The object that owns all others of a job."""
 
@@ -469,6 +500,7 @@ class TrainingObjects:
         pods: of all these jobs.
         services: of fenka's jobs.
         tensorboards: Services of the TensorBoards of other jobs.
+        creation_failures: events about Jobs whose pods cannot be created, the oldest first.
         nodes: all nodes; None without the right to list them.
     """
 
@@ -479,6 +511,20 @@ class TrainingObjects:
     nodes: list[Node] | None = field(default_factory=list)
     runs: list[BatchJob] = field(default_factory=list)
     tensorboards: list[Service] = field(default_factory=list)
+    creation_failures: list[TrainingEvent] = field(default_factory=list)
+
+    @property
+    def incomplete(self) -> bool:
+        """Return whether a job that has started lacks pods."""
+        present = Counter(
+            (pod.metadata.namespace, pod.metadata.labels.get(JOB)) for pod in self.pods
+        )
+        runs = ((root, self.current(root)) for root in self.roots)
+        return any(
+            present[root.metadata.namespace, root.metadata.name] < sum(run.roles.values())
+            for root, run in runs
+            if not (run.suspended or run.status.ended)
+        )
 
     def current(self, root: Root) -> Root:
         """Return the newest run of a job, which is the root itself unless it was started again."""

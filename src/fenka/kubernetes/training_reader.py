@@ -1,12 +1,15 @@
 """Reads the objects of training jobs once: one LIST for each kind, all at the same time."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from fenka.cluster.objects import Event, Node, Object
+from fenka.cluster.objects import Node
 from fenka.cluster.training_objects import (
     ARENAS_NAME,
+    CREATION_FAILED,
     DEPLOYMENTS_API,
     FOREIGN_NAME_LABELS,
     JOB,
@@ -21,6 +24,7 @@ from fenka.cluster.training_objects import (
     JobSet,
     Root,
     Service,
+    TrainingEvent,
     TrainingObjects,
     TrainingPod,
 )
@@ -32,20 +36,6 @@ OPERATORS = {
     "trainer.kubeflow.org": ("trainjobs",),
 }
 """API groups of other operators, and their kinds of jobs."""
-
-
-class InvolvedObject(Object):
-    """The object that an event is about."""
-
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-
-
-class TrainingEvent(Event):
-    """An event, with the object that it is about."""
-
-    involved_object: InvolvedObject = msgspec.field(default_factory=InvolvedObject)
 
 
 class _Group(msgspec.Struct):
@@ -82,12 +72,16 @@ async def read_training_objects(
         read_foreign(api, namespace, name),
         _nothing() if pods_only else _read_addresses(api, namespace, own),
     )
-    others, tensorboards = await asyncio.gather(
+    own_jobs = TrainingObjects(roots, pods=pods[0], runs=runs)
+    others, tensorboards, failures = await asyncio.gather(
         _read_foreign_pods(api, namespace, name, {job.kind for job in foreign}),
-        _read_tensorboards(api, namespace, name) if foreign and not pods_only else _no_services(),
+        _read_tensorboards(api, namespace, name) if foreign and not pods_only else _none(),
+        _read_creation_failures(api, namespace) if own_jobs.incomplete else _none(),
     )
     pods_of_all = [*pods[0], *others]
-    return TrainingObjects(roots, foreign, pods_of_all, services, nodes, runs, tensorboards)
+    return TrainingObjects(
+        roots, foreign, pods_of_all, services, nodes, runs, tensorboards, failures
+    )
 
 
 async def _read_addresses(
@@ -108,8 +102,18 @@ async def _nothing() -> tuple[list[Service], list[Node] | None]:
     return [], None
 
 
-async def _no_services() -> list[Service]:
+async def _none() -> list[Any]:
     return []
+
+
+async def _read_creation_failures(api: Api, namespace: str | None) -> list[TrainingEvent]:
+    """Return the events about Jobs whose pods cannot be created; none without the right to list them."""
+    path = collection_path("/api/v1", namespace, "events")
+    selector = f"involvedObject.kind=Job,reason={CREATION_FAILED}"
+    listed = await if_accepted(
+        api.list(path, TrainingEvent, limit=PAGE, fieldSelector=selector), (403,)
+    )
+    return sorted(listed[0], key=lambda event: event.at) if listed else []
 
 
 async def _read_tensorboards(api: Api, namespace: str | None, name: str | None) -> list[Service]:
@@ -166,13 +170,14 @@ async def read_roots(
     return named, [job for job in jobs if job.metadata.owner_references]
 
 
-async def read_events(api: Api, namespace: str, uids: set[str]) -> list[TrainingEvent]:
-    """Return the events on objects with these UIDs, the oldest first. Raises ApiError, ApiUnreachable."""
+async def read_events(
+    api: Api, namespace: str, concerns: Callable[[TrainingEvent], bool]
+) -> list[TrainingEvent]:
+    """Return those events of a namespace, the oldest first. Raises ApiError, ApiUnreachable."""
     events, _ = await api.list(
         collection_path("/api/v1", namespace, "events"), TrainingEvent, limit=PAGE
     )
-    ours = [event for event in events if event.involved_object.uid in uids]
-    return sorted(ours, key=lambda event: event.at)
+    return sorted(filter(concerns, events), key=lambda event: event.at)
 
 
 async def read_foreign(api: Api, namespace: str | None, name: str | None) -> list[ForeignJob]:

@@ -29,6 +29,7 @@ from fenka.cluster.training_objects import (
     RoleTemplate,
     Root,
     Service,
+    TrainingEvent,
     TrainingObjects,
     TrainingPod,
     final_condition,
@@ -98,7 +99,11 @@ def training_jobs(
     jobs = []
     for root in objects.roots:
         key = root.metadata.namespace, root.metadata.name
-        job = _own_job(root, objects.current(root), own.get(key, []), cards, now, queue)
+        run = objects.current(root)
+        job = _own_job(root, run, own.get(key, []), cards, now, queue)
+        if job.status == "PENDING":
+            blocked = _blocked(run, objects.creation_failures, len(job.instances))
+            job = replace(job, blocked=blocked, why=job.why or blocked)
         reach = _reach_notebook if job.trainer == "notebook" else _reach_tensorboard
         jobs.append(reach(job, own.get(key, []), services.get(key, []), address))
     for foreign in objects.foreign:
@@ -165,7 +170,7 @@ def _own_job(
         absent=_absent(run.templates, instances, cards),
         priority=run.priority_class,
         position=_position(status, members.values(), queue),
-        why=_why(status, end, members.values()) or _not_created(run, status),
+        why=_why(status, end, members.values()),
         note=_note(run, status, now - created),
     )
 
@@ -254,12 +259,16 @@ def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) 
     return next((pod.unschedulable for pod in pods if pod.unschedulable), "")
 
 
-def _not_created(run: Root, status: JobStatus) -> str:
-    """Return why a Deployment's pod cannot be created, such as an exceeded quota; empty if it can."""
-    failures = (each for each in run.status.conditions if each.type == "ReplicaFailure")
-    return next(
-        (each.message for each in failures if status == "PENDING" and each.status == "True"), ""
-    )
+def _blocked(run: Root, failures: Iterable[TrainingEvent], present: int) -> str:
+    """Return why pods cannot be created, such as an exceeded quota; empty if they can."""
+    for condition in run.status.conditions:
+        # A Deployment's.
+        if condition.type == "ReplicaFailure" and condition.status == "True":
+            return condition.message
+    if present >= sum(run.roles.values()):
+        return ""
+    messages = [event.message for event in failures if event.concerns_jobs_of(run)]
+    return messages[-1].removeprefix("Error creating: ") if messages else ""
 
 
 def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | None) -> int | None:

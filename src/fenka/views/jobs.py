@@ -108,6 +108,7 @@ class TrainingJob:
         address: where its notebook answers, a URL or how to get one; empty for none.
         note: what the user should know or do, such as that the submission was interrupted.
         foreign: it was created by another program: fenka shows it and never changes it.
+        blocked: why its pods cannot be created, such as an exceeded quota; empty if they can.
         absent: cards that those of its processes request which are no instance now; None if unknown.
     """
 
@@ -127,6 +128,7 @@ class TrainingJob:
     note: str = ""
     foreign: bool = False
     absent: tuple[float | None, ...] = ()
+    blocked: str = ""
 
     @property
     def chief(self) -> Instance | None:

@@ -425,6 +425,54 @@ def test_events_are_those_of_the_job_and_its_pods(run: Run, server: FakeApiServe
     assert run("get", "quiet", "-e").stdout.endswith("Events:\n  No events for resources\n")
 
 
+QUOTA = (
+    'pods "mpi-dist-worker-0-0-" is forbidden: exceeded quota: team, requested: nvidia.com/gpu=1'
+)
+
+
+def failed_create(job: str, at: str) -> Json:
+    """Return the event about a Job whose pod the API server has refused."""
+    return {
+        "kind": "Event",
+        "metadata": {"name": f"e-{job}", "namespace": "default", "creationTimestamp": at},
+        "involvedObject": {"kind": "Job", "name": job, "uid": f"child-{job}"},
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "message": f"Error creating: {QUOTA}",
+        "lastTimestamp": at,
+    }
+
+
+def test_reason_is_shown_when_pods_cannot_be_created(run: Run, server: FakeApiServer) -> None:
+    """The JobSet says nothing of it: its Job's event does."""
+    put(server, an_mpi_job(), failed_create("mpi-dist-worker-0", ago(5)))
+    sentence = f"its pods cannot be created: {QUOTA}"
+    assert run("list").stdout.splitlines()[2:] == ["", f"mpi-dist: {sentence}"]
+    assert run("get", "mpi-dist").stdout.splitlines()[-1] == f"Note: {sentence}"
+    assert json.loads(run("get", "mpi-dist", "-o", "json").stdout)["why"] == QUOTA
+    assert "[FailedCreate] Error creating" in run("get", "-e", "mpi-dist").stdout
+    assert len(run("list", "--layout", "arena").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "minutes"),
+    [("mpi-dist-worker-0", 20), ("mpi-dist-other-0", 5), ("mpi-dist-worker-x", 5), ("other", 5)],
+)
+def test_reason_is_of_this_job_when_others_cannot_be_created(
+    run: Run, server: FakeApiServer, job: str, minutes: float
+) -> None:
+    """An earlier job of the same name, and jobs of similar names."""
+    put(server, an_mpi_job(), failed_create(job, ago(minutes)))
+    assert len(run("list").stdout.splitlines()) == 2
+
+
+def test_reason_is_gone_when_all_pods_exist(run: Run, server: FakeApiServer) -> None:
+    """Events stay for an hour."""
+    pods = [member("mpi-dist", "launcher"), *running()[1:]]
+    put(server, an_mpi_job(), *pods, failed_create("mpi-dist-worker-0", ago(5)))
+    assert len(run("list").stdout.splitlines()) == 2
+
+
 def test_interrupted_submission_is_reported(run: Run, server: FakeApiServer) -> None:
     """A root object that was never resumed."""
     put(server, an_mpi_job(suspend=True))

@@ -145,4 +145,10 @@ def notebook(job: TrainingJob) -> list[str]:
 
 def note(job: TrainingJob) -> list[str]:
     """Return what the user should know of a job; nothing for most jobs."""
-    return ["", f"Note: {job.note}"] if job.note else []
+    text = job.note or blocked(job)
+    return ["", f"Note: {text}"] if text else []
+
+
+def blocked(job: TrainingJob) -> str:
+    """Return a sentence about a job whose pods cannot be created; empty if they can."""
+    return f"its pods cannot be created: {job.blocked}" if job.blocked else ""

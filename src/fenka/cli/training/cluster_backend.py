@@ -10,7 +10,12 @@ from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
 from fenka.cli.training.backend import JobTarget, LogRequest
 from fenka.cluster.objects import seconds
-from fenka.cluster.training_objects import Root, TrainingObjects, TrainingPod
+from fenka.cluster.training_objects import (
+    Root,
+    TrainingEvent,
+    TrainingObjects,
+    TrainingPod,
+)
 from fenka.kubernetes import pod_logs
 from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.pod_logs import (
@@ -82,6 +87,13 @@ class ClusterJobs:
         async def read(api: Api) -> list[JobEvent]:
             objects = await read_training_objects(api, job.namespace, job.name, pods_only=True)
             uids = {job.uid, *(pod.metadata.uid for pod in objects.pods)}
+            runs = [objects.current(root) for root in objects.roots if not job.foreign]
+
+            def concerns(event: TrainingEvent) -> bool:
+                return event.involved_object.uid in uids or any(
+                    event.concerns_jobs_of(run) for run in runs
+                )
+
             return [
                 JobEvent(
                     f"{event.involved_object.kind.lower()}/{event.involved_object.name}",
@@ -90,7 +102,7 @@ class ClusterJobs:
                     event.reason,
                     event.message,
                 )
-                for event in await read_events(api, job.namespace, uids)
+                for event in await read_events(api, job.namespace, concerns)
             ]
 
         return cluster.ask(self._target, read, cluster.explain_denial)

@@ -7,6 +7,7 @@ from fenka.cli.durations import short_duration
 from fenka.cli.training.blocks import (
     UNKNOWN,
     JobColumns,
+    blocked,
     card_total,
     cards,
     chief_address,
@@ -27,7 +28,9 @@ def list_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool
         "AGE": lambda job: short_duration(job.age(now)),
         "NODE": chief_address,
     }
-    return jobs_table(jobs, columns, all_namespaces=all_namespaces)
+    table = jobs_table(jobs, columns, all_namespaces=all_namespaces)
+    notes = [f"{job.name}: {blocked(job)}" for job in jobs if job.blocked]
+    return [*table, "", *notes] if notes else table
 
 
 def get_screen(job: TrainingJob, now: float) -> list[str]:

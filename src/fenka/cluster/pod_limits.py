@@ -29,6 +29,11 @@ MAX_RESOURCES = 512
 """Names of resources of all of a pod's containers together."""
 MAX_RECORD = 16 * 1024
 """Characters of an annotation that is read."""
+MAX_ANNOTATION_BYTES = 256 * 1024
+"""Names and values of all annotations of an object, as the API server bounds them."""
+RECORD_BYTES = 8 * 1024
+"""Kept free for what fenka records. A binding is not checked against the limit, and after it no change of
+the pod would be accepted: its status could not be written any more."""
 MAX_NAME = 253
 MAX_GATES = MAX_OWNERS = 8
 
@@ -103,7 +108,7 @@ def limit_pod(pod: Pod, *, only_cards: bool = True) -> bool:
     requests_cards = names_any([each.resources.limits for each in _containers(pod)])
     if only_cards:
         _keep_cards(_containers(pod))
-    excess = _limit_rules(pod) or _limit_containers(pod)
+    excess = _limit_rules(pod) or _limit_containers(pod) or _excess_of_annotations(pod)
     if excess and requests_cards and not spec.node_name:
         pod.refuse(f"the pod {excess}: make it smaller")
     spec.scheduler_name = spec.scheduler_name[:MAX_NAME]
@@ -116,6 +121,17 @@ def limit_pod(pod: Pod, *, only_cards: bool = True) -> bool:
         owners = meta.owner_references
         meta.owner_references = tuple(owner for owner in owners if owner.controller)[:1]
     return requests_cards
+
+
+def _excess_of_annotations(pod: Pod) -> str:
+    most = MAX_ANNOTATION_BYTES - RECORD_BYTES
+    texts = pod.metadata.annotations
+    if not texts or (_text_size(texts) * 4 <= most):
+        return ""
+    size = sum(len(text.encode()) for pair in texts.items() for text in pair)
+    return (
+        f"has {size} bytes of annotations, and fenka serves at most {most}" if size > most else ""
+    )
 
 
 def _containers(pod: Pod) -> tuple[Container, ...]:

@@ -197,6 +197,25 @@ def test_pod_is_not_placed_when_its_annotations_leave_no_room_for_a_record(
     assert not installation.cluster.get("pod", "full", TENANT)["spec"].get("nodeName")
 
 
+def test_pod_is_resized_again_after_a_refusal(installation: Installation, mallory: Mallory) -> None:
+    """With the tenant's own rights; a request that was refused is withdrawn on demand."""
+    mallory.create(pod("a", "x=1:"))
+    installation.cluster.wait_for_pod("a", TENANT)
+    mallory.annotate("a", **{"fenka.io/resize": "gpu-mem=99"})
+
+    def annotations() -> dict[str, str]:
+        found: dict[str, str] = installation.cluster.get("pod", "a", TENANT)["metadata"][
+            "annotations"
+        ]
+        return found
+
+    wait_until("it is refused", lambda: "fenka.io/resize-refused" in annotations())
+    removal = {"fenka.io/resize": "gpu-mem=2", "fenka.io/resize-refused": None}
+    patch = json.dumps({"metadata": {"annotations": removal}})
+    mallory.kubectl("patch", "pod", "a", "--type=merge", "-p", patch)
+    wait_until("it is granted", lambda: mallory.visible_mib("a") == CARD * 2 // 14)
+
+
 def test_tenant_cannot_choose_how_long_a_program_outlives_its_pod(
     installation: Installation, mallory: Mallory
 ) -> None:

@@ -171,9 +171,10 @@ def base36(number: int) -> str:
 
 
 def test_pod_runs_and_ends_when_it_has_as_many_annotations_as_are_served(
-    installation: Installation, mallory: Mallory
+    installation: Installation, two_card_node: str, mallory: Mallory
 ) -> None:
     """The policies' cost does not grow with them, so that kubelets can write the status."""
+    installation.wait_for_allocatable(two_card_node, MEMORY, 28)
     notes = {f"{base36(number):0>4}": "" for number in range(60_000)}
     mallory.create(with_annotations(pod("many", "x=1:"), **notes))
     installation.cluster.wait_for_pod("many", TENANT)
@@ -197,8 +198,11 @@ def test_pod_is_not_placed_when_its_annotations_leave_no_room_for_a_record(
     assert not installation.cluster.get("pod", "full", TENANT)["spec"].get("nodeName")
 
 
-def test_pod_is_resized_again_after_a_refusal(installation: Installation, mallory: Mallory) -> None:
+def test_pod_is_resized_again_after_a_refusal(
+    installation: Installation, two_card_node: str, mallory: Mallory
+) -> None:
     """With the tenant's own rights; a request that was refused is withdrawn on demand."""
+    installation.wait_for_allocatable(two_card_node, MEMORY, 28)
     mallory.create(pod("a", "x=1:"))
     installation.cluster.wait_for_pod("a", TENANT)
     mallory.annotate("a", **{"fenka.io/resize": "gpu-mem=99"})
@@ -217,9 +221,10 @@ def test_pod_is_resized_again_after_a_refusal(installation: Installation, mallor
 
 
 def test_tenant_cannot_choose_how_long_a_program_outlives_its_pod(
-    installation: Installation, mallory: Mallory
+    installation: Installation, two_card_node: str, mallory: Mallory
 ) -> None:
     """The grace is the pod's own, which a value bounds; without a pod programs are ended."""
+    installation.wait_for_allocatable(two_card_node, MEMORY, 28)
     with pytest.raises(ClusterError, match="of 100000 s is too long for a pod that requests a GPU"):
         mallory.create(pod("a", "x=1:", terminationGracePeriodSeconds=100_000))
     mallory.create(pod("a", "x=1:", terminationGracePeriodSeconds=600))

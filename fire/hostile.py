@@ -7,6 +7,7 @@ A lasting attack prints `ready` and runs until its stdin ends; others print `don
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -150,6 +151,46 @@ def names() -> None:
     report("done: names")
 
 
+def impersonate() -> None:
+    """Listen on every port where others have listened, and wait for their clients' tokens."""
+    servers: dict[int, socket.socket] = {}
+    seen: set[int] = set()
+    report("ready")
+    end = os.dup(0)
+    os.set_blocking(end, False)
+    while True:
+        seen |= others_ports()
+        for port in seen - servers.keys():
+            server = socket.socket()
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind(("127.0.0.1", port))
+            except OSError:
+                server.close()
+                continue
+            server.listen()
+            servers[port] = server
+        for server in select.select(list(servers.values()), [], [], 0.02)[0]:
+            with server.accept()[0] as connection, contextlib.suppress(OSError):
+                connection.settimeout(1)
+                if b"Authorization" in connection.recv(1 << 16):
+                    report("succeeded: a client's token came to another user's program")
+        with contextlib.suppress(BlockingIOError):
+            if os.read(end, 1) == b"":
+                return
+
+
+def others_ports() -> set[int]:
+    """Return the loopback ports of replicas of other users: those below the range of outgoing connections."""
+    ports = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, _, _, _, uid, *_ = line.split()
+        port = int(local.rpartition(":")[2], 16)
+        if state == "0A" and int(uid) != os.getuid() and 20000 < port < 32768:
+            ports.add(port)
+    return ports
+
+
 def report(line: str) -> None:
     """Print one line without buffering."""
     print(line, flush=True)
@@ -167,6 +208,7 @@ ATTACKS: dict[str, Callable[..., None]] = {
         squat,
         impostor,
         names,
+        impersonate,
     )
 }
 

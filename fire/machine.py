@@ -90,4 +90,5 @@ def environment() -> dict[str, str]:
 
 
 PYTHON = str(HERE / ".venv" / "bin" / "python")
-FENKA = [PYTHON, "-m", "fenka"]
+FENKA = [PYTHON, "-P", "-m", "fenka"]
+"""As the installed command: without modules of the current directory."""

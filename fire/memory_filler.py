@@ -1,14 +1,17 @@
 """Fill the slice, then free and allocate memory again until stdin closes.
 
-With the argument `forever` the program ignores its stdin, since a container's is closed from the start.
+With the argument `forever` the program ignores its stdin, since a container's is closed from the start. With
+the argument `heir` it starts a child without exec, which keeps the driver's descriptors and outlives it until
+stdin closes.
 
 It prints one JSON object per line with the state of each visible card. `total` is the MiB that the driver API
 reports. `got` is the MiB that could be allocated. `lost` follows if freed memory could not be allocated
-again. It uses ctypes on the driver API, as the simplest possible client.
+again. `heir` is the child's PID. It uses ctypes on the driver API, as the simplest possible client.
 """
 
 import ctypes
 import json
+import os
 import select
 import sys
 
@@ -64,6 +67,15 @@ def report(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
+def start_heir() -> int:
+    """Start the child, and return its PID."""
+    if child := os.fork():
+        return child
+    while sys.stdin.read(1):
+        pass
+    os._exit(0)
+
+
 def main() -> None:
     """Fill all cards, report, then free and allocate until stdin closes."""
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -74,7 +86,8 @@ def main() -> None:
     cuda.cuDeviceGetCount(ctypes.byref(count))
     cards = [Card(cuda, ordinal) for ordinal in range(count.value)]
     got = [card.fill() for card in cards]
-    report(total=[card.total() for card in cards], got=got)
+    heir = {"heir": start_heir()} if "heir" in sys.argv else {}
+    report(total=[card.total() for card in cards], got=got, **heir)
     watched = [] if "forever" in sys.argv else [sys.stdin]
     while not select.select(watched, [], [], PERIOD_S)[0]:
         if not all(card.reallocate() for card in cards):

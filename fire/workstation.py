@@ -11,6 +11,7 @@ import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,10 @@ LIBRARIES = RUNTIME / "simulated" / "lib"
 CHECKS, RETRY_EVERY_S = 20, 0.25
 ANSWERS_WITHIN_S = 60.0
 MOST_PROGRAMS = 7
+SERVICE, SERVICE_PORT = "service", 5000
+TRAPS = ("fenka/__main__.py", "jupyter_server/auth.py", "logging.py", "json.py", "typing.py")
+TRAP_CODE = "open('/tmp/trapped', 'w').close()\n"
+"""In place of a module: it leaves a trace and nothing else."""
 BYPASSES: tuple[tuple[str, ...], ...] = (
     (),
     (),
@@ -50,6 +55,8 @@ class Program:
     units: int
     process: subprocess.Popen[str]
     report: dict[str, Any] | None = None
+    heir: int = 0
+    """PID of a child that outlives it, 0 without one."""
     exempt: bool = False
     """Whether it may end or lose memory, because it, its daemon or its card was killed."""
     output: str = ""
@@ -63,11 +70,25 @@ class Program:
                 return
             self.output += piece
 
+    def has_ended(self) -> bool:
+        """Return whether it and its child have ended."""
+        return self.process.poll() is not None and not is_alive(self.heir)
+
     def lines(self) -> list[dict[str, Any]]:
         """Return the JSON lines that it has printed."""
         self.read_output()
         whole = self.output.rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; 0 is none."""
+    try:
+        return (
+            pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except OSError:
+        return False
 
 
 @dataclass
@@ -94,13 +115,13 @@ class WorkstationExperiment:
 
     # ---- commands ----
 
-    def fenka(self, uid: int, *words: str) -> subprocess.CompletedProcess[str]:
+    def fenka(self, uid: int, *words: str, cwd: str = "/") -> subprocess.CompletedProcess[str]:
         """Run a user's command to its end."""
         try:
             return subprocess.run(
                 [*FENKA, *words],
                 env=environment(),
-                cwd="/",
+                cwd=cwd,
                 user=uid,
                 group=uid,
                 extra_groups=[],
@@ -155,6 +176,8 @@ class WorkstationExperiment:
             options += ["--time-limit", "3"]
         bypass = self.rng.choice(BYPASSES)
         program_command = [*bypass, PYTHON, str(HERE / "fire" / "memory_filler.py")]
+        if self.rng.random() < 0.2:
+            program_command.append("heir")
         process = self.spawn(uid, *FENKA, "run", *options, "--", *program_command)
         program = Program(name, uid, units, process, exempt="--time-limit" in options)
         self.programs.append(program)
@@ -177,6 +200,41 @@ class WorkstationExperiment:
                 program.process.terminate()
             case "stop":
                 self.fenka(program.uid, "stop", "--grace", "1", program.name)
+
+    def serve(self) -> None:
+        """Start a service whose replica leaves its port again and again, or send requests with a token."""
+        if SERVICE not in self.counts:
+            self.counts[SERVICE] = 0
+            options = ["--name", SERVICE, "--version", "v1", "--gpu-mem", "1"]
+            options += ["--restful-port", str(SERVICE_PORT)]
+            program = [PYTHON, str(HERE / "fire" / "leaving_server.py")]
+            done = self.fenka(ALICE, "serve", "custom", "--local", *options, "--", *program)
+            if done.returncode:
+                raise InvariantViolation(f"serve: {done.stderr.strip()}")
+        for _ in range(10):
+            with contextlib.suppress(OSError), socket.socket() as client:
+                client.settimeout(0.5)
+                client.connect(("127.0.0.1", SERVICE_PORT))
+                client.sendall(b"GET / HTTP/1.1\r\nHost: s\r\nAuthorization: Bearer t\r\n\r\n")
+                self.counts[SERVICE] += b"mine" in client.recv(65536)
+
+    def work_in_foreign_directory(self) -> None:
+        """Run commands in the hostile user's directory, whose modules have the names of real ones."""
+        trap = Path("/tmp/trap")
+        if not trap.exists():
+            trap.mkdir()
+            for name in TRAPS:
+                path = trap / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(TRAP_CODE)
+                (path.parent / "__init__.py").touch()
+            (trap / "__init__.py").unlink()
+        words = self.rng.choice(
+            [["ps"], ["doctor"], ["run", "--gpu-mem", "1", "--timeout", "0s", "--", "true"]]
+        )
+        self.fenka(self.rng.choice([ALICE, BOB, ROOT]), *words, cwd=str(trap))
+        if Path("/tmp/trapped").exists():
+            raise InvariantViolation(f"{words} ran a module of the current directory")
 
     def resize(self) -> None:
         """Resize a program, as its owner, to its present size."""
@@ -210,7 +268,7 @@ class WorkstationExperiment:
         """Start one attack of the hostile user; some attacks last until the end."""
         leases = [job["id"] for job in self.ledger() or []]
         name = self.rng.choice(
-            ["fifo", "connections", "garbage", "squat", "impostor", "names"]
+            ["fifo", "connections", "garbage", "squat", "impostor", "names", "impersonate"]
             + (["claim_by_mount", "claim_by_environment", "account"] if leases else [])
         )
         words = [name]
@@ -304,13 +362,19 @@ class WorkstationExperiment:
         named = {program.name: program for program in self.programs}
         violations, allocations = [], []
         for job in jobs:
+            if job["name"].startswith(SERVICE):
+                allocations += [
+                    audit.Allocation(SERVICE, piece["uuid"], piece["memory_mib"], frozenset())
+                    for piece in job["slices"]
+                ]
+                continue
             program = named.get(job["name"])
             if program is None:
                 violations.append(f"{job['name']!r} was not requested")
                 continue
             if job["state"] == "waiting":
                 continue
-            pids = self.tree(program.process.pid)
+            pids = self.tree(program.process.pid) | {program.heir}
             for piece in job["slices"]:
                 if piece["memory_mib"] != audit.units_to_mib(program.units):
                     violations.append(f"{program.name} of {program.units} units has {piece}")
@@ -327,9 +391,10 @@ class WorkstationExperiment:
         """Check what programs report, and whether the ledger has exactly the running programs."""
         for program in self.programs:
             lines = program.lines()
-            ended = program.process.poll() is not None
+            ended = program.has_ended()
             if lines and "got" in lines[0]:
                 program.report = lines[0]
+                program.heir = lines[0].get("heir", 0)
                 want = audit.units_to_mib(program.units)
                 if any(total != want for total in lines[0]["total"]):
                     yield f"{program.name} of {program.units} units sees {lines[0]['total']} MiB, not {want}"
@@ -368,6 +433,8 @@ class WorkstationExperiment:
             (self.attack, 3 * self.hostile),
             (self.run_unauthorized_commands, 1),
             (self.resize, 1),
+            (self.serve, 1),
+            (self.work_in_foreign_directory, 1),
         ]
 
         def progress(done: int) -> None:
@@ -384,7 +451,14 @@ class WorkstationExperiment:
             program.exempt = True
             if program.process.poll() is None:
                 program.process.kill()
+            # Its child ends now.
+            assert program.process.stdin
+            program.process.stdin.close()
         self.daemon()
+        if SERVICE in self.counts:
+            done = self.fenka(ALICE, "serve", "delete", "--local", SERVICE)
+            if done.returncode:
+                raise InvariantViolation(f"serve delete: {done.stderr.strip()}")
         self.check("the end of all programs")
         self.wait_until_empty()
         for attack in self.attacks:

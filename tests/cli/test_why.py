@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from fenka.cluster.training_objects import JOB
 from tests.builders import node, notebooks, pod, sharing, units, unschedulable
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
+from tests.training_builders import foreign_job, job_set
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -220,3 +222,32 @@ def test_screen_is_shown_when_the_autoscalers_records_are_not_understood(tmp_pat
     """They are somebody else's mistake."""
     server = autoscaled({"slots": 3})
     assert data(server, tmp_path, "default/p")["scale_out"] == ""
+
+
+@pytest.mark.parametrize("labels", [{JOB: "j"}, {"release": "j"}])
+def test_pending_pod_of_a_job_is_explained_when_the_job_is_named(
+    tmp_path: Path, labels: dict[str, str]
+) -> None:
+    """Its other pods have started."""
+    pods = [
+        pod("j-worker-0-0-a", units(4), node="a", labels=labels),
+        pod("j-worker-0-1-b", units(4), labels=labels),
+        pod("j-worker-0-2-c", units(4), node="a", labels=labels),
+    ]
+    server = FakeApiServer.of(nodes=[sharing("a")], pods=pods)
+    server.groups = {"kubeflow.org": ["v1"]}
+    if JOB in labels:
+        server.put("jobsets", job_set("j", roles={"worker": 3}))
+    else:
+        server.put("tfjobs", foreign_job("j", "TFJob", []))
+    assert data(server, tmp_path, "j", "-n", "default")["pod"] == "j-worker-0-1-b"
+
+
+def test_error_says_why_a_job_has_no_pods(tmp_path: Path) -> None:
+    """Such as one that was submitted to a queue."""
+    server = FakeApiServer.of()
+    server.put("jobsets", job_set("j", roles={"worker": 3}, suspend=True))
+    with in_thread(server, tmp_path) as kubeconfig:
+        result = fenka("why", "j", "-n", "default", "--kubeconfig", str(kubeconfig))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("fenka: job j has no pods now: its submission was interrupted")

@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command(
             "inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."
         ),
-        Command("why", "why:why", "Explain why a pod is pending, and what would help."),
+        Command("why", "why:why", "Explain why a pod or job is pending, and what would help."),
         Command("doctor", "doctor:doctor", "Check drivers, cards, limits and the daemon."),
     ),
     "Operate": (

@@ -9,6 +9,7 @@ import typer
 
 from fenka.cli import cluster, tables
 from fenka.cli.elastic import out_of_date
+from fenka.cli.errors import UserError
 from fenka.cli.options import ClusterTarget, NamespaceOption, OutputOption
 from fenka.cluster.autoscaling import Status
 from fenka.cluster.explain import PodExplanation, explain
@@ -22,6 +23,8 @@ from fenka.dialects.registry import WITH_HAMI
 from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler
 from fenka.kubernetes.client import Api, ApiError, if_accepted
 from fenka.kubernetes.cluster_reader import read_cluster
+from fenka.kubernetes.training_reader import read_training_objects
+from fenka.views.cluster_jobs import training_jobs
 from fenka.views.jobs import TRAINERS, instance_name
 
 MAX_NAMES = 3
@@ -31,7 +34,9 @@ MAX_NAMES = 3
 def why(
     pod: Annotated[
         str,
-        typer.Argument(metavar="POD", help="a pod, or a job's instance: NAME or NAMESPACE/NAME"),
+        typer.Argument(
+            metavar="POD", help="a pod, a job or a job's instance: NAME or NAMESPACE/NAME"
+        ),
     ],
     cluster_target: ClusterTarget,
     namespace: NamespaceOption = "",
@@ -78,7 +83,10 @@ async def explain_pod(api: Api, namespace: str, name: str, now: float) -> PodExp
 
 
 async def _pod(api: Api, namespace: str, name: str) -> Pod:
-    """Return the pod of this name, or of the job's instance that `fenka get` shows by it. Raises ApiError."""
+    """Return the pod of this name, or of the job or the job's instance that `fenka get` shows by it.
+
+    Raises ApiError, and UserError for a job without pods.
+    """
     try:
         return await api.get(pod_path(namespace, name), Pod)
     except ApiError as why:
@@ -87,9 +95,33 @@ async def _pod(api: Api, namespace: str, name: str) -> Pod:
         path = f"/api/v1/namespaces/{namespace}/pods"
         listed = await if_accepted(api.list(path, Pod, labelSelector=JOB), (403,))
         pods = [pod for pod in (listed[0] if listed else ()) if _instance(pod) == name]
+        pods = pods or await _pods_of_job(api, namespace, name)
         if not pods:
             raise
-        return max(pods, key=lambda pod: pod.metadata.creation_timestamp)
+        return max(pods, key=_needs_explanation)
+
+
+async def _pods_of_job(api: Api, namespace: str, name: str) -> list[Pod]:
+    """Return the pods of fenka's or another operator's job; none if there is no such job.
+
+    Raises UserError for a job without pods.
+    """
+    objects = await if_accepted(
+        read_training_objects(api, namespace, name, pods_only=True), (403, 404)
+    )
+    if objects is None:
+        return []
+    jobs = training_jobs(objects, time.time())
+    if jobs and not objects.pods:
+        reason = jobs[0].blocked or jobs[0].note or f"it is {jobs[0].status}"
+        raise UserError(f"job {name} has no pods now: {reason}")
+    return [*objects.pods] if jobs else []
+
+
+def _needs_explanation(pod: Pod) -> tuple[bool, bool, str]:
+    """Return a sort key by which pending pods come last, then those that run, the newest of them last."""
+    pending = not (pod.spec.node_name or pod.finished)
+    return pending, not pod.finished, pod.metadata.creation_timestamp
 
 
 def _instance(pod: Pod) -> str:

@@ -13,6 +13,7 @@ from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.core.fairness import Fairness
 from fenka.views.queue import QueueRow
 from tests.builders import node, on_card, pod, sharing, units
+from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
 
 REFUSED: Json = {
@@ -223,3 +224,16 @@ def test_queue_places_by_the_nodes_placement_label_when_there_is_room(
     pods = [waiting("p", 4, 1), pod("h", units(4), node="a", annotations=on_card(0, 4))]
     (row,) = ask(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path)
     assert row.reserved == [card]
+
+
+@pytest.mark.parametrize("words", [("queue",), ("top", "node")])
+def test_user_without_rights_is_told_which_role_to_ask_for(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The API server's own sentence names no role."""
+    server = FakeApiServer.of(nodes=[sharing("a")])
+    server.forbidden = {"nodes"}
+    with in_thread(server, tmp_path) as kubeconfig:
+        result = fenka(*words, "--kubeconfig", str(kubeconfig))
+    assert result.exit_code == 1
+    assert "may not list nodes: ask for the ClusterRole fenka-viewer" in result.stderr

@@ -17,6 +17,7 @@ from tests.deploy.chart import (
     extenders,
     find,
     helm,
+    names_of,
     needs_helm,
     pod_of,
     render,
@@ -75,8 +76,37 @@ def test_configurations_evaluate_every_node_when_there_are_more_than_a_hundred()
     pasted = (CHART / "files" / "scheduler-config.yaml").read_text()
     for text in (second["data"]["config.yaml"], pasted):
         assert yaml.safe_load(text)["percentageOfNodesToScore"] == 100
-    for page in ("docs/kubernetes.md", "docs/scheduler.md", "deploy/chart/templates/NOTES.txt"):
+    for page in ("docs/kubernetes.md", "docs/scheduler.md"):
         assert "percentageOfNodesToScore: 100" in (ROOT / page).read_text(), page
+
+
+@needs_helm
+@pytest.mark.parametrize("tls", [True, False])
+def test_kube_schedulers_configuration_is_in_a_config_map(tls: bool) -> None:
+    """The file in the guide is that of the default values."""
+    objects = render(**{"scheduler.tls.enabled": tls, "scheduler.service.nodePort": 31000})
+    text = find(objects, "ConfigMap", "fenka-kube-scheduler")["data"]["config.yaml"]
+    configured = yaml.safe_load(text)
+    expected = yaml.safe_load((CHART / "files" / "scheduler-config.yaml").read_text())
+    (extender,) = configured["extenders"]
+    scheme = "https" if tls else "http"
+    assert extender["urlPrefix"] == f"{scheme}://127.0.0.1:31000/gpushare-scheduler"
+    assert ("tlsConfig" in extender) is tls
+    assert extender["managedResources"] == expected["extenders"][0]["managedResources"]
+    assert {**configured, "extenders": []} == {**expected, "extenders": []}
+    second = names_of(render(**{"secondScheduler.enabled": True}), "ConfigMap")
+    assert "fenka-kube-scheduler" not in second
+
+
+@needs_helm
+def test_notes_are_three_steps() -> None:
+    """Whoever installs the chart reads them on one screen."""
+    done = helm("install", "fenka", str(CHART), "--namespace", "gpu", "--dry-run=client")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:\n")[2]
+    assert [line[:2] for line in notes.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3."]
+    assert len(notes.splitlines()) <= 35
+    assert "get configmap fenka-kube-scheduler" in notes
 
 
 @needs_helm

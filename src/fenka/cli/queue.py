@@ -35,7 +35,7 @@ def rows_of(target: Target) -> list[QueueRow]:
         from fenka.workstation.views import queue_rows
 
         return queue_rows(snapshot)
-    return cluster.ask(target, cluster_rows)
+    return cluster.ask(target, cluster_rows, cluster.explain_cluster_denial)
 
 
 async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) -> list[QueueRow]:

@@ -52,7 +52,7 @@ def node_rows(target: Target) -> list[NodeRow]:
         from fenka.workstation.views import node_row
 
         return [node_row(snapshot)]
-    return cluster.ask(target, _cluster_rows)
+    return cluster.ask(target, _cluster_rows, cluster.explain_cluster_denial)
 
 
 async def _cluster_rows(api: Api) -> list[NodeRow]:

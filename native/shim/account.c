@@ -82,6 +82,12 @@ void account_reset(void) {
 
 /* ---- charging ---- */
 
+static void raise_peak(unsigned card, uint64_t total) {
+    uint64_t *peak = &account_page->peak[card], seen = load_relaxed(peak);
+    while (seen < total && !__atomic_compare_exchange_n(peak, &seen, total, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
 /* The check before the charge keeps a request that is too large from disturbing other processes; it is skipped if the
  * last total left more than enough. The check after the charge enforces the limit when several processes charge at
  * once. */
@@ -95,8 +101,10 @@ static bool try_charge(unsigned card, uint64_t bytes, uint64_t cap, bool *collid
     uint64_t total = account_total(card);
     if (load_relaxed(&last_total[card]) != total)
         store_relaxed(&last_total[card], total);
-    if (__builtin_expect(total <= cap, 1))
+    if (__builtin_expect(total <= cap, 1)) {
+        raise_peak(card, total);
         return true;
+    }
     account_discharge(card, bytes);
     *collided = true;
     return false;
@@ -146,8 +154,15 @@ bool account_charge(unsigned card, uint64_t bytes) {
 }
 
 void account_force_charge(unsigned card, uint64_t bytes) {
-    if (account_slot != NO_SLOT)
-        __atomic_fetch_add(&account_page->memory[card][account_slot], bytes, __ATOMIC_SEQ_CST);
+    if (account_slot == NO_SLOT)
+        return;
+    __atomic_fetch_add(&account_page->memory[card][account_slot], bytes, __ATOMIC_SEQ_CST);
+    raise_peak(card, account_total(card));
+}
+
+void account_count_refusal(void) {
+    if (account_page)
+        __atomic_fetch_add(&account_page->refused, 1, __ATOMIC_RELAXED);
 }
 
 void account_discharge(unsigned card, uint64_t bytes) {

@@ -12,7 +12,10 @@ CUresult charge(const struct target *target, uint64_t bytes) {
         return CUDA_SUCCESS;
     bool freed = deferred_poll();
     freed |= pools_poll(true);
-    return freed && account_charge(target->card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (freed && account_charge(target->card, bytes))
+        return CUDA_SUCCESS;
+    account_count_refusal();
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static void discharge_bytes(uint8_t card, uint64_t bytes) {

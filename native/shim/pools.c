@@ -163,8 +163,10 @@ bool pools_alloc_begin(unsigned card, CUmemoryPool pool, uint64_t bytes, CUresul
         }
     }
     allocating = entry;
-    if (*refusal)
+    if (*refusal) {
+        account_count_refusal();
         os_unlock(&lock);
+    }
     return true;
 }
 
@@ -178,6 +180,7 @@ CUresult pools_alloc_end(CUresult result, CUdeviceptr pointer, CUstream stream) 
             entry->charged = reserved_bytes;
         } else {
             REAL(cuMemFreeAsync)(pointer, stream);
+            account_count_refusal();
             result = CUDA_ERROR_OUT_OF_MEMORY;
             pools_set_stale();
         }

@@ -86,7 +86,7 @@ def test_queue_rows_are_those_of_the_daemon() -> None:
     ]
 
 
-def test_queue_is_truncated_when_the_terminal_is_narrow() -> None:
+def test_reason_has_a_line_of_its_own_when_the_terminal_is_narrow() -> None:
     """The command itself: in order, no line longer than the terminal; nobody: one sentence."""
     with workstation_at([]) as station:
         station.start("--simulate", "T4")
@@ -102,9 +102,9 @@ def test_queue_is_truncated_when_the_terminal_is_narrow() -> None:
         # 1000 s and the grace of 10: at most 16 minutes from the start, and no less than 15 now
         assert "0 in 16m" in lines[1]
         shown = on_terminal(station, 60)
-        assert len(shown) == 4
+        assert len(shown) == 7
         assert all(len(line) <= 60 for line in shown)
-        assert shown[1].endswith("…")
+        assert shown[2::2] == ["    0/1 GPUs fit: 1 too little memory"] * 3
         assert [it["name"] for it in station.jobs().values() if it["position"]] == ["c", "a", "b"]
 
 

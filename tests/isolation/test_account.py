@@ -49,8 +49,8 @@ def test_empty_account_has_the_golden_bytes(
     monkeypatch.setattr(account, "INITIAL_PID_NAMESPACE", own)
     account.create(tmp_path / "golden")
     data = (tmp_path / "golden").read_bytes()
-    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 5, 1024, 0)
-    assert len(data) == 64 + 2 * 8 * 256 + 8 * 16 + 8 * 1024 + 3 * 16 * 8 * 1024 + 16 * 128
+    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 6, 1024, 0)
+    assert len(data) == 64 + 2 * 8 * 256 + 3 * 8 * 16 + 8 * 1024 + 3 * 16 * 8 * 1024 + 16 * 128
     assert not any(data[24:])
 
 

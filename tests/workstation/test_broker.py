@@ -1,7 +1,6 @@
 """The lifecycle of jobs, without a daemon."""
 
 import itertools
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -18,6 +17,7 @@ from fenka.workstation.broker import (
     Effect,
     EvictGang,
     GrantLease,
+    RecordEnd,
     RejectJob,
     RemoveLease,
     Terminate,
@@ -74,6 +74,8 @@ def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
                 names = [job.name for job in jobs]
             case JobQueued(name=name):
                 names = [name]
+            case RecordEnd():
+                continue
             case _:
                 names = [effect.job.name]
         named += [(type(effect).__name__, name) for name in names]
@@ -149,46 +151,6 @@ def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
     ]
 
 
-def test_slice_does_not_grow_when_its_card_is_reserved_for_an_earlier_request(
-    broker: Broker,
-) -> None:
-    """The request that waits keeps its place, but for the daemon's owner and jobs that end before it."""
-    broker.submit([request("a", 4, time_limit_s=100)], 0)
-    broker.submit([request("b", 4)], 0)
-    first, second = broker.jobs["a"], broker.jobs["b"]
-
-    def rejection(job: Job, units: int, *, reserved: bool = False) -> str:
-        after = [replace(piece, memory_mib=units * 1024) for piece in job.slices]
-        return broker.growth_rejection(job, after, reserved=reserved)
-
-    assert rejection(second, 6) == ""
-    broker.submit([request("big", 10, at=1)], 1)
-    status = broker.queue_status(broker.jobs["big"])
-    assert status
-    assert status.reservation
-    assert status.reservation.starts_by == 100 + GRACE_S
-    assert rejection(second, 6) == "card 0 is reserved for big, which has waited before it"
-    assert rejection(second, 4) == rejection(second, 2) == ""
-    assert rejection(second, 6, reserved=True) == ""
-    assert rejection(first, 6) == "", "it ends before the reservation starts"
-
-
-def test_slice_does_not_grow_when_no_lease_uses_the_memory(broker: Broker) -> None:
-    """Not even for the daemon's owner: it cannot be had."""
-    broker.submit([request("a", 4)], 0)
-    (card,) = broker.node.cards
-    taken = replace(card, unleased_mib=8 * 1024)
-    broker.update_node(
-        replace(broker.node, cards=(taken,)), 0, {card.uuid: "8.0 GiB used by python"}
-    )
-    job = broker.jobs["a"]
-    after = [replace(piece, memory_mib=8 * 1024) for piece in job.slices]
-    reason = "its cards have no room for that now; card 0: 8.0 GiB used by python"
-    assert broker.growth_rejection(job, after, reserved=True) == reason
-    after = [replace(piece, memory_mib=6 * 1024) for piece in job.slices]
-    assert broker.growth_rejection(job, after) == ""
-
-
 def test_grant_expires_when_it_is_not_confirmed(broker: Broker) -> None:
     """A client that never enters its lease loses it to the next request."""
     broker.submit([request("a", 14)], 0)
@@ -208,7 +170,7 @@ def test_grant_does_not_expire_when_it_is_confirmed(broker: Broker) -> None:
     assert broker.confirm("a", 1)
     assert not broker.confirm("a", 2), "once is enough"
     assert broker.expire(1e9) == []
-    assert [job.started_at for job in broker.find("a")] == [1]
+    assert [job.started_at for job in broker.find("a", 0)] == [1]
 
 
 def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker) -> None:
@@ -231,7 +193,7 @@ def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker)
 def test_find_raises_when_the_name_is_unknown(broker: Broker) -> None:
     """An unknown name is an error; an unknown id is ignored."""
     with pytest.raises(UnknownJob, match="no job is called ghost: `fenka ps` lists them"):
-        broker.find("ghost")
+        broker.find("ghost", 0)
     assert broker.on_exit("ghost", 0) == []
 
 
@@ -321,12 +283,12 @@ def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
         "0/1 GPUs fit: 1 too little memory; 2 of the gang's 3 would fit together"
     )
     assert set(broker.ledger.entries) == {"a"}
-    _, start = broker.on_exit("a", 2)
+    *_, start = broker.on_exit("a", 2)
     assert isinstance(start, GrantLease)
     assert [job.name for job in start.jobs] == ["g/0", "g/1", "g/2"]
     assert set(broker.ledger.entries) == {"g/0", "g/1", "g/2"}
-    assert broker.find("g") == list(start.jobs)
-    assert [job.name for job in broker.find("g/1")] == ["g/1"]
+    assert broker.find("g", 0) == list(start.jobs)
+    assert [job.name for job in broker.find("g/1", 0)] == ["g/1"]
 
 
 def test_gang_is_rejected_when_it_can_never_fit(broker: Broker) -> None:
@@ -368,7 +330,7 @@ def test_running_members_are_terminated_when_the_gang_is_cancelled(broker: Broke
     effects = broker.cancel("g", 2)
     assert effects == [
         Terminate(broker.jobs["g/1"]),
-        *(effect for effect in effects if isinstance(effect, RemoveLease)),
+        *(effect for effect in effects if isinstance(effect, RecordEnd | RemoveLease)),
     ]
     assert [effect.job.name for effect in effects if isinstance(effect, RemoveLease)] == [
         "g/0",
@@ -537,3 +499,43 @@ class Lifecycle(RuleBasedStateMachine):
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+# --- users ----------------------------------------------------------------------------------------------
+
+
+def test_names_are_each_user_s_own(broker: Broker) -> None:
+    """A command finds its user's job first; another's by its id, or by a name that only one has."""
+    for uid, job_id in ((1, "ann"), (2, "bob")):
+        broker.submit([request(job_id, uid=uid)], 0)
+        broker.jobs[job_id].name = "night"
+    broker.submit([request("only", uid=2)], 0)
+    assert [job.id for job in broker.find("night", 1)] == ["ann"]
+    assert [job.id for job in broker.find("night", 2)] == ["bob"]
+    assert [job.id for job in broker.find("bob", 1)] == ["bob"]
+    assert [job.id for job in broker.find("only", 1)] == ["only"]
+    with pytest.raises(UnknownJob, match=r"jobs of 2 users are called night: .* ann or bob"):
+        broker.find("night", 3)
+
+
+def test_user_s_own_job_is_found_when_another_is_called_by_its_id(broker: Broker) -> None:
+    """No user can take another's job out of reach by the name of his own."""
+    broker.submit([request("1a2b", uid=1)], 0)
+    broker.submit([request("x", uid=2)], 0)
+    broker.jobs["x"].name = "1a2b"
+    assert [job.id for job in broker.find("1a2b", 0)] == ["1a2b"]
+    assert [job.id for job in broker.find("1a2b", 2)] == ["x"]
+
+
+def test_pending_jobs_do_not_start_when_they_are_cancelled_with_what_they_wait_for(
+    broker: Broker,
+) -> None:
+    """All leave the queue before anything is granted."""
+    broker.submit([request("a", 14)], 0)
+    broker.submit([request("b", 14, at=1)], 1)
+    broker.submit([request("c", 2, at=2)], 2)
+    broker.submit([request("d", 2, at=3)], 3)
+    assert kinds(broker.cancel_all(["a", "b", "c"], 4)) == [
+        ("RemoveLease", "a"),
+        ("GrantLease", "d"),
+    ]

@@ -21,6 +21,7 @@ from fenka.procfs import start_ticks
 from fenka.workstation.broker import Broker
 from fenka.workstation.clients import ClientRegistry
 from fenka.workstation.controller import Controller
+from fenka.workstation.history import History
 from fenka.workstation.paths import Runtime
 from tests.builders import job
 
@@ -44,7 +45,8 @@ def controller(tmp_path: Path) -> Controller:
         keeper=SimpleNamespace(unused=lambda _: []),
         hardware=SimpleNamespace(in_use=nullcontext),
     )
-    others: list[Any] = [leases, cards, processes, None, instances]
+    history = History(tmp_path / "ended")
+    others: list[Any] = [leases, cards, processes, None, instances, history]
     broker = Broker(Node("here", (T4,)), "binpack")
     return Controller(runtime, broker, ClientRegistry(), *others)
 

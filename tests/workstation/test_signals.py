@@ -164,7 +164,9 @@ async def test_lease_is_not_held_when_its_process_s_pid_was_reused(
 
     async def ends(recorded: int) -> bool:
         ended: list[int] = []
-        watch = ProcessWatch("none", ours.pid, recorded, lambda: ended.append(1), nobody)
+        watch = ProcessWatch(
+            "none", (ours.pid, recorded), lambda: ended.append(1), lambda _: None, nobody
+        )
         for _ in range(10):
             await asyncio.sleep(0)
         watch.close()
@@ -188,7 +190,7 @@ async def test_few_descriptors_are_used_when_a_lease_has_many_processes(
 
     pidfd_open = os.pidfd_open
     monkeypatch.setattr(os, "pidfd_open", open_any)
-    watch = ProcessWatch("lease", ours.pid, 1, lambda: None, many)
+    watch = ProcessWatch("lease", (ours.pid, 1), lambda: None, lambda _: None, many)
     while len(opened) < 2:
         await asyncio.sleep(0)
     watch.close()
@@ -213,7 +215,7 @@ async def test_end_is_reported_when_no_descriptor_was_left(
 
     pidfd_open = os.pidfd_open
     monkeypatch.setattr(os, "pidfd_open", open_none)
-    watch = ProcessWatch("lease", ours.pid, 1, ended.set, scan)
+    watch = ProcessWatch("lease", (ours.pid, 1), ended.set, lambda _: None, scan)
     await ended.wait()
     watch.close()
 

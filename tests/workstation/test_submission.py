@@ -95,3 +95,12 @@ def test_job_is_named_after_its_program_when_it_has_no_name() -> None:
     """This holds even without a command."""
     (name,) = submitted(command=[])
     assert NAME.fullmatch(name)
+
+
+def test_name_of_another_user_s_job_is_free() -> None:
+    """Each user has names of their own."""
+    spec = msgspec.structs.replace(SPEC, name="night")
+    theirs = create_jobs(spec, client(OTHER + 1), 1024, [], 0)
+    assert [job.name for job in create_jobs(spec, client(OTHER), 1024, theirs, 0)] == ["night"]
+    with pytest.raises(InvalidRequest, match="a job called night already exists"):
+        create_jobs(spec, client(OTHER + 1), 1024, theirs, 0)

@@ -16,7 +16,7 @@ from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.files import lock_runtime
 from fenka.workstation.launch import Launcher, LeaseNotGranted
 from fenka.workstation.paths import Runtime, UnsafeDirectory
-from fenka.workstation.records import create_job_directory
+from fenka.workstation.runs import create_job_directory
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
 
 __all__ = ["place", "stranger", "victim"]
@@ -228,7 +228,7 @@ def test_job_log_is_not_written_when_another_user_can_change_its_directory(
         victim.do(lambda: create_job_directory(paths.current(), "night"))
     victim.mkdir(place / "mine")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "mine"))
-    directory = victim.do(lambda: create_job_directory(paths.current(), "night"))
+    directory, _ = victim.do(lambda: create_job_directory(paths.current(), "night"))
     assert directory == place / "mine" / "fenka" / "jobs" / "night"
     assert not nobody_named.exists()
 

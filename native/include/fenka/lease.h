@@ -15,7 +15,7 @@
 #define FENKA_CONTROL_MAGIC 0x4c5254434b4e4546 /* "FENKCTRL" */
 #define FENKA_ACCOUNT_MAGIC 0x544e4343414b4e46 /* "FNKACCNT" */
 #define FENKA_LAYOUT_VERSION 2 /* of the control page */
-#define FENKA_ACCOUNT_VERSION 5
+#define FENKA_ACCOUNT_VERSION 6
 #define FENKA_CONTROL_BYTES 4096
 #define FENKA_MAX_CARDS 16
 #define FENKA_MAX_SLOTS 1024
@@ -171,6 +171,9 @@ struct fenka_account {
                                    * shifts start times; 0 = the kernel has none */
     uint64_t namespace_states[256]; /* FENKA_NAMESPACE_…, written by the agent alone */
     uint64_t released[16];        /* by card: released by living exporters, but held by importers */
+    uint64_t peak[16];            /* by card: the largest total after a charge; never decreases */
+    uint64_t refused;             /* requests that did not fit in the slices; never decreases */
+    uint64_t reserved[15];
     uint64_t identity[1024];      /* FENKA_MAX_SLOTS */
     uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
     uint64_t exported[16][1024];  /* of these, or of a dead process's: bytes that others may hold as well */

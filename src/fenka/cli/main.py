@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
             "attach", "training.connect:attach", "Run a command in an instance of a training job."
         ),
         Command("stop", "stop:stop", "End running or waiting programs and release their slices."),
+        Command("wait", "wait:wait", "Wait until a program has ended, and exit with its code."),
         Command("resize", "resize:resize", "Change the slice of a running job or pod."),
         Command("delete", "training.remove:delete", "Delete training jobs.", aliases=("del",)),
         Command("prune", "training.remove:prune", "Delete training jobs that ended some time ago."),

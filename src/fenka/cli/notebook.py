@@ -13,7 +13,7 @@ from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.manifests import DryRunOption, DryRunOutputOption
 from fenka.cli.options import NamespaceOption, Target
 from fenka.cli.password import PasswordOptions
-from fenka.cli.run import JobOptions, detach
+from fenka.cli.run import JobOptions, detach, with_directory
 from fenka.cli.training.backend import JobTarget
 from fenka.cli.training.selection import runs_here
 from fenka.core.errors import INVALID_INPUT
@@ -180,7 +180,7 @@ def _start_here(
 
 def _run_here(record: NotebookRecord, launcher: Launcher, *, detached: bool) -> NoReturn:
     """Run a notebook of this machine, and exit: with its code if it is not detached."""
-    job_dir = records.create_job_directory(launcher.runtime, record.spec.name)
+    launcher, job_dir = with_directory(launcher)
     notebooks.save(record)
     server = jupyter.render(
         job_dir,
@@ -191,7 +191,7 @@ def _run_here(record: NotebookRecord, launcher: Launcher, *, detached: bool) -> 
     )
     launcher = replace(
         launcher,
-        spec=msgspec.structs.replace(record.spec, command=server.command),
+        spec=msgspec.structs.replace(launcher.spec, command=server.command),
         environment=server.environment,
     )
     if detached:

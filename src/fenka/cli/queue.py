@@ -25,7 +25,7 @@ def queue(target: Target, output: OutputOption = "table") -> None:
     if not rows:
         print("no request is pending: a new one starts at once if it fits")
         return
-    tables.print_lines(tables.align_to_terminal(table(rows, time.time())))
+    tables.print_lines(tables.align_wrapped(table(rows, time.time())))
 
 
 def rows_of(target: Target) -> list[QueueRow]:
@@ -61,7 +61,7 @@ async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) ->
 
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
-    """Return the table with its head line. The reason comes last, so that narrow terminals truncate it."""
+    """Return the table with its head line. The reason comes last, which narrow terminals wrap."""
     head = ("POSITION", "NAME", "NAMESPACE", "PRIORITY", "ASKS", "SINCE", "USED", "RESERVED", "WHY")
     return [
         head,

@@ -4,10 +4,11 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import msgspec
 import typer
 
 from fenka.cli import tables
@@ -17,7 +18,7 @@ from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.processes import BackgroundProcess, start_in_background
 from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
-from fenka.workstation import paths, records
+from fenka.workstation import paths, records, runs
 from fenka.workstation.launch import Launcher
 
 
@@ -167,8 +168,14 @@ def run(
     records.check_name_is_free(spec.name)
     launcher = options.launcher(spec)
     if options.detach:
-        detach(launcher, records.create_job_directory(launcher.runtime, spec.name))
+        detach(*with_directory(launcher))
     launcher.start(print_error)
+
+
+def with_directory(launcher: Launcher) -> tuple[Launcher, Path]:
+    """Return a new directory for a run of the job, and the launcher of the job with the run's number."""
+    directory, number = runs.create_job_directory(launcher.runtime, launcher.spec.name)
+    return replace(launcher, spec=msgspec.structs.replace(launcher.spec, run=number)), directory
 
 
 def detach(launcher: Launcher, job_dir: Path) -> NoReturn:
@@ -177,7 +184,8 @@ def detach(launcher: Launcher, job_dir: Path) -> NoReturn:
     def body(notify: Callable[[str], None], started: Callable[[], None]) -> None:
         launcher.start(notify, started, job_dir)
 
-    with start_in_background(body, job_dir / "log", report_errors) as process:
+    end = job_dir / "end"
+    with start_in_background(body, job_dir / "log", report_errors, end) as process:
         _print_state(launcher.spec, process, job_dir)
     sys.exit(0)
 

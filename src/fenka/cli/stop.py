@@ -7,8 +7,8 @@ import typer
 from fenka.cli import jobs
 from fenka.cli.training.backend import JobTarget
 from fenka.cli.training.selection import runs_here
-from fenka.workstation import paths, records
-from fenka.workstation.client import jobs_called
+from fenka.workstation import records
+from fenka.workstation.client import known_snapshot
 
 
 def stop(
@@ -32,5 +32,8 @@ def stop(
 
 def _elsewhere(names: list[str]) -> bool:
     """Return whether this machine has none of these jobs."""
-    runtime = paths.current()
-    return not any(records.exists(name) or jobs_called(runtime, name) for name in names)
+    snapshot = known_snapshot()
+    here = {
+        name for job in (snapshot.jobs if snapshot else ()) for name in (job.name, job.gang, job.id)
+    }
+    return not any(records.exists(name) or name in here for name in names)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO, TypeVar
 
@@ -75,6 +76,28 @@ def align_to_terminal(
         rows = [[*row[:column], *row[column + 1 :]] for row in rows]
         lines = align(rows)
     return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+
+
+def align_wrapped(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of `align`; what a terminal has no room for of the last column gets lines of its own.
+
+    The last column is a sentence. If the rest leaves it no room, it stands indented below its row.
+    """
+    lines = align(rows)
+    if not sys.stdout.isatty():
+        return lines
+    width = shutil.get_terminal_size().columns
+    if all(len(line) <= width for line in lines):
+        return lines
+    rest = align([row[:-1] for row in rows])
+    wrapped = list[str]()
+    for line, row in zip(rest, rows, strict=True):
+        wrapped.append(line if len(line) <= width else line[: width - 1] + "…")
+        if row is not rows[0]:
+            wrapped += textwrap.wrap(
+                escape(row[-1]), max(width, 20), initial_indent="    ", subsequent_indent="    "
+            )
+    return wrapped
 
 
 @contextlib.contextmanager

@@ -65,10 +65,7 @@ def _divided_only(shared: SharedNode) -> SharedNode | None:
     return replace(shared, node=replace(shared.node, cards=cards), shares_cards=False)
 
 
-_Mib = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_MIB)]
-
-
-class _Card(msgspec.Struct, omit_defaults=True):
+class _Card(msgspec.Struct):
     index: CardIndex
     uuid: str
     model: str
@@ -76,10 +73,6 @@ class _Card(msgspec.Struct, omit_defaults=True):
         name="memoryMiB"
     )
     healthy: bool
-    unleased_mib: _Mib = msgspec.field(name="unleasedMiB", default=0)
-    drawn_mib: _Mib = msgspec.field(name="drawnMiB", default=0)
-    unleased: str = ""
-    """Who uses that, in a sentence."""
 
 
 class _Inventory(msgspec.Struct):
@@ -90,31 +83,12 @@ class _Inventory(msgspec.Struct):
 _INVENTORY = msgspec.json.Decoder(_Inventory)
 
 
-def encode_inventory(
-    cards: Sequence[Card], unit_mib: int, unleased: Mapping[DeviceId, str] | None = None
-) -> str:
-    """Return the node's `fenka.io/cards`: everything that the extender must know of it.
-
-    unleased: who uses cards without a lease, in a sentence for each, by UUID.
-    """
+def encode_inventory(cards: Sequence[Card], unit_mib: int) -> str:
+    """Return the node's `fenka.io/cards`: everything that the extender must know of it."""
     recorded = [
-        _Card(
-            *(card.index, card.uuid, card.model, card.memory_mib, card.healthy),
-            *(card.unleased_mib, card.drawn_mib),
-            (unleased or {}).get(card.uuid, ""),
-        )
-        for card in cards
+        _Card(card.index, card.uuid, card.model, card.memory_mib, card.healthy) for card in cards
     ]
     return records.encode(_Inventory(unit_mib, recorded))
-
-
-def unleased_memory(annotations: Mapping[str, str]) -> dict[int, str]:
-    """Return who uses cards of a node without a lease, in a sentence for each, by the card's index."""
-    try:
-        cards = records.decode(annotations.get(CARDS, ""), _INVENTORY, CARDS).cards
-    except InvalidRecord:
-        return {}
-    return {card.index: card.unleased for card in cards if card.unleased}
 
 
 def with_unhealthy(shared: SharedNode, sick: frozenset[int]) -> SharedNode:
@@ -131,8 +105,6 @@ def _recorded(name: str, text: str) -> SharedNode:
             intern(card.model),
             card.memory_mib,
             healthy=card.healthy,
-            unleased_mib=card.unleased_mib,
-            drawn_mib=card.drawn_mib,
         )
         for card in sorted(inventory.cards, key=lambda card: card.index)
     ]

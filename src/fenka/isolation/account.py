@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,10 @@ class Account:
     limited."""
     released_bytes: tuple[int, ...] = ()
     """Memory of each card that its exporters have freed, but importers still hold."""
+    peak_bytes: tuple[int, ...] = ()
+    """Of each card the most that was held at a time."""
+    refused: int = 0
+    """How often memory was refused because it did not fit."""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -247,9 +251,13 @@ def read(path: Path) -> Account:
         return Account(
             tuple(_processes(fd)),
             _charged(fd),
-            tuple(0 if size >= MAX_PLAUSIBLE_BYTES else size for size in released)
-            if any(released)
-            else (),
+            _plausible(released) if any(released) else (),
+            _plausible(words(fd, "peak")),
+            *words(fd, "refused"),
         )
     finally:
         os.close(fd)
+
+
+def _plausible(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(0 if size >= MAX_PLAUSIBLE_BYTES else size for size in sizes)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
+from fenka.jobs import exit_keeper
 
 TERMINATE_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for a background job whose start was interrupted."""
@@ -53,7 +55,8 @@ class BackgroundProcess:
     """A job's process in a session of its own.
 
     Attributes:
-        pid: Its process ID, which is also its process group's.
+        pid: Its process ID, which is also its process group's; of its keeper, if it has one, which ends with
+            the program and with its exit code.
         status_pipe: Carries lines until the program has been started.
     """
 
@@ -85,7 +88,10 @@ class BackgroundProcess:
 
 @contextlib.contextmanager
 def start_in_background(
-    body: Callable[[Notify, Callable[[], None]], object], log: Path, report_errors: ErrorReporter
+    body: Callable[[Notify, Callable[[], None]], object],
+    log: Path,
+    report_errors: ErrorReporter,
+    end: Path | None = None,
 ) -> Iterator[BackgroundProcess]:
     """Start a process in a session of its own; if the caller is interrupted meanwhile, end it again.
 
@@ -94,6 +100,7 @@ def start_in_background(
             if it is not replaced by exec.
         log: The file that receives the output.
         report_errors: The command's reporter of errors.
+        end: The file in which a keeper records how the program ended; None without one.
     """
     receive, send = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -103,6 +110,8 @@ def start_in_background(
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _redirect_output(log)
+        if end is not None:
+            _leave_keeper(end)
 
         def notify(line: str) -> None:
             # The command that started this leaves once it knows that the job waits.
@@ -120,6 +129,23 @@ def start_in_background(
         # The user gave up before the state of the job was known, so nothing may be left of it.
         process.terminate()
         raise
+
+
+def _leave_keeper(end: Path) -> None:
+    """Return in a child of this process, which becomes the keeper of that child's exit code."""
+    child = os.fork()
+    if child == 0:
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
+    try:
+        os.execv(
+            sys.executable,
+            [sys.executable, "-I", "-S", exit_keeper.__file__, str(child), str(end.absolute())],
+        )
+    except OSError:
+        os._exit(FAILURE)
 
 
 def _redirect_output(log: Path) -> None:

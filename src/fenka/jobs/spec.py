@@ -18,7 +18,7 @@ from fenka.core.request import ComputeMode, InvalidRequest
 from fenka.dialects.mig_names import parse_inside, parse_profile
 from fenka.isolation.layout import constant
 
-JobKind = Literal["run", "notebook"]
+JobKind = Literal["run", "notebook", "training", "service"]
 Isolation = Literal["namespace", "cooperative"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -118,6 +118,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         time_limit_s: Seconds after which the job is ended; None for no limit.
         isolation: How the limits are enforced.
         allow_user_namespaces: The programs may create user namespaces, in which they can undo the limits.
+        run: Its number among the runs of this name that have left a log; 0 if it leaves none.
         eviction_grace_s: The gang is evicted when a request of higher priority needs its cards, and may
             checkpoint for so many seconds; None if it is never evicted.
     """
@@ -134,6 +135,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     isolation: Isolation = "namespace"
     allow_user_namespaces: bool = False
     eviction_grace_s: float | None = None
+    run: int = 0
 
     def validate(self) -> None:
         """Check what can be checked without a daemon. Raises InvalidRequest."""

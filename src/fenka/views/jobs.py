@@ -11,7 +11,7 @@ from typing import Literal
 JobStatus = Literal["QUEUING", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
 """STOPPED: a notebook that `fenka start` starts again."""
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
-Trainer = Literal["mpijob", "tfjob", "pytorchjob", "trainjob", "notebook"]
+Trainer = Literal["mpijob", "tfjob", "pytorchjob", "trainjob", "notebook", "run"]
 
 TRAINERS: dict[str, Trainer] = {
     "mpi": "mpijob",

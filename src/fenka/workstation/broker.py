@@ -13,7 +13,7 @@ The members of a gang are separate jobs with one entry in the queue. They are gr
 after that each has its own lifecycle, and the process that started them ends them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.core.availability import Timeline
@@ -33,7 +33,7 @@ from fenka.core.mig.instances import (
 )
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import ReasonCode, Unschedulable
-from fenka.core.request import Placement, Request, Slice
+from fenka.core.request import Placement, Request
 from fenka.core.steps import complete
 from fenka.core.usage import EmptyUsage
 from fenka.workstation.eviction import Holders, gangs_to_evict
@@ -97,7 +97,15 @@ class EvictGang:
     jobs: tuple[Job, ...]
 
 
-Effect = EvictGang | GrantLease | JobQueued | RejectJob | RemoveLease | Terminate
+@dataclass(frozen=True, slots=True)
+class RecordEnd:
+    """Record that a job has ended, while its lease's files are still there."""
+
+    job: Job
+    ended_at: float
+
+
+Effect = EvictGang | GrantLease | JobQueued | RecordEnd | RejectJob | RemoveLease | Terminate
 
 
 class Broker:
@@ -147,7 +155,7 @@ class Broker:
             others = [
                 e for e in effects if not (isinstance(e, JobQueued) and e.job_id == first.queue_id)
             ]
-            removed = [*self._remove(jobs, now), *self._schedule(now)]
+            removed = [*self._remove(jobs, now, record=False), *self._schedule(now)]
             return [*others, *removed, RejectJob(first, reason, final=False)]
         return effects
 
@@ -174,13 +182,18 @@ class Broker:
 
         name: a queue id, or the id of a gang's member that was granted. Unknown ones are ignored.
         """
-        return [*self._cancel(self.jobs_of(name), now), *self._schedule(now)]
+        return self.cancel_all([name], now)
+
+    def cancel_all(self, names: Iterable[str], now: float) -> list[Effect]:
+        """Cancel several entries like `cancel`, before anything that they make room for is granted."""
+        cancelled = [effect for name in names for effect in self._cancel(self.jobs_of(name), now)]
+        return [*cancelled, *self._schedule(now)]
 
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
         """Change what a running job holds of its cards.
 
-        What becomes free is granted to pending jobs. `growth_rejection` is for the caller to ask. Raises
-        Conflict, and then changes nothing.
+        What becomes free is granted to pending jobs. A job may grow into free memory before pending jobs.
+        Raises Conflict, and then changes nothing.
         """
         job = self.jobs[job_id]
         assert job.placement is not None
@@ -192,29 +205,6 @@ class Broker:
             raise
         self._allocate(job, placement, now)
         return self._schedule(now)
-
-    def growth_rejection(self, job: Job, after: Sequence[Slice], *, reserved: bool = False) -> str:
-        """Return why a job may not grow to these slices, which the ledger would admit; empty if it may.
-
-        It may not have what no lease uses, nor what is reserved for a pending request before it ends.
-
-        reserved: whether it may have what is reserved.
-        """
-        cards = {card.uuid: card for card in self.node.cards}
-        deadline = None if job.deadline is None else job.deadline + GRACE_S
-        for before, piece in zip(job.slices, after, strict=True):
-            if piece.memory_mib <= before.memory_mib and piece.compute <= before.compute:
-                continue
-            card, more_mib = cards[piece.uuid], piece.memory_mib - before.memory_mib
-            if more_mib > 0 and self.leased_mib(piece.uuid) + more_mib > card.available_mib:
-                return "; ".join(
-                    ["its cards have no room for that now", *self._unleased_on({card.index})]
-                )
-            for status, report in () if reserved else self._reported.values():
-                kept = status.reservation
-                if kept and piece.uuid in kept.cards and kept.blocks(deadline):
-                    return f"card {piece.card} is reserved for {report.name}, which has waited before it"
-        return ""
 
     def expire(self, now: float) -> list[Effect]:
         """Cancel grants that were not confirmed in time. A gang is cancelled if one member is late."""
@@ -350,14 +340,32 @@ class Broker:
         """Return the compute of a card or instance, in percent of the whole card."""
         return next((card.compute for card in self.node.cards if card.uuid == uuid), WHOLE_COMPUTE)
 
-    def find(self, name: str) -> list[Job]:
-        """Return the job with this name or id, or all members of a gang. Raises UnknownJob."""
-        for job in self.jobs.values():
-            if name in (job.display_name, job.queue_id):
-                return self.jobs_of(job.queue_id)
-            if name in (job.name, job.id):
-                return [job]
+    def find(self, name: str, uid: int) -> list[Job]:
+        """Return the job with this name or id, or all members of a gang. Raises UnknownJob.
+
+        uid: whose command names it. Each user has names of their own; those of others come after.
+        """
+        named = [job for job in self.jobs.values() if name in job.names]
+        for candidates in (
+            [job for job in named if job.uid == uid],
+            [job for job in named if name in (job.id, job.queue_id)],
+            named,
+        ):
+            entries = list(dict.fromkeys(job.queue_id for job in candidates))
+            if len(entries) > 1:
+                raise UnknownJob(
+                    f"jobs of {len(entries)} users are called {name}: name one by its id, "
+                    f"{' or '.join(entries[:5])} (`fenka ps -o json`)"
+                )
+            if candidates:
+                job = candidates[0]
+                member = name not in (job.display_name, job.queue_id)
+                return [job] if member else self.jobs_of(job.queue_id)
         raise UnknownJob(f"no job is called {name}: `fenka ps` lists them")
+
+    def has(self, name: str, uid: int) -> bool:
+        """Return whether a job of this user has this name or id."""
+        return any(name in job.names and job.uid == uid for job in self.jobs.values())
 
     def queue_status(self, job: Job) -> QueueStatus | None:
         """Return the queue status of a pending job, else None."""
@@ -422,9 +430,11 @@ class Broker:
             *self._remove([job for job in jobs if job.state != "running"], now),
         ]
 
-    def _remove(self, jobs: Sequence[Job], now: float) -> list[Effect]:
+    def _remove(self, jobs: Sequence[Job], now: float, *, record: bool = True) -> list[Effect]:
         effects: list[Effect] = []
         for job in jobs:
+            if record:
+                effects.append(RecordEnd(job, now))
             del self.jobs[job.id]
             self._evicted.discard(job.id)
             self._queue.pop(job.queue_id, None)
@@ -511,12 +521,9 @@ class Broker:
             for reason in status.unschedulable.reasons
             if reason.code is ReasonCode.MEMORY
         }
-        return "; ".join([status.reason, *self._unleased_on(lacking)[:MAX_UNLEASED_SHOWN]])
-
-    def _unleased_on(self, indexes: Collection[int]) -> list[str]:
-        """Return who uses these cards without a lease, in a sentence for each."""
-        return [
+        unleased = [
             f"card {card.index}: {self._unleased[card.uuid]}"
             for card in self.node.cards
-            if card.index in indexes and self._unleased.get(card.uuid)
+            if card.index in lacking and self._unleased.get(card.uuid)
         ]
+        return "; ".join([status.reason, *unleased[:MAX_UNLEASED_SHOWN]])

@@ -166,16 +166,30 @@ def known_snapshot() -> protocol.Snapshot | None:
         return None
 
 
+def own_jobs(snapshot: protocol.Snapshot | None) -> list[protocol.JobView]:
+    """Return this user's jobs: names of jobs are each user's own."""
+    jobs = snapshot.jobs if snapshot else []
+    return [job for job in jobs if job.uid == os.geteuid()]
+
+
 def jobs_called(runtime: Runtime, name: str) -> list[protocol.JobView]:
-    """Return the jobs of this name, or the members of this gang; none if no daemon answers.
+    """Return this user's jobs of this name, or the members of this gang; none if no daemon answers.
 
     They hold slices or wait for some.
     """
     try:
-        jobs = get_snapshot(runtime).jobs
+        jobs = own_jobs(get_snapshot(runtime))
     except DaemonUnavailable:
         return []
     return [job for job in jobs if name in (job.name, job.gang)]
+
+
+def stop_jobs(runtime: Runtime, names: list[str], grace_s: float = 10.0) -> None:
+    """Stop jobs. Raises RequestFailed if one could not be stopped, DaemonUnavailable."""
+    with Connection(runtime) as connection:
+        answer = connection.request(protocol.StopJob(names, grace_s), protocol.JobsStopped)
+    if answer.failures:
+        raise RequestFailed("; ".join(answer.failures))
 
 
 def _unavailable_reason(runtime: Runtime, why: OSError) -> str:

@@ -17,6 +17,7 @@ from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peer_credentials import Process
 from fenka.hardware.spec import NodeError
 from fenka.instances.manager import InstanceManager
+from fenka.isolation.files import account_file
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import (
     GRACE_S,
@@ -25,12 +26,15 @@ from fenka.workstation.broker import (
     Effect,
     EvictGang,
     GrantLease,
+    RecordEnd,
     RejectJob,
     RemoveLease,
     Terminate,
 )
 from fenka.workstation.cards import CardMonitor
 from fenka.workstation.clients import ClientRegistry
+from fenka.workstation.ended import EndCause
+from fenka.workstation.history import History, ended_job
 from fenka.workstation.instance_changes import InstanceChanges
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
@@ -62,6 +66,7 @@ class Controller:
     processes: LeaseProcesses
     terminator: Terminator
     instances: InstanceManager
+    history: History
     changes: InstanceChanges = field(init=False)
     _watches: JobWatches = field(init=False)
     _pending: list[Effect] = field(default_factory=list)
@@ -71,7 +76,9 @@ class Controller:
 
     def __post_init__(self) -> None:
         self.changes = InstanceChanges(self.broker, self.instances, self.spawn, self._apply_later)
-        self._watches = JobWatches(self.processes.scan, self.on_exit, self.cancel)
+        self._watches = JobWatches(
+            self.processes.scan, self.on_exit, self.cancel, self.record_status
+        )
 
     def close(self) -> None:
         """Stop watching processes."""
@@ -133,14 +140,24 @@ class Controller:
             return False
         return any(card.unleased_mib for card in self._cards_of(job))
 
+    def record_status(self, job_id: str, status: int) -> None:
+        """Record the wait status of the process that requested a job; others of it may live on."""
+        job = self.broker.jobs.get(job_id)
+        if job is not None and job.exit_status is None:
+            job.exit_status = status
+            self._apply_later()
+
     def cancel(self, queue_id: str) -> None:
         """Remove what has not started, and terminate what runs."""
+        for job in self.broker.jobs_of(queue_id):
+            job.mark_ending("cancelled")
         self._apply_later(self.broker.cancel(queue_id, time.time()))
 
-    def cancel_pending(self, queue_id: str) -> None:
-        """Cancel a pending job that a user has stopped, and report that to its client."""
-        self.clients.send(queue_id, protocol.JobRejected("stopped while it waited", final=True))
-        self.cancel(queue_id)
+    def cancel_pending(self, queue_ids: Sequence[str]) -> None:
+        """Cancel pending jobs that a user has stopped, in one step, and report that to their clients."""
+        for queue_id in queue_ids:
+            self.clients.send(queue_id, protocol.JobRejected("stopped while it waited", final=True))
+        self._apply_later(self.broker.cancel_all(queue_ids, time.time()))
 
     # --- an earlier daemon's jobs ------------------------------------------------------------------
 
@@ -158,6 +175,11 @@ class Controller:
             for job in recorded
             if procfs.lives(job.pid, job.start_ticks) or scan.pids(job.id) or not scan.complete
         ]
+        kept = {job.id for job in jobs}
+        for job in recorded:
+            if job.id not in kept:
+                job.mark_ending("unobserved")
+                self._record_end(job, time.time())
         self._remove_other_leases(recorded, jobs)
         self._recover_instances(jobs)
         try:
@@ -224,7 +246,10 @@ class Controller:
 
         Raises OSError, to be reported to the client. The effects are applied once the disk is writable again.
         """
-        self._pending += effects
+        ends = [effect for effect in effects if isinstance(effect, RecordEnd)]
+        for effect in ends:
+            self._record_end(effect.job, effect.ended_at)
+        self._pending += [effect for effect in effects if effect not in ends]
         try:
             if save or self._pending:
                 self.save()
@@ -238,6 +263,12 @@ class Controller:
         finally:
             jobs = self.broker.jobs.values()
             self._watches.keep({name for job in jobs for name in (job.id, job.queue_id)})
+
+    def _record_end(self, job: Job, ended_at: float) -> None:
+        """Record how a job has ended. Before its slice is granted again, which changes the readings."""
+        cards: dict[str, Card] = {card.uuid: card for card in self.broker.node.cards}
+        page = account_file(self.runtime.lease(job.id))
+        self.history.add(ended_job(job, ended_at, cards, page))
 
     def _apply_later(self, effects: Sequence[Effect] = (), *, save: bool = True) -> None:
         """Apply effects of an event that no client can be told an error of."""
@@ -293,7 +324,7 @@ class Controller:
         """Terminate the job when its time limit is over."""
         if job.deadline is not None:
             delay_s = max(job.deadline - time.time(), 0)
-            asyncio.get_running_loop().call_later(delay_s, self._terminate, job)
+            asyncio.get_running_loop().call_later(delay_s, self._terminate, job, "time-limit")
 
     def _schedule_expiry(self) -> None:
         def expire() -> None:
@@ -301,7 +332,8 @@ class Controller:
 
         asyncio.get_running_loop().call_later(GRANT_TTL_S + 1, expire)
 
-    def _terminate(self, job: Job) -> None:
+    def _terminate(self, job: Job, cause: EndCause = "cancelled") -> None:
+        job.mark_ending(cause)
         self.spawn(self.terminator.terminate([job], GRACE_S))
 
     def _evict(self, jobs: Sequence[Job]) -> None:
@@ -309,6 +341,8 @@ class Controller:
         first = jobs[0]
         gang = first.gang
         assert gang
+        for job in jobs:
+            job.mark_ending("evicted")
         procfs.send_signal(
             gang.pid,
             protocol.EVICTION_SIGNAL,

@@ -16,13 +16,14 @@ from fenka.hardware.spec import NodeError
 from fenka.instances.manager import InstanceManager
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.files import account_file
-from fenka.workstation import admission, files, protocol
+from fenka.workstation import admission, files, paths, protocol
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardMonitor
 from fenka.workstation.clients import ClientRegistry
 from fenka.workstation.connections import Connections
 from fenka.workstation.controller import Controller
+from fenka.workstation.history import History
 from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
@@ -70,6 +71,7 @@ class Daemon:
             hardware, self._processes.lease_of, self._feedback.busy_ns, broker.leased_mib
         )
         self._terminator = Terminator(broker, self._processes)
+        self._history = History(paths.history_file(runtime))
         clients = ClientRegistry()
         self._controller = Controller(
             runtime,
@@ -80,6 +82,7 @@ class Daemon:
             self._processes,
             self._terminator,
             instances,
+            self._history,
         )
         self._layouts = Layouts(self._controller, broker, instances)
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
@@ -91,6 +94,7 @@ class Daemon:
             self._terminator,
             JobResizer(self._controller, broker, self._leases),
             self._layouts,
+            self._history,
             self._snapshot,
             self._stopped,
         )
@@ -108,6 +112,7 @@ class Daemon:
         loop.set_exception_handler(log_unhandled)
         self._leases.prepare()
         self._layouts.load()
+        self._history.load()
         self._controller.recover()
         server = await self._listen()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
@@ -186,8 +191,10 @@ class Daemon:
     async def _end_all(self) -> None:
         for _ in range(ABANDON_ROUNDS):
             jobs = list(self.broker.jobs.values())
-            for queue_id in {job.queue_id for job in jobs if job.state == "waiting"}:
-                self._controller.cancel_pending(queue_id)
+            for job in jobs:
+                job.mark_ending("shutdown")
+            pending = dict.fromkeys(job.queue_id for job in jobs if job.state == "waiting")
+            self._controller.cancel_pending(list(pending))
             remaining = self.broker.present(jobs)
             if not jobs or not await self._terminator.terminate(remaining, ABANDONED_GRACE_S):
                 break

@@ -5,6 +5,7 @@ import msgspec
 from fenka.core.request import Placement, Request, Slice
 from fenka.isolation.files import ComputeShare
 from fenka.jobs.spec import JobSpec
+from fenka.workstation.ended import EndCause
 from fenka.workstation.protocol import JobState
 
 
@@ -43,6 +44,12 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     """Inode of the shim that its processes map; 0 if unknown."""
     waits: bool = True
     """Whether it waits for what cannot be granted now."""
+    exit_status: int | None = None
+    """The wait status of the process that requested it; None before its end, and if it is not known."""
+    end_cause: EndCause = "exit"
+    """Why its processes are being ended, or were."""
+    stopped_by: str = ""
+    """The user who has stopped it."""
     user_namespace: int = 0
     """Inode of its lease's user namespace; 0 before it runs (see lease_processes.py)."""
 
@@ -60,6 +67,16 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     def cooperative(self) -> bool:
         """Whether its processes are recognised by their environment instead of by namespaces."""
         return self.spec.isolation == "cooperative"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names and ids by which commands know it or its gang."""
+        return self.display_name, self.name, self.queue_id, self.id
+
+    def mark_ending(self, cause: EndCause, user: str = "") -> None:
+        """Record why it is being ended: the first cause counts. user: who stops it."""
+        if self.end_cause == "exit":
+            self.end_cause, self.stopped_by = cause, user
 
     @property
     def queue_id(self) -> str:

@@ -24,7 +24,7 @@ from fenka.jobs.processes import JobNotStarted
 from fenka.jobs.spec import NAME, JobSpec
 from fenka.views.jobs import Instance, JobStatus, TrainingJob
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection, jobs_called, known_snapshot
+from fenka.workstation.client import jobs_called, known_snapshot, own_jobs, stop_jobs
 from fenka.workstation.records import JobNotFound, job_names, place_of
 from fenka.workstation.views import card_uses, requested_cards
 
@@ -105,7 +105,7 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
     A notebook whose record cannot be read is shown as failed, so that it can be deleted.
     """
     snapshot, user = known_snapshot(), user_name(os.geteuid())
-    leases = {job.name: job for job in snapshot.jobs} if snapshot else {}
+    leases = {job.name: job for job in own_jobs(snapshot)}
     shown = []
     for each in job_names() if name is None else [name]:
         # Another command may be deleting it.
@@ -118,8 +118,7 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
 def delete(name: str) -> None:
     """End a notebook, if it runs, and remove its records; its files stay. Raises RequestFailed, OSError."""
     if jobs_called(paths.current(), name):
-        with Connection(paths.current()) as connection:
-            connection.request(protocol.StopJob(name), protocol.Done)
+        stop_jobs(paths.current(), [name])
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(place_of(name))
 

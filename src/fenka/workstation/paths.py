@@ -22,6 +22,9 @@ from fenka.jobs.ports import PortReservations
 
 SYSTEM = Path("/run/fenka")
 
+SYSTEM_STATE = Path("/var/lib/fenka")
+"""What the system's daemon keeps over reboots."""
+
 SOCKET_PATH_BYTES = 107
 """The kernel's limit."""
 
@@ -196,8 +199,10 @@ def _roots() -> frozenset[int]:
 def own() -> Runtime:
     """Return the runtime directory of a daemon that this user starts."""
     named = os.environ.get("FENKA_RUNTIME")
-    if named:
-        return Runtime(_resolve_parents(Path(named)))
+    return Runtime(_resolve_parents(Path(named))) if named else _default()
+
+
+def _default() -> Runtime:
     if os.geteuid() == 0:
         return Runtime(SYSTEM)
     session = os.environ.get("XDG_RUNTIME_DIR")
@@ -233,10 +238,26 @@ def port_reservations() -> PortReservations:
     return PortReservations(_state_directory())
 
 
+def history_file(runtime: Runtime) -> Path:
+    """Return the file in which a daemon records ended jobs.
+
+    It is kept when the directories of sessions are removed, and over reboots.
+    """
+    if runtime.system:
+        directory = SYSTEM_STATE
+    elif runtime == _default():
+        directory = _home_directory()
+    else:
+        directory = runtime.root
+    return directory / "ended.jsonl"
+
+
 def _state_directory() -> Path:
     named = os.environ.get("FENKA_RUNTIME")
-    if named:
-        return _resolve_parents(Path(named))
+    return _resolve_parents(Path(named)) if named else _home_directory()
+
+
+def _home_directory() -> Path:
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError:

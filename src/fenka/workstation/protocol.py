@@ -19,6 +19,7 @@ from fenka.isolation.files import decode_json
 from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.spec import Isolation, JobSpec
 from fenka.views.instances import MigCardView
+from fenka.workstation.ended import EndedJob
 
 PROTOCOL = 11
 """Incremented whenever a message changes."""
@@ -63,10 +64,29 @@ class GetSnapshot(Message, tag="get-snapshot"):
 
 
 class StopJob(Message, tag="stop-job"):
-    """End the programs of a job, or remove it from the queue. Answered by Done or Failure."""
+    """End the programs of jobs, and remove pending ones from the queue first. Answered by JobsStopped."""
 
-    name: str
+    names: list[str]
     grace_s: float = 10.0
+
+
+class GetEnded(Message, tag="get-ended"):
+    """Request an EndedJobs: all ended jobs, or the last run of one name, or its run of this number."""
+
+    name: str = ""
+    run: int = 0
+
+
+class RemoveEnded(Message, tag="remove-ended"):
+    """Remove records of one's own ended jobs. Answered by Done, with their number, or Failure.
+
+    name: of jobs of this name only; run: of the run with this number only, 0 for all.
+    before: of jobs that ended earlier only, in Unix seconds.
+    """
+
+    name: str = ""
+    run: int = 0
+    before: float | None = None
 
 
 class ResizeJob(Message, tag="resize-job"):
@@ -164,6 +184,20 @@ class Failure(Message, tag="failure"):
     reason: str
 
 
+class JobsStopped(Message, tag="jobs-stopped"):
+    """The names of the jobs that were stopped, and sentences about those that could not be."""
+
+    stopped: list[str]
+    failures: list[str] = []
+
+
+class EndedJobs(Message, tag="ended-jobs"):
+    """Ended jobs, the oldest first. present: whether a job of the name still runs or waits."""
+
+    jobs: list[EndedJob]
+    present: bool = False
+
+
 class SliceView(msgspec.Struct, frozen=True):
     """One slice as screens show it. used_mib: None if the driver does not report it.
 
@@ -186,6 +220,7 @@ class JobView(msgspec.Struct, frozen=True):
 
     A pending gang is one view with the gang's name and id; once it is granted, each member has a view.
     gang, rank, size: the gang's name, the member's number (None while pending), and the number of members.
+    run: its number among the runs of this name that have left a log; 0 if it leaves none.
     deadline: when it is terminated.
     reserved: indices of the cards reserved for it. starts_by: when these will be free at the latest.
     used_s: its user's recent use of cards, in decaying card-seconds.
@@ -217,6 +252,7 @@ class JobView(msgspec.Struct, frozen=True):
     gang: str = ""
     rank: int | None = None
     size: int = 1
+    run: int = 0
     reserved: list[int] = []
     starts_by: float | None = None
     used_s: float = 0.0
@@ -295,6 +331,8 @@ ToDaemon = (
     | ApplyLayout
     | CancelLayout
     | StopJob
+    | GetEnded
+    | RemoveEnded
     | ResizeJob
     | Shutdown
 )
@@ -304,6 +342,8 @@ FromDaemon = (
     | GangGranted
     | JobRejected
     | Done
+    | EndedJobs
+    | JobsStopped
     | Failure
     | Snapshot
     | InstancesListed

@@ -167,20 +167,16 @@ def supervised_by_me(record: Record) -> Record:
 # --- directories --------------------------------------------------------------------------------------
 
 
-def create_job_directory(runtime: Runtime, name: str) -> Path:
-    """Return a new directory for a job's log and files; that of a finished job of this name is removed.
-
-    Raises JobNotStarted if a job of this name exists, because its log is being written, and if a training
-    has left its records. Raises UnsafeDirectory if another user could replace the directory.
-    """
-    directory = _free_place(runtime, name)
-    directory.mkdir(mode=0o700)
-    return directory
-
-
 def create_training_directory(runtime: Runtime, record: TrainingRecord) -> Path:
-    """Return a new directory with this record. Raises what `create_job_directory` does."""
-    directory = _free_place(runtime, record.spec.name)
+    """Return a new directory with this record. Raises what `free_place` does, and JobNotStarted for logs."""
+    directory = free_place(runtime, record.spec.name)
+    if (directory / "log").exists():
+        raise JobNotStarted(
+            f"a program called {record.spec.name} has left its log: delete it (fenka delete "
+            f"{record.spec.name}) or choose another --name",
+            INVALID_INPUT,
+        )
+    shutil.rmtree(directory, ignore_errors=True)
 
     # With its record it appears at once, so that nobody takes it for the rest of a finished job.
     def fill(new: Path) -> None:
@@ -207,7 +203,12 @@ def create_at_once(directory: Path, fill: Callable[[Path], None]) -> None:
         raise
 
 
-def _free_place(runtime: Runtime, name: str) -> Path:
+def free_place(runtime: Runtime, name: str) -> Path:
+    """Return the place of a new job's directory, where an earlier job's may be.
+
+    Raises JobNotStarted if a job of this name exists, because its log is being written, and if a training has
+    left its records. Raises UnsafeDirectory if another user could replace the directory.
+    """
     check_name_is_free(name)
     if jobs_called(runtime, name):
         raise JobNotStarted(
@@ -217,7 +218,6 @@ def _free_place(runtime: Runtime, name: str) -> Path:
     jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = place_of(name)
     paths.check_parents(directory)
-    shutil.rmtree(directory, ignore_errors=True)
     return directory
 
 

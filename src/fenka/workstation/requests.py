@@ -1,7 +1,6 @@
 """Carries out what clients request of the daemon."""
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -10,15 +9,15 @@ from dataclasses import dataclass
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.dialects.sizes import InvalidSize
-from fenka.hardware.nvml import NoDriver
 from fenka.hardware.peer_credentials import user_name
-from fenka.hardware.spec import NodeError
 from fenka.procfs import lives, parent_pid
 from fenka.workstation import protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.clients import Client, ClientRegistry
 from fenka.workstation.controller import Controller
+from fenka.workstation.ended import EndedJob
+from fenka.workstation.history import History
 from fenka.workstation.job import Job
 from fenka.workstation.layouts import Layouts
 from fenka.workstation.resize import JobResizer
@@ -46,6 +45,7 @@ class RequestHandler:
     terminator: Terminator
     resizer: JobResizer
     layouts: Layouts
+    history: History
     snapshot: Callable[[], Awaitable[protocol.Snapshot]]
     stopped: asyncio.Event
 
@@ -80,7 +80,11 @@ class RequestHandler:
                 _check_may_divide(client)
                 client.send(self.layouts.cancel())
             case protocol.StopJob():
-                client.send(protocol.Done(await self._stop(client, message)))
+                client.send(await self._stop(client, message))
+            case protocol.GetEnded():
+                client.send(self._ended(client, message))
+            case protocol.RemoveEnded():
+                client.send(protocol.Done(str(self._remove_ended(client, message))))
             case protocol.ResizeJob():
                 client.send(protocol.Done(self._resize(client, message)))
             case protocol.Shutdown():
@@ -152,30 +156,71 @@ class RequestHandler:
 
     # --- changes ------------------------------------------------------------------------------------
 
-    async def _stop(self, client: Client, request: protocol.StopJob) -> str:
-        """Stop a job, or all of a gang whichever member is named. Return its name."""
-        job, *_ = self.broker.find(request.name)
-        name = job.display_name
-        _check_owner(client, job, name, "stop")
+    async def _stop(self, client: Client, request: protocol.StopJob) -> protocol.JobsStopped:
+        """Stop jobs, or all of a gang whichever member is named. Pending ones are removed first, in one step:
+        otherwise one could start when another ends."""
+        stopped, failures = dict[str, list[Job]](), list[str]()
+        for name in dict.fromkeys(request.names):
+            try:
+                jobs = self._to_stop(client, name)
+            except FenkaError as why:
+                failures.append(str(why))
+            else:
+                stopped[jobs[0].queue_id] = jobs
+        for job in (job for jobs in stopped.values() for job in jobs):
+            job.mark_ending("stopped", user_name(client.uid))
+        pending = [queue_id for queue_id, jobs in stopped.items() if jobs[0].state == "waiting"]
+        self.controller.cancel_pending(pending)
+        ends = (self._end(jobs, request.grace_s) for jobs in stopped.values())
+        results = await asyncio.gather(*ends)
+        names = [jobs[0].display_name for jobs in stopped.values()]
+        return protocol.JobsStopped(
+            [name for name, failure in zip(names, results, strict=True) if not failure],
+            [*failures, *filter(None, results)],
+        )
+
+    def _to_stop(self, client: Client, name: str) -> list[Job]:
+        """Return the jobs that are meant, which the client may stop. Raises UnknownJob, RequestFailed."""
+        job, *_ = self.broker.find(name, client.uid)
+        shown = job.display_name
+        _check_owner(client, job, shown, "stop")
         jobs = self.broker.jobs_of(job.queue_id)
-        if job.state == "waiting":
-            self.controller.cancel_pending(job.queue_id)
-        elif not await self.terminator.terminate(jobs, request.grace_s):
-            left = ", ".join(map(str, await self.terminator.pids(jobs)))
-            raise RequestFailed(f"{name} does not end: processes {left} ignore SIGKILL")
-        return name
+        return jobs
+
+    async def _end(self, jobs: list[Job], grace_s: float) -> str:
+        """End what runs of a job; return why that failed."""
+        jobs = self.broker.present(jobs)
+        if not jobs or await self.terminator.terminate(jobs, grace_s):
+            return ""
+        left = ", ".join(map(str, await self.terminator.pids(jobs)))
+        return f"{jobs[0].display_name} does not end: processes {left} ignore SIGKILL"
+
+    def _ended(self, client: Client, request: protocol.GetEnded) -> protocol.EndedJobs:
+        """Return all ended jobs, which every user may see like running ones, or the client's of one name."""
+        if not request.name:
+            return protocol.EndedJobs(self.history.jobs())
+        present = self.broker.has(request.name, client.uid)
+        jobs = self.history.called(request.name, client.uid, request.run)
+        return protocol.EndedJobs(jobs, present)
+
+    def _remove_ended(self, client: Client, request: protocol.RemoveEnded) -> int:
+        def unwanted(job: EndedJob) -> bool:
+            return (
+                request.name in ("", job.name, job.gang)
+                and request.run in (0, job.run)
+                and (request.before is None or job.ended_at < request.before)
+            )
+
+        return self.history.remove(client.uid, unwanted)
 
     def _resize(self, client: Client, request: protocol.ResizeJob) -> str:
-        job, *others = self.broker.find(request.name)
+        job, *others = self.broker.find(request.name, client.uid)
         if others:
             raise RequestFailed(
                 f"{request.name} is a gang: resize its members one by one, beginning with {job.name}"
             )
         _check_owner(client, job, job.name, "resize")
-        with contextlib.suppress(NoDriver, NodeError):  # without a driver what was seen last counts
-            self.controller.observe_cards()
-        # Only who may give others' places away may take them.
-        self.resizer.resize(job, request, reserved=_owns_daemon(client))
+        self.resizer.resize(job, request)
         return job.name
 
     def _check_shutdown(self, client: Client, request: protocol.Shutdown) -> None:

@@ -35,11 +35,9 @@ class JobResizer:
     broker: Broker
     leases: Leases
 
-    def resize(self, job: Job, wanted: protocol.ResizeJob, *, reserved: bool) -> None:
-        """Resize a running job. Its programs have the new size within a second.
-
-        reserved: whether it may have what is reserved for pending requests. Raises CannotResize, OSError.
-        """
+    def resize(self, job: Job, wanted: protocol.ResizeJob) -> None:
+        """Resize a running job. Its programs have the new size within a second. Raises CannotResize,
+        OSError."""
         before, former = job.placement, job.spec
         if job.state != "running" or before is None:
             raise CannotResize(f"{job.name} is {job.state}: only a running job can be resized")
@@ -52,11 +50,8 @@ class JobResizer:
         try:
             after = self._placement(job, before, wanted, reserved_percent(percent, mode))
             plan = ResizePlan({job.id: before.slices}, {job.id: after.slices})
-            larger = replace(before, slices=tuple(plan.reserved[job.id]))
-            rejection = self.broker.growth_rejection(job, larger.slices, reserved=reserved)
-            if rejection:
-                raise CannotResize(f"{job.name} cannot grow: {rejection}")
-            self.controller.record_placement(job, larger)
+            reserved = replace(before, slices=tuple(plan.reserved[job.id]))
+            self.controller.record_placement(job, reserved)
         except (InvalidSize, InvalidRequest) as error:
             raise CannotResize(str(error)) from None
         except Conflict:

@@ -130,6 +130,7 @@ def _job(
         gang=job.gang.name if job.gang else "",
         rank=job.rank if job.gang and not pending else None,
         size=job.gang.size if job.gang else 1,
+        run=job.spec.run,
         reserved=[card.index for card in broker.node.cards if card.uuid in reserved],
         starts_by=reservation.starts_by if reservation else None,
         used_s=round(broker.usage_history.history(str(job.uid), 0, time.time()).used_s, 1)

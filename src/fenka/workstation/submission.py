@@ -46,7 +46,7 @@ def create_jobs(
         # Later than all other requests, also if the clock was set back.
         requested_at=max([now, *(job.requested_at + 1e-3 for job in existing)]),
     )
-    if any(first.name in (job.display_name, job.name, job.id) for job in existing):
+    if any(first.name in job.names for job in existing if job.uid == process.uid):
         raise InvalidRequest(f"a job called {first.name} already exists: choose another --name")
     if spec.gang is None:
         return [first]

@@ -36,11 +36,12 @@ _TensorFlowName = Literal["tfjob", "tf", "tensorflow"]
 _PyTorchName = Literal["pytorchjob", "pytorch", "py"]
 _TrainName = Literal["trainjob", "train"]
 _NotebookName = Literal["notebook", "nb"]
-TypeName = Literal[_MpiName, _TensorFlowName, _PyTorchName, _TrainName, _NotebookName]
+_RunName = Literal["run"]
+TypeName = Literal[_MpiName, _TensorFlowName, _PyTorchName, _TrainName, _NotebookName, _RunName]
 TypeOption = Annotated[
     TypeName | None,
     typer.Option(
-        "-T", "--type", metavar="mpi|tf|pytorch|train|notebook", help="only jobs of this kind"
+        "-T", "--type", metavar="mpi|tf|pytorch|train|notebook|run", help="only jobs of this kind"
     ),
 ]
 
@@ -50,6 +51,7 @@ TYPE_NAMES: dict[Trainer, tuple[str, ...]] = {
     "pytorchjob": get_args(_PyTorchName),
     "trainjob": get_args(_TrainName),
     "notebook": get_args(_NotebookName),
+    "run": get_args(_RunName),
 }
 """The names of each trainer in commands: the first is shown, the others are short forms."""
 

@@ -20,6 +20,7 @@ from fenka.cli.training.backend import (
     TimestampsOption,
 )
 from fenka.cli.training.selection import find_job, open_backend
+from fenka.core.errors import INVALID_INPUT
 from fenka.workstation import records
 
 
@@ -34,6 +35,15 @@ def logs(
     tail: TailOption = None,
     since: SinceOption = "",
     timestamps: TimestampsOption = False,
+    run: Annotated[
+        int | None,
+        typer.Option(
+            "--run",
+            metavar="N",
+            min=1,
+            help="this run of the name, on this machine; default: the last",
+        ),
+    ] = None,
 ) -> None:
     """Print the log of a job's chief, or of the instance that is named."""
     since_s = parse_duration("--since", since) if since else None
@@ -41,8 +51,10 @@ def logs(
     if not elsewhere and (jobs.has_log(name) or _local(target)):
         if instance or container:
             raise UserError(f"{name} is one process with one log: leave out -i and -c")
-        jobs.print_log(name, LogPart(tail, since_s, timestamps), follow=follow)
+        jobs.print_log(name, LogPart(tail, since_s, timestamps), follow=follow, run=run or 0)
         return
+    if run:
+        raise UserError(f"{name} is no program of this machine: leave out --run", INVALID_INPUT)
     request = LogRequest(follow, instance, container, tail, since_s, timestamps)
     open_backend(target).logs(name, request)
 

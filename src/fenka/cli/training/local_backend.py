@@ -12,7 +12,7 @@ from fenka.cli.training.backend import LogRequest
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import user_name
 from fenka.views.jobs import JobEvent, TrainingJob
-from fenka.workstation import notebooks
+from fenka.workstation import notebooks, run_jobs
 from fenka.workstation.training import attach, manage
 
 
@@ -27,12 +27,14 @@ class LocalJobs:
     def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
         """Return all jobs, or the one with this name, the newest first. Their positions are known."""
         del positions
-        jobs = [*manage.jobs(name), *notebooks.jobs(name)]
+        jobs = [*manage.jobs(name), *notebooks.jobs(name), *run_jobs.jobs(name)]
         return sorted(jobs, key=lambda job: -job.created)
 
     def events(self, job: TrainingJob) -> list[JobEvent]:
         """Return what the record tells of the job's past."""
-        return [] if notebooks.exists(job.name) else manage.events(job.name)
+        if job.trainer == "run":
+            return run_jobs.events(job.name)
+        return [] if job.trainer == "notebook" else manage.events(job.name)
 
     def logs(self, name: str, request: LogRequest) -> TrainingJob:
         """Print a log. Return the job as it is at the end of it."""
@@ -50,12 +52,16 @@ class LocalJobs:
         if notebooks.exists(job.name):
             raise UserError(f"{job.name} is a notebook: open a terminal in it", INVALID_INPUT)
         sys.stdout.flush()
+        if job.trainer == "run":
+            run_jobs.attach_to(job.name, request.instance, command)
         attach.run(job.name, request.instance, command)
 
     def delete(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs with all that is left of them."""
         for job in jobs:
-            if notebooks.exists(job.name):
+            if job.trainer == "run":
+                run_jobs.delete(job.name)
+            elif notebooks.exists(job.name):
                 notebooks.delete(job.name)
             else:
                 manage.delete(job.name)

@@ -55,7 +55,6 @@ class Monitor:
             cards,
             readings,
         )
-        self._cards.update_unleased(sample.unleased)
         self._exporter.sample = sample
         self._exporter.divided, self._exporter.instances = self._cards.divided()
         tokens = self._store.tokens

@@ -218,6 +218,7 @@ def lease_request(version: VersionRecord, name: str) -> JobSpec | None:
         spec.argv,
         spec.gpu,
         name=name,
+        kind="service",
         directory=version.directory,
         gang=1,
         priority=parse_priority(spec.priority),

@@ -9,6 +9,7 @@ from fenka.dialects.sizes import InvalidSize
 from fenka.jobs.ports import LOOPBACK
 from fenka.jobs.service import PortName, ServiceSpec
 from fenka.views.services import Replica, ServiceVersion, ServingPort
+from fenka.workstation.client import own_jobs
 from fenka.workstation.protocol import JobView, Snapshot
 from fenka.workstation.serving.records import (
     InvalidService,
@@ -51,7 +52,7 @@ def service_versions(
         snapshot: What the daemon knows; None if none answers.
         user: The user whose service it is.
     """
-    leases = {job.gang or job.name: job for job in snapshot.jobs} if snapshot else {}
+    leases = {job.gang or job.name: job for job in own_jobs(snapshot)}
     return [
         _version(record, each, status, leases, snapshot, user)
         for each in sorted(record.versions, key=lambda each: each.spec.version)

@@ -9,8 +9,8 @@ from fenka.core.errors import FAILURE
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.training import TrainingSpec
 from fenka.views.jobs import JobEvent, TrainingJob
-from fenka.workstation import paths, protocol, records
-from fenka.workstation.client import Connection, DaemonUnavailable, known_snapshot
+from fenka.workstation import paths, records
+from fenka.workstation.client import DaemonUnavailable, jobs_called, known_snapshot, stop_jobs
 from fenka.workstation.ending import end_process, end_writers
 from fenka.workstation.paths import UnsafeDirectory
 from fenka.workstation.records import InvalidRecord, JobNotFound, TrainingRecord
@@ -102,6 +102,14 @@ def exit_code(name: str) -> int:
 # --- the end --------------------------------------------------------------------------------------------
 
 
+def runs(name: str) -> bool:
+    """Return whether a training's processes run now, or its record cannot be read."""
+    try:
+        return record(name).status == "RUNNING"
+    except InvalidRecord:
+        return True
+
+
 def stop(name: str) -> None:
     """End a training; its records stay. Raises JobNotFound, InvalidRecord, JobNotEnded."""
     training = record(name)
@@ -128,12 +136,7 @@ def delete(name: str) -> None:
 
 def _release_leases(name: str) -> None:
     """Have the daemon end what is left in the training's leases. Raises RequestFailed."""
-    try:
-        connection = Connection(paths.current())
-    except (DaemonUnavailable, UnsafeDirectory):
-        return
-    with connection:
-        snapshot = connection.request(protocol.GetSnapshot(), protocol.Snapshot)
-        own = [job for job in snapshot.jobs if job.gang == name and job.uid == os.geteuid()]
-        if own:
-            connection.request(protocol.StopJob(name), protocol.Done)
+    with contextlib.suppress(DaemonUnavailable, UnsafeDirectory):
+        runtime = paths.current()
+        if jobs_called(runtime, name):
+            stop_jobs(runtime, [name])

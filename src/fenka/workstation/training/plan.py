@@ -95,6 +95,7 @@ def lease_request(spec: TrainingSpec, planned: Iterable[Process], directory: str
         spec.argv,
         members[0],
         name=spec.name,
+        kind="training",
         directory=directory,
         gang=len(members),
         members=members,

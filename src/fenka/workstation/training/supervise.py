@@ -23,7 +23,7 @@ from fenka.jobs.ports import MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.jobs.spec import JobSpec
 from fenka.workstation import guard, paths, protocol, records, supervisor
-from fenka.workstation.client import RequestFailed, connect
+from fenka.workstation.client import connect, own_jobs
 from fenka.workstation.launch import Launcher, execute
 from fenka.workstation.paths import Runtime
 from fenka.workstation.records import OWN, TrainingRecord
@@ -236,12 +236,11 @@ class Supervisor:
         while self._request:
             with connect(self.runtime, lambda _: None) as connection:
                 snapshot = connection.request(protocol.GetSnapshot(), protocol.Snapshot)
-                left = [job for job in snapshot.jobs if job.gang == name]
+                left = [job for job in own_jobs(snapshot) if job.gang == name]
                 if not left:
                     return
                 # A user may have attached to a lease, which that program holds, too.
-                with contextlib.suppress(RequestFailed):
-                    connection.request(protocol.StopJob(name, ATTACHED_GRACE_S), protocol.Done)
+                connection.request(protocol.StopJob([name], ATTACHED_GRACE_S), protocol.JobsStopped)
             if left[0].reason != reason:
                 reason = left[0].reason
                 self._update(reason=f"a lease is not released: {reason}")

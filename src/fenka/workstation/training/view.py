@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fenka.views.jobs import TRAINERS, Instance, Phase, TrainingJob, shown_place
+from fenka.workstation.client import own_jobs
 from fenka.workstation.protocol import JobView, Snapshot
 from fenka.workstation.records import InstanceRecord, InvalidRecord, TrainingRecord
 from fenka.workstation.training import plan
@@ -55,9 +56,9 @@ def unreadable_job(error: InvalidRecord, user: str) -> TrainingJob:
 
 def _leases(record: TrainingRecord, snapshot: Snapshot | None) -> Mapping[int | None, JobView]:
     """Return the training's leases by their rank; the pending gang's rank is None."""
-    if snapshot is None or record.finished:
+    if record.finished:
         return {}
-    return {job.rank: job for job in snapshot.jobs if job.gang == record.spec.name}
+    return {job.rank: job for job in own_jobs(snapshot) if job.gang == record.spec.name}
 
 
 def _instance(

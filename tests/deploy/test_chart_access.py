@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -11,6 +12,7 @@ from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import nvidia, resize
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
+from fenka.jobs.cluster_defaults import ClusterDefaults
 from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes.service_reader import PUBLISHED
@@ -390,3 +392,23 @@ def test_priority_classes_order_services_before_jobs_before_backfill() -> None:
     assert (serving["value"], backfill["value"]) == (1000, -1000)
     assert not names_of(render(users={"priorityClasses": False}), "PriorityClass")
     assert "fenka-user" not in names_of(render(users={"role": False}), "ClusterRole")
+
+
+@needs_helm
+def test_defaults_of_options_are_published_when_the_administrator_gives_some() -> None:
+    """Jobs go to the second scheduler, where there is one: the other one does not know fenka."""
+
+    def published(**values: Any) -> object:
+        text = find(render(**values), "ConfigMap", "fenka")["data"].get("defaults")
+        return text and json.loads(text)
+
+    assert published() is None
+    second = {"enabled": True, "schedulerName": "gpu"}
+    assert published(secondScheduler=second) == {"scheduler": "gpu"}
+    given = {"defaults": {"scheduler": "own", "toleration": ["nvidia.com/gpu"], "run-as": "1000"}}
+    assert published(secondScheduler=second, users=given) == given["defaults"]
+    written = json.loads(json.dumps(given["defaults"]))
+    assert msgspec.convert(written, ClusterDefaults).run_as == "1000"
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["properties"]["users"]["properties"]["defaults"]["properties"]
+    assert {*known} == {field.encode_name for field in msgspec.structs.fields(ClusterDefaults)}

@@ -82,6 +82,7 @@ class FakeApiServer:
         oldest: watches from an older version are answered with 410.
         requests: method and path of each request.
         writes: path and body of each request that changed anything.
+        warnings: what it says of each object that is created.
         before: may answer instead of the server.
         after: may answer after the server has done what was requested: the answer is lost.
         forbidden: kinds that nobody may read.
@@ -102,6 +103,7 @@ class FakeApiServer:
     watches: set[asyncio.Queue[Happened | None]] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     writes: list[tuple[str, Json]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     before: Fault | None = None
     after: Fault | None = None
     forbidden: set[str] = field(default_factory=set)
@@ -249,8 +251,13 @@ class FakeApiServer:
         body: Json = msgspec.json.decode(await request.read() or b"{}")
         answer = self.handle(request.method, request.path, request.query, body)
         status = 201 if request.method == "POST" else 200
-        data = msgspec.json.encode(answer)
-        return web.Response(body=data, status=status, content_type="application/json")
+        response = web.Response(
+            body=msgspec.json.encode(answer), status=status, content_type="application/json"
+        )
+        for text in self.warnings if request.method == "POST" else ():
+            quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+            response.headers.add("Warning", f'299 - "{quoted}"')
+        return response
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
         """Send a container's log as it is now; a connection that follows breaks off then."""

@@ -6,6 +6,7 @@ Options select one of them. A cluster is listed, not watched, because a screen i
 import asyncio
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fenka.cli.errors import UserError
 from fenka.cli.garbage import no_collection
 from fenka.cli.options import Target
+from fenka.cli.tables import escape
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths
 
@@ -80,6 +82,15 @@ def converse(
         # Not returned: at its end asyncio.run formats the result, if only for an error that it discards.
         # For a cluster of a thousand nodes that takes half a second.
         async with await Api.connect(_kubeconfig(target), target.context) as api:
+            warnings = set[str]()
+
+            def warn(text: str) -> None:
+                # A dry run and the creation have the same.
+                if text not in warnings:
+                    warnings.add(text)
+                    print(f"Warning: {escape(text)}", file=sys.stderr, flush=True)
+
+            api.on_warning = warn
             answers.append(await conversation(api))
 
     try:

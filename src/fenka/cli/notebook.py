@@ -1,74 +1,52 @@
 """`fenka notebook` and `fenka start`: Jupyter with a slice, on a cluster or on this machine."""
 
 import sys
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 
 from fenka.cli.durations import parse_duration
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.manifests import DryRunOption, DryRunOutputOption
+from fenka.cli.manifests import DryRunOption, DryRunOutput, DryRunOutputOption
 from fenka.cli.options import NamespaceOption, Target
 from fenka.cli.password import PasswordOptions
 from fenka.cli.run import JobOptions, detach, with_directory
 from fenka.cli.training.backend import JobTarget
 from fenka.cli.training.selection import runs_here
+from fenka.cli.workload_options import add_options, given_fields, options_of
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.notebook_spec import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
 from fenka.jobs.spec import generate_name
-from fenka.jobs.workload import ServiceType
+from fenka.jobs.workload_fields import parse_fields
 from fenka.workstation import notebooks, paths, records
 from fenka.workstation.launch import Launcher
 from fenka.workstation.notebooks import NotebookRecord
 
-_HERE_ONLY = (
-    *("model", "no_wait", "isolation", "allow_user_namespaces", "priority", "time_limit"),
-    *("mig", "mig_count", "inside"),
+_HERE_ONLY = (*("model", "no_wait", "isolation", "allow_user_namespaces", "time_limit"),)
+
+
+_OF_ALL_JOBS = {parameter.name for parameter in fields(JobOptions)}
+
+_ON_CLUSTER = tuple(
+    field for field in options_of(NotebookSpec) if field.parameter not in _OF_ALL_JOBS
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterOptions:
-    """What a notebook on a cluster has besides its slice."""
-
-    image: Annotated[
-        str, typer.Option("--image", metavar="IMAGE", help="image with Jupyter, on a cluster")
-    ] = ""
-    service: Annotated[
-        ServiceType | None,
-        typer.Option("--service", help="how it is reached; default: LoadBalancer"),
-    ] = None
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="CLAIM:PATH", help="mount a PersistentVolumeClaim"),
-    ] = None
-    cpu: Annotated[
-        str, typer.Option("--cpu", metavar="N", help="processors, for example 2 or 500m")
-    ] = ""
-    memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="memory, for example 4Gi")
-    ] = ""
-    interruptible: Annotated[
-        bool,
-        typer.Option(
-            "--interruptible", help="may run on spot instances, which the cloud takes back"
-        ),
-    ] = False
-    dry_run: DryRunOption = False
-    output: DryRunOutputOption = "yaml"
+"""The options of notebooks on a cluster that others do not have."""
 
 
 def notebook(
+    *,
     options: JobOptions,
     password: PasswordOptions,
-    cluster_options: ClusterOptions,
     target: Target,
     namespace: NamespaceOption = "",
+    dry_run: DryRunOption = False,
+    output: DryRunOutputOption = "yaml",
     directory: Annotated[
         Path | None,
         typer.Option("--directory", help="the notebook's root directory, on this machine"),
@@ -79,15 +57,20 @@ def notebook(
             "--idle", metavar="TIME", help="end it after 2h, 30m without use of its slice"
         ),
     ] = "",
+    **values: Any,
 ) -> None:
     """Start a Jupyter server; print its URL when it answers."""
     idle_s = parse_duration("--idle", idle) if idle else None
+    given = given_fields(values, _ON_CLUSTER)
     if runs_here(target, namespace):
-        _refuse_cluster_options(cluster_options)
+        _refuse_cluster_options([*given, *(["dry-run"] if dry_run else [])])
         _start_here(options, password.read(ask=False), directory or Path(), idle_s)
-    else:
-        _refuse_local_options(options, directory)
-        _start_on_cluster(options, password, cluster_options, (target, namespace), idle_s)
+    _refuse_local_options(options, directory)
+    spec = _spec(options, given, idle_s)
+    _start_on_cluster(spec, password, options, (target, namespace), output if dry_run else None)
+
+
+add_options(notebook, _ON_CLUSTER, "notebook")
 
 
 def start(
@@ -109,16 +92,14 @@ def start(
         of_cluster.report_address(target, name, None)
 
 
-def _refuse_cluster_options(options: ClusterOptions) -> None:
-    for field in fields(ClusterOptions):
-        if field.name in ("image", "output") or not getattr(options, field.name):
-            continue
-        option = field.name.replace("_", "-")
-        raise UserError(
-            f"--{option} is for a notebook on a cluster: leave it out, or use --cluster",
-            INVALID_INPUT,
-        )
-    if options.image:
+def _refuse_cluster_options(given: Collection[str]) -> None:
+    for option in given:
+        if option != "image":
+            raise UserError(
+                f"--{option} is for a notebook on a cluster: leave it out, or use --cluster",
+                INVALID_INPUT,
+            )
+    if given:
         print_error("--image is ignored on this machine, where notebooks run without containers")
 
 
@@ -131,37 +112,48 @@ def _refuse_local_options(options: JobOptions, directory: Path | None) -> None:
         )
 
 
+def _spec(options: JobOptions, given: Mapping[str, Any], idle_s: float | None) -> NotebookSpec:
+    """Return a notebook on a cluster. Raises UserError, InvalidRequest."""
+    gpu = options.resources()
+    own = {
+        "name": options.name or generate_name(["notebook"]),
+        "gpus": gpu.cards if gpu.whole else 0,
+        "gpu-mem": gpu.memory,
+        "gpu-core": gpu.core,
+        "gpu-core-mode": gpu.core_mode,
+        "cards": 1 if gpu.whole else gpu.cards,
+        "mig": gpu.mig,
+        "inside": gpu.inside,
+        "priority": options.priority,
+    }
+    spec = parse_fields({**own, **given}, NotebookSpec)
+    spec = msgspec.structs.replace(spec, idle_s=idle_s)
+    spec.validate()
+    return spec
+
+
 def _start_on_cluster(
-    options: JobOptions,
+    spec: NotebookSpec,
     password: PasswordOptions,
-    given: ClusterOptions,
+    options: JobOptions,
     place: tuple[Target, str],
-    idle_s: float | None,
+    dry_run: DryRunOutput | None,
 ) -> None:
     from fenka.cli.training import notebooks as of_cluster
 
-    spec = NotebookSpec(
-        options.name or generate_name(["notebook"]),
-        given.image,
-        options.resources(),
-        cpu=given.cpu,
-        memory=given.memory,
-        service=given.service or "LoadBalancer",
-        data=given.data or [],
-        interruptible=given.interruptible,
-        idle_s=idle_s,
-    )
-    spec.validate()
     secret = password.read(ask=True)
     target, namespace = place
-    if given.dry_run:
-        of_cluster.print_objects(spec, secret, target, namespace, given.output)
+    if dry_run is not None:
+        of_cluster.print_objects(spec, secret, target, namespace, dry_run)
         return
     if spec.idle_s is not None and not spec.data:
         print_error("the notebook's files are lost when it ends: --data CLAIM:PATH keeps them")
     created = of_cluster.create(spec, secret, target, namespace)
     if not options.detach:
         of_cluster.report_address(created, spec.name, options.timeout)
+        if spec.ingress:
+            scheme = "https" if spec.tls_secret else "http"
+            print(f"{spec.name}: {scheme}://{spec.ingress}/lab, by its Ingress")
 
 
 def _start_here(

@@ -20,6 +20,7 @@ from fenka.jobs.processes import BackgroundProcess, start_in_background
 from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
 from fenka.workstation import paths, records, runs
 from fenka.workstation.launch import Launcher
+from fenka.workstation.workload import parse_priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,13 @@ class JobOptions:
         ),
     ] = False
     priority: Annotated[
-        int, typer.Option("--priority", metavar="N", help="larger numbers are served first")
-    ] = 0
+        str,
+        typer.Option(
+            "--priority",
+            metavar="N",
+            help="larger numbers are served first; on a cluster a PriorityClass",
+        ),
+    ] = ""
     time_limit: Annotated[
         float | None,
         typer.Option(
@@ -103,7 +109,7 @@ class JobOptions:
             kind=kind,
             directory=str(Path.cwd()),
             gang=gang,
-            priority=self.priority,
+            priority=parse_priority(self.priority),
             time_limit_s=self.time_limit,
             isolation=self.isolation,
             allow_user_namespaces=self.allow_user_namespaces,

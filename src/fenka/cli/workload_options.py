@@ -124,9 +124,14 @@ def _fields(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> Itera
         path = (*prefix, field.encode_name)
         if isinstance(field.type, type) and issubclass(field.type, RoleSpec):
             yield from _fields(field.type, path)
-        elif path[-1] not in _ARGUMENTS:
+        elif path[-1] not in _ARGUMENTS and get_origin(field.type) is Annotated:
             kind, meta = get_args(field.type)
             yield _Field(path, kind, meta)
+
+
+def options_of(struct: type[msgspec.Struct]) -> tuple[_Field, ...]:
+    """Return the options of a struct: its fields that have a help."""
+    return tuple(_fields(struct))
 
 
 TRAINING = tuple(_fields(TrainingSpec))

@@ -12,6 +12,7 @@ from fenka.core.errors import FenkaError
 from fenka.dialects.base import InvalidRecord
 from fenka.jobs import roles
 from fenka.jobs.manifests.cards import requires_hami
+from fenka.jobs.manifests.security import ENFORCED
 from fenka.jobs.manifests.service import METRIC
 from fenka.jobs.notebook_spec import NotebookSpec
 from fenka.jobs.service import ServiceSpec
@@ -66,6 +67,15 @@ class _ResourceList(Object):
     """What an API serves."""
 
     resources: tuple[_Resource, ...] | None = ()
+
+
+async def pod_security(api: Api, namespace: str) -> str:
+    """Return the Pod Security Standard that a namespace enforces; empty if none, or if nobody may know.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    found = await if_accepted(api.get(f"/api/v1/namespaces/{namespace}", Named), (403, 404))
+    return found.metadata.labels.get(ENFORCED, "") if found else ""
 
 
 class _ClaimSpec(Object):

@@ -21,6 +21,7 @@ _PLURALS = {
     "Secret": "secrets",
     "Service": "services",
     "Deployment": "deployments",
+    "Ingress": "ingresses",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "ServiceAccount": "serviceaccounts",
     "Role": "roles",

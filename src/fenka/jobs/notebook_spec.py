@@ -4,15 +4,18 @@ The options of `fenka notebook --cluster` make it, and the annotation of its roo
 """
 
 import math
-from typing import Literal, get_args
+import re
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.spec import GpuResources
-from fenka.jobs.workload import ServiceType, parse_mount, validate_amounts, validate_name
+from fenka.jobs.workload import DEFAULT_SERVICE, PodOptions, ServiceType, validate_name
 
 SERVICE_TYPES: tuple[ServiceType, ...] = get_args(ServiceType)
+
+_HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
 MIN_IDLE_S = 60
 """A notebook that ends sooner would end while its user reads."""
@@ -20,38 +23,21 @@ MIN_IDLE_S = 60
 MAX_PASSWORD_BYTES = 1024
 
 
-class NotebookSpec(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
-):
-    """A notebook.
+class NotebookSpec(PodOptions, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """A notebook. The first path of its claims is its root directory."""
 
-    Attributes:
-        name: The name of all its objects.
-        image: An image with Jupyter.
-        gpu: What it gets of the cards.
-        cpu: Processors in Kubernetes' notation; empty for no limit.
-        memory: Memory in Kubernetes' notation; empty for no limit.
-        service: How it is reached.
-        data: Claims and their paths, `CLAIM:PATH`. The first path is the notebook's root directory.
-        interruptible: It may run on spot instances, which the cloud takes back.
-        idle_s: It ends after so many seconds without use of its cards; None to run indefinitely.
-    """
-
-    name: str
-    image: str
-    gpu: GpuResources = GpuResources()
-    cpu: str = ""
-    memory: str = ""
-    service: ServiceType = "LoadBalancer"
-    data: list[str] = []
-    interruptible: bool = False
+    service: Annotated[
+        ServiceType,
+        Meta(description="how it is reached: ClusterIP within the cluster alone"),
+    ] = DEFAULT_SERVICE
+    ingress: Annotated[
+        str, Meta(title="HOST", description="make an Ingress for this host name")
+    ] = ""
+    tls_secret: Annotated[
+        str, Meta(title="NAME", description="Secret with the certificate of --ingress")
+    ] = ""
     idle_s: float | None = msgspec.field(default=None, name="idle")
     kind: Literal["notebook"] = "notebook"
-
-    @property
-    def mounts(self) -> list[tuple[str, str]]:
-        """Claims and their paths. Raises InvalidRequest."""
-        return [parse_mount(text) for text in self.data]
 
     def validate(self) -> None:
         """Check what can be checked without a cluster. Raises InvalidRequest."""
@@ -64,13 +50,23 @@ class NotebookSpec(
             raise InvalidRequest(
                 f"invalid --service {self.service[:40]!r}: expected {', '.join(SERVICE_TYPES)}"
             )
-        validate_amounts(self.cpu, self.memory)
+        self.validate_pods()
+        if self.gpu is None:
+            raise InvalidRequest(
+                "a notebook needs cards: use --gpu-mem 4 for a slice, --gpus 1 for a card, or --mig 1g.5gb"
+            )
+        if self.ingress and not _HOST.fullmatch(self.ingress):
+            raise InvalidRequest(
+                f"invalid --ingress {self.ingress[:80]!r}: expected a host name, for example "
+                "lab.example.com"
+            )
+        if self.tls_secret and not self.ingress:
+            raise InvalidRequest("--tls-secret requires --ingress HOST")
         paths = [path for _, path in self.mounts]
         if len(set(paths)) < len(paths):
             raise InvalidRequest("two --data have the same path: use different paths")
         if self.idle_s is not None:
             validate_idle(self.idle_s)
-        self.gpu.validate()
 
 
 def validate_idle(seconds: float) -> None:

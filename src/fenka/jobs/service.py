@@ -13,7 +13,13 @@ from msgspec import Meta
 
 from fenka.core.request import InvalidRequest
 from fenka.core.weights import shares
-from fenka.jobs.workload import MAX_NAME_CHARACTERS, ServiceType, WorkloadSpec, validate_name
+from fenka.jobs.workload import (
+    DEFAULT_SERVICE,
+    MAX_NAME_CHARACTERS,
+    ServiceType,
+    WorkloadSpec,
+    validate_name,
+)
 
 ServiceKind = Literal["custom", "tensorflow", "triton"]
 PortName = Literal["http-serving", "grpc-serving", "http-metrics"]
@@ -41,8 +47,6 @@ PORT_VARIABLES: Mapping[PortName, str] = {
     "http-metrics": "METRICS_PORT",
 }
 """The variables by which programs learn their ports."""
-
-DEFAULT_SERVICE: ServiceType = "ClusterIP"
 
 _TRITON_HEALTH = "/v2/health/ready"
 

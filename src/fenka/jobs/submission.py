@@ -17,6 +17,7 @@ import msgspec
 from fenka.cluster import training_objects
 from fenka.jobs import cluster_checks
 from fenka.jobs.cluster_checks import Named, NamedKind
+from fenka.jobs.cluster_defaults import completed
 from fenka.jobs.creation import check_by_dry_run, collection, owner_reference, remove
 from fenka.jobs.manifests import notebook
 from fenka.jobs.manifests.contents import Contents
@@ -46,7 +47,9 @@ async def submit(
         InvalidRequest, InvalidSize: No cluster, or none without JobSet, can run it.
         ApiError, ApiUnreachable: The API server refused an object or did not answer.
     """
-    jobset, hami = await cluster_checks.check(api, namespace, spec)
+    (jobset, hami), (spec, _) = await asyncio.gather(
+        cluster_checks.check(api, namespace, spec), completed(api, namespace, spec)
+    )
     rendered = render(spec, contents, jobset=jobset, hami=hami)
     await _check_objects(api, namespace, rendered)
     submitted = _submitted(now)
@@ -67,7 +70,9 @@ async def submit_notebook(
     """
     # What no cluster can run is refused before one is asked.
     notebook.render(spec, password)
-    hami = await cluster_checks.check_notebook(api, namespace, spec)
+    hami, (spec, _) = await asyncio.gather(
+        cluster_checks.check_notebook(api, namespace, spec), completed(api, namespace, spec)
+    )
     rendered = notebook.render(spec, password, hami=hami)
     await _check_objects(api, namespace, rendered)
     alone = rendered.root["kind"] == "Job"

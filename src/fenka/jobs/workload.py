@@ -1,4 +1,4 @@
-"""WorkloadSpec: what the trainings and the services that users submit have in common.
+"""PodOptions and WorkloadSpec: what trainings, services and notebooks have in common.
 
 The options of commands, files and annotations have the same fields. A field's `Meta` is its option's metavar
 and help.
@@ -15,8 +15,10 @@ from fenka.core.request import ComputeMode, InvalidRequest
 from fenka.jobs.spec import GpuResources
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+SecurityLevel = Literal["auto", "restricted", "baseline", "none"]
 ServiceType = Literal["LoadBalancer", "NodePort", "ClusterIP"]
 """How an object of Kubernetes that is called Service is reached."""
+DEFAULT_SERVICE: ServiceType = "ClusterIP"
 
 MAX_NAME_CHARACTERS = 43
 """A pod is called `NAME-evaluator-0-0-xxxxx`, which has at most 63 characters."""
@@ -24,6 +26,10 @@ MAX_NAME_CHARACTERS = 43
 NAME = re.compile(rf"[a-z](?:[a-z0-9-]{{0,{MAX_NAME_CHARACTERS - 2}}}[a-z0-9])?")
 
 _CLAIM = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+
+_USER = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})?")
+
+DEFAULT_WORKING_DIR = "/root"
 
 QUANTITY = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?([mkMGTPE]|[KMGTPE]i)?")
 """An amount in Kubernetes' notation."""
@@ -54,15 +60,29 @@ class RoleSpec(
     cards: Annotated[int, Meta(title="N", description="slices on this many different cards")] = 1
     cpu: Annotated[str, Meta(title="N", description="processors, for example 2 or 500m")] = ""
     memory: Annotated[str, Meta(title="SIZE", description="memory, for example 4Gi")] = ""
+    mig: Annotated[
+        str,
+        Meta(title="PROFILE", description="MIG instances of its own, as many as --cards: 1g.5gb"),
+    ] = ""
+    inside: Annotated[
+        str,
+        Meta(title="PROFILE", description="slices within a MIG instance: mig for any, 3g.20gb"),
+    ] = ""
     selector: Annotated[dict[str, str], Meta(title="K=V", description="label of the nodes")] = {}
 
     @property
     def gpu(self) -> GpuResources | None:
         """What each process gets of the cards; None without any."""
         if self.gpus:
-            return GpuResources(cards=self.gpus, whole=True)
+            return GpuResources(cards=self.gpus, whole=True, mig=self.mig, inside=self.inside)
+        if self.mig:
+            return GpuResources(
+                self.gpu_mem, self.gpu_core, cards=self.cards, mig=self.mig, inside=self.inside
+            )
         if self.gpu_mem:
-            return GpuResources(self.gpu_mem, self.gpu_core, self.gpu_core_mode, self.cards)
+            return GpuResources(
+                self.gpu_mem, self.gpu_core, self.gpu_core_mode, self.cards, inside=self.inside
+            )
         return None
 
     def validate_cards(self, prefix: str = "") -> None:
@@ -74,7 +94,9 @@ class RoleSpec(
         for option, value in (("gpus", self.gpus), ("gpu-core", self.gpu_core)):
             if value < 0:
                 raise InvalidRequest(f"--{prefix}{option} must not be negative, got {value}")
-        if self.gpu_core and not self.gpu_mem:
+        if self.inside and not (self.gpu_mem or self.gpus or self.mig):
+            raise InvalidRequest(f"--{prefix}inside requires --{prefix}gpu-mem")
+        if self.gpu_core and not (self.gpu_mem or self.mig):
             raise InvalidRequest(f"--{prefix}gpu-core requires --{prefix}gpu-mem")
         if self.gpu_core_mode != "hard" and not self.gpu_core:
             raise InvalidRequest(f"--{prefix}gpu-core-mode requires --{prefix}gpu-core")
@@ -85,36 +107,20 @@ class RoleSpec(
             self.gpu.validate()
 
 
-class WorkloadSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """A training, or a version of a service.
+class PodOptions(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """What the pods of trainings, services and notebooks have in common.
 
     The fields of RoleSpec are those of each worker or replica.
     """
 
     name: Annotated[str, Meta(title="NAME", description="its name")] = ""
-    command: list[str] = []
-    shell: Annotated[str, Meta(title="SHELL", description="runs a command given as one word")] = (
-        "sh"
-    )
     env: Annotated[dict[str, str], Meta(title="K=V", description="environment variable")] = {}
     data: Annotated[
         list[str], Meta(title="CLAIM:PATH", description="mount a PersistentVolumeClaim")
     ] = []
-    data_dir: Annotated[
-        list[str], Meta(title="HOST[:PATH]", description="mount a directory of the node")
-    ] = []
-    config_file: Annotated[
-        list[str], Meta(title="FILE:PATH", description="copy a file of this machine to PATH")
-    ] = []
-    working_dir: Annotated[str, Meta(title="PATH", description="working directory")] = "/root"
-    share_memory: Annotated[str, Meta(title="SIZE", description="size of /dev/shm")] = "2Gi"
-
     priority: Annotated[
         str, Meta(title="CLASS", description="PriorityClass; on a workstation a number")
     ] = ""
-    grace_s: Annotated[float, Meta(title="TIME", description="between SIGTERM and SIGKILL")] = (
-        msgspec.field(default=30, name="grace")
-    )
     interruptible: Annotated[
         bool, Meta(description="may run on spot instances, which the cloud takes back")
     ] = False
@@ -123,22 +129,79 @@ class WorkloadSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
     ] = []
     annotation: Annotated[dict[str, str], Meta(title="K=V", description="annotation of pods")] = {}
     label: Annotated[dict[str, str], Meta(title="K=V", description="label of pods")] = {}
-    device: Annotated[dict[str, str], Meta(title="NAME=N", description="other resource")] = {}
     scheduler: Annotated[str, Meta(title="NAME", description="scheduler of the pods")] = ""
     image_pull_secret: Annotated[list[str], Meta(title="NAME", description="of the registry")] = []
     image_pull_policy: Annotated[PullPolicy, Meta(description="when to pull the images")] = (
         "IfNotPresent"
     )
-
-    @property
-    def argv(self) -> list[str]:
-        """The program and its arguments. One word is a shell's script, as arena has it."""
-        return [self.shell, "-c", *self.command] if len(self.command) == 1 else self.command
+    security: Annotated[
+        SecurityLevel,
+        Meta(
+            description="what pods may do: as restricted or baseline; none: what the image and the cluster "
+            "allow; auto: restricted where the namespace enforces it, else baseline"
+        ),
+    ] = "auto"
+    run_as: Annotated[
+        str, Meta(title="UID[:GID]", description="user of the processes; default: the image's")
+    ] = ""
 
     @property
     def mounts(self) -> list[tuple[str, str]]:
         """Claims and their paths. Raises InvalidRequest."""
         return [parse_mount(text) for text in self.data]
+
+    @property
+    def user(self) -> tuple[int, int] | None:
+        """The user and the group of the processes; None for the image's."""
+        user, _, group = self.run_as.partition(":")
+        return (int(user), int(group or user)) if user else None
+
+    def validate_pods(self) -> None:
+        """Check these fields, except for the name. Raises InvalidRequest."""
+        self.validate_cards()
+        for name in self.env:
+            if not VARIABLE.fullmatch(name) or name.startswith("FENKA_"):
+                raise InvalidRequest(
+                    f"invalid --env {name[:80]!r}: a variable's name has letters, digits and '_', and "
+                    "those that begin with FENKA_ are fenka's own"
+                )
+        if self.run_as and not _USER.fullmatch(self.run_as):
+            raise InvalidRequest(
+                f"invalid --run-as {self.run_as[:40]!r}: expected UID or UID:GID, for example 1000:100"
+            )
+        if self.security == "restricted" and self.user is not None and not self.user[0]:
+            raise InvalidRequest(
+                "--security restricted does not allow root: choose another --run-as"
+            )
+        _ = self.mounts
+
+
+class WorkloadSpec(PodOptions, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """A training, or a version of a service."""
+
+    command: list[str] = []
+    shell: Annotated[str, Meta(title="SHELL", description="runs a command given as one word")] = (
+        "sh"
+    )
+    data_dir: Annotated[
+        list[str], Meta(title="HOST[:PATH]", description="mount a directory of the node")
+    ] = []
+    config_file: Annotated[
+        list[str], Meta(title="FILE:PATH", description="copy a file of this machine to PATH")
+    ] = []
+    working_dir: Annotated[str, Meta(title="PATH", description="working directory")] = (
+        DEFAULT_WORKING_DIR
+    )
+    share_memory: Annotated[str, Meta(title="SIZE", description="size of /dev/shm")] = "2Gi"
+    grace_s: Annotated[float, Meta(title="TIME", description="between SIGTERM and SIGKILL")] = (
+        msgspec.field(default=30, name="grace")
+    )
+    device: Annotated[dict[str, str], Meta(title="NAME=N", description="other resource")] = {}
+
+    @property
+    def argv(self) -> list[str]:
+        """The program and its arguments. One word is a shell's script, as arena has it."""
+        return [self.shell, "-c", *self.command] if len(self.command) == 1 else self.command
 
     @property
     def host_mounts(self) -> list[tuple[str, str]]:
@@ -152,13 +215,7 @@ class WorkloadSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
 
     def validate_workload(self) -> None:
         """Check these fields, except for the name and the command. Raises InvalidRequest."""
-        self.validate_cards()
-        for name in self.env:
-            if not VARIABLE.fullmatch(name) or name.startswith("FENKA_"):
-                raise InvalidRequest(
-                    f"invalid --env {name[:80]!r}: a variable's name has letters, digits and '_', and "
-                    "those that begin with FENKA_ are fenka's own"
-                )
+        self.validate_pods()
         if self.share_memory and not QUANTITY.fullmatch(self.share_memory):
             raise InvalidRequest(
                 f"invalid --share-memory {self.share_memory[:40]!r}: expected an amount such as 2Gi"
@@ -169,7 +226,7 @@ class WorkloadSpec(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="ke
             )
         if not 0 <= self.grace_s < math.inf:
             raise InvalidRequest(f"--grace must not be negative, got {self.grace_s:g}")
-        _ = self.mounts, self.host_mounts, self.config_files
+        _ = self.host_mounts, self.config_files
 
 
 def _host_mount(text: str) -> tuple[str, str]:

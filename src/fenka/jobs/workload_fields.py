@@ -14,9 +14,9 @@ import msgspec
 from fenka.core.request import InvalidRequest
 from fenka.dialects import durations
 from fenka.dialects.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
-from fenka.jobs.workload import WorkloadSpec
+from fenka.jobs.workload import PodOptions
 
-S = TypeVar("S", bound=WorkloadSpec)
+S = TypeVar("S", bound=PodOptions)
 
 Fields = Mapping[str, Any]
 """Texts, lists and mappings of texts, by the names of fields."""
@@ -60,7 +60,7 @@ def merge(lower: Fields, upper: Fields) -> dict[str, Any]:
     return merged
 
 
-def read_file(path: Path, kind: type[WorkloadSpec]) -> dict[str, Any]:
+def read_file(path: Path, kind: type[PodOptions]) -> dict[str, Any]:
     """Return the fields of a YAML file. Raises InvalidRequest, OSError."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
@@ -96,7 +96,7 @@ def _check_texts(value: object) -> None:
         raise InvalidRequest(f"{value[:40]!r} is no text in UTF-8: write it in UTF-8, without NUL")
 
 
-def _sentence(why: str, fields: Fields, kind: type[WorkloadSpec]) -> str:
+def _sentence(why: str, fields: Fields, kind: type[PodOptions]) -> str:
     unknown = re.search(r"unknown field `([^`]*)`", why)
     if unknown:
         path = _PATH.search(why)

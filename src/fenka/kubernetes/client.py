@@ -11,7 +11,7 @@ import re
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -67,6 +67,9 @@ _MAX_DEPTH = 10_000
 
 _LIST_HEAD = re.compile(rb'\{(?:"(?:kind|apiVersion)":"[^"\\]*",)*"metadata":(\{[^{}]*\}),"items":')
 """The beginning of a list, as the API server writes it, with its metadata before its items."""
+
+_WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
+"""A warning of the API server: its text is a quoted string of HTTP."""
 
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -143,6 +146,8 @@ class Api:
 
     def __init__(self, configuration: Any) -> None:
         self._configuration = configuration
+        self.on_warning: Callable[[str], None] = lambda _: None
+        """Hears what the API server says of objects that it accepts nevertheless."""
         rest = load().RESTClientObject(configuration)
         self._server_hostname: str | None = rest.server_hostname
         connector = rest.pool_manager.connector
@@ -355,6 +360,9 @@ class Api:
         with self._reachable():
             async with await self._send(method, path, query, timeout, body) as answer:
                 await _refuse(answer)
+                for header in answer.headers.getall("Warning", ()):
+                    if match := _WARNING.match(header):
+                        self.on_warning(re.sub(r"\\(.)", r"\1", match[1]))
                 return await answer.read()
 
     @contextlib.contextmanager

@@ -43,6 +43,8 @@ _IGNORED = (
     "mounts_on_launcher",
     "gang",
     "interruptible",
+    "security",
+    "run_as",
 )
 
 

@@ -114,6 +114,57 @@ def test_dry_run_prints_what_is_created(run: Run, server: FakeApiServer) -> None
         assert created["metadata"]["labels"] == item["metadata"]["labels"]
 
 
+def test_pod_has_what_options_of_all_jobs_say(run: Run) -> None:
+    """The same options as those of submit and serve. Nobody outside reaches it by default."""
+    words = (
+        *("--scheduler", "fenka", "--selector", "zone=a", "--toleration", "gpu", "--priority", "p"),
+        *("--env", "A=1", "--image-pull-secret", "r", "--image-pull-policy", "Always"),
+        *("--label", "l=1", "--annotation", "n=1", "--run-as", "1000:100", "--inside", "mig"),
+        *("--ingress", "lab.example.com", "--tls-secret", "cert", "--dry-run"),
+    )
+    root, service, ingress, *_ = yaml.safe_load_all(ok(run(*CREATE, *words)))
+    template = root["spec"]["template"]
+    assert template["metadata"]["labels"]["l"] == "1"
+    assert template["metadata"]["annotations"] == {"n": "1", "fenka.io/inside": "mig"}
+    pod = template["spec"]
+    (container,) = pod["containers"]
+    assert pod["schedulerName"] == "fenka"
+    assert pod["priorityClassName"] == "p"
+    assert pod["nodeSelector"] == {"zone": "a"}
+    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert pod["imagePullSecrets"] == [{"name": "r"}]
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert container["imagePullPolicy"] == "Always"
+    assert {"name": "A", "value": "1"} in container["env"]
+    assert service["spec"]["type"] == "ClusterIP"
+    assert ingress["spec"]["tls"] == [{"hosts": ["lab.example.com"], "secretName": "cert"}]
+    (rule,) = ingress["spec"]["rules"]
+    assert rule["host"] == "lab.example.com"
+    create = [word for word in CREATE if word not in ("--gpu-mem", "4")]
+    root, *_ = yaml.safe_load_all(ok(run(*create, "--mig", "1g.5gb", "--dry-run")))
+    (container,) = root["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/mig-1g.5gb": "1"}
+
+
+def test_notebook_has_the_clusters_scheduler_and_its_namespaces_security(
+    run: Run, server: FakeApiServer
+) -> None:
+    """The chart publishes the one, and the namespace's label is the other. Warnings are printed once."""
+    data = {"defaults": '{"scheduler": "fenka"}'}
+    server.put(
+        "configmaps", {"metadata": {"name": "fenka", "namespace": "kube-public"}, "data": data}
+    )
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    server.put("namespaces", {"metadata": {"name": "default", "labels": labels}})
+    server.warnings = ['would violate "x"']
+    done = run(*CREATE, "--detach")
+    pod = server.get("deployments", "nb", "default")["spec"]["template"]["spec"]
+    assert pod["schedulerName"] == "fenka"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert ok(done)
+    assert done.stderr == 'Warning: would violate "x"\n'
+
+
 @pytest.mark.parametrize("step", range(5))
 def test_get_reports_and_delete_removes_when_creation_is_interrupted(
     run: Run, server: FakeApiServer, step: int
@@ -208,8 +259,11 @@ def test_password_is_overwritten_when_it_is_on_the_command_line(words: list[str]
         (["--idle", "soon"], "invalid --idle 'soon': expected a duration such as 30m, 10h or 7d"),
         (["--idle", "5s"], "--idle must be at least 60s, got 5s"),
         (["--directory", "/tmp"], "--directory is for a notebook on this machine: leave it out"),
-        (["--inside", "mig"], "--inside is for a notebook on this machine: leave it out, or use"),
-        (["--priority", "5"], "--priority is for a notebook on this machine: leave it out, or use"),
+        (["--tls-secret", "s"], "--tls-secret requires --ingress HOST"),
+        (
+            ["--toleration", "a=b=c"],
+            "invalid --toleration 'a=b=c': expected all, KEY or K=V:EFFECT",
+        ),
         (["--local"], "--local selects this machine, but another option selects a cluster"),
     ],
 )
@@ -318,7 +372,7 @@ def test_node_port_is_printed_when_no_external_address_comes(
     """Clusters without load balancers never give one."""
     monkeypatch.setattr(notebooks, "EXTERNAL_ADDRESS_S", 0.0)
     server.put("nodes", node("sd-cluster-04", address="192.168.1.214"))
-    ok(run(*CREATE, "--detach"))
+    ok(run(*CREATE, "--detach", "--service", "LoadBalancer"))
     made = server.get("services", "nb", "default")
     made["spec"]["ports"][0]["nodePort"] = 32285
     server.put("services", made)

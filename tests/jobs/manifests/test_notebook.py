@@ -16,17 +16,22 @@ from fenka.dialects.sizes import InvalidSize
 from fenka.jobs.manifests import notebook
 from fenka.jobs.manifests.render import Rendered
 from fenka.jobs.notebook_spec import NotebookSpec, validate_password
-from fenka.jobs.spec import GpuResources
 from tests.builders import pod
 
 GOLDEN = Path(__file__).parent / "golden"
 PASSWORD = "mypassw0rd"
 
-ARTICLE = NotebookSpec("tf-notebook", "tensorflow/tensorflow:1.4.1-gpu-py3", GpuResources("4"))
+ARTICLE = NotebookSpec(
+    name="tf-notebook",
+    image="tensorflow/tensorflow:1.4.1-gpu-py3",
+    gpu_mem="4",
+    service="LoadBalancer",
+)
 IDLE = NotebookSpec(
-    "lab",
-    "quay.io/jupyter/base-notebook",
-    GpuResources("4", 30),
+    name="lab",
+    image="quay.io/jupyter/base-notebook",
+    gpu_mem="4",
+    gpu_core=30,
     cpu="2",
     memory="4Gi",
     service="NodePort",
@@ -124,18 +129,18 @@ def test_notebook_is_refused_when_a_field_is_invalid(change: Json, sentence: str
 
 
 @pytest.mark.parametrize(
-    ("gpu", "error"),
+    ("cards", "error"),
     [
-        (GpuResources("4", 101, "weight"), InvalidRequest),
-        (GpuResources("much"), InvalidSize),
+        ({"gpu_core": 101, "gpu_core_mode": "weight"}, InvalidRequest),
+        ({"gpu_mem": "much"}, InvalidSize),
     ],
 )
 def test_notebook_is_refused_when_pods_cannot_request_its_slice(
-    gpu: GpuResources, error: type[Exception]
+    cards: Json, error: type[Exception]
 ) -> None:
     """The same rules as for trainings."""
     with pytest.raises(error):
-        notebook.render(msgspec.structs.replace(ARTICLE, gpu=gpu), PASSWORD)
+        notebook.render(msgspec.structs.replace(ARTICLE, **cards), PASSWORD)
 
 
 @pytest.mark.parametrize("password", ["", "a\nb", "\0", "\ud800", "x" * 1025])

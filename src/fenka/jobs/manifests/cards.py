@@ -7,10 +7,14 @@ what a share means if it is not a limit.
 
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from fenka.core.request import InvalidRequest, Memory
 from fenka.dialects import ack, gpu_manager, gpushare
 from fenka.dialects import hami as hami_names
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
+from fenka.dialects.mig_names import parse_profile, resource_name
+from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.sizes import parse_memory
 from fenka.jobs.spec import GpuResources
 
@@ -46,6 +50,11 @@ def card_request(gpu: GpuResources | None, *, hami: bool = True) -> CardRequest:
         return CardRequest()
     if gpu.whole:
         return CardRequest({NVIDIA_GPU: str(gpu.cards)})
+    if gpu.mig:
+        return CardRequest({resource_name(parse_profile(gpu.mig)): str(gpu.cards)})
+    if gpu.inside:
+        slices = card_request(msgspec.structs.replace(gpu, inside=""), hami=hami)
+        return replace(slices, annotations=slices.annotations | {INSIDE: gpu.inside})
     if not 0 <= gpu.core <= ack.MOST:
         raise InvalidRequest(f"--gpu-core must be from 0 to {ack.MOST}, got {gpu.core}")
     if gpu.core_mode == "hard":
@@ -75,7 +84,7 @@ def _slices(gpu: GpuResources, *, hami: bool) -> CardRequest:
 
 def requires_hami(gpu: GpuResources | None) -> bool:
     """Return whether only HAMi's names express a valid request."""
-    if gpu is None or gpu.whole:
+    if gpu is None or gpu.whole or gpu.mig:
         return False
     return not (_has_units(gpu) or _has_blocks(gpu))
 

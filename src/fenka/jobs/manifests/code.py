@@ -5,7 +5,9 @@ from pathlib import PurePosixPath
 from fenka.jobs.manifests import names
 from fenka.jobs.manifests.contents import GIT_CREDENTIALS, Contents
 from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.security import container_security, tool_security
 from fenka.jobs.manifests.volumes import Volume
+from fenka.jobs.manifests.workload import without_empty
 from fenka.jobs.repository import CLONE, clone_variables
 from fenka.jobs.training import TrainingSpec
 
@@ -51,7 +53,7 @@ def _archive(spec: TrainingSpec) -> Volume:
 
 
 def _container(spec: TrainingSpec, image: str, script: str, variables: list[Manifest]) -> Manifest:
-    return {
+    fields = {
         "name": INIT_CONTAINER,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
@@ -59,7 +61,9 @@ def _container(spec: TrainingSpec, image: str, script: str, variables: list[Mani
         "env": variables,
         "volumeMounts": [{"name": "code", "mountPath": str(code_directory(spec))}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": tool_security(spec) if spec.sync_source else container_security(spec),
     }
+    return without_empty(fields)
 
 
 def _git_variables(spec: TrainingSpec, contents: Contents) -> list[Manifest]:

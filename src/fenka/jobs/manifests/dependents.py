@@ -4,8 +4,9 @@ from fenka.cluster import training_objects
 from fenka.jobs.manifests import mpi, names
 from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.pods import Rendering
+from fenka.jobs.manifests.security import pod_security, tool_security
 from fenka.jobs.manifests.volumes import as_manifests, binary_files, claim_volumes, config_files
-from fenka.jobs.manifests.workload import toleration
+from fenka.jobs.manifests.workload import toleration, without_empty
 from fenka.jobs.training import TrainingSpec
 
 TENSORBOARD_IMAGE = "tensorflow/tensorflow:2.16.1"
@@ -64,12 +65,15 @@ def _tensorboard(spec: TrainingSpec) -> list[Manifest]:
         "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
         "readinessProbe": {"tcpSocket": {"port": TENSORBOARD_PORT}},
         "volumeMounts": [volume.mount for volume in volumes],
+        "securityContext": tool_security(spec),
     }
     pod: Manifest = {
         "enableServiceLinks": False,
-        "containers": [container],
+        "securityContext": pod_security(spec),
+        "containers": [without_empty(container)],
         "volumes": as_manifests(volumes),
     }
+    pod = without_empty(pod)
     if spec.toleration:
         pod["tolerations"] = [toleration(text) for text in spec.toleration]
     if spec.image_pull_secret:

@@ -16,8 +16,16 @@ from fenka.jobs.manifests.cards import CardRequest, card_request
 from fenka.jobs.manifests.mpi import encoded
 from fenka.jobs.manifests.names import Manifest
 from fenka.jobs.manifests.render import Rendered
+from fenka.jobs.manifests.security import WORKSPACE, container_security, pod_security
 from fenka.jobs.manifests.volumes import Volume, as_manifests, claim_volumes
-from fenka.jobs.manifests.workload import INTERRUPTIBLE_POD, escape, without_empty
+from fenka.jobs.manifests.workload import (
+    escape,
+    limits,
+    pod_annotations,
+    pod_settings,
+    variables,
+    without_empty,
+)
 from fenka.jobs.notebook_spec import NotebookSpec
 
 ROLE = "notebook"
@@ -51,7 +59,9 @@ def render(spec: NotebookSpec, password: str, *, hami: bool = True) -> Rendered:
     root = _deployment(spec, cards) if spec.idle_s is None else _job(spec, spec.name, cards)
     text = msgspec.json.encode(spec).decode()
     root["metadata"]["annotations"] = {training_objects.SPEC: text}
-    return Rendered(root, [_service(spec), _secret(spec, password), _files(spec)], [root])
+    ingress = [_ingress(spec)] if spec.ingress else []
+    owned = [_service(spec), *ingress, _secret(spec, password), _files(spec)]
+    return Rendered(root, owned, [root])
 
 
 def render_run(spec: NotebookSpec, number: int) -> Manifest:
@@ -84,34 +94,41 @@ def _job(spec: NotebookSpec, name: str, cards: CardRequest) -> Manifest:
 
 
 def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manifest:
-    own = {"cpu": spec.cpu, "memory": spec.memory}
-    limits = {name: amount for name, amount in own.items() if amount} | cards.limits
+    amounts = limits(spec, {}) | cards.limits
     volumes = [*claim_volumes(spec), _files_volume(spec)]
+    if spec.user:
+        # The image's user has a home directory, another one may have none.
+        volumes.append(Volume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE)))
     secret = {"name": names.object_name(spec, ROLE), "key": "password"}
     container = {
         "name": ROLE,
         "image": spec.image,
+        "imagePullPolicy": spec.image_pull_policy,
         "command": _command(spec),
-        "env": [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": secret}}],
+        "workingDir": WORKSPACE if spec.user else "",
+        "env": [
+            {"name": "PASSWORD", "valueFrom": {"secretKeyRef": secret}},
+            *variables({"HOME": WORKSPACE} if spec.user else {}, spec.env),
+        ],
         "ports": [{"name": "jupyter", "containerPort": PORT}],
-        "resources": {"limits": limits, "requests": limits},
+        "resources": {"limits": amounts, "requests": amounts},
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 2},
         "volumeMounts": [volume.mount for volume in volumes],
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": container_security(spec),
     }
     pod = {
         "restartPolicy": restart,
-        # A Service called JUPYTER would put JUPYTER_PORT into the environment.
-        "enableServiceLinks": False,
-        "securityContext": {"fsGroup": _JUPYTERS_GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
-        if spec.data
-        else {},
-        "containers": [container],
+        **pod_settings(spec),
+        "securityContext": pod_security(spec, _JUPYTERS_GROUP if spec.data else None),
+        "priorityClassName": spec.priority,
+        "nodeSelector": spec.selector,
+        "containers": [without_empty(container)],
         "volumes": as_manifests(volumes),
     }
     metadata = {
-        "labels": cards.labels | _labels(spec) | {names.RELEASE: spec.name},
-        "annotations": cards.annotations | (INTERRUPTIBLE_POD if spec.interruptible else {}),
+        "labels": spec.label | cards.labels | _labels(spec) | {names.RELEASE: spec.name},
+        "annotations": pod_annotations(spec) | cards.annotations,
     }
     return {"metadata": without_empty(metadata), "spec": without_empty(pod)}
 
@@ -156,3 +173,17 @@ def _service(spec: NotebookSpec) -> Manifest:
         "selector": _selector(spec),
     }
     return names.manifest("Service", "v1", spec.name, _labels(spec), spec=fields)
+
+
+def _ingress(spec: NotebookSpec) -> Manifest:
+    backend = {"service": {"name": spec.name, "port": {"name": "jupyter"}}}
+    path = {"path": "/", "pathType": "Prefix", "backend": backend}
+    fields = {
+        "rules": [{"host": spec.ingress, "http": {"paths": [path]}}],
+        "tls": [{"hosts": [spec.ingress], "secretName": spec.tls_secret}]
+        if spec.tls_secret
+        else [],
+    }
+    return names.manifest(
+        "Ingress", "networking.k8s.io/v1", spec.name, _labels(spec), spec=without_empty(fields)
+    )

@@ -16,6 +16,7 @@ from fenka.jobs.manifests import code, mpi, names
 from fenka.jobs.manifests.cards import card_request
 from fenka.jobs.manifests.contents import GIT_CREDENTIALS, Contents
 from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.security import WORKSPACE, container_security
 from fenka.jobs.manifests.volumes import (
     Volume,
     as_manifests,
@@ -23,6 +24,7 @@ from fenka.jobs.manifests.volumes import (
     config_volumes,
     host_volumes,
     memory_volumes,
+    workspace_volumes,
 )
 from fenka.jobs.manifests.workload import (
     NO_CARDS,
@@ -132,6 +134,7 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
         "resources": without_empty({"limits": _limits(spec, role) | cards.limits}),
         "volumeMounts": [volume.mount for volume in volumes if volume.path],
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": container_security(spec),
     }
     if spec.kind == "mpi" and not role.runs_command:
         container |= mpi.worker_fields()
@@ -191,6 +194,8 @@ def _environment(rendering: Rendering, role: Role) -> list[Manifest]:
         given |= mpi.launcher_environment()
     if role.gpu is None:
         given |= NO_CARDS
+    if spec.user is not None and spec.working_dir == WORKSPACE:
+        given |= {"HOME": WORKSPACE}
     own = {name: value for name, value in spec.env.items() if name not in GIT_CREDENTIALS}
     return [
         _from_pod("FENKA_INDEX", "labels", training_objects.COMPLETION_INDEX),
@@ -232,6 +237,7 @@ def _volumes(rendering: Rendering, role: Role) -> list[Volume]:
     if spec.kind != "mpi" or not role.chief or spec.mounts_on_launcher:
         volumes += [*claim_volumes(spec), *host_volumes(spec)]
     volumes += memory_volumes(spec)
+    volumes += workspace_volumes(spec)
     volumes += config_volumes(names.object_name(spec, "config"), contents)
     volumes += code.volumes(spec)
     if spec.kind == "mpi":

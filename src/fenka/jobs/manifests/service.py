@@ -16,6 +16,7 @@ from fenka.jobs.manifests import names
 from fenka.jobs.manifests.cards import card_request
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
+from fenka.jobs.manifests.security import container_security
 from fenka.jobs.manifests.volumes import (
     Volume,
     as_manifests,
@@ -192,6 +193,7 @@ def _pod_template(spec: ServiceSpec, contents: Contents, priority: str, *, hami:
         "lifecycle": {"preStop": {"sleep": {"seconds": _WITHDRAWAL_S}}},
         "volumeMounts": [volume.mount for volume in volumes],
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": container_security(spec),
     }
     pod = {
         **pod_settings(spec),

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Job, Manifest, manifest
+from fenka.jobs.manifests.security import WORKSPACE
 from fenka.jobs.workload import WorkloadSpec
 
 
@@ -66,6 +67,13 @@ def memory_volumes(spec: WorkloadSpec) -> list[Volume]:
         return []
     shared = {"medium": "Memory", "sizeLimit": spec.share_memory}
     return [Volume("shm", {"emptyDir": shared}, PurePosixPath("/dev/shm"))]
+
+
+def workspace_volumes(spec: WorkloadSpec) -> list[Volume]:
+    """Return the working directory of processes without access to root's."""
+    if spec.working_dir != WORKSPACE:
+        return []
+    return [Volume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE))]
 
 
 def config_volumes(name: str, contents: Contents) -> list[Volume]:

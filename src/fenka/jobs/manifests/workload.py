@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from fenka.cluster.autoscaling import INTERRUPTIBLE
 from fenka.core.request import InvalidRequest
 from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.workload import RoleSpec, WorkloadSpec
+from fenka.jobs.manifests.security import pod_security
+from fenka.jobs.workload import PodOptions, RoleSpec
 
 MAX_TEXT_BYTES = 128 * 1024
 """Of a variable and of a word of a command: Linux's MAX_ARG_STRLEN."""
@@ -21,18 +22,19 @@ NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 INTERRUPTIBLE_POD = {INTERRUPTIBLE: "true"}
 
 
-def pod_settings(spec: WorkloadSpec) -> Manifest:
+def pod_settings(spec: PodOptions) -> Manifest:
     """Return fields of a pod's spec that kube-scheduler and the kubelet read. Raises InvalidRequest."""
     return {
         # A Service called REDIS would put REDIS_PORT into the environment.
         "enableServiceLinks": False,
+        "securityContext": pod_security(spec),
         "schedulerName": spec.scheduler,
         "tolerations": [toleration(text) for text in spec.toleration],
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secret],
     }
 
 
-def pod_annotations(spec: WorkloadSpec) -> dict[str, str]:
+def pod_annotations(spec: PodOptions) -> dict[str, str]:
     """Return the annotations of a pod, except for those about its cards."""
     return spec.annotation | (INTERRUPTIBLE_POD if spec.interruptible else {})
 

@@ -14,6 +14,7 @@ from fenka.cluster.training_objects import SPEC
 from fenka.core.weights import shares
 from fenka.jobs import cluster_checks
 from fenka.jobs.cluster_checks import SubmissionRefused
+from fenka.jobs.cluster_defaults import completed
 from fenka.jobs.creation import change, collection, create_or_keep, owner_reference, remove
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.names import Manifest
@@ -25,7 +26,6 @@ from fenka.jobs.serving.insertion import GatewayOptions, insert_gateway
 from fenka.jobs.serving.rollout import fits_in_place, make_room
 from fenka.jobs.serving.state import ServiceState, read_state, recorded_spec
 from fenka.kubernetes.client import Api, ApiError, if_accepted
-from fenka.kubernetes.service_reader import read_published
 
 
 async def split(
@@ -131,8 +131,9 @@ async def update(  # noqa: PLR0913
     spec = changed(old)
     spec.validate()
     check_change(old, spec)
-    hami = await cluster_checks.check_service(api, namespace, spec)
-    published = await read_published(api)
+    hami, (spec, published) = await asyncio.gather(
+        cluster_checks.check_service(api, namespace, spec), completed(api, namespace, spec)
+    )
     # The files themselves stay in their object.
     contents = Contents(config_files={path: b"" for _, path in spec.config_files})
     objects = render_version(spec, contents, priority=published.get("priorityClass", ""), hami=hami)

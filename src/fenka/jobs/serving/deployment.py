@@ -14,6 +14,7 @@ from fenka.cluster.service_objects import WEIGHTS, ServingDeployment, read_weigh
 from fenka.cluster.training_objects import SUBMITTED
 from fenka.jobs import cluster_checks
 from fenka.jobs.cluster_checks import SubmissionRefused
+from fenka.jobs.cluster_defaults import completed
 from fenka.jobs.creation import check_by_dry_run, collection, owner_reference, remove
 from fenka.jobs.manifests.contents import Contents
 from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
@@ -33,7 +34,6 @@ from fenka.jobs.serving.insertion import (
 )
 from fenka.jobs.serving.state import ServiceState, name_taken, read_state
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.service_reader import read_published
 
 
 async def deploy(
@@ -53,10 +53,10 @@ async def deploy(
     """
     # What no cluster can run is refused before one is asked.
     render_version(spec, contents)
-    state, hami, published = await asyncio.gather(
+    state, hami, (spec, published) = await asyncio.gather(
         read_state(api, namespace, spec.name),
         cluster_checks.check_service(api, namespace, spec),
-        read_published(api),
+        completed(api, namespace, spec),
     )
     _check_version(state, spec)
     objects = render_version(spec, contents, priority=published.get("priorityClass", ""), hami=hami)

@@ -14,7 +14,8 @@ from fenka.cluster.service_objects import (
 from fenka.cluster.training_objects import ROLE, SPEC
 from fenka.core.request import InvalidRequest
 from fenka.jobs.cluster_checks import SubmissionRefused
-from fenka.jobs.service import CLIENT_PORTS, DEFAULT_SERVICE, ServiceSpec, check_versions
+from fenka.jobs.service import CLIENT_PORTS, ServiceSpec, check_versions
+from fenka.jobs.workload import DEFAULT_SERVICE
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.service_reader import read_services
 

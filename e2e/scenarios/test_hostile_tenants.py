@@ -164,6 +164,89 @@ def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
     wait_until("the ReplicaSet's event", has_event)
 
 
+def base36(number: int) -> str:
+    """Return a short name of a number."""
+    digits = "0123456789abcdefghijklmnopqrstuvwxyz"
+    return digits[number] if number < 36 else base36(number // 36) + digits[number % 36]
+
+
+def test_pod_runs_and_ends_when_it_has_as_many_annotations_as_are_served(
+    installation: Installation, two_card_node: str, mallory: Mallory
+) -> None:
+    """The policies' cost does not grow with them, so that kubelets can write the status."""
+    installation.wait_for_allocatable(two_card_node, MEMORY, 28)
+    notes = {f"{base36(number):0>4}": "" for number in range(60_000)}
+    mallory.create(with_annotations(pod("many", "x=1:"), **notes))
+    installation.cluster.wait_for_pod("many", TENANT)
+    with pytest.raises(ClusterError, match="is reserved for fenka"):
+        mallory.annotate("many", **record(0, 14))
+    mallory.annotate("many", a="x")
+    mallory.kubectl("delete", "pod", "many", "--wait=true", "--timeout=90s")
+
+
+def test_pod_is_not_placed_when_its_annotations_leave_no_room_for_a_record(
+    installation: Installation, mallory: Mallory
+) -> None:
+    """The API server accepts 256 KiB; with the record nobody could write its status."""
+    mallory.create(with_annotations(pod("full", "x=1:"), n="x" * 262_142))
+
+    def is_explained() -> bool:
+        events = installation.cluster.events("full", TENANT)
+        return any("262143 bytes of annotations" in line for line in events)
+
+    wait_until("the reason is an event", is_explained)
+    assert not installation.cluster.get("pod", "full", TENANT)["spec"].get("nodeName")
+
+
+def test_pod_is_resized_again_after_a_refusal(
+    installation: Installation, two_card_node: str, mallory: Mallory
+) -> None:
+    """With the tenant's own rights; a request that was refused is withdrawn on demand."""
+    installation.wait_for_allocatable(two_card_node, MEMORY, 28)
+    mallory.create(pod("a", "x=1:"))
+    installation.cluster.wait_for_pod("a", TENANT)
+    mallory.annotate("a", **{"fenka.io/resize": "gpu-mem=99"})
+
+    def annotations() -> dict[str, str]:
+        found: dict[str, str] = installation.cluster.get("pod", "a", TENANT)["metadata"][
+            "annotations"
+        ]
+        return found
+
+    wait_until("it is refused", lambda: "fenka.io/resize-refused" in annotations())
+    removal = {"fenka.io/resize": "gpu-mem=2", "fenka.io/resize-refused": None}
+    patch = json.dumps({"metadata": {"annotations": removal}})
+    mallory.kubectl("patch", "pod", "a", "--type=merge", "-p", patch)
+    wait_until("it is granted", lambda: mallory.visible_mib("a") == CARD * 2 // 14)
+
+
+def test_tenant_cannot_choose_how_long_a_program_outlives_its_pod(
+    installation: Installation, two_card_node: str, mallory: Mallory
+) -> None:
+    """The grace is the pod's own, which a value bounds; without a pod programs are ended."""
+    installation.wait_for_allocatable(two_card_node, MEMORY, 28)
+    with pytest.raises(ClusterError, match="of 100000 s is too long for a pod that requests a GPU"):
+        mallory.create(pod("a", "x=1:", terminationGracePeriodSeconds=100_000))
+    mallory.create(pod("a", "x=1:", terminationGracePeriodSeconds=600))
+    installation.cluster.wait_for_pod("a", TENANT)
+    for refused in ("700", "100000"):
+        with pytest.raises(ClusterError, match="its terminationGracePeriodSeconds is 600"):
+            mallory.kubectl("delete", "pod", "a", f"--grace-period={refused}", "--wait=false")
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "a"},
+        "deleteOptions": {"gracePeriodSeconds": 100_000},
+    }
+    path = f"/api/v1/namespaces/{TENANT}/pods/a/eviction"
+    with pytest.raises(ClusterError, match="at most 3600 s"):
+        mallory.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+    node = installation.cluster.get("pod", "a", TENANT)["spec"]["nodeName"]
+    mallory.kubectl("delete", "pod", "a", "--grace-period=600", "--wait=false")
+    mallory.kubectl("delete", "pod", "a", "--grace-period=0", "--force")
+    wait_until("the program is ended", lambda: not any(held(installation, node)))
+
+
 def test_forged_records_gain_nothing_and_block_no_pod_when_policies_are_absent(
     installation: Installation, two_card_node: str, mallory: Mallory
 ) -> None:

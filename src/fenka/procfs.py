@@ -65,10 +65,10 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
     return int(fields[19])
 
 
-def process_name(pid: int) -> str:
+def process_name(pid: int, proc: Path = PROC) -> str:
     """Return the name of a process, at most 15 characters that can be printed; empty if it has ended."""
     try:
-        name = (PROC / str(pid) / "comm").read_bytes()
+        name = (proc / str(pid) / "comm").read_bytes()
     except OSError:
         return ""
     return "".join(each for each in os.fsdecode(name.strip())[:15] if each.isprintable())

@@ -23,7 +23,8 @@ def answering(answer: Answer, *pods: Json) -> FakeApiServer:
         if request.method == "PATCH":
             namespace, _, name = request.path.split("/")[-3:]
             annotations = server.get("pods", name, namespace)["metadata"]["annotations"]
-            annotations.update(answer(annotations[REQUEST]))
+            if REQUEST in annotations:
+                annotations.update(answer(annotations[REQUEST]))
 
     server.after = node_program
     return server
@@ -65,10 +66,23 @@ def test_resize_writes_the_request_on_the_pod(
     ]
 
 
-def test_resize_prints_the_nodes_reason_when_it_is_refused(tmp_path: Path) -> None:
-    """In the sentence of the node program."""
+def test_resize_says_that_the_request_stays_when_it_is_refused(tmp_path: Path) -> None:
+    """The pod may grow later: the exit code is that of what may succeed another time."""
     server = answering(lambda _: {REFUSED: "card 0 is full"}, running())
-    assert run(server, tmp_path, "a", "--gpu-mem", "6") == (1, "card 0 is full")
+    code, said = run(server, tmp_path, "a", "--gpu-mem", "6")
+    assert code == 75
+    assert said.startswith("card 0 is full; the request stays, and is granted as soon as it fits: ")
+    assert server.get("pods", "a", "team")["metadata"]["annotations"][REQUEST] == "gpu-mem=6"
+
+
+def test_resize_withdraws_the_request_when_it_is_refused_and_may_not_wait(tmp_path: Path) -> None:
+    """Nothing grows afterwards."""
+    server = answering(lambda _: {REFUSED: "card 0 is full"}, running())
+    assert run(server, tmp_path, "a", "--gpu-mem", "6", "--no-wait") == (
+        1,
+        "card 0 is full; the request is withdrawn",
+    )
+    assert REQUEST not in server.get("pods", "a", "team")["metadata"]["annotations"]
 
 
 def test_resize_fails_when_no_node_confirms_it(

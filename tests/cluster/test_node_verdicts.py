@@ -13,7 +13,10 @@ from fenka.cluster.node_verdicts import MAX_HINTS, NodeVerdicts, explain_nodes
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import Feasible, PodEvaluator
 from fenka.cluster.snapshot import ClusterSnapshot
-from tests.builders import Json, node, on_card, pod, sharing, units
+from fenka.core.inventory import Card, DeviceId
+from fenka.dialects.base import CARDS
+from fenka.dialects.node_inventory import decode_node, encode_inventory
+from tests.builders import GIB, T4_MIB, Json, node, on_card, pod, sharing, units
 
 GPU = "nvidia.com/gpu"
 
@@ -363,3 +366,25 @@ def test_note_names_a_card_only_when_more_is_held_than_it_has(
         for number, count in enumerate(taken)
     ]
     assert explained(pod("p", units(1)), [sharing("a")], pods).notes == notes
+
+
+def test_memory_of_no_lease_counts_as_taken_and_is_named() -> None:
+    """A program of the host has 12 of 14 units: the pod goes to the other card, or the reason names it."""
+    cards = [
+        Card(index, DeviceId(f"GPU-{index}"), "Tesla T4", T4_MIB, unleased_mib=mib)
+        for index, mib in enumerate((12288, 0))
+    ]
+    who = {cards[0].uuid: "12.0 GiB used by python, no lease"}
+    inventory = encode_inventory(cards, GIB, who)
+    host = sharing("a", cards=2, annotations={CARDS: inventory})
+    (verdict,) = explained(pod("p", units(4)), [host], []).nodes
+    assert verdict.fits
+    taken = pod("t", units(12), node="a", annotations=on_card(1, 12))
+    (verdict,) = explained(pod("p", units(4)), [host], [taken]).nodes
+    assert verdict.reasons == [
+        "cards 0,1: too little memory (2 of 14 units free)",
+        "card 0: 12.0 GiB used by python, no lease",
+    ]
+    shared = decode_node("a", {CARDS: inventory}, {"aliyun.com/gpu-mem": "28"})
+    assert shared
+    assert list(shared.node.cards) == cards

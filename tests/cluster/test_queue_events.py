@@ -227,3 +227,71 @@ def test_position_is_where_the_pod_is_or_would_be(pod: Pod, expected: str) -> No
     queue.set(pending("p"), pending("q", at=1))
     queue.scheduled()
     assert queue.state.position(pod, START) == expected
+
+
+def saying(name: str, message: str, at: float = 0) -> Pod:
+    """Return a pod of which kube-scheduler says this."""
+    condition = {**UNSCHEDULABLE["conditions"][0], "message": message}
+    return make(name, 10, at, said={"conditions": [condition]})
+
+
+def reserving() -> Queue:
+    """Return a queue whose card is reserved for pod p, and pod q behind it."""
+    queue = Queue()
+    queue.set(make("p", 10), make("q", 10, at=1))
+    for name in ("p", "q"):
+        queue.set(pending(name, at=float(name == "q")))
+    assert queue.scheduled() == [("p", True), ("q", False)]
+    return queue
+
+
+def test_reservation_ends_at_once_when_kube_scheduler_finds_no_node_without_asking() -> None:
+    """The pod lacks CPU, for example; the next one gets the card."""
+    queue = reserving()
+    queue.set(saying("p", "0/1 nodes are available: 1 Insufficient cpu."))
+    assert queue.state.urgent
+    assert queue.scheduled() == [("q", True)]
+    # It is asked about once the CPU is free.
+    queue.state.ask(saying("p", ""), ["n"])
+    queue.state.reject(saying("p", ""), ["n"], START)
+    assert ("p", True) in queue.scheduled()
+
+
+def test_pod_that_waits_for_something_else_reserves_nothing_when_a_card_is_free_later() -> None:
+    """kube-scheduler does not say the same again."""
+    queue = Queue(holder())
+    queue.set(make("p", 10), pending("q", at=1))
+    queue.set(saying("p", "0/1 nodes are available: 1 Insufficient cpu."))
+    assert queue.scheduled() == [("p", False), ("q", False)]
+    queue.end("h")
+    assert queue.scheduled() == [("q", True)]
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        ("0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.", None),
+        ("0/1 nodes are available: 1 Insufficient GPU Memory in one device.", ["n"]),
+    ],
+)
+def test_reservation_stays_when_kube_scheduler_reports_that_cards_are_lacking(
+    message: str, asked: list[str] | None
+) -> None:
+    """Its view is a moment older than the reservation."""
+    queue = reserving()
+    if asked is not None:
+        queue.state.ask(pending("p"), asked)
+        queue.state.reject(pending("p"), asked, START)
+    queue.set(saying("p", message))
+    assert queue.scheduled() == [("p", True), ("q", False)]
+
+
+def test_node_is_excluded_at_once_when_kube_scheduler_asks_about_others_only() -> None:
+    """Another rule keeps the pod from the node: the card goes to the next one until it is offered."""
+    queue = reserving()
+    queue.state.ask(pending("p"), ["other"])
+    queue.set(saying("p", "0/2 nodes are available: 1 Insufficient cpu, 1 not for GPU share."))
+    assert queue.scheduled() == [("q", True)]
+    queue.state.ask(pending("p"), ["other", "n"])
+    queue.state.reject(pending("p"), ["other", "n"], START)
+    assert queue.scheduled() == [("p", True), ("q", False)]

@@ -10,6 +10,7 @@ import yaml
 from fenka.cluster import scheduler_options
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.cluster.objects import QUEUE_GATE
+from fenka.cluster.pod_limits import MAX_CONTAINERS
 from fenka.dialects import nvidia, resize
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.jobs.cluster_defaults import ClusterDefaults
@@ -263,9 +264,12 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
     keys = {*resize.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
-    protected = variable(spec, "records") + variable(spec, "prefixes")
-    assert sorted(protected) == sorted(keys)
-    assert all(prefix.endswith("-") for prefix in variable(spec, "prefixes"))
+    protected, numbers = variable(spec, "records"), range(MAX_CONTAINERS)
+    assert sorted(protected) == sorted(
+        name
+        for key in keys
+        for name in ([f"{key}{number}" for number in numbers] if key.endswith("-") else [key])
+    )
     cards = variable(policy("placement", hamiNames=hami), "cards")
     assert sorted(cards) == sorted({name for dialect in dialects for name in dialect.RESOURCES})
     assert resize.REQUEST not in protected
@@ -276,7 +280,8 @@ def test_extra_users_may_write_records_when_values_name_them() -> None:
     """For example the former plugin's account during a migration."""
     extra = "system:serviceaccount:kube-system:gpushare"
     spec = policy("records", **{"admission.extraUsers": [extra]})
-    (condition,) = spec["matchConditions"]
+    condition, kubelets = spec["matchConditions"]
+    assert "request.subResource == 'status'" in kubelets["expression"]
     for user in (
         "system:serviceaccount:gpu:fenka-scheduler",
         "system:serviceaccount:gpu:fenka-node",
@@ -308,8 +313,8 @@ def test_admission_policies_are_bound_unless_switched_off() -> None:
         ]
 
     assert kinds(render()) == [
-        *["ValidatingAdmissionPolicy"] * 5,
-        *["ValidatingAdmissionPolicyBinding"] * 5,
+        *["ValidatingAdmissionPolicy"] * 7,
+        *["ValidatingAdmissionPolicyBinding"] * 7,
     ]
     for document in render():
         if document["kind"] == "ValidatingAdmissionPolicyBinding":
@@ -412,3 +417,28 @@ def test_defaults_of_options_are_published_when_the_administrator_gives_some() -
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["properties"]["users"]["properties"]["defaults"]["properties"]
     assert {*known} == {field.encode_name for field in msgspec.structs.fields(ClusterDefaults)}
+
+
+@needs_helm
+def test_grace_of_pods_with_cards_is_bounded_by_the_value() -> None:
+    """Both when a pod is created or deleted, and when it is evicted."""
+    spec = policy("grace", **{"admission.maxGraceSeconds": 90})
+    assert spec["matchConstraints"]["resourceRules"][0]["operations"] == ["CREATE", "DELETE"]
+    most = next(it for it in spec["variables"] if it["name"] == "most")
+    assert most["expression"].endswith(": 90")
+    eviction = policy("eviction-grace", **{"admission.maxGraceSeconds": 90})
+    (validation,) = eviction["validations"]
+    assert validation["expression"].endswith("<= 90")
+
+
+@needs_helm
+def test_node_program_ends_overdue_programs_unless_the_value_is_off() -> None:
+    """A value of the chart."""
+
+    def options(**values: Any) -> list[str]:
+        daemon_set = find(render(**values), "DaemonSet", "fenka-node")
+        found: list[str] = pod_of(daemon_set)["containers"][0]["args"]
+        return found
+
+    assert "--no-end-overdue" not in options()
+    assert "--no-end-overdue" in options(**{"node.endOverdue": False})

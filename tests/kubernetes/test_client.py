@@ -1,5 +1,6 @@
 """Requests of the client, as the API server receives them."""
 
+import asyncio
 import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cluster.objects import Pod, Status
+from fenka.kubernetes import client
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, decode_event
 from fenka.kubernetes.kube_config import load, without_default_certificates
 from tests.fakes.api_server import api_server
@@ -135,6 +137,55 @@ async def test_next_page_is_requested_when_one_is_being_used(
         rest = [page async for page in pages]
         assert [len(page.items or ()) for page in rest] == [2, 1]
         assert len({page.metadata.resource_version for page in (first, *rest)}) == 1
+
+
+async def test_pages_have_fewer_objects_when_they_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page beyond the limit is abandoned; after small ones the number grows again."""
+    monkeypatch.setattr(client, "PAGE_BYTES", 4096)
+    limits = []
+    async with api_server() as server, server.api() as api:
+
+        async def note(request: web.Request) -> None:
+            limits.append(int(request.query["limit"]))
+
+        server.before = note
+        for number in range(30):
+            notes = {"annotations": {"note": "x" * (3000 if number < 10 else 10)}}
+            server.put("pods", {"metadata": {"name": f"p{number:02}", "namespace": "d", **notes}})
+        pods, _ = await api.list("/api/v1/pods", Pod)
+        assert [pod.metadata.name for pod in pods] == [f"p{number:02}" for number in range(30)]
+        assert limits[:4] == [500, 62, 7, 1]
+        assert limits[-1] > 2
+        # An object that is larger than the limit is read all the same.
+        server.put("pods", {"metadata": {"name": "large", "annotations": {"note": "x" * 9000}}})
+        pods, _ = await api.list("/api/v1/pods", Pod)
+        assert len(pods) == 31
+
+
+async def test_other_tasks_run_when_a_large_page_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lease must be renewed meanwhile."""
+    monkeypatch.setattr(client, "_DECODING_S", -1.0)
+    async with api_server() as server, server.api() as api:
+        for number in range(200):
+            server.put("pods", {"metadata": {"name": f"p{number}", "namespace": "d"}})
+        turns = 0
+
+        async def renew() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        (data,) = [await api._call("GET", "/api/v1/pods", {})]
+        task = asyncio.create_task(renew())
+        page = await client._page(data, Pod, {})
+        task.cancel()
+        assert len(page.items or ()) == 200
+        assert turns >= 200
 
 
 def test_default_certificates_are_loaded_when_a_context_is_made_after_the_import() -> None:

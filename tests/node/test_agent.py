@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from fenka.dialects import base, gpushare
 from fenka.isolation import account
 from fenka.node import agent
+from fenka.node.lease.overdue import GONE_S
+from fenka.node.lease.reconciler import LONG_TIMEOUT_S
 from tests.node.harness import (
     AdmissionFailed,
     ContainerFailed,
@@ -224,13 +227,90 @@ async def test_lease_is_denied_while_a_force_deleted_pod_still_runs(library: Pat
         node.kubelet.forget(old)
         new = node.pod("new", 4, on=0)
         await node.kubelet.admit(new)
+        start = asyncio.create_task(node.kubelet.start_container(new, "main"))
+
+        def is_denied() -> bool:
+            node.now += LONG_TIMEOUT_S
+            return start.done()
+
+        await until(is_denied)
         with pytest.raises(ContainerFailed, match="still held by default/old"):
-            await node.kubelet.start_container(new, "main")
+            await start
         node.living.clear()
         await node.agent.reconcile()
         assert memory_limits(await node.kubelet.start_container(new, "main")) == [
             (card(0).uuid, 4308)
         ]
+
+
+async def test_programs_are_killed_when_their_pod_has_left_the_api_server(library: Path) -> None:
+    """Whatever grace period it was deleted with; the kubelet has 30 s to end them."""
+
+    async with on(library) as node:
+        await node.ready()
+        node.kills = True
+        gone, stays = node.pod("gone", 4), node.pod("stays", 4)
+        for pod in (gone, stays):
+            await node.run(pod)
+            node.living.add(pod["metadata"]["uid"])
+        node.delete(gone)
+        await until(lambda: gone["metadata"]["uid"] not in node.node_api.pods)
+        node.kubelet.forget(gone)
+        await node.agent.reconcile()
+        assert len(node.living) == 2
+        node.now += GONE_S
+        await node.agent.reconcile()
+        assert node.living == {stays["metadata"]["uid"]}
+        await until(lambda: len(node.store.tokens) == 1)
+
+
+async def test_programs_are_killed_when_the_deadline_and_the_grace_of_their_pod_are_over(
+    library: Path,
+) -> None:
+    """The kubelet does not look at the deadline of a pod that is being deleted."""
+
+    async with on(library) as node:
+        await node.ready()
+        node.kills = True
+        start = datetime.fromtimestamp(node.now, UTC)
+        limits: Json = {"activeDeadlineSeconds": 60, "terminationGracePeriodSeconds": 10}
+        pods = [node.pod("limited", 4, **limits), node.pod("unlimited", 4)]
+        for pod in pods:
+            await node.run(pod)
+            node.living.add(pod["metadata"]["uid"])
+            name = pod["metadata"]["name"]
+            pod["metadata"]["deletionTimestamp"] = "2100-01-01T00:00:00Z"
+            status = {"phase": "Running", "startTime": start.isoformat()}
+            node.api.put(f"/api/v1/namespaces/default/pods/{name}", {**pod, "status": status})
+        limited, unlimited = (pod["metadata"]["uid"] for pod in pods)
+        await until(lambda: node.node_api.pods[unlimited].status.start_time)
+        node.now += 74
+        await node.agent.reconcile()
+        assert node.living == {limited, unlimited}
+        node.now += 1
+        await node.agent.reconcile()
+        assert node.living == {unlimited}
+
+
+async def test_start_waits_until_the_programs_of_a_force_deleted_pod_have_ended(
+    library: Path,
+) -> None:
+    """A denied start would be repeated by the kubelet much later."""
+
+    async with on(library, 15079, 15079) as node:
+        await node.ready()
+        old = node.pod("old", 14, on=0)
+        await node.run(old)
+        node.living.add(old["metadata"]["uid"])
+        node.delete(old)
+        node.kubelet.forget(old)
+        new = node.pod("new", 4, on=0)
+        await node.kubelet.admit(new)
+        start = asyncio.create_task(node.kubelet.start_container(new, "main"))
+        await node.agent.reconcile()
+        assert not start.done()
+        node.living.clear()
+        assert memory_limits(await start) == [(card(0).uuid, 4308)]
 
 
 async def test_lease_is_denied_when_two_schedulers_gave_away_the_same_card(library: Path) -> None:

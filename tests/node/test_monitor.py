@@ -13,6 +13,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver, Xid, XidListener
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
+from fenka.isolation.unleased_memory import UnleasedMemory
 from fenka.node import driver as node_driver
 from fenka.node.driver import NodeDriver
 from fenka.node.health import CardHealth
@@ -195,3 +196,24 @@ def test_percentages_of_real_cards_are_added_up(monkeypatch: pytest.MonkeyPatch)
     busy_ns = real.busy_ns(cast("Hardware", hardware), cast("CardHealth", health))
     assert busy_ns() == {(card(1).uuid, 7): 500_000_000}
     assert busy_ns() == {(card(1).uuid, 7): 1_500_000_000}
+
+
+async def test_memory_in_no_lease_is_published_when_it_changes(library: Path) -> None:
+    """The scheduler takes it from the node's cards."""
+
+    async with node_harness(card(0), library=library) as node:
+        await node.ready()
+        cards = card_monitor(node)
+
+        def published() -> str:
+            annotations = node.api.objects["/api/v1/nodes/n1"]["metadata"]["annotations"]
+            return str(annotations.get(base.CARDS, ""))
+
+        await until(published)
+        used = UnleasedMemory(computing_mib=12288, programs=("python",))
+        cards.update_unleased({card(0).uuid: used})
+        await until(lambda: '"unleased":"12.0 GiB used by python, no lease"' in published())
+        (shown,) = node.program.inventory.cards()
+        assert shown.unleased_mib >= 12288
+        cards.update_unleased({card(0).uuid: UnleasedMemory()})
+        await until(lambda: "unleased" not in published())

@@ -17,6 +17,7 @@ from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import violations
 from fenka.isolation.files import MIB, card_limits
+from fenka.isolation.unleased_memory import UnleasedMemory
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter, serve
@@ -349,3 +350,23 @@ def unused_tcp_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_memory_in_no_lease_is_measured_with_its_program(tmp_path: Path, lease: Lease) -> None:
+    """Processes that have ended are left out. Memory of no process counts in the second sample."""
+    looks, uuid = usage(tmp_path, 50, iter(range(0, 100, 4))), str(card(0).uuid)
+    stranger = tmp_path / "proc" / "8"
+    stranger.mkdir()
+    stat = (Path("/proc") / str(os.getpid()) / "stat").read_bytes()
+    readings = {uuid: Reading(uuid, 50 + 999, None, None, None)}
+
+    def unleased() -> UnleasedMemory:
+        return looks.sample({"t": lease}, {}, (card(0),), readings).unleased[uuid]
+
+    assert unleased() == UnleasedMemory(), "999 MiB of no process for the first time"
+    assert unleased() == UnleasedMemory(unattributed_mib=999)
+    (stranger / "stat").write_bytes(stat)
+    (stranger / "comm").write_text("python\n")
+    assert unleased() == UnleasedMemory(computing_mib=999, programs=("python",))
+    readings.clear()
+    assert looks.sample({"t": lease}, {}, (card(0),), readings).unleased == {}

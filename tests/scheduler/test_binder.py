@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import pytest
 from aiohttp import web
 
 from fenka.dialects import base, gpushare
@@ -402,3 +403,36 @@ async def test_bind_fails_when_the_pod_names_another_scheduler() -> None:
         assert "is for the scheduler 'volcano'" in await one.bind(foreign, "n")
         assert bound(server, foreign) is None
         assert await one.bind(own, "n") == ""
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"note": "x" * 262_079},
+        {"note": "ä" * 130_000},
+        {f"{number:x}": "" for number in range(60_000)},
+    ],
+)
+async def test_pod_is_neither_offered_a_node_nor_bound_when_the_record_may_not_fit(
+    notes: dict[str, str],
+) -> None:
+    """After a binding beyond 256 KiB nobody could write the pod's status, and it would hold its card."""
+    size = sum(len(text.encode()) for pair in notes.items() for text in pair)
+    sentence = f"has {size} bytes of annotations, and fenka serves at most 253952: make it smaller"
+    async with scheduler(NODE) as (server, one):
+        pod = put_pod(server, "p", 4, annotations=notes)
+        await until(lambda: one.knows(pod))
+        if size <= 253_952:
+            assert await one.bind(pod, "n") == ""
+            return
+        answer = await one.filter(pod, "n")
+        assert answer["NodeNames"] == []
+        assert sentence in answer["FailedAndUnresolvableNodes"]["n"]
+        assert sentence in await one.bind(pod, "n")
+        assert bound(server, pod) is None
+        # The owner removes it.
+        server.put("pods", pod_json("p", 4, uid=pod["metadata"]["uid"]))
+        await until(
+            lambda: not one.replica.informers.pods.objects[pod["metadata"]["uid"]].demand().error
+        )
+        assert await one.bind(pod, "n") == ""

@@ -1,6 +1,7 @@
 """The lifecycle of jobs, without a daemon."""
 
 import itertools
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -149,6 +150,46 @@ def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
         ("GrantLease", "b"),
         ("GrantLease", "c"),
     ]
+
+
+def test_slice_does_not_grow_when_its_card_is_reserved_for_an_earlier_request(
+    broker: Broker,
+) -> None:
+    """The request that waits keeps its place, but for the daemon's owner and jobs that end before it."""
+    broker.submit([request("a", 4, time_limit_s=100)], 0)
+    broker.submit([request("b", 4)], 0)
+    first, second = broker.jobs["a"], broker.jobs["b"]
+
+    def rejection(job: Job, units: int, *, reserved: bool = False) -> str:
+        after = [replace(piece, memory_mib=units * 1024) for piece in job.slices]
+        return broker.growth_rejection(job, after, reserved=reserved)
+
+    assert rejection(second, 6) == ""
+    broker.submit([request("big", 10, at=1)], 1)
+    status = broker.queue_status(broker.jobs["big"])
+    assert status
+    assert status.reservation
+    assert status.reservation.starts_by == 100 + GRACE_S
+    assert rejection(second, 6) == "card 0 is reserved for big, which has waited before it"
+    assert rejection(second, 4) == rejection(second, 2) == ""
+    assert rejection(second, 6, reserved=True) == ""
+    assert rejection(first, 6) == "", "it ends before the reservation starts"
+
+
+def test_slice_does_not_grow_when_no_lease_uses_the_memory(broker: Broker) -> None:
+    """Not even for the daemon's owner: it cannot be had."""
+    broker.submit([request("a", 4)], 0)
+    (card,) = broker.node.cards
+    taken = replace(card, unleased_mib=8 * 1024)
+    broker.update_node(
+        replace(broker.node, cards=(taken,)), 0, {card.uuid: "8.0 GiB used by python"}
+    )
+    job = broker.jobs["a"]
+    after = [replace(piece, memory_mib=8 * 1024) for piece in job.slices]
+    reason = "its cards have no room for that now; card 0: 8.0 GiB used by python"
+    assert broker.growth_rejection(job, after, reserved=True) == reason
+    after = [replace(piece, memory_mib=6 * 1024) for piece in job.slices]
+    assert broker.growth_rejection(job, after) == ""
 
 
 def test_grant_expires_when_it_is_not_confirmed(broker: Broker) -> None:

@@ -1,6 +1,7 @@
 """`fenka resize`: a job of this machine, or a pod of a cluster."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -31,6 +32,13 @@ def resize(
         str, typer.Option("-c", "--container", help="for pods in which several have a slice")
     ] = "",
     namespace: NamespaceOption = "",
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait",
+            help="whether a pod's request that is refused now stays, and is granted when it fits",
+        ),
+    ] = True,
 ) -> None:
     """Resize the job of that name on this machine, else the pod. NAMESPACE/NAME is a pod, too."""
     if container or namespace:
@@ -58,11 +66,11 @@ def resize(
     text = encode_request(container, gpu_mem, gpu_core)
     path = pod_path(namespace or cluster.namespace(target), name)
 
-    cluster.ask(target, lambda api: _ask(api, path, text))
+    cluster.ask(target, lambda api: _ask(api, path, text, wait))
     print(f"{name}: resized")
 
 
-async def _ask(api: Api, path: str, text: str) -> None:
+async def _ask(api: Api, path: str, text: str, wait: bool) -> None:
     pod = await api.get(path, Pod)
     if pod.status.phase != "Running":
         state = pod.status.phase or "Pending"
@@ -70,13 +78,13 @@ async def _ask(api: Api, path: str, text: str) -> None:
             f"{pod.full_name} is {state}: only what runs can be resized", TEMPORARY_FAILURE
         )
     # Of this very pod; what was refused before is no answer to this.
-    annotations = {REQUEST: text, REFUSED: None}
-    await api.patch(path, Pod, {"metadata": {"uid": pod.metadata.uid, "annotations": annotations}})
+    await _annotate(api, pod, {REQUEST: text, REFUSED: None})
     for _ in range(round(WAIT_S / _LOOK_S)):
         pod = await api.get(path, Pod)
-        if REFUSED in pod.metadata.annotations:
-            raise UserError(pod.metadata.annotations[REFUSED])
         if _granted(pod, text):
+            return
+        if REFUSED in pod.metadata.annotations:
+            await _settle_refusal(api, pod, text, wait)
             return
         await asyncio.sleep(_LOOK_S)
     raise UserError(
@@ -84,6 +92,24 @@ async def _ask(api: Api, path: str, text: str) -> None:
         f"{pod.spec.node_name}; the request stays in annotation {REQUEST} and will be retried",
         TEMPORARY_FAILURE,
     )
+
+
+async def _settle_refusal(api: Api, pod: Pod, text: str, wait: bool) -> None:
+    """Say what becomes of a refused request, and withdraw it unless it may wait. Raises UserError."""
+    why = pod.metadata.annotations[REFUSED]
+    if wait:
+        raise UserError(
+            f"{why}; the request stays, and is granted as soon as it fits: repeat the command with "
+            "--no-wait to withdraw it",
+            TEMPORARY_FAILURE,
+        )
+    if not _granted(await _annotate(api, pod, {REQUEST: None}), text):
+        raise UserError(f"{why}; the request is withdrawn")
+
+
+async def _annotate(api: Api, pod: Pod, annotations: Mapping[str, str | None]) -> Pod:
+    body = {"metadata": {"uid": pod.metadata.uid, "annotations": annotations}}
+    return await api.patch(pod.path, Pod, body)
 
 
 def _granted(pod: Pod, text: str) -> bool:

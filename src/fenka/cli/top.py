@@ -85,6 +85,11 @@ def node(
     lines = instances_screen((row.name, row.instances, row.free) for row in rows)
     if not uses_arena(view.layout):
         lines += [f"{row.name}: {row.error}" for row in rows if row.error]
+        lines += [
+            f"{row.name}: card {index}: {who}"
+            for row in rows
+            for index, who in row.unleased.items()
+        ]
     if lines:
         tables.print_lines(lines)
 

@@ -4,6 +4,7 @@ What a tenant writes costs little, whatever its size (`pod_limits.py`).
 """
 
 from collections.abc import Callable, Mapping
+from sys import intern
 from typing import Any, TypeVar
 
 import msgspec
@@ -62,14 +63,14 @@ class CompactPod(Pod):
         meta, spec, status = self.metadata, self.spec, self.status
         requests_cards = limit_pod(self)
         for container in (*spec.containers, *spec.init_containers):
-            container.name, container.image = _recent(container.name), ""
+            container.name, container.image = intern(container.name), ""
             container.resources.limits = _small(container.resources.limits)
         spec.containers = _shared(b"containers", spec.containers)
         spec.init_containers = _shared(b"containers", spec.init_containers)
         spec.tolerations = _shared(b"tolerations", spec.tolerations)
         spec.node_selector = _shared(b"selector", spec.node_selector) or _NONE
         spec.affinity = _shared(b"affinity", spec.affinity)
-        spec.node_name, spec.scheduler_name = _recent(spec.node_name), _recent(spec.scheduler_name)
+        spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
         # Only pods with cards are evicted for others.
         labels = kept_labels(meta.labels, for_budgets=requests_cards)
         meta.labels = _shared(b"labels", labels, _small) or _NONE
@@ -81,7 +82,7 @@ class CompactPod(Pod):
                 for owner in meta.owner_references
             ),
         )
-        meta.name, meta.namespace = _recent(meta.name), _recent(meta.namespace)
+        meta.name, meta.namespace = _recent(meta.name), intern(meta.namespace)
         meta.creation_timestamp = _recent(meta.creation_timestamp)
         read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
         self.status = _shared(
@@ -117,7 +118,8 @@ def _interned(texts: Mapping[str, V]) -> dict[str, V]:
     """Return a mapping whose keys and values are those of earlier ones. All are short."""
     if len(_TEXTS) > SHARED:
         _TEXTS.clear()
-    return {_recent(name): _TEXTS.setdefault(value, value) for name, value in texts.items()}
+    known = _TEXTS.setdefault
+    return {known(name, name): known(value, value) for name, value in texts.items()}
 
 
 def _small(texts: Mapping[str, V]) -> Mapping[str, V]:
@@ -131,11 +133,14 @@ def _recent(text: str) -> str:
 
 def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that a dialect reads, and whether the pod may run on any spot node."""
-    records = {
-        _recent(name): _recent(value)
-        for name, value in kept_annotations(annotations).items()
-        if name != INTERRUPTIBLE or value == "true"
-    }
+    if not annotations:
+        return _NONE
+    records = kept_annotations(annotations)
+    if INTERRUPTIBLE in records and records[INTERRUPTIBLE] != "true":
+        del records[INTERRUPTIBLE]
+    if records:
+        known = _TEXTS.setdefault
+        records = {known(name, name): _recent(value) for name, value in records.items()}
     return small_mapping(records) if records else _NONE
 
 

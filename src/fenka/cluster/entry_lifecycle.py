@@ -37,6 +37,8 @@ class Event(Enum):
     FITS_NO_MORE = "fits no more"
     EXPIRED_UNTRIED = "reservation expired, not tried since"
     EXPIRED_REJECTED = "reservation expired, tried and rejected since"
+    REFUSED = "kube-scheduler finds no node for another reason"
+    NODES_MISSING = "kube-scheduler offers other nodes than the reserved ones"
     REJECTED = "tried again and rejected"
     SHORTAGE_REPORTED = "kube-scheduler reports that a GPU resource is lacking"
     NODES_OFFERED = "kube-scheduler offers all excluded nodes again"
@@ -48,6 +50,8 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
     (Phase.RESERVED, Event.FITS_NO_MORE): Phase.WAITING,
     (Phase.RESERVED, Event.EXPIRED_UNTRIED): Phase.STALLED,
     (Phase.RESERVED, Event.EXPIRED_REJECTED): Phase.EXCLUDED,
+    (Phase.RESERVED, Event.REFUSED): Phase.STALLED,
+    (Phase.RESERVED, Event.NODES_MISSING): Phase.EXCLUDED,
     (Phase.STALLED, Event.REJECTED): Phase.WAITING,
     (Phase.STALLED, Event.SHORTAGE_REPORTED): Phase.WAITING,
     (Phase.EXCLUDED, Event.NODES_OFFERED): Phase.WAITING,
@@ -154,6 +158,19 @@ class EntryLifecycle:
         else:
             entry.message = message
             self._apply(entry_id, Event.EXPIRED_UNTRIED)
+
+    def refuse(self, entry_id: str, missing: Iterable[str], message: str) -> None:
+        """End a reservation that kube-scheduler cannot use, whatever fenka says.
+
+        Args:
+            entry_id: an entry that is RESERVED.
+            missing: the reserved nodes, if kube-scheduler asked about others; empty if it asked about none.
+            message: what it says of the entry now.
+        """
+        entry, excluded = self._entries[entry_id], frozenset(missing)
+        entry.excluded |= excluded
+        entry.message = message
+        self._apply(entry_id, Event.NODES_MISSING if excluded else Event.REFUSED)
 
     def reject(self, entry_id: str, nodes: Iterable[str]) -> bool:
         """Record that kube-scheduler tried the entry and that none of the offered nodes fits.

@@ -25,7 +25,7 @@ from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Request, Slice
 from fenka.core.units import card_units, format_units, mib_to_units
-from fenka.dialects import base, gpushare, node_modes
+from fenka.dialects import base, gpushare, node_inventory, node_modes
 from fenka.dialects.base import InvalidRecord, SharedNode, split_instance
 from fenka.dialects.placements import card_at
 from fenka.dialects.registry import DIALECTS
@@ -180,6 +180,7 @@ class _SharedCards(_Evaluation):
         if rejection is not None:
             # A card's reason is better than the kubelet's sum.
             reasons += _card_reasons(shared, rejection.reasons)
+            reasons += _unleased_reasons(node, rejection.reasons)
             self._rejections[name] = rejection
         elif isinstance(verdict, Infeasible):
             in_instances = self._state.demand_on(name, self._pod).in_instances
@@ -390,6 +391,13 @@ def _card_reasons(node: SharedNode, reasons: Iterable[Reason]) -> list[str]:
         f"card{'s' if len(cards) > 1 else ''} {','.join(map(str, cards))}: {sentence}"
         for sentence, cards in grouped.items()
     ]
+
+
+def _unleased_reasons(node: Node, reasons: Iterable[Reason]) -> list[str]:
+    """Return a sentence for each card whose memory is too little and in use by no lease."""
+    lacking = {reason.card for reason in reasons if reason.code is ReasonCode.MEMORY}
+    unleased = node_inventory.unleased_memory(node.metadata.annotations)
+    return [f"card {index}: {who}" for index, who in unleased.items() if index in lacking]
 
 
 def _sentence(node: SharedNode, reason: Reason) -> str:

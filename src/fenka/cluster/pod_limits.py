@@ -4,13 +4,15 @@ Fields that no program reads are dropped, whatever their size. Of the others an 
 the limits below. A pending pod that exceeds them is not served.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
 from fenka.cluster.autoscaling import INTERRUPTIBLE
-from fenka.cluster.objects import QUEUE_GATE, Container, Pod, PodStatus
+from fenka.cluster.objects import QUEUE_GATE, Pod, PodStatus
+from fenka.cluster.objects import Container as PodContainer
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 from fenka.dialects.registry import (
     WITH_HAMI,
@@ -29,10 +31,19 @@ MAX_RESOURCES = 512
 """Names of resources of all of a pod's containers together."""
 MAX_RECORD = 16 * 1024
 """Characters of an annotation that is read."""
-MAX_NAME = 253
+MAX_ANNOTATION_BYTES = 256 * 1024
+"""Names and values of all annotations of an object, as the API server bounds them."""
+RECORD_BYTES = 8 * 1024
+"""Kept free for what fenka records. A binding is not checked against the limit, and after it no change of
+the pod would be accepted: its status could not be written any more."""
+MAX_NAME, MAX_KEY = 253, 317
+"""Characters of an object's name, and of the name of a label, annotation or resource."""
 MAX_GATES = MAX_OWNERS = 8
+_FEW = 10
+"""This number of labels or rules is within the limits, since the API server bounds each of them."""
 
-_NOTHING: Mapping[str, str | int] = {}
+_NO_TEXTS: Mapping[str, str] = {}
+_NO_AMOUNTS: Mapping[str, str | int] = {}
 _RULES: tuple[tuple[str, str, object], ...] = (
     ("tolerations", "tolerations", ()),
     ("node_selector", "a node selector", {}),
@@ -48,13 +59,13 @@ def read_labels() -> frozenset[str]:
 
 def kept_labels(labels: Mapping[str, str], *, for_budgets: bool) -> Mapping[str, str]:
     """Return the labels that are read, and for budgets the others within the limits."""
+    if for_budgets and len(labels) <= _FEW:
+        return labels
     known = read_labels()
     if not for_budgets:
         if known.isdisjoint(labels):
-            return {}
+            return _NO_TEXTS
         return {name: value for name, value in labels.items() if name in known}
-    if len(labels) <= MAX_LABELS and _text_size(labels) <= MAX_LABEL_BYTES:
-        return labels
     kept = {name: value for name, value in labels.items() if name in known}
     size = 0
     for name, value in labels.items():
@@ -65,22 +76,19 @@ def kept_labels(labels: Mapping[str, str], *, for_budgets: bool) -> Mapping[str,
     return kept
 
 
-def _text_size(texts: Mapping[str, str]) -> int:
-    return sum(map(len, texts)) + sum(map(len, texts.values()))
-
-
 def kept_annotations(
-    annotations: Mapping[str, str], others: Iterable[str] = (INTERRUPTIBLE,)
+    annotations: Mapping[str, str], others: Container[str] = (INTERRUPTIBLE,)
 ) -> dict[str, str]:
     """Return the annotations that dialects read, and these others. If one is too long, its length is kept."""
     names, prefixes = annotation_names()
-    kept = dict[str, str]()
-    for name, value in annotations.items():
-        if name in names or name in others or name.startswith(prefixes):
-            kept[name] = value if len(value) <= MAX_RECORD else f"({len(value)} characters)"
-            if len(kept) > MAX_CONTAINERS + len(names):
-                # Only the names that begin so can be many: one of each container.
-                break
+    kept = {
+        name: value if len(value) <= MAX_RECORD else f"({len(value)} characters)"
+        for name, value in annotations.items()
+        if name in names or name in others or name.startswith(prefixes)
+    }
+    if len(kept) > MAX_CONTAINERS + len(names):
+        # Only the names that begin so can be many: one of each container.
+        return dict(islice(kept.items(), MAX_CONTAINERS + len(names)))
     return kept
 
 
@@ -100,13 +108,23 @@ def limit_pod(pod: Pod, *, only_cards: bool = True) -> bool:
         only_cards: drop the amounts of all other resources.
     """
     spec, meta = pod.spec, pod.metadata
-    requests_cards = names_any([each.resources.limits for each in _containers(pod)])
+    # One after the other: these run for each version of each pod of a cluster.
+    containers = spec.containers
+    if spec.init_containers:
+        containers += spec.init_containers
     if only_cards:
-        _keep_cards(_containers(pod))
-    excess = _limit_rules(pod) or _limit_containers(pod)
-    if excess and requests_cards and not spec.node_name:
-        pod.refuse(f"the pod {excess}: make it smaller")
-    spec.scheduler_name = spec.scheduler_name[:MAX_NAME]
+        requests_cards = _keep_cards(containers)
+    else:
+        requests_cards = names_any([each.resources.limits for each in containers])
+    excess = _limit_containers(pod, containers)
+    if len(spec.tolerations) > _FEW or len(spec.node_selector) > _FEW or spec.affinity is not None:
+        excess = _limit_rules(pod) or excess
+    if requests_cards and not spec.node_name:
+        excess = excess or _excess_of_annotations(meta.annotations)
+        if excess:
+            pod.refuse(f"the pod {excess}: make it smaller")
+    if len(spec.scheduler_name) > MAX_NAME:
+        spec.scheduler_name = spec.scheduler_name[:MAX_NAME]
     if len(spec.scheduling_gates) > MAX_GATES:
         # Programs ask whether there is fenka's gate, and whether there are others.
         gates = spec.scheduling_gates
@@ -118,19 +136,32 @@ def limit_pod(pod: Pod, *, only_cards: bool = True) -> bool:
     return requests_cards
 
 
-def _containers(pod: Pod) -> tuple[Container, ...]:
-    return (*pod.spec.containers, *pod.spec.init_containers)
+def _excess_of_annotations(texts: Mapping[str, str]) -> str:
+    most = MAX_ANNOTATION_BYTES - RECORD_BYTES
+    # A character has at most four bytes.
+    if sum(map(len, texts.values())) + MAX_KEY * len(texts) <= most // 4:
+        return ""
+    size = sum(len(text.encode()) for pair in texts.items() for text in pair)
+    return (
+        f"has {size} bytes of annotations, and fenka serves at most {most}" if size > most else ""
+    )
 
 
-def _keep_cards(containers: Iterable[Container]) -> None:
-    cards = resource_names(WITH_HAMI)
+def _keep_cards(containers: Iterable[PodContainer]) -> bool:
+    """Drop amounts of other resources, and return whether there are any of cards."""
+    cards, found = resource_names(WITH_HAMI), False
+    names, prefixes = cards.names, cards.prefixes
     for container in containers:
         resources = container.resources
-        resources.requests = _NOTHING
+        resources.requests = _NO_AMOUNTS
         if resources.limits:
             resources.limits = {
-                name: amount for name, amount in resources.limits.items() if name in cards
+                name: amount
+                for name, amount in resources.limits.items()
+                if name in names or name.startswith(prefixes)
             }
+            found = found or bool(resources.limits)
+    return found
 
 
 def _limit_rules(pod: Pod) -> str:
@@ -144,18 +175,16 @@ def _limit_rules(pod: Pod) -> str:
     return excess
 
 
-def _limit_containers(pod: Pod) -> str:
-    spec, containers = pod.spec, _containers(pod)
+def _limit_containers(pod: Pod, containers: Sequence[PodContainer]) -> str:
     resources = sum(
         [len(each.resources.limits) + len(each.resources.requests) for each in containers]
     )
-    excess = ""
+    if len(containers) <= MAX_CONTAINERS and resources <= MAX_RESOURCES:
+        return ""
+    spec = pod.spec
+    spec.containers = spec.containers[:MAX_CONTAINERS]
+    spec.init_containers = spec.init_containers[:MAX_CONTAINERS]
     if len(containers) > MAX_CONTAINERS:
-        excess = f"has {len(containers)} containers, and fenka serves at most {MAX_CONTAINERS}"
-    elif resources > MAX_RESOURCES:
-        excess = f"names {resources} resources, and fenka reads at most {MAX_RESOURCES}"
-        _keep_cards(containers)
-    if excess:
-        spec.containers = spec.containers[:MAX_CONTAINERS]
-        spec.init_containers = spec.init_containers[:MAX_CONTAINERS]
-    return excess
+        return f"has {len(containers)} containers, and fenka serves at most {MAX_CONTAINERS}"
+    _keep_cards(containers)
+    return f"names {resources} resources, and fenka reads at most {MAX_RESOURCES}"

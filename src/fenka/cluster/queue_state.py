@@ -75,6 +75,13 @@ class QueueState:
         """Pods on which fenka's gate is the only one left."""
         self._nothing_to_ungate: tuple[QueueSnapshot, int] | None = None
         """The snapshot and the number of gated pods for which `pods_to_ungate` was empty."""
+        self._asked: RecentDict[str, bool] = RecentDict()
+        """Pods about which kube-scheduler has asked since it last said why they wait, and whether it offered
+        what was reserved for them, if anything was."""
+        self._refused: RecentDict[str, bool] = RecentDict()
+        """Pods that wait for something else by its words, and whether it asked about other nodes."""
+        self._reserved_nodes: dict[str, frozenset[str]] = {}
+        """By entry."""
         self._bypassed: dict[str, float] = {}
         self._changes = 0
         self._scheduled_version = (-1, -1, -1)
@@ -106,9 +113,12 @@ class QueueState:
         self._open[uid] = pod
         if self._is_pending(pod):
             self._changes += 1
-            resources = (name for it in self._cluster.dialects for name in it.RESOURCES)
-            if self._lifecycle.report(entry_id(pod), pod.unschedulable or "", resources):
+            message = pod.unschedulable or ""
+            resources = [name for it in self._cluster.dialects for name in it.RESOURCES]
+            if self._lifecycle.report(entry_id(pod), message, resources):
                 self.urgent = True
+            if message and known is not None and message != known.unschedulable:
+                self._read_message(pod, message, resources)
             if uid not in self._pending:
                 self._pending.add(uid)
                 self._mark_urgent(pod, now)
@@ -133,6 +143,22 @@ class QueueState:
         if self._lifecycle.reject(entry_id(pod), nodes) or new:
             self._changes += 1
             self._mark_urgent(pod, now)
+
+    def ask(self, pod: Pod, nodes: Iterable[str]) -> None:
+        """Record that kube-scheduler asks about the pod on these nodes."""
+        uid, reserved = pod.metadata.uid, self._reserved_nodes.get(entry_id(pod))
+        self._asked[uid] = reserved is None or not reserved.isdisjoint(nodes)
+        self._refused.pop(uid, None)
+
+    def _read_message(self, pod: Pod, message: str, resources: Iterable[str]) -> None:
+        """Note whether the pod waits for something that fenka does not place, such as CPU."""
+        uid = pod.metadata.uid
+        offered = self._asked.pop(uid, None)
+        if offered is None and any(f"Insufficient {name}" in message for name in resources):
+            return
+        if not offered:
+            self._refused[uid] = offered is not None
+            self.urgent = self.urgent or entry_id(pod) in self._reserved_nodes
 
     # ---- scheduling the queue ----
 
@@ -190,7 +216,37 @@ class QueueState:
             )
             nodes = (it.node for it in entry.placements)
             self._lifecycle.expire(name, nodes, entry.pending.pods[0].unschedulable or "")
-        return bool(expired)
+        refused = self._refuse_reservations(fitting, expired)
+        self._reserved_nodes = {
+            name: frozenset(it.node for it in entry.placements)
+            for name, entry in fitting.items()
+            if name not in expired and name not in refused
+        }
+        return bool(expired or refused)
+
+    def _refuse_reservations(
+        self, fitting: Mapping[str, QueueEntry], expired: Mapping[str, float]
+    ) -> set[str]:
+        """End the reservations of entries that wait for something else, and return the entries."""
+        refused = set[str]()
+        if not self._refused:
+            return refused
+        for name, entry in fitting.items():
+            uid = next(
+                (it.metadata.uid for it in entry.pending.pods if it.metadata.uid in self._refused),
+                None,
+            )
+            if uid is None or name in expired:
+                continue
+            nodes = frozenset(it.node for it in entry.placements)
+            missing = self._refused.pop(uid)
+            if missing and nodes != self._reserved_nodes.get(name):
+                # It was asked about without the nodes of an earlier reservation.
+                continue
+            message = self._open[uid].unschedulable or ""
+            self._lifecycle.refuse(name, nodes if missing else (), message)
+            refused.add(name)
+        return refused
 
     # ---- queries ----
 
@@ -347,7 +403,8 @@ class QueueState:
 
     def _close(self, uid: str) -> None:
         pod = self._open.pop(uid, None)
-        self._rejected.pop(uid, None)
+        for known in (self._rejected, self._asked, self._refused):
+            known.pop(uid, None)
         self._pending.discard(uid)
         if pod is not None:
             self._changes += 1

@@ -65,7 +65,10 @@ def _divided_only(shared: SharedNode) -> SharedNode | None:
     return replace(shared, node=replace(shared.node, cards=cards), shares_cards=False)
 
 
-class _Card(msgspec.Struct):
+_Mib = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_MIB)]
+
+
+class _Card(msgspec.Struct, omit_defaults=True):
     index: CardIndex
     uuid: str
     model: str
@@ -73,6 +76,10 @@ class _Card(msgspec.Struct):
         name="memoryMiB"
     )
     healthy: bool
+    unleased_mib: _Mib = msgspec.field(name="unleasedMiB", default=0)
+    drawn_mib: _Mib = msgspec.field(name="drawnMiB", default=0)
+    unleased: str = ""
+    """Who uses that, in a sentence."""
 
 
 class _Inventory(msgspec.Struct):
@@ -83,12 +90,31 @@ class _Inventory(msgspec.Struct):
 _INVENTORY = msgspec.json.Decoder(_Inventory)
 
 
-def encode_inventory(cards: Sequence[Card], unit_mib: int) -> str:
-    """Return the node's `fenka.io/cards`: everything that the extender must know of it."""
+def encode_inventory(
+    cards: Sequence[Card], unit_mib: int, unleased: Mapping[DeviceId, str] | None = None
+) -> str:
+    """Return the node's `fenka.io/cards`: everything that the extender must know of it.
+
+    unleased: who uses cards without a lease, in a sentence for each, by UUID.
+    """
     recorded = [
-        _Card(card.index, card.uuid, card.model, card.memory_mib, card.healthy) for card in cards
+        _Card(
+            *(card.index, card.uuid, card.model, card.memory_mib, card.healthy),
+            *(card.unleased_mib, card.drawn_mib),
+            (unleased or {}).get(card.uuid, ""),
+        )
+        for card in cards
     ]
     return records.encode(_Inventory(unit_mib, recorded))
+
+
+def unleased_memory(annotations: Mapping[str, str]) -> dict[int, str]:
+    """Return who uses cards of a node without a lease, in a sentence for each, by the card's index."""
+    try:
+        cards = records.decode(annotations.get(CARDS, ""), _INVENTORY, CARDS).cards
+    except InvalidRecord:
+        return {}
+    return {card.index: card.unleased for card in cards if card.unleased}
 
 
 def with_unhealthy(shared: SharedNode, sick: frozenset[int]) -> SharedNode:
@@ -105,6 +131,8 @@ def _recorded(name: str, text: str) -> SharedNode:
             intern(card.model),
             card.memory_mib,
             healthy=card.healthy,
+            unleased_mib=card.unleased_mib,
+            drawn_mib=card.drawn_mib,
         )
         for card in sorted(inventory.cards, key=lambda card: card.index)
     ]

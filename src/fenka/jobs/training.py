@@ -44,7 +44,9 @@ class TrainingSpec(WorkloadSpec, frozen=True, forbid_unknown_fields=True, rename
     sync_image: Annotated[str, Meta(title="IMAGE", description="image with git")] = ""
     code: Annotated[str, Meta(title="DIR", description="send this directory's files along")] = ""
 
-    tensorboard: Annotated[bool, Meta(description="show the job's logs in TensorBoard")] = False
+    tensorboard: Annotated[
+        bool, Meta(description="show the job's logs in TensorBoard, which needs no login")
+    ] = False
     tensorboard_image: Annotated[str, Meta(title="IMAGE", description="image of TensorBoard")] = ""
     logdir: Annotated[str, Meta(title="PATH", description="directory of TensorBoard's logs")] = (
         "/training_logs"

@@ -44,6 +44,10 @@ class Config(msgspec.Struct, frozen=True):
         Literal["kill", "report"],
         Meta(description="reaction to a pod's process without fenka's library"),
     ] = "kill"
+    end_overdue: Annotated[
+        bool,
+        Meta(description="kill programs that outlive their pod or its activeDeadlineSeconds"),
+    ] = True
     spot_notices: Annotated[
         SpotNotices,
         Meta(

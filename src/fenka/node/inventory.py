@@ -11,6 +11,7 @@ from fenka.core.request import Slice
 from fenka.dialects import base, mig_records, node_inventory
 from fenka.dialects.base import SharedNode
 from fenka.dialects.mig_records import with_division
+from fenka.isolation.unleased_memory import UnleasedTracker
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.health import CardHealth
 from fenka.node.instances import NodeInstances
@@ -32,6 +33,8 @@ class NodeInventory:
     ) -> None:
         self._api, self._health, self._unit_mib = api, health, unit_mib
         self._instances = instances
+        self.unleased = UnleasedTracker()
+        """Memory that no lease uses, as the monitor has measured it."""
         self._published = False
         """Whether the Node had the inventory's annotation in the last pass."""
 
@@ -41,9 +44,13 @@ class NodeInventory:
         return {card.uuid: card for card in self._health.known}
 
     def cards(self) -> tuple[Card, ...]:
-        """Return the cards with their health, cordoned as the node's annotation says."""
+        """Return the cards with health and unleased memory, cordoned as the node's annotation says."""
         cordoned = self._annotations.get(node_inventory.CORDONED, "")
-        return self._health.cards(node_inventory.parse_indexes(cordoned))
+        return tuple(
+            replace(card, unleased_mib=unleased.total_mib, drawn_mib=unleased.drawn_mib)
+            for card in self._health.cards(node_inventory.parse_indexes(cordoned))
+            for unleased in [self.unleased.counted(card.uuid)]
+        )
 
     def shared_node(self) -> SharedNode:
         """Return the node as gpushare's dialect describes it, with the instances that exist."""
@@ -84,7 +91,8 @@ class NodeInventory:
         """
         cards = self.cards()
         shown = cards if schedulable else tuple(replace(card, healthy=False) for card in cards)
-        inventory = node_inventory.encode_inventory(shown, self._unit_mib)
+        unleased = {card.uuid: self.unleased.shown(card.uuid).sentence() for card in cards}
+        inventory = node_inventory.encode_inventory(shown, self._unit_mib, unleased)
         divided = self._instances.published()
         instances = mig_records.encode_instances(divided) if divided else None
         try:

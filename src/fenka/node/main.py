@@ -23,7 +23,7 @@ from fenka.node.driver import RETRY_S, NodeDriver, lock_cards
 from fenka.node.health import CardHealth
 from fenka.node.instances import NodeInstances
 from fenka.node.kubelet.client import Kubelet
-from fenka.node.lease import cdi
+from fenka.node.lease import cdi, pod_processes
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from fenka.node.monitor.card_monitor import CardMonitor
@@ -113,6 +113,7 @@ async def _serve(
             Edges(
                 *(api, kubelet, health, store, files, instances, unit_mib, advertised),
                 layouts=config.mig_config,
+                kill=pod_processes.kill_pods if config.end_overdue else None,
             )
         )
         exporter = Exporter(config.name)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from fenka.node.lease.binder import LeaseBinder
 from fenka.node.lease.collector import GarbageCollector
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.instances import LeaseInstances
+from fenka.node.lease.overdue import OverduePods
 from fenka.node.lease.reconciler import LeaseReconciler, LeaseService
 from fenka.node.lease.report import Denials, Reporter
 from fenka.node.lease.resize import Resizer
@@ -39,6 +40,7 @@ class Edges:
     """What the program is given: the outside world, and what it keeps on disk.
 
     layouts: a file of mig-parted, if there is one. living: returns the UIDs of pods that have processes.
+    kill: kills the processes of pods; None: programs that outlive their pods are not ended.
     clock: seconds since the epoch.
     """
 
@@ -52,6 +54,7 @@ class Edges:
     advertised: Advertised = field(default_factory=Advertised)
     layouts: Path | None = None
     living: Callable[[], set[str]] = pod_processes.living_pods
+    kill: Callable[[Collection[str]], int] | None = pod_processes.kill_pods
     clock: Callable[[], float] = time.time
 
 
@@ -107,7 +110,9 @@ def assemble(edges: Edges) -> Program:
     layouts = LayoutFollower(
         api, instances, inventory, allocations, closed, edges.clock, edges.layouts
     )
+    overdue = [OverduePods(api, store, edges.kill, edges.clock).end] if edges.kill else []
     phases = (
+        *overdue,
         *(leases.reconcile, resizer.reconcile, collector.collect, reporter.publish),
         *(converter.reconcile, layouts.reconcile),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fenka.cluster.allocation import read_allocation
+from fenka.cluster.compact import CompactPod
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.node_admission import Infeasible
@@ -216,7 +217,7 @@ class Binder:
         return f"{which} may not go to the node {name}: {'; '.join(reasons)}" if reasons else None
 
     async def _read(self, args: ExtenderBindingArgs) -> Pod:
-        return await self._api.get(pod_path(args.namespace, args.name), Pod)
+        return await self._api.get(pod_path(args.namespace, args.name), CompactPod)
 
     def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
         annotations = {}

@@ -70,6 +70,7 @@ class Extender:
         if pod is None:
             return self._filter_unknown(sent, nodes)
         self._on_filter(pod)
+        self._queue.ask(pod, nodes)
         if group_name(pod) is not None:
             result = self._filter_member(pod, nodes)
             if result is not None:

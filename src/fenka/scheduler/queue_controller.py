@@ -81,6 +81,10 @@ class QueueController:
         """Record that the pod was deleted."""
         self.state.forget_pod(uid, self.now())
 
+    def ask(self, pod: Pod, nodes: Sequence[str]) -> None:
+        """Record that kube-scheduler asks about the pod on these nodes."""
+        self.state.ask(pod, nodes)
+
     def reject(self, pod: Pod, nodes: Sequence[str]) -> None:
         """Record that none of these nodes fits the pod."""
         self.state.reject(pod, nodes, self.now())

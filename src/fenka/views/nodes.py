@@ -11,7 +11,7 @@ from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.request import ComputeMode
-from fenka.dialects import ack, base, gpushare, node_modes
+from fenka.dialects import ack, base, gpushare, node_inventory, node_modes
 from fenka.dialects.base import Dialect, SharedNode, split_instance
 from fenka.views.instances import InstanceRow, node_instances, usable_units
 
@@ -76,6 +76,7 @@ class NodeRow:
         core: whether it shares its cards' compute time too.
         instances: those of divided cards.
         free: how many more instances fit a divided card by profile, each for itself, by the card's index.
+        unleased: who uses memory of cards without a lease, in a sentence for each, by the card's index.
     """
 
     name: str
@@ -96,6 +97,7 @@ class NodeRow:
     core: bool = False
     instances: list[InstanceRow] = field(default_factory=list)
     free: dict[int, dict[str, int]] = field(default_factory=dict)
+    unleased: dict[int, str] = field(default_factory=dict)
 
     @property
     def allocated(self) -> float:
@@ -191,6 +193,7 @@ def _sharing_node(snapshot: ClusterSnapshot, node: Node, shared: SharedNode) -> 
         unit_mib=shared.unit_mib,
         instances=instances,
         free=free,
+        unleased=node_inventory.unleased_memory(node.metadata.annotations),
     )
 
 

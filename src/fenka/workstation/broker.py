@@ -13,7 +13,7 @@ The members of a gang are separate jobs with one entry in the queue. They are gr
 after that each has its own lifecycle, and the process that started them ends them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.core.availability import Timeline
@@ -33,7 +33,7 @@ from fenka.core.mig.instances import (
 )
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import ReasonCode, Unschedulable
-from fenka.core.request import Placement, Request
+from fenka.core.request import Placement, Request, Slice
 from fenka.core.steps import complete
 from fenka.core.usage import EmptyUsage
 from fenka.workstation.eviction import Holders, gangs_to_evict
@@ -192,8 +192,8 @@ class Broker:
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
         """Change what a running job holds of its cards.
 
-        What becomes free is granted to pending jobs. A job may grow into free memory before pending jobs.
-        Raises Conflict, and then changes nothing.
+        What becomes free is granted to pending jobs. `growth_rejection` is for the caller to ask. Raises
+        Conflict, and then changes nothing.
         """
         job = self.jobs[job_id]
         assert job.placement is not None
@@ -205,6 +205,29 @@ class Broker:
             raise
         self._allocate(job, placement, now)
         return self._schedule(now)
+
+    def growth_rejection(self, job: Job, after: Sequence[Slice], *, reserved: bool = False) -> str:
+        """Return why a job may not grow to these slices, which the ledger would admit; empty if it may.
+
+        It may not have what no lease uses, nor what is reserved for a pending request before it ends.
+
+        reserved: whether it may have what is reserved.
+        """
+        cards = {card.uuid: card for card in self.node.cards}
+        deadline = None if job.deadline is None else job.deadline + GRACE_S
+        for before, piece in zip(job.slices, after, strict=True):
+            if piece.memory_mib <= before.memory_mib and piece.compute <= before.compute:
+                continue
+            card, more_mib = cards[piece.uuid], piece.memory_mib - before.memory_mib
+            if more_mib > 0 and self.leased_mib(piece.uuid) + more_mib > card.available_mib:
+                return "; ".join(
+                    ["its cards have no room for that now", *self._unleased_on({card.index})]
+                )
+            for status, report in () if reserved else self._reported.values():
+                kept = status.reservation
+                if kept and piece.uuid in kept.cards and kept.blocks(deadline):
+                    return f"card {piece.card} is reserved for {report.name}, which has waited before it"
+        return ""
 
     def expire(self, now: float) -> list[Effect]:
         """Cancel grants that were not confirmed in time. A gang is cancelled if one member is late."""
@@ -521,9 +544,12 @@ class Broker:
             for reason in status.unschedulable.reasons
             if reason.code is ReasonCode.MEMORY
         }
-        unleased = [
+        return "; ".join([status.reason, *self._unleased_on(lacking)[:MAX_UNLEASED_SHOWN]])
+
+    def _unleased_on(self, indexes: Collection[int]) -> list[str]:
+        """Return who uses these cards without a lease, in a sentence for each."""
+        return [
             f"card {card.index}: {self._unleased[card.uuid]}"
             for card in self.node.cards
-            if card.index in lacking and self._unleased.get(card.uuid)
+            if card.index in indexes and self._unleased.get(card.uuid)
         ]
-        return "; ".join([status.reason, *unleased[:MAX_UNLEASED_SHOWN]])

@@ -1,6 +1,7 @@
 """Carries out what clients request of the daemon."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.dialects.sizes import InvalidSize
+from fenka.hardware.nvml import NoDriver
 from fenka.hardware.peer_credentials import user_name
+from fenka.hardware.spec import NodeError
 from fenka.procfs import lives, parent_pid
 from fenka.workstation import protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
@@ -220,7 +223,10 @@ class RequestHandler:
                 f"{request.name} is a gang: resize its members one by one, beginning with {job.name}"
             )
         _check_owner(client, job, job.name, "resize")
-        self.resizer.resize(job, request)
+        with contextlib.suppress(NoDriver, NodeError):  # without a driver what was seen last counts
+            self.controller.observe_cards()
+        # Only who may give others' places away may take them.
+        self.resizer.resize(job, request, reserved=_owns_daemon(client))
         return job.name
 
     def _check_shutdown(self, client: Client, request: protocol.Shutdown) -> None:

@@ -35,9 +35,11 @@ class JobResizer:
     broker: Broker
     leases: Leases
 
-    def resize(self, job: Job, wanted: protocol.ResizeJob) -> None:
-        """Resize a running job. Its programs have the new size within a second. Raises CannotResize,
-        OSError."""
+    def resize(self, job: Job, wanted: protocol.ResizeJob, *, reserved: bool) -> None:
+        """Resize a running job. Its programs have the new size within a second.
+
+        reserved: whether it may have what is reserved for pending requests. Raises CannotResize, OSError.
+        """
         before, former = job.placement, job.spec
         if job.state != "running" or before is None:
             raise CannotResize(f"{job.name} is {job.state}: only a running job can be resized")
@@ -50,8 +52,11 @@ class JobResizer:
         try:
             after = self._placement(job, before, wanted, reserved_percent(percent, mode))
             plan = ResizePlan({job.id: before.slices}, {job.id: after.slices})
-            reserved = replace(before, slices=tuple(plan.reserved[job.id]))
-            self.controller.record_placement(job, reserved)
+            larger = replace(before, slices=tuple(plan.reserved[job.id]))
+            rejection = self.broker.growth_rejection(job, larger.slices, reserved=reserved)
+            if rejection:
+                raise CannotResize(f"{job.name} cannot grow: {rejection}")
+            self.controller.record_placement(job, larger)
         except (InvalidSize, InvalidRequest) as error:
             raise CannotResize(str(error)) from None
         except Conflict:

@@ -55,6 +55,7 @@ def node_row(snapshot: Snapshot) -> NodeRow:
         unit_mib=snapshot.unit_mib,
         instances=instance_rows(snapshot.divided, _slices_by_device(snapshot)),
         free={card.index: card.free for card in snapshot.divided},
+        unleased={card.index: card.unleased for card in snapshot.cards if card.unleased},
     )
 
 

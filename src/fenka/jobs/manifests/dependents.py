@@ -60,8 +60,10 @@ def _tensorboard(spec: TrainingSpec) -> list[Manifest]:
             "tensorboard",
             f"--logdir={spec.logdir}",
             f"--port={TENSORBOARD_PORT}",
-            "--bind_all",
+            # TensorBoard has no login: it listens where its Service reaches it, and nowhere else.
+            "--host=$(POD_IP)",
         ],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
         "readinessProbe": {"tcpSocket": {"port": TENSORBOARD_PORT}},
         "volumeMounts": [volume.mount for volume in volumes],

@@ -18,6 +18,7 @@ from fenka.node.lease import resolve
 from fenka.node.lease.allocations import Allocations
 from fenka.node.lease.capacity import NodeCapacity, check_capacity
 from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.resolve import CardInUse, Misplaced
 from fenka.node.lease.sizes import as_in_force, with_peak
 from fenka.node.lease.store import Lease, LeaseStore, Token
 from fenka.node.node_api import NodeApi
@@ -49,7 +50,12 @@ class LeaseBinder:
             capacity = self._allocations.capacity(claims)
             lease = self._resolve(token, pod, container, capacity)
             labels = self._api.node.metadata.labels if self._api.node else {}
-            check_capacity(lease, capacity, share_instances=mig_shared(labels))
+            try:
+                check_capacity(lease, capacity, share_instances=mig_shared(labels))
+            except Misplaced as error:
+                if self._is_ending(lease, capacity):
+                    raise CardInUse(str(error)) from None
+                raise
             lease = msgspec.structs.replace(lease, library=str(self._files.library))
             token = msgspec.structs.replace(token, lease=lease)
             await asyncio.to_thread(self._store.put, token)
@@ -62,6 +68,17 @@ class LeaseBinder:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return token
+
+    def _is_ending(self, lease: Lease, capacity: NodeCapacity) -> bool:
+        """Return whether a pod on the lease's cards has ended for the API server, and not on the node."""
+        cards = {piece.card for piece in lease.holds}
+        return any(
+            uid in capacity.names
+            and not self._api.runs(uid)
+            and not cards.isdisjoint(piece.card for piece in slices)
+            for uid, slices in capacity.held.items()
+            if uid != lease.uid
+        )
 
     def _resolve(self, token: Token, pod: Pod, container: str, capacity: NodeCapacity) -> Lease:
         if self._allocations.is_exclusive(token):

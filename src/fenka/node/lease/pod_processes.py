@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,3 +65,12 @@ def living_pods(proc: Path = Path("/proc")) -> set[str]:
 def kill(pid: int, pod: str) -> bool:
     """Kill a process if it still belongs to this pod. Return whether the signal was sent."""
     return send_signal(pid, signal.SIGKILL, lambda: pod_and_container(pid)[0] == pod)
+
+
+def kill_pods(uids: Collection[str], proc: Path = Path("/proc")) -> int:
+    """Kill all processes of these pods, and return how many signals were sent."""
+    count = 0
+    for name in os.listdir(proc):
+        if name.isdecimal() and (uid := pod_and_container(int(name), proc)[0]) in uids:
+            count += start_ticks(name, proc) is not None and kill(int(name), uid)
+    return count

@@ -12,7 +12,7 @@ from fenka.node.lease.binder import LeaseBinder
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.instances import LeaseInstances
 from fenka.node.lease.report import Denials, Reporter
-from fenka.node.lease.resolve import InstancePending, LeaseDenied, LeasePending
+from fenka.node.lease.resolve import CardInUse, InstancePending, LeaseDenied, LeasePending
 from fenka.node.lease.store import LeaseStore, Token
 from fenka.node.node_api import NodeApi
 
@@ -20,9 +20,10 @@ _LOG = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 8.0
 """How long a container's start waits for its lease. The kubelet gives up after 30 s."""
-INSTANCE_TIMEOUT_S = 25.0
-"""The same for a lease whose MIG instances are being created."""
+LONG_TIMEOUT_S = 25.0
+"""The same for a lease whose MIG instances are being created, or whose card is about to be free."""
 _RETRY_S = 0.1
+_IN_USE_RETRY_S = 0.5
 
 
 @dataclass(eq=False)
@@ -119,11 +120,14 @@ class LeaseService:
             try:
                 await self._complete(resource, frozenset(ids))
             except LeasePending as error:
-                creating = isinstance(error, InstancePending)
-                timeout_s = INSTANCE_TIMEOUT_S if creating else START_TIMEOUT_S
-                if self._clock() - began >= timeout_s:
+                in_use = isinstance(error, CardInUse)
+                takes_long = in_use or isinstance(error, InstancePending)
+                if self._clock() - began >= (LONG_TIMEOUT_S if takes_long else START_TIMEOUT_S):
                     raise
-                await asyncio.sleep(_RETRY_S)
+                if in_use:
+                    # A pass removes the leases of pods whose processes have ended.
+                    self._trigger()
+                await asyncio.sleep(_IN_USE_RETRY_S if in_use else _RETRY_S)
             else:
                 return
 

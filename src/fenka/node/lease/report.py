@@ -43,7 +43,7 @@ class Denials:
 
     def add(self, token: str, uid: str, error: LeaseDenied) -> None:
         """Remember the denial with its first time. A lease that is only pending is none."""
-        if isinstance(error, LeasePending):
+        if isinstance(error, LeasePending) and not isinstance(error, Misplaced):
             return
         former = self._denials.get(token)
         since = former.since if former is not None else self._clock()

@@ -41,6 +41,10 @@ class InstancePending(LeasePending):
     """The lease's MIG instances do not exist yet; that may take some seconds."""
 
 
+class CardInUse(Misplaced, LeasePending):
+    """A pod that has ended for the API server still holds the card; its programs may end in a moment."""
+
+
 def claim_of(token: Token, claims: Iterable[Claim], pods: Mapping[str, Pod]) -> Claim | None:
     """Return the claim of the container that holds a token, if there is one.
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fenka.core.inventory import Card, DeviceId
 from fenka.dialects.mig_records import DividedCard
 from fenka.hardware.nvml import DriverLost, Reading, Xid, XidListener
+from fenka.isolation.unleased_memory import UnleasedMemory
 from fenka.node.health import APPLICATION_XIDS, INFO_XIDS, LOST_XID, CardHealth
 from fenka.node.instances import NodeInstances, ObservedInstance, error_key
 from fenka.node.inventory import NodeInventory
@@ -38,6 +40,18 @@ class CardMonitor:
         if cards != before:
             self._report()
         return cards, self._health.readings
+
+    def update_unleased(self, measured: Mapping[str, UnleasedMemory]) -> None:
+        """Take what no lease uses of cards, and have it published if it has changed. measured: by UUID."""
+        before = self._inventory.cards()
+        for card in before:
+            if card.uuid in measured:
+                now = time.monotonic()
+                self._inventory.unleased.update(
+                    card.uuid, card.memory_mib, measured[card.uuid], now
+                )
+        if self._inventory.cards() != before:
+            self._trigger()
 
     def divided(self) -> tuple[Sequence[DividedCard], Sequence[ObservedInstance]]:
         """Return the cards in MIG mode, and their instances."""

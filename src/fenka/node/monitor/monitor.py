@@ -55,6 +55,7 @@ class Monitor:
             cards,
             readings,
         )
+        self._cards.update_unleased(sample.unleased)
         self._exporter.sample = sample
         self._exporter.divided, self._exporter.instances = self._cards.divided()
         tokens = self._store.tokens

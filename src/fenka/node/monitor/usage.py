@@ -5,8 +5,9 @@ bounded size, and state is kept per lease and card only.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fenka.core.inventory import Card
@@ -16,9 +17,11 @@ from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
 from fenka.isolation import account, violations
 from fenka.isolation.files import MIB
 from fenka.isolation.sandbox import SHIM
+from fenka.isolation.unleased_memory import UnleasedMemory, UnleasedProgram, measure
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners
 from fenka.node.lease.store import Lease
+from fenka.procfs import process_name, start_ticks
 
 BusyNs = Callable[[], Mapping[tuple[str, int], int]]
 """Nanoseconds that each process has had of a card so far, by card UUID and process ID."""
@@ -108,6 +111,8 @@ class UsageSample:
     over_memory: tuple[SliceUsage, ...] = ()
     unmanaged: tuple[UnmanagedProcess, ...] = ()
     over_compute: tuple[SliceUsage, ...] = ()
+    unleased: Mapping[str, UnleasedMemory] = field(default_factory=dict)
+    """What no lease uses, by the UUIDs of cards that are not divided."""
 
 
 class Usage:
@@ -126,6 +131,8 @@ class Usage:
         self._busy: Mapping[tuple[str, int], int] = {}
         self._charged: dict[tuple[str, str], int] = {}
         self._sampled_at = clock()
+        self._unattributed: dict[str, int] = {}
+        """Memory of no process in the last sample, by card UUID."""
         self._memory_violations = violations.MemoryViolations()
         self._compute_violations = violations.ComputeViolations()
 
@@ -144,7 +151,7 @@ class Usage:
             cards: Copied into the sample, as are the readings.
             readings: By card UUID.
         """
-        owned = self._processes(leases, names)
+        owned, outside = self._processes(leases, names)
         seconds, shares = self._compute_shares()
         accounts = {token: self._account(token) for token in leases}
         charged = self._charged_shares(leases, accounts, seconds)
@@ -174,7 +181,46 @@ class Usage:
             tuple(usage for usage in usages if usage.key in over_memory),
             tuple(self._unmanaged(leases, owned)),
             tuple(usage for usage in usages if usage.key in over_compute),
+            self._measure_unleased(leases, cards, readings, owned, outside),
         )
+
+    def _measure_unleased(
+        self,
+        leases: Mapping[str, Lease],
+        cards: tuple[Card, ...],
+        readings: Mapping[str, Reading],
+        owned: Mapping[str, Sequence[GpuProcess]],
+        outside: Sequence[GpuProcess] | None,
+    ) -> dict[str, UnleasedMemory]:
+        """Return what no lease uses. outside: processes in no lease, None if the driver is lost."""
+        if outside is None:
+            return {}
+        slices_mib, measured = Counter[str](), dict[str, UnleasedMemory]()
+        for lease in leases.values():
+            for piece in lease.slices:
+                slices_mib[lease.device(piece)] += piece.memory_mib
+        leased = [process for processes in owned.values() for process in processes]
+        for card in cards:
+            if card.divided or card.uuid not in readings:
+                continue
+            now = measure(
+                card.memory_mib,
+                readings[card.uuid].used_mib,
+                [process.used_mib for process in leased if process.uuid == card.uuid],
+                slices_mib[card.uuid],
+                [
+                    UnleasedProgram(
+                        process_name(process.pid, self._proc), process.used_mib, process.graphics
+                    )
+                    for process in outside
+                    if process.uuid == card.uuid
+                ],
+            )
+            # Readings and processes are of different moments: memory that is being freed is in one of them.
+            before = self._unattributed.get(card.uuid, 0)
+            self._unattributed[card.uuid] = now.unattributed_mib
+            measured[card.uuid] = replace(now, unattributed_mib=min(before, now.unattributed_mib))
+        return measured
 
     def _allowance(self, usage: SliceUsage) -> int:
         context = self._files.contexts_mib.get(usage.device, 0) * MIB
@@ -182,18 +228,25 @@ class Usage:
 
     def _processes(
         self, leases: Mapping[str, Lease], names: Mapping[str, str]
-    ) -> dict[str, list[GpuProcess]]:
-        """Return the driver's processes by token. Those of an unknown container count as its pod's first."""
+    ) -> tuple[dict[str, list[GpuProcess]], list[GpuProcess] | None]:
+        """Return the driver's processes by token, and those in no lease.
+
+        Those of an unknown container count as its pod's first. Without a driver the second is None.
+        """
         owners = ProcessOwners(leases, names, self._proc)
         try:
             running = self._running()
         except DriverLost:
-            running = ()
+            return {}, None
         owned: dict[str, list[GpuProcess]] = {}
+        outside = []
         for process in running:
-            for token in owners.tokens_of(process.pid)[:1]:
-                owned.setdefault(token, []).append(process)
-        return owned
+            tokens = owners.tokens_of(process.pid)
+            if tokens:
+                owned.setdefault(tokens[0], []).append(process)
+            elif start_ticks(process.pid, self._proc) is not None:  # It has not ended meanwhile.
+                outside.append(process)
+        return owned, outside
 
     def _compute_shares(self) -> tuple[float, dict[tuple[str, int], float]]:
         """Return the seconds since the last sample, and the share of them that each process had."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from fenka.core.inventory import DeviceId
 from fenka.core.usage import UsageTotals
 from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
-from fenka.dialects.registry import DIALECTS, WITH_HAMI
+from fenka.dialects.registry import DIALECTS, WITH_HAMI, annotation_names
 from tests.dialects import made_up
 from tests.node.harness import T4_MIB, ContainerFailed, NodeHarness, card, node_harness
 from tests.node.pod_kit import limits
@@ -190,6 +190,18 @@ async def test_empty_device_list_is_sent_when_the_kubelet_remembers_devices(libr
         await until(lambda: offered(node).get(gpushare.MEMORY) == 28)
 
 
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Add the made-up dialect to the registry."""
+    for module in ("fenka.dialects.registry", "fenka.cluster.pod_limits"):
+        monkeypatch.setattr(f"{module}.WITH_HAMI", (*WITH_HAMI, made_up))
+    annotation_names.cache_clear()
+    yield
+    monkeypatch.undo()
+    annotation_names.cache_clear()
+
+
+@pytest.mark.usefixtures("registered")
 async def test_dialect_that_is_registered_is_served_by_the_node(library: Path) -> None:
     """The node program advertises its resource, and a pod gets what the dialect recorded."""
 

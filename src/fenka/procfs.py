@@ -11,14 +11,15 @@ import os
 import re
 import signal
 import struct
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
 
 _ALL_USERS = [b"0", b"0", b"4294967295"]
-_NS_GET_PARENT = 0xB702
+_NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
 _DEEPEST = 64
 """The kernel nests user namespaces 32 deep."""
 
@@ -260,6 +261,37 @@ def open_user_namespace(pid: int) -> int:
     return os.open(PROC / str(pid) / "ns" / "user", os.O_RDONLY | os.O_CLOEXEC)
 
 
+def user_namespace_owner(pid: int) -> int | None:
+    """Return the user who made the outermost user namespace below ours that a process is in.
+
+    A user may give processes there thousands of other user IDs (/etc/subuid). Return None for a process that
+    is in ours or not below it. Raises OSError.
+    """
+    own, owner = namespace_inode("self", "user"), None
+    with contextlib.closing(_outwards(open_user_namespace(pid))) as namespaces:
+        for descriptor in namespaces:
+            if os.fstat(descriptor).st_ino == own:
+                return owner
+            result = fcntl.ioctl(descriptor, _NS_GET_OWNER_UID, bytes(4))
+            owner = int.from_bytes(result, sys.byteorder)
+    return None
+
+
+def _outwards(descriptor: int) -> Generator[int, None, None]:
+    """Yield descriptors of a user namespace and of those around it that may be seen; close them."""
+    try:
+        for _ in range(_DEEPEST):
+            yield descriptor
+            try:
+                above = fcntl.ioctl(descriptor, _NS_GET_PARENT)
+            except PermissionError:
+                return  # Not below ours.
+            os.close(descriptor)
+            descriptor = above
+    finally:
+        os.close(descriptor)
+
+
 class UserNamespaceAncestry:
     """Finds the nearest of some user namespaces that a process is in, directly or nested.
 
@@ -286,20 +318,12 @@ class UserNamespaceAncestry:
         return namespace_inode(pid, "user") == self._own
 
     def _climb(self, descriptor: int) -> str | None:
-        try:
-            for _ in range(_DEEPEST):
-                number = os.fstat(descriptor).st_ino
+        with contextlib.closing(_outwards(descriptor)) as namespaces:
+            for namespace in namespaces:
+                number = os.fstat(namespace).st_ino
                 if number in self._known or number == self._own:
                     return self._known.get(number)
-                try:
-                    above = fcntl.ioctl(descriptor, _NS_GET_PARENT)
-                except PermissionError:
-                    return None  # Not below ours.
-                os.close(descriptor)
-                descriptor = above
-            return None
-        finally:
-            os.close(descriptor)
+        return None
 
 
 # --- mounts -------------------------------------------------------------------------------------------

@@ -44,7 +44,9 @@ Connect = Callable[[], Awaitable[Streams]]
 async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     """Serve clients of a daemon whose card is lost; yield a function that connects."""
     driver = SimpleNamespace(simulated=False)
-    hardware = SimpleNamespace(driver=driver, readings=dict, busy_samples=lambda *_: None)
+    hardware = SimpleNamespace(
+        driver=driver, readings=dict, processes=tuple, busy_samples=lambda *_: None
+    )
     runtime = Runtime(place / "run")
     runtime.create()
     broker = Broker(Node("here", (CARD,)), "binpack")
@@ -146,7 +148,7 @@ def test_root_can_connect_when_other_users_have_all_connections() -> None:
 
 def test_job_is_rejected_when_its_user_has_too_many() -> None:
     """Each member of a gang counts; other users' jobs do not."""
-    jobs = [SimpleNamespace(uid=SOMEBODY)] * 500 + [SimpleNamespace(uid=7)] * 500
+    jobs = [SimpleNamespace(account=SOMEBODY)] * 500 + [SimpleNamespace(account=7)] * 500
     bounds = Admission(1000, {0})
     bounds.check_jobs(SOMEBODY, 12, cast("Any", jobs))
     bounds.check_jobs(0, 1000, cast("Any", jobs))

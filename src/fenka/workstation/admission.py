@@ -89,7 +89,7 @@ class Admission:
         """Raise QuotaExceeded if `more` jobs would be too many for the user."""
         if uid in self._exempt:
             return
-        count = sum(job.uid == uid for job in jobs)
+        count = sum(job.account == uid for job in jobs)
         if count + more > MAX_JOBS_PER_USER:
             raise QuotaExceeded(
                 f"{user_name(uid)} has {count} jobs here; {more} more exceed the limit of "

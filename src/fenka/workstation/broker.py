@@ -434,17 +434,17 @@ class Broker:
             tuple(job.request for job in jobs),
             first.requested_at,
             first.spec.priority,
-            str(first.uid),
+            str(first.account),
             None if limit_s is None else limit_s + GRACE_S,
         )
 
     def _allocate(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
         deadline = None if job.deadline is None else job.deadline + GRACE_S
-        self._allocations[job.id] = Allocation(placement, deadline, str(job.uid))
+        self._allocations[job.id] = Allocation(placement, deadline, str(job.account))
         cards = cards_of((placement,), self.node.cards)
         since = now if job.started_at is None else job.started_at
-        self.usage_history.start(job.id, str(job.uid), cards, job.requested_at, since, now)
+        self.usage_history.start(job.id, str(job.account), cards, job.requested_at, since, now)
 
     def _cancel(self, jobs: Sequence[Job], now: float) -> list[Effect]:
         running = [job for job in jobs if job.state == "running"]

@@ -4,9 +4,24 @@ import asyncio
 
 import msgspec
 
-from fenka.hardware.peer_credentials import process
+from fenka import procfs
+from fenka.hardware.peer_credentials import Process, process
 from fenka.workstation import protocol
 from fenka.workstation.job import Job
+
+
+def account_of(process: Process) -> int:
+    """Return the user that a process counts for in quotas and fair shares; its rights stay its own.
+
+    A process in another user namespace may have any of thousands of IDs that its maker has there. It counts
+    for the user who made the outermost of these namespaces, unless that is root, who has no quotas.
+    """
+    try:
+        owner = procfs.user_namespace_owner(process.pid)
+    except OSError:
+        return process.uid
+    # If it has ended, the PID may be another user's.
+    return owner if owner and process.lives() else process.uid
 
 
 class Client:
@@ -15,6 +30,8 @@ class Client:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.process = process(writer.get_extra_info("socket"))
         """It may have ended, while another process holds the connection."""
+        self.account = account_of(self.process)
+        """The user that it counts for in quotas and fair shares."""
         self.writer = writer
         self.job: str | None = None
         """The queue id, or the id of a gang's member, that this connection has requested."""

@@ -33,7 +33,7 @@ class Connections:
             return
         client.send(protocol.Hello())
         try:
-            self.admission.add_connection(client.uid)
+            self.admission.add_connection(client.account)
         except QuotaExceeded as why:
             client.send(protocol.Failure(str(why)))
             client.close()
@@ -41,7 +41,7 @@ class Connections:
         try:
             await self._serve_admitted(client, reader)
         finally:
-            self.admission.remove_connection(client.uid)
+            self.admission.remove_connection(client.account)
             self.handler.on_disconnect(client)
             if writer.transport.get_write_buffer_size() > 0:
                 loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Connections:
             if isinstance(message, protocol.StopJob):  # takes as long as the programs take to end
                 await self._answer(client, message)
                 continue
-            async with self.admission.time_share(client.uid):
+            async with self.admission.time_share(client.account):
                 await self._answer(client, message)
 
     async def _next_line(self, client: Client, reader: asyncio.StreamReader) -> bytes:

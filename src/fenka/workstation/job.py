@@ -52,6 +52,8 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     """The user who has stopped it."""
     user_namespace: int = 0
     """Inode of its lease's user namespace; 0 before it runs (see lease_processes.py)."""
+    account_uid: int | None = None
+    """The user that it counts for in quotas and fair shares; None for `uid`."""
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -77,6 +79,11 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
         """Record why it is being ended: the first cause counts. user: who stops it."""
         if self.end_cause == "exit":
             self.end_cause, self.stopped_by = cause, user
+
+    @property
+    def account(self) -> int:
+        """The user that it counts for in quotas and fair shares."""
+        return self.uid if self.account_uid is None else self.account_uid
 
     @property
     def queue_id(self) -> str:

@@ -116,8 +116,10 @@ class RequestHandler:
         known = self.broker.jobs.values()
         try:
             unit_mib = self.broker.node.unit_mib
-            jobs = create_jobs(request.spec, client.process, unit_mib, known, time.time())
-            self.admission.check_jobs(client.uid, len(jobs), known)
+            jobs = create_jobs(
+                request.spec, client.process, unit_mib, known, time.time(), client.account
+            )
+            self.admission.check_jobs(client.account, len(jobs), known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             final = not isinstance(why, QuotaExceeded)
             client.send(protocol.JobRejected(str(why), final))

@@ -133,7 +133,7 @@ def _job(
         run=job.spec.run,
         reserved=[card.index for card in broker.node.cards if card.uuid in reserved],
         starts_by=reservation.starts_by if reservation else None,
-        used_s=round(broker.usage_history.history(str(job.uid), 0, time.time()).used_s, 1)
+        used_s=round(broker.usage_history.history(str(job.account), 0, time.time()).used_s, 1)
         if pending
         else 0.0,
         violations=sample.violations.get(job.id, []),

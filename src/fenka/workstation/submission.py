@@ -14,7 +14,12 @@ from fenka.workstation.job import Gang, Job
 
 
 def create_jobs(
-    spec: JobSpec, process: Process, unit_mib: int, existing: Collection[Job], now: float
+    spec: JobSpec,
+    process: Process,
+    unit_mib: int,
+    existing: Collection[Job],
+    now: float,
+    account: int | None = None,
 ) -> list[Job]:
     """Return the job, or the members of the gang, that a specification describes.
 
@@ -24,6 +29,7 @@ def create_jobs(
         unit_mib: The unit of sizes that name none.
         existing: All current jobs.
         now: Unix seconds.
+        account: The user that the jobs count for; None for the client's.
 
     Raises:
         InvalidSize, InvalidRequest: The request is rejected.
@@ -39,6 +45,7 @@ def create_jobs(
         id=secrets.token_hex(4),
         name=spec.name or generate_name(spec.command or [spec.kind]),
         uid=process.uid,
+        account_uid=account,
         pid=process.pid,
         start_ticks=process.start_ticks,
         spec=spec,

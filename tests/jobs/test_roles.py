@@ -171,3 +171,14 @@ def test_every_training_has_one_chief_and_different_members(
     assert len(set(members)) == len(members) == workers + (kind == "mpi") + ps + chief + evaluator
     assert [role.chief for role in roles.roles(spec)].count(True) == 1
     assert roles.roles(spec)[0].chief
+
+
+def test_number_of_cards_is_the_workers_in_every_role() -> None:
+    """arena's users compute the ranks from it: `mpirun -np $((workers*gpus))`."""
+    for spec in (
+        training("mpi", workers=2, gpus=1),
+        training("tensorflow", workers=2, gpus=1, ps=ONE, chief=TensorFlowRole(gpus=3, replicas=1)),
+    ):
+        for role in roles.roles(spec):
+            variables = roles.environment(spec, role, "0", host, port)
+            assert (variables["workers"], variables["gpus"]) == ("2", "1")

@@ -58,12 +58,14 @@ class NodeVerdicts:
         sentence: the counts over all cards, where no node fits by its cards.
         notes: records of the cluster that are wrong.
         hints: what would make room.
+        never: why the pod could not start if nothing ran in the cluster; empty if it could.
     """
 
     nodes: list[NodeVerdict] = field(default_factory=list)
     sentence: str = ""
     notes: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    never: str = ""
 
 
 def explain_nodes(pod: Pod, snapshot: ClusterSnapshot) -> NodeVerdicts:
@@ -112,7 +114,18 @@ class _WholeCards(_Evaluation):
                 of_node.append((holder.full_name, held))
 
     def verdicts(self) -> NodeVerdicts:
-        return NodeVerdicts([self._verdict(node) for node in self._nodes], hints=self._hints())
+        never = self._never()
+        return NodeVerdicts(
+            [self._verdict(node) for node in self._nodes],
+            hints=[never] if never else self._hints(),
+            never=never,
+        )
+
+    def _never(self) -> str:
+        most = max((_units(node, base.NVIDIA_GPU) for node in self._nodes), default=0)
+        if most >= self._count:
+            return ""
+        return f"it can never start as it is: no node has more than {most} cards to give whole"
 
     def _verdict(self, node: Node) -> NodeVerdict:
         reasons, total = self._node_reasons(node), _units(node, base.NVIDIA_GPU)
@@ -130,11 +143,6 @@ class _WholeCards(_Evaluation):
         return _units(node, base.NVIDIA_GPU) - sum(count for _, count in self._held(node))
 
     def _hints(self) -> list[str]:
-        most = max((_units(node, base.NVIDIA_GPU) for node in self._nodes), default=0)
-        if most < self._count:
-            return [
-                f"it can never start as it is: no node has more than {most} cards to give whole"
-            ]
         hints = [
             (count, f"it starts when {holder} ends ({count} whole cards of {node.metadata.name})")
             for node in self._nodes
@@ -166,7 +174,8 @@ class _SharedCards(_Evaluation):
         if shared and len(self._rejections) == len(shared):
             verdicts.sentence = Unschedulable(self._rejections.values()).sentence()
         verdicts.notes = [note for node in shared for note in self._wrong_records(node)]
-        verdicts.hints = self._hints(verdicts.nodes)
+        verdicts.never = (shared and self._never()) or ""
+        verdicts.hints = [verdicts.never] if verdicts.never else self._hints(verdicts.nodes)
         return verdicts
 
     def _verdict(self, node: Node) -> NodeVerdict:
@@ -240,9 +249,6 @@ class _SharedCards(_Evaluation):
         if not self._state.shared_nodes():
             labels = " or ".join(f"{label}=true" for label in ("gpushare", "cgpu"))
             return [f"no node shares its GPUs: label one {labels}"]
-        never = self._never()
-        if never is not None:
-            return [never]
         fitting = [verdict.node for verdict in verdicts if verdict.fits]
         if fitting:
             return [

@@ -16,6 +16,7 @@ import msgspec
 
 from fenka.cluster import training_objects
 from fenka.jobs import cluster_checks
+from fenka.jobs.capacity import warn_if_too_large
 from fenka.jobs.cluster_checks import Named, NamedKind
 from fenka.jobs.cluster_defaults import completed
 from fenka.jobs.creation import check_by_dry_run, collection, owner_reference, remove
@@ -52,6 +53,7 @@ async def submit(
     )
     rendered = render(spec, contents, jobset=jobset, hami=hami)
     await _check_objects(api, namespace, rendered)
+    await warn_if_too_large(api, rendered.role_jobs)
     submitted = _submitted(now)
     if rendered.dependents or spec.queue:
         rendered.root["spec"]["suspend"] = True
@@ -75,6 +77,7 @@ async def submit_notebook(
     )
     rendered = notebook.render(spec, password, hami=hami)
     await _check_objects(api, namespace, rendered)
+    await warn_if_too_large(api, rendered.role_jobs)
     alone = rendered.root["kind"] == "Job"
     rendered.root["spec"] |= {"suspend": True} if alone else {"replicas": 0}
     running = {"suspend": False} if alone else {"replicas": 1}

@@ -13,6 +13,7 @@ import msgspec
 from fenka.cluster.service_objects import WEIGHTS, ServingDeployment, read_weights
 from fenka.cluster.training_objects import SUBMITTED
 from fenka.jobs import cluster_checks
+from fenka.jobs.capacity import warn_if_too_large
 from fenka.jobs.cluster_checks import SubmissionRefused
 from fenka.jobs.cluster_defaults import completed
 from fenka.jobs.creation import check_by_dry_run, collection, owner_reference, remove
@@ -64,6 +65,7 @@ async def deploy(
     settings = await options.settings(api) if through_gateway else None
     await _check_objects(api, state, spec, [*objects, *_shared(state, spec, settings)])
     root, *dependents = objects
+    await warn_if_too_large(api, [root])
     root["spec"]["replicas"] = 0
     created = await _create_root(api, state, spec, root)
     try:

@@ -21,6 +21,10 @@
  *              yet executed are part of the excess, which is why only a part is refunded. Differences below half a
  *              percent of the interval are ignored, because readings are whole percents.
  *
+ *   unclaimed  Of a long interval nothing is refunded: the agent may have missed readings. What was measured beyond the
+ *              charges is charged at once: one launch has run all the time, and its process may have been killed
+ *              before it could charge it. If it lives and does so, this much is refunded.
+ *
  *   scale      The factor by which estimates are multiplied to keep the excess small. Kernels that were measured only
  *              beside other programs' work look too expensive.
  *
@@ -47,7 +51,7 @@
 #define MAX_DEBT_NS 86400000000000ull /* a larger value can only be corruption by a program */
 #define RESOLUTION 0.005              /* of the driver's readings */
 #define REFUND_PER_S 1.0 /* of the excess: slow against the age of readings, which may be half a second on real cards */
-#define MAX_INTERVAL_S 2.0 /* between two readings that are compared */
+#define MAX_INTERVAL_S 2.0 /* between two readings whose difference is refunded */
 #define DECAY 0.05         /* of the recent sums at each reading; also the weight of the new ratio in the scale */
 #define MIN_COMPARED_NS 1e7
 #define SCALE_UNIT 65536.0
@@ -124,6 +128,14 @@ static void correct(struct fenka_compute_budget *budget, double difference, doub
         move_launch(budget, -part / share, now);
 }
 
+static void charge_unclaimed(struct fenka_compute_budget *budget, double difference, double share, uint64_t now) {
+    double unclaimed = within((double)load_relaxed(&budget->unclaimed_ns), MAX_DEBT_NS);
+    double part = -difference < unclaimed ? -difference : unclaimed; /* negative: a charge */
+    store_relaxed(&budget->unclaimed_ns, (uint64_t)within(unclaimed - part, MAX_DEBT_NS));
+    if (share < 1)
+        move_launch(budget, -part / share, now);
+}
+
 /* The process that swaps feedback_seq compares the reading. If it is killed in between, one comparison is lost. */
 static void compare(struct fenka_compute_budget *budget, const struct control_feedback *feedback, double share,
                     uint64_t now) {
@@ -131,11 +143,13 @@ static void compare(struct fenka_compute_budget *budget, const struct control_fe
     if (feedback->feedback_seq == seen || !swap_relaxed(&budget->feedback_seq, seen, feedback->feedback_seq))
         return;
     uint64_t charged = load_relaxed(&budget->charged), last_at = load_relaxed(&budget->feedback_at);
+    uint64_t generation = control_generation();
     double seconds = (double)(int64_t)(feedback->at - last_at) / 1e9;
     int64_t measured = (int64_t)(feedback->busy_ns - load_relaxed(&budget->last_busy_ns));
     int64_t estimated = (int64_t)(charged - load_relaxed(&budget->last_charged));
-    bool comparable = last_at && last_at >= control_yielding_since() && seconds > 0 && seconds < MAX_INTERVAL_S &&
-                      measured >= 0 && estimated >= 0;
+    /* Without an earlier comparison both began at zero with the lease, if its limits have always been these. */
+    bool comparable = load_relaxed(&budget->generation) == generation && (last_at || !generation) &&
+                      last_at >= control_yielding_since() && seconds > 0 && measured >= 0 && estimated >= 0;
     /* Zero measured means that nothing charged has run yet, or that the driver cannot attribute work (MPS).
      * Neither is a reason to refund everything. */
     if (comparable && !measured)
@@ -143,7 +157,10 @@ static void compare(struct fenka_compute_budget *budget, const struct control_fe
     store_relaxed(&budget->feedback_at, feedback->at);
     store_relaxed(&budget->last_busy_ns, feedback->busy_ns);
     store_relaxed(&budget->last_charged, charged);
-    if (comparable) {
+    store_relaxed(&budget->generation, generation);
+    if (comparable && seconds >= MAX_INTERVAL_S) {
+        charge_unclaimed(budget, (double)measured - (double)estimated, share, now);
+    } else if (comparable) {
         rescale(budget, measured, estimated);
         correct(budget, (double)estimated - (double)measured, seconds, share, now);
     } else {

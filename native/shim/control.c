@@ -96,6 +96,10 @@ const char *control_open(const char *path) {
     return fault;
 }
 
+uint64_t control_generation(void) {
+    return __atomic_load_n(&page->generation, __ATOMIC_RELAXED);
+}
+
 unsigned control_cards(void) {
     return last.card_count;
 }

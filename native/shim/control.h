@@ -20,6 +20,7 @@ uint64_t control_context_bytes(unsigned card);
 /* Whether any card's compute is limited, or left to others with a share. Called before each launch. */
 bool control_limits_compute(void);
 uint64_t control_yielding_since(void); /* ns; 0 = not left to others */
+uint64_t control_generation(void);     /* changes with the limits; 0 = they never changed */
 uint32_t control_percent(unsigned card);
 uint32_t control_mode(unsigned card); /* FENKA_COMPUTE_… */
 

@@ -67,6 +67,7 @@ static void hang_up(int fd)
     struct client *client = client_of(fd);
     if (client->slot != NO_SLOT) {
         orphan_files_of(peer_pid(fd));
+        remember_time(client->slot);
         empty_slot(client->slot);
     }
     if (client->file >= 0)

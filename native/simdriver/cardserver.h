@@ -19,6 +19,11 @@ void reset_state(void);
 /* NO_SLOT if none is free. */
 uint32_t take_slot(int32_t pid, uint64_t *generation);
 void empty_slot(uint32_t slot);
+/* The slot without process, node_slot: for memory that outlives its process, and for the locks of time lines. False if
+ * there is none. */
+bool take_own_slot(void);
+/* Remembers the time that the process in the slot has had. It has ended. */
+void remember_time(uint32_t slot);
 /* Ends a card's loss, and resets its volatile error counters. */
 void recover(struct fenka_node_faults *faults);
 

@@ -18,7 +18,6 @@ struct orphan {
     struct orphan *next;
 };
 static struct orphan *orphans;
-static uint32_t orphan_slot = NO_SLOT;
 
 /* Locks are listed in no order. */
 static uint64_t locked_between(int file, off_t from, off_t to)
@@ -48,7 +47,7 @@ static bool charge_orphan(struct orphan *orphan)
     for (uint32_t card = 0; card < state->card_count; card++) {
         uint64_t held = held_of(orphan, card);
         if (held != orphan->held[card])
-            __atomic_fetch_add(&state->memory[card][orphan_slot], held - orphan->held[card],
+            __atomic_fetch_add(&state->memory[card][node_slot], held - orphan->held[card],
                                __ATOMIC_SEQ_CST);
         orphan->held[card] = held;
         any = any || held > 0;
@@ -73,11 +72,8 @@ bool has_orphans(void) { return orphans; }
 
 void orphan_file(struct client *client)
 {
-    uint64_t generation;
     struct orphan *made = calloc(1, sizeof *made);
-    if (orphan_slot == NO_SLOT)
-        orphan_slot = take_slot(0, &generation);
-    if (!made || orphan_slot == NO_SLOT) {
+    if (!made || !take_own_slot()) {
         free(made);
         return;
     }

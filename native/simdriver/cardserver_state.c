@@ -15,6 +15,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "timeline.h"
+
 struct fenka_node *state;
 
 void fail(const char *sentence, ...)
@@ -80,6 +82,39 @@ void open_state(const char *directory)
         fail("the file `state` in %s was written by another version of fenka.", directory);
 }
 
+bool take_own_slot(void)
+{
+    if (node_owns_slot())
+        return true;
+    node_state = state;
+    node_slot = take_slot(0, &node_generation);
+    if (node_slot == NO_SLOT)
+        node_generation = 0;
+    return node_slot != NO_SLOT;
+}
+
+/* What it has launched and is not done dies with it. */
+void remember_time(uint32_t slot)
+{
+    struct fenka_node_process *process = &state->processes[slot];
+    __atomic_store_n(&process->ended, 1, __ATOMIC_RELEASE);
+    for (uint32_t card = 0; card < state->card_count; card++) {
+        if (!state->lines[card][slot].given || !take_own_slot())
+            continue;
+        timeline_settle(card, slot);
+        struct fenka_node_past *past = &state->past[state->past_count % FENKA_NODE_PAST];
+        __atomic_store_n(&past->generation, 0, __ATOMIC_SEQ_CST);
+        past->ended_ns = node_now();
+        past->busy_ns = timeline_process_total(card, slot);
+        past->last_second_ns = timeline_process_busy(card, slot);
+        past->pid = process->pid;
+        past->card = card;
+        past->slot = slot;
+        __atomic_store_n(&past->generation, process->generation, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&state->past_count, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
 void recover(struct fenka_node_faults *faults)
 {
     memset(faults->ecc_volatile, 0, sizeof faults->ecc_volatile);
@@ -111,6 +146,7 @@ void reset_state(void)
     for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
         empty_slot(slot);
     __atomic_store_n(&state->slots_used, 0, __ATOMIC_RELEASE);
+    memset(state->past, 0, sizeof state->past);
     for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++) {
         /* Most were never used, and are holes of the file until something is written to them. */
         for (uint32_t mark = 0; mark < FENKA_NODE_LANES; mark++) {

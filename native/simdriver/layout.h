@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define FENKA_NODE_MAGIC 0x45444f4e414b4e46 /* "FNKANODE" */
-#define FENKA_NODE_VERSION 4
+#define FENKA_NODE_VERSION 5
 #define FENKA_NODE_CARDS 16
 #define FENKA_NODE_SLOTS 1024
 /* The idle time of a card: 2.56 s in buckets of 10 ms. */
@@ -51,6 +51,9 @@
 /* The instance of a process on a card: 0 = the whole card, else 1 + GPU instance * 8 + compute instance. */
 #define FENKA_NODE_MIG_INSTANCE_SHIFT 3
 #define FENKA_NODE_LANES 121
+
+/* How many processes that have ended are remembered with the time that they had of a card. */
+#define FENKA_NODE_PAST 256
 
 /* How long one process has the card while others want it. */
 #define FENKA_NODE_SLICE_NS 2000000
@@ -103,6 +106,16 @@ struct fenka_node_line {
     /* [FENKA_NODE_TURNS]: at the end of each turn, the position and the time */
     uint64_t turn_position[64];
     uint64_t turn_ns[64];
+};
+
+/* What a process that has ended had of a card. Written by the server. */
+struct fenka_node_past {
+    uint64_t generation; /* of its slot; 0 = none */
+    uint64_t ended_ns;
+    uint64_t busy_ns;        /* since the slot was taken */
+    uint64_t last_second_ns; /* of these, in the second before its end */
+    int32_t pid;
+    uint32_t card, slot, reserved;
 };
 
 /* Provoked faults of a card. Written by the card server alone, on command. */
@@ -181,6 +194,8 @@ struct fenka_node {
     struct fenka_node_mig mig[16];              /* FENKA_NODE_CARDS */
     struct fenka_node_lane lanes[16][121];      /* [card][instance of a process], FENKA_NODE_LANES */
     uint64_t event_count;                       /* the number of the last event; written by the server */
+    uint64_t past_count;                        /* entries that were ever written into the ring */
+    struct fenka_node_past past[256];           /* FENKA_NODE_PAST */
 };
 
 #endif

@@ -142,17 +142,34 @@ static const struct answer *answer_at(uint32_t card, unsigned long long at_us)
 }
 
 /* Percent of the time since a sample. */
-static unsigned since(const struct answer *then, const struct answer *now, uint32_t slot)
+static unsigned since(const struct answer *then, unsigned long long now_us, uint32_t slot, uint64_t generation,
+                      uint64_t had)
 {
-    bool same = then->generations[slot] == now->generations[slot];
-    uint64_t before = same ? then->busy_ns[slot] : 0, had = now->busy_ns[slot];
-    uint64_t window = (now->at_us - then->at_us) * 1000;
+    uint64_t before = then->generations[slot] == generation ? then->busy_ns[slot] : 0;
+    uint64_t window = (now_us - then->at_us) * 1000;
     uint64_t percent = had > before ? ((had - before) * 100 + window / 2) / window : 0;
     return percent < 100 ? (unsigned)percent : 100;
 }
 
-static void measure(uint32_t card, const struct seen *found, unsigned count, unsigned *percents,
-                    unsigned long long now_us, unsigned long long last_seen_us)
+/* The driver's samples outlive their processes: appends those that ended since the sample, or in the last second. */
+static unsigned add_past(uint32_t card, const struct answer *then, const struct answer *now, struct seen *found,
+                         unsigned *percents, unsigned count)
+{
+    uint64_t now_ns = node_now(), window_ns = then ? (now->at_us - then->at_us) * 1000 : 1000000000;
+    for (unsigned i = 0; i < FENKA_NODE_PAST && count < FENKA_NODE_SLOTS; i++) {
+        struct fenka_node_past past = node_state->past[i];
+        if (!past.generation || past.card != card || past.ended_ns + window_ns < now_ns ||
+            __atomic_load_n(&node_state->past[i].generation, __ATOMIC_SEQ_CST) != past.generation)
+            continue;
+        found[count] = (struct seen){.slot = past.slot, .pid = (unsigned)past.pid};
+        percents[count++] = then ? since(then, now->at_us, past.slot, past.generation, past.busy_ns)
+                                 : (unsigned)((past.last_second_ns + 5000000) / 10000000);
+    }
+    return count;
+}
+
+static unsigned measure(uint32_t card, struct seen *found, unsigned count, unsigned *percents,
+                        unsigned long long now_us, unsigned long long last_seen_us)
 {
     pthread_mutex_lock(&answering);
     struct answer *now = &asked[card].answers[asked[card].count++ % ANSWERS];
@@ -163,10 +180,12 @@ static void measure(uint32_t card, const struct seen *found, unsigned count, uns
         uint32_t slot = found[i].slot;
         now->generations[slot] = node_state->processes[slot].generation;
         now->busy_ns[slot] = timeline_process_total(card, slot);
-        percents[i] = then ? since(then, now, slot)
+        percents[i] = then ? since(then, now_us, slot, now->generations[slot], now->busy_ns[slot])
                            : (unsigned)((timeline_process_busy(card, slot) + 5000000) / 10000000);
     }
+    count = add_past(card, then, now, found, percents, count);
     pthread_mutex_unlock(&answering);
+    return count;
 }
 
 /* One sample for each process that was busy, with the current time. */
@@ -187,15 +206,15 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     uint64_t now_us = (uint64_t)clock.tv_sec * 1000000 + (uint64_t)clock.tv_nsec / 1000;
     unsigned count = collect(card, found);
     if (!samples) { /* a capacity for all processes, because nothing is measured yet */
-        *room = count > 0 ? count : 1;
+        *room = count + FENKA_NODE_PAST;
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
-    if (count == 0 || last_seen_us >= now_us) {
+    if (last_seen_us >= now_us) {
         *room = 0;
         return NVML_ERROR_NOT_FOUND;
     }
     TRY(*room >= count ? NVML_SUCCESS : fits(room, count, samples));
-    measure(card, found, count, percents, now_us, last_seen_us);
+    count = measure(card, found, count, percents, now_us, last_seen_us);
     for (unsigned i = 0; i < count; i++)
         if (percents[i] > 0) {
             found[busy] = found[i];
@@ -205,6 +224,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
         *room = 0;
         return NVML_ERROR_NOT_FOUND;
     }
+    busy = busy < *room ? busy : *room;
     *room = busy;
     for (unsigned i = 0; i < busy; i++)
         samples[i] = (nvmlProcessUtilizationSample_t){.pid = found[i].pid, .timeStamp = now_us,

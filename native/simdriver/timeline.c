@@ -221,6 +221,15 @@ uint64_t timeline_add(uint32_t card, uint64_t duration_ns)
     return end;
 }
 
+void timeline_settle(uint32_t card, uint32_t slot)
+{
+    struct fenka_node_lane *lane = lane_of(card, slot);
+    if (!lock_lane(lane))
+        return;
+    advance(card, slot, node_now());
+    unlock_lane(lane);
+}
+
 struct timeline_place timeline_own(uint32_t card, uint64_t position)
 {
     return (struct timeline_place){card, node_slot, node_generation, position};

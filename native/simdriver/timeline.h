@@ -30,5 +30,7 @@ uint64_t timeline_card_busy(uint32_t card);
 uint64_t timeline_process_busy(uint32_t card, uint32_t slot);
 /* What it has had since its slot was taken. */
 uint64_t timeline_process_total(uint32_t card, uint32_t slot);
+/* Records what the process in the slot has had until now. For the server: the process has ended. */
+void timeline_settle(uint32_t card, uint32_t slot);
 void timeline_after_fork(void);
 #endif

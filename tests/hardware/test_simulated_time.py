@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from statistics import median
 
 import pytest
@@ -191,6 +192,25 @@ def test_nobody_waits_for_a_program_that_was_struck_down(
         survivor.do(
             f"for _ in range(20): {LAUNCH.format(stream=0)}", "ok(d.cuCtxSynchronize())", "0"
         )
+
+
+def test_time_of_a_killed_program_is_not_forgotten(
+    make_client: MakeClient, node: SimulatedNode
+) -> None:
+    """Killed in its first kernel: the node knows how long that ran, and the driver's samples show it."""
+    client = make_client().enter()
+    before_us = time.time_ns() // 1000
+    begin = time.monotonic_ns()
+    client.do(KERNEL, kernel("k_us600000000"), LAUNCH.format(stream=0), "0")
+    with Driver.open(node.library_dir) as driver:
+        uuid = driver.cards()[0].uuid
+        wait_until(lambda: driver.readings()[0].utilisation)
+        client.kill()
+        wait_until(lambda: driver.processes() == ())
+        samples = driver.busy_samples(uuid, before_us)
+    assert samples is not None
+    assert samples[1][client.pid] > 0
+    assert 0 < node.past_busy_ns()[client.pid] <= time.monotonic_ns() - begin
 
 
 def test_waiting_for_another_cards_event_waits(

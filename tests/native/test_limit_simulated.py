@@ -6,6 +6,7 @@ so a busy machine takes time away from everybody.
 
 import importlib.util
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -160,9 +161,31 @@ def test_training_without_compute_gets_the_whole_card_when_the_service_is_idle(
     pytest.fail(f"{with_idle} of {free}")
 
 
-def test_next_program_launches_at_once_when_an_indebted_one_was_killed(testbed: Any) -> None:
-    """One dies with a kernel of two seconds on the card, at ten percent; another of its lease works soon."""
+def test_next_program_pays_what_a_killed_one_used(testbed: Any) -> None:
+    """Killed in its first kernel it has charged a guess; its lease owes what the driver has measured."""
     lease = testbed.lease(0, 10)
+
+    def measured() -> int:
+        return int(testbed.teller.busy_ns(lease.name, testbed.uuids[0]))
+
+    def debt() -> int:
+        content = (lease / "account" / "slots").read_bytes()
+        budgets = layout().from_buffer("struct fenka_account *", content).compute_budgets
+        return int(budgets[0].next_launch_at) - time.monotonic_ns()
+
+    with testbed.load(lease, "600000000") as load:
+        wait_until(lambda: measured() >= 2500 * MS)
+        assert debt() <= 1000 * MS
+        load.process.kill()
+        load.process.wait()
+    with testbed.load(lease, "200"):
+        wait_until(lambda: debt() >= 10_000 * MS)
+    testbed.end(lease)
+
+
+def test_next_program_launches_when_the_debt_of_a_killed_one_is_paid(testbed: Any) -> None:
+    """One dies with a kernel of two seconds on the card, at half of it; another of its lease works soon."""
+    lease = testbed.lease(0, 50)
     with testbed.load(lease, "2000000") as load:
         wait_until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 1_000_000_000)
     with testbed.load(lease, "200") as load:

@@ -128,7 +128,9 @@ struct fenka_compute_budget {
     uint64_t recent_charged; /* and of charged time */
     uint64_t scale;          /* factor on estimates, from the ratio of the two: 1/65536, 0 = never compared */
     uint64_t precharge_ns;   /* what a launch of unknown cost is charged in advance */
-    uint64_t reserved[5];
+    uint64_t unclaimed_ns;   /* charged because it was measured, before a process has charged it itself */
+    uint64_t generation;     /* of the control page at the last comparison: with others, other limits held meanwhile */
+    uint64_t reserved[3];
 };
 
 /* Memory that processes export to each other (cuMemExportToShareableHandle, cuIpcGetMemHandle) is charged to its

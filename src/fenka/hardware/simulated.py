@@ -15,8 +15,9 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import peer
@@ -139,6 +140,22 @@ class SimulatedNode:
 
         IDs are those in the card server's PID namespace. Times are exact up to the last use of the card.
         """
+        with self._state() as state:
+            slots = [state.processes[slot] for slot in range(state.slots_used)]
+            # The server's own slot has no process.
+            return {slot.pid: slot.busy_ns[card] for slot in slots if slot.generation and slot.pid}
+
+    def past_busy_ns(self, card: int = 0) -> dict[int, int]:
+        """Return the same for the last processes that have ended, until their end."""
+        with self._state() as state:
+            return {
+                past.pid: past.busy_ns
+                for past in state.past
+                if past.generation != 0 and past.card == card
+            }
+
+    @contextlib.contextmanager
+    def _state(self) -> Iterator[Any]:
         ffi, _ = layout()
         with (
             (self.directory / "state").open("rb") as file,
@@ -147,9 +164,7 @@ class SimulatedNode:
             ) as content,
             ffi.from_buffer(content) as held,
         ):
-            state = ffi.cast("struct fenka_node *", held)
-            slots = [state.processes[slot] for slot in range(state.slots_used)]
-            return {slot.pid: slot.busy_ns[card] for slot in slots if slot.generation != 0}
+            yield ffi.cast("struct fenka_node *", held)
 
     def find(self, card: str) -> int:
         """Return the index of a card that is given by index or UUID. Raises NoSuchCard, NodeError."""

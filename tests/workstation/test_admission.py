@@ -25,8 +25,10 @@ from fenka.workstation.cards import CardMonitor
 from fenka.workstation.clients import Client
 from fenka.workstation.connections import Connections
 from fenka.workstation.daemon import Daemon
+from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from fenka.workstation.requests import RequestHandler
+from tests.builders import job
 from tests.workstation.users import place
 
 __all__ = ["place"]
@@ -144,6 +146,26 @@ def test_root_can_connect_when_other_users_have_all_connections() -> None:
     bounds.remove_connection(3)
     bounds.remove_connection(3)
     bounds.add_connection(4)
+
+
+def test_job_is_rejected_when_its_user_s_records_are_too_large() -> None:
+    """A gang copies its command to each member. Root is limited by what the next daemon reads."""
+
+    def gang(size: int, account: int, kib: int) -> list[Job]:
+        spec = JobSpec(["x" * (kib << 10)], GpuResources("1"))
+        return [job(str(number), spec=spec, account_uid=account) for number in range(size)]
+
+    bounds = Admission(1000, {0})
+    own, others = gang(20, SOMEBODY, 64), gang(20, 7, 64)
+    bounds.check_records(SOMEBODY, gang(10, SOMEBODY, 64), [*own, *others])
+    with pytest.raises(QuotaExceeded, match="2048 KiB for one user: shorten the command"):
+        bounds.check_records(SOMEBODY, gang(13, SOMEBODY, 64), [*own, *others])
+    with pytest.raises(QuotaExceeded, match="2048 KiB for one user"):
+        bounds.check_records(SOMEBODY, gang(512, SOMEBODY, 60), [])
+    bounds.check_records(0, gang(512, 0, 60), own)
+    with pytest.raises(QuotaExceeded, match="no room to record more jobs"):
+        bounds.check_records(0, gang(512, 0, 100), gang(200, 0, 100))
+    assert 4 * admission.MAX_RECORDED_BYTES <= files.MAX_FILE_BYTES
 
 
 def test_job_is_rejected_when_its_user_has_too_many() -> None:

@@ -8,7 +8,9 @@ import contextlib
 import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+
+import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import user_name
@@ -34,6 +36,12 @@ MAX_CONNECTIONS_PER_USER = 1024
 
 MAX_JOBS_PER_USER = 512
 """Pending and running jobs; each member of a gang counts."""
+
+MAX_RECORDED_BYTES_PER_USER = 2 << 20
+"""Of a user's jobs in the state file, which is written with each change. Ordinary jobs take 1 KiB each."""
+
+MAX_RECORDED_BYTES = 64 << 20
+"""Of all jobs, root's too. The next daemon reads four times as much: records grow when jobs are granted."""
 
 _DESCRIPTORS_PER_CONNECTION = 4
 """The connection itself, and what watches the client's process."""
@@ -96,6 +104,21 @@ class Admission:
                 f"{MAX_JOBS_PER_USER} for one user: wait until some have ended"
             )
 
+    def check_records(self, uid: int, more: Sequence[Job], jobs: Collection[Job]) -> None:
+        """Raise QuotaExceeded if the records of `more` jobs would be too large, for the user or for all."""
+        new = sum(map(_recorded_bytes, more))
+        own = sum(_recorded_bytes(job) for job in jobs if job.account == uid)
+        if uid not in self._exempt and own + new > MAX_RECORDED_BYTES_PER_USER:
+            raise QuotaExceeded(
+                f"the jobs of {user_name(uid)} take {own >> 10} KiB of the daemon's records; {new >> 10} KiB "
+                f"more exceed the limit of {MAX_RECORDED_BYTES_PER_USER >> 10} KiB for one user: shorten "
+                "the command, start fewer at once, or wait until some have ended"
+            )
+        if sum(map(_recorded_bytes, jobs)) + new > MAX_RECORDED_BYTES:
+            raise QuotaExceeded(
+                "the fenka daemon has no room to record more jobs: wait until some have ended"
+            )
+
     @contextlib.asynccontextmanager
     async def time_share(self, uid: int) -> AsyncIterator[None]:
         """Admit one request of each user at a time, and give each user at most half of the daemon's time."""
@@ -108,3 +131,7 @@ class Admission:
                 yield
             finally:
                 await asyncio.sleep(time.monotonic() - started_at)
+
+
+def _recorded_bytes(job: Job) -> int:
+    return len(msgspec.json.encode(job))

@@ -31,7 +31,7 @@ MAX_LOG_BYTES = 4 << 20
 """Of a background daemon."""
 
 MAX_FILE_BYTES = 1 << 28
-"""Of a file that is read. Thousands of jobs with the longest commands need less."""
+"""Of a file that is read. `admission.MAX_RECORDED_BYTES` keeps the state file far below it."""
 
 Loaded = TypeVar("Loaded")
 

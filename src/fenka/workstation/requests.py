@@ -120,6 +120,7 @@ class RequestHandler:
                 request.spec, client.process, unit_mib, known, time.time(), client.account
             )
             self.admission.check_jobs(client.account, len(jobs), known)
+            self.admission.check_records(client.account, jobs, known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             final = not isinstance(why, QuotaExceeded)
             client.send(protocol.JobRejected(str(why), final))

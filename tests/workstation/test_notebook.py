@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.parse
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from fenka.jobs.kernel import Kernel, KernelFailed
+from fenka.jobs.notebook import hash_password
 from fenka.jobs.notebook_server import notebook_server
 from fenka.jobs.notebook_server.notebook_server import read_usage
 from tests.jupyter_login import login
-from tests.workstation.conftest import Workstation, eventually
+from tests.workstation.conftest import Workstation, eventually, refused
 
 LOOK = (
     "from cuda.bindings import driver as cuda\n"
@@ -170,3 +172,60 @@ def test_notebook_is_listed_and_deleted_like_a_job(t4: Workstation, tmp_path: Pa
     t4.ok("delete", "--local", "nb")
     assert not record.parent.exists()
     assert (tmp_path / "work.ipynb").exists()
+
+
+def test_notebook_listens_where_it_is_told(t4: Workstation, tmp_path: Path) -> None:
+    """Host, port and path of the URLs; another one on the same port is refused by a sentence."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = ["notebook", "--gpu-mem", "2", "--detach", "--host", "127.0.0.2", "--port", str(port)]
+    printed = t4.ok(*words, "--name", "nb", "--base-url", "/lab/nb/")
+    address = f"http://127.0.0.2:{port}/lab/nb/"
+    assert printed.startswith(f"nb: {address}lab?token=")
+    assert t4.ok("ps").count(address) == 1
+    refused(
+        t4.fenka(*words, "--name", "other"),
+        1,
+        f"port {port} of 127.0.0.2 is used or not allowed: choose another",
+    )
+    t4.ok("stop", "nb")
+    restarted = t4.ok("start", "nb")
+    assert address in restarted
+
+
+def test_own_settings_of_jupyter_stay(t4: Workstation, tmp_path: Path) -> None:
+    """The user's port and password precede fenka's defaults; options precede the user's settings."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    own = {
+        "ServerApp": {"port": port, "root_dir": "/", "base_url": "/own/"},
+        "PasswordIdentityProvider": {"hashed_password": hash_password("mine")},
+    }
+    (tmp_path / "jupyter_server_config.json").write_text(json.dumps(own))
+    t4.environment["JUPYTER_CONFIG_DIR"] = str(tmp_path)
+    printed = t4.ok(
+        *("notebook", "--gpu-mem", "2", "--name", "nb", "--base-url", "/nb/", "--detach"),
+        *("--directory", str(tmp_path)),
+    )
+    assert printed == f"nb: http://127.0.0.1:{port}/nb/lab\n"
+    (server_file,) = (t4.root / "jobs" / "nb" / "runtime").glob("jpserver-*.json")
+    assert json.loads(server_file.read_text())["root_dir"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--host", "gpubox"],
+            "invalid --host 'gpubox': expected an IP address of this machine, as 0.0.0.0",
+        ),
+        (["--port", "70000"], "invalid --port 70000: expected a number from 1 to 65535"),
+        (["--base-url", "nb"], "invalid --base-url 'nb': expected a path, as /notebooks/nb/"),
+    ],
+)
+def test_place_to_listen_is_refused_when_it_is_none(
+    t4: Workstation, words: list[str], sentence: str
+) -> None:
+    """Each mistake is one sentence, and nothing is started."""
+    refused(t4.fenka("notebook", "--gpu-mem", "2", *words), 2, re.escape(sentence))
+    assert t4.jobs() == {}

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -39,10 +39,37 @@ _ON_CLUSTER = tuple(
 """The options of notebooks on a cluster that others do not have."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReachOptions:
+    """Where a notebook of this machine listens."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="address to listen on, here; default: 127.0.0.1"
+        ),
+    ] = ""
+    port: Annotated[
+        int,
+        typer.Option("--port", help="port to listen on, here; default: the first free from 8888"),
+    ] = 0
+    base_url: Annotated[
+        str,
+        typer.Option("--base-url", metavar="PATH", help="path of its URLs behind a proxy, here"),
+    ] = ""
+
+    def reach(self) -> jupyter.Reach:
+        """Return where to listen. Raises InvalidRequest."""
+        reach = jupyter.Reach(self.host, self.port, self.base_url)
+        reach.validate()
+        return reach
+
+
 def notebook(
     *,
     options: JobOptions,
     password: PasswordOptions,
+    reach_options: ReachOptions,
     target: Target,
     namespace: NamespaceOption = "",
     dry_run: DryRunOption = False,
@@ -64,8 +91,9 @@ def notebook(
     given = given_fields(values, _ON_CLUSTER)
     if runs_here(target, namespace):
         _refuse_cluster_options([*given, *(["dry-run"] if dry_run else [])])
-        _start_here(options, password.read(ask=False), directory or Path(), idle_s)
-    _refuse_local_options(options, directory)
+        place = directory or Path(), reach_options.reach()
+        _start_here(options, password.read(ask=False), place, idle_s)
+    _refuse_local_options(options, directory, reach_options)
     spec = _spec(options, given, idle_s)
     _start_on_cluster(spec, password, options, (target, namespace), output if dry_run else None)
 
@@ -103,8 +131,9 @@ def _refuse_cluster_options(given: Collection[str]) -> None:
         print_error("--image is ignored on this machine, where notebooks run without containers")
 
 
-def _refuse_local_options(options: JobOptions, directory: Path | None) -> None:
+def _refuse_local_options(options: JobOptions, directory: Path | None, reach: ReachOptions) -> None:
     given = {name for name in _HERE_ONLY if getattr(options, name) != getattr(JobOptions(), name)}
+    given |= {field.name for field in fields(reach) if getattr(reach, field.name)}
     for name in [*sorted(given), *(["directory"] if directory else [])]:
         raise UserError(
             f"--{name.replace('_', '-')} is for a notebook on this machine: leave it out, or use --local",
@@ -157,8 +186,9 @@ def _start_on_cluster(
 
 
 def _start_here(
-    options: JobOptions, password: str, directory: Path, idle_s: float | None
+    options: JobOptions, password: str, place: tuple[Path, jupyter.Reach], idle_s: float | None
 ) -> NoReturn:
+    directory, reach = place
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory", INVALID_INPUT)
     if idle_s is not None:
@@ -166,7 +196,12 @@ def _start_here(
     spec = options.spec("notebook", ["notebook"])
     records.check_name_is_free(spec.name)
     hashed = jupyter.hash_password(password) if password else ""
-    record = NotebookRecord(spec, str(directory.resolve()), hashed, idle_s)
+    record = NotebookRecord(spec, str(directory.resolve()), hashed, idle_s, reach)
+    if reach.exposed:
+        print_error(
+            f"the notebook listens on {reach.host} without encryption, unless your Jupyter settings "
+            "name a certificate: `ssh -L` to a notebook on 127.0.0.1 is encrypted"
+        )
     _run_here(record, detached=options.detach, launcher=options.launcher(spec))
 
 
@@ -180,6 +215,7 @@ def _run_here(record: NotebookRecord, launcher: Launcher, *, detached: bool) -> 
         record.hashed_password,
         paths.port_reservations(),
         record.idle_s,
+        record.reach,
     )
     launcher = replace(
         launcher,

@@ -5,8 +5,10 @@ The user's own Jupyter is preferred, because its kernels have the user's librari
 """
 
 import importlib.util
+import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,10 +20,16 @@ from io import FileIO
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
+from fenka.core.request import InvalidRequest
 from fenka.jobs.notebook_server import notebook_server
 from fenka.jobs.ports import LOOPBACK, PortReservations
 
-FIRST_PORT = 8888
+PORTS = range(8888, 65536)
+
+_BASE_URL = re.compile(r"/([A-Za-z0-9._~@%-]+/)*[A-Za-z0-9._~@%-]*")
+
+Settings = dict[str, dict[str, object]]
+"""Jupyter's settings: by class, by name."""
 
 READY_TIMEOUT_S = 60.0
 """A cold start of JupyterLab takes a few seconds; a minute covers a slow disk."""
@@ -46,53 +54,119 @@ class Notebook:
     """Keeps the port from fenka's other notebooks while the server, which inherits it, lives."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where a notebook's server listens. What is not given is as in the user's Jupyter settings.
+
+    Attributes:
+        host: The IP address; empty for the settings' own, else the loopback address.
+        port: The port; 0 for the settings' own, else the first free one from 8888 on.
+        base_url: The path of all its URLs, for a reverse proxy; empty for the settings' own, else /.
+    """
+
+    host: str = ""
+    port: int = 0
+    base_url: str = ""
+
+    @property
+    def exposed(self) -> bool:
+        """Return whether other machines may reach it."""
+        return bool(self.host) and not ipaddress.ip_address(self.host).is_loopback
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if this is no place to listen."""
+        if self.host:
+            try:
+                ipaddress.ip_address(self.host)
+            except ValueError:
+                raise InvalidRequest(
+                    f"invalid --host {self.host[:80]!r}: expected an IP address of this machine, as 0.0.0.0"
+                ) from None
+        if not 0 <= self.port <= 65535:
+            raise InvalidRequest(f"invalid --port {self.port}: expected a number from 1 to 65535")
+        if self.base_url and not _BASE_URL.fullmatch(self.base_url):
+            raise InvalidRequest(
+                f"invalid --base-url {self.base_url[:80]!r}: expected a path, as /notebooks/nb/"
+            )
+
+
 def render(
     job_dir: Path,
     root_dir: Path,
     hashed_password: str,
     ports: PortReservations,
     idle_s: float | None = None,
-    address: str = LOOPBACK,
+    reach: Reach = Reach(),
 ) -> Notebook:
-    """Return the server of one job, on the first free port from 8888. Raises NoJupyter.
+    """Return the server of one job. Raises NoJupyter, NoFreePort, OSError.
+
+    The user's own settings stay. What was asked for precedes them, and they precede fenka's defaults.
 
     Args:
         job_dir: The job's directory, which receives the configuration.
         root_dir: The directory that the notebook shows.
-        hashed_password: The password of the login page, hashed; empty for a random token in the URL.
+        hashed_password: The password of the login page, hashed; empty for the settings' own, else a random
+            token in the URL.
         ports: The user's reserved ports.
         idle_s: The server ends after so many seconds without use of its slice; None: never.
-        address: The address to listen on.
+        reach: Where it listens.
     """
-    program = find()
+    command = find()
     # Jupyter tests a port, releases it and binds it later, so two servers could collide.
-    port, port_lock = ports.reserve(FIRST_PORT, address, reuse=True)
+    wanted = [reach.port] if reach.port else PORTS
+    port, port_lock = ports.reserve(wanted, reach.host or LOOPBACK, reuse=True)
     os.set_inheritable(port_lock.fileno(), True)
-    settings: dict[str, dict[str, object]] = {
+    defaults: Settings = {
         "ServerApp": {
-            "ip": address,
-            "open_browser": False,
-            "root_dir": str(root_dir),
+            **{"ip": LOOPBACK, "port": port, "port_retries": 50},
             "allow_root": os.geteuid() == 0,
-            "port": port,
-            "port_retries": 50,
         }
     }
+    server: dict[str, object] = {"open_browser": False, "root_dir": str(root_dir)}
+    if reach.host:
+        server["ip"] = reach.host
+    if reach.port:
+        server |= {"port": port, "port_retries": 0}
+    if reach.base_url:
+        server["base_url"] = reach.base_url
+    requested: Settings = {"ServerApp": server}
     if hashed_password:
-        settings["PasswordIdentityProvider"] = {"hashed_password": hashed_password}
-    configuration = job_dir / "jupyter_server_config.json"
-    # Every user could read a hash on the command line.
-    configuration.touch(mode=0o600)
-    configuration.write_text(json.dumps(settings))
-    command = [*program, f"--config={configuration}"]
+        requested["PasswordIdentityProvider"] = {"hashed_password": hashed_password}
+    path = [
+        _configure(job_dir / "requested", requested),
+        *_users_configuration(),
+        _configure(job_dir / "defaults", defaults),
+    ]
     if idle_s is not None:
         watcher = [sys.executable, "-I", notebook_server.__file__]
         command = [*watcher, "--idle", f"{idle_s:g}", "--", *command]
     return Notebook(
         command=command,
-        environment={"JUPYTER_RUNTIME_DIR": str(job_dir / "runtime")},
+        environment={
+            "JUPYTER_RUNTIME_DIR": str(job_dir / "runtime"),
+            "JUPYTER_CONFIG_PATH": os.pathsep.join(path),
+        },
         port_lock=port_lock,
     )
+
+
+def _configure(directory: Path, settings: Settings) -> str:
+    """Write Jupyter's settings, and return the directory."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    file = directory / "jupyter_server_config.json"
+    # Every user could read a hash on the command line.
+    file.touch(mode=0o600)
+    file.write_text(json.dumps(settings))
+    return str(directory)
+
+
+def _users_configuration() -> list[str]:
+    """Return the directories of the user's own settings, those that precede the others first."""
+    named = [path for path in os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep) if path]
+    if own := os.environ.get("JUPYTER_CONFIG_DIR"):
+        return [*named, own]
+    configuration = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return [*named, os.path.expanduser("~/.jupyter"), os.path.join(configuration, "jupyter")]
 
 
 def url(job_dir: Path) -> str | None:

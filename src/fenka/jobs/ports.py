@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -44,12 +44,16 @@ class PortReservations:
         self._directory = directory
 
     def reserve(
-        self, first: int | None = None, address: str = LOOPBACK, *, reuse: bool = False
+        self,
+        ports: Sequence[int] | None = None,
+        address: str = LOOPBACK,
+        *,
+        reuse: bool = False,
     ) -> tuple[int, FileIO]:
         """Reserve a free port.
 
         Args:
-            first: The first free port from this one on; None for any port, drawn at random.
+            ports: The first free one of these; None for any port, drawn at random.
             address: The address on which the process will listen.
             reuse: Accept a port with connections of an earlier process, as a server with SO_REUSEADDR can.
 
@@ -57,10 +61,10 @@ class PortReservations:
             The port, and a lock that reserves it until all copies of it are closed.
 
         Raises:
-            NoFreePort: No port is free.
+            NoFreePort: None of the ports is free.
             OSError: The locks cannot be written.
         """
-        ports: Iterable[int] = range(first, 65536) if first else _shuffled()
+        ports = ports or _shuffled()
         with contextlib.ExitStack() as unless_free:
             lock = unless_free.enter_context(self._open())
             for port in ports:
@@ -68,7 +72,9 @@ class PortReservations:
                     unless_free.pop_all()
                     return port, lock
                 _unlock(lock, port)
-        raise NoFreePort(f"no port from {first or _RANDOM_PORTS[0]} on is free on {address}")
+        if len(ports) == 1:
+            raise NoFreePort(f"port {ports[0]} of {address} is used or not allowed: choose another")
+        raise NoFreePort(f"no port from {min(ports)} to {max(ports)} is free on {address}")
 
     def _open(self) -> FileIO:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +88,7 @@ def taken_port(ports: Iterable[int]) -> int | None:
     return next((port for port in ports if not _is_free(port, "0.0.0.0", reuse=True)), None)
 
 
-def _shuffled() -> Iterable[int]:
+def _shuffled() -> Sequence[int]:
     return random.SystemRandom().sample(_RANDOM_PORTS, len(_RANDOM_PORTS))
 
 

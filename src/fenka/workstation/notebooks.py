@@ -39,12 +39,14 @@ class NotebookRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         root: The directory that it shows.
         hashed_password: As Jupyter checks it; empty for a random token in the URL.
         idle_s: It ends after so many seconds without use of its slice; None to run indefinitely.
+        reach: Where it listens.
     """
 
     spec: JobSpec
     root: str
     hashed_password: str = ""
     idle_s: float | None = None
+    reach: jupyter.Reach = jupyter.Reach()
     version: Literal[1] = 1
 
 

@@ -36,13 +36,13 @@ def test_listener_is_found_on_any_address(family: socket.AddressFamily, address:
 def test_reserved_port_is_locked_until_the_last_copy_is_closed(tmp_path: Path) -> None:
     """The file is the user's own; another reservation of the port fails while any process has it open."""
     ports = PortReservations(tmp_path / "own")
-    port, lock = ports.reserve(40000)
+    port, lock = ports.reserve(range(40000, 50000))
     copy = os.dup(lock.fileno())
     lock.close()
-    other, other_lock = ports.reserve(port)
+    other, other_lock = ports.reserve(range(port, 50000))
     assert other > port
     os.close(copy)
-    again, again_lock = ports.reserve(port)
+    again, again_lock = ports.reserve([port])
     assert again == port
     other_lock.close()
     again_lock.close()

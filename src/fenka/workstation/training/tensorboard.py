@@ -11,7 +11,7 @@ from fenka.jobs.ports import LOOPBACK
 from fenka.workstation import paths, records
 
 PROGRAM = "tensorboard"
-FIRST_PORT = 6006
+PORTS = range(6006, 65536)
 END_TIMEOUT_S = 5.0
 
 
@@ -27,7 +27,7 @@ def check() -> None:
 @contextlib.contextmanager
 def running(directory: Path, logdir: str, working_directory: str) -> Iterator[str]:
     """Run TensorBoard, and yield its URL. Raises NoFreePort, OSError."""
-    port, lock = paths.port_reservations().reserve(FIRST_PORT, reuse=True)
+    port, lock = paths.port_reservations().reserve(PORTS, reuse=True)
     log = records.log_of(directory, PROGRAM)
     log.parent.mkdir(mode=0o700, exist_ok=True)
     with (

@@ -1,4 +1,6 @@
 /* cuGetProcAddress: finds a function by its name and the CUDA version that the program expects. */
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "driver.h"
@@ -38,11 +40,17 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
 }
 
-/* The CUDA runtime recognises NVIDIA's driver by its private tables. This driver has none. */
+/* The CUDA runtime recognises NVIDIA's driver by its private tables. This driver has none. The runtime then says that the
+ * driver is too old, so the reason is given here. */
 CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
     if (!table || !id)
         return CUDA_ERROR_INVALID_VALUE;
+    static bool said;
+    if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        fputs("fenka: these cards are simulated: frameworks on the CUDA runtime, such as PyTorch and CuPy, need a real "
+              "card\n",
+              stderr);
     *table = NULL;
     return CUDA_ERROR_NOT_FOUND;
 }

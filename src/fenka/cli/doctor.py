@@ -87,8 +87,11 @@ def _driver(version: str, cuda: str, libraries: str | None) -> Check:
     """Args: libraries: where those of a simulated driver are, empty if unknown; None for NVIDIA's."""
     if libraries is None:
         return Check("driver", "ok", f"NVIDIA {version}, CUDA {cuda}")
+    real = "; frameworks on the CUDA runtime, such as PyTorch and CuPy, need a real card"
     hint = f"; see its cards from outside a lease with LD_LIBRARY_PATH={libraries}"
-    return Check("driver", "note", f"simulated {version}, CUDA {cuda}{hint if libraries else ''}")
+    return Check(
+        "driver", "note", f"simulated {version}, CUDA {cuda}{real}{hint if libraries else ''}"
+    )
 
 
 def _card(card: protocol.CardView, snapshot: protocol.Snapshot) -> Check:

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -168,7 +169,7 @@ def register(
         cls: Parses the words, if they need more than typer's own class does.
     """
     settings = _CONTEXT | (_PASS_ARGUMENTS if passes_arguments else {})
-    cls = cls or (None if passes_arguments else _Command)
+    cls = cls or (_PassingCommand if passes_arguments else _Command)
     app.command(name, cls=cls, help=summary, hidden=hidden, context_settings=settings)(
         _expanded(function)
     )
@@ -184,6 +185,29 @@ class _Command(TyperCommand):
             name, equals, value = word.partition("=")
             args[number] = modern_option(name, known) + equals + value
         return super().parse_args(ctx, args)
+
+
+class _PassingCommand(TyperCommand):
+    """Passes words on to another program, but not a misspelt option of its own as that program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = next((ctx.params[each.name] for each in self.params if each.nargs == -1), ())
+        if (
+            words
+            and words[0].startswith("-")
+            and given[: 1 + given.index(words[0])].count("--") == 0
+        ):
+            name = words[0].partition("=")[0]
+            known = [option for each in self.params for option in each.opts]
+            near = get_close_matches(name, known)
+            hint = f": did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(
+                f"there is no option {name[:80]}{hint or ', and a program follows its options after --'}",
+                INVALID_INPUT,
+            )
+        return rest
 
 
 def modern_option(name: str, known: Collection[str]) -> str:

@@ -1,5 +1,6 @@
 """`fenka run`, and what `fenka notebook` shares with it."""
 
+import contextlib
 import math
 import shutil
 import sys
@@ -12,9 +13,10 @@ import msgspec
 import typer
 
 from fenka.cli import tables
+from fenka.cli.durations import parse_duration
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption
-from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND
+from fenka.core.errors import INVALID_INPUT, NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.processes import BackgroundProcess, start_in_background
 from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
@@ -80,11 +82,11 @@ class JobOptions:
         ),
     ] = ""
     time_limit: Annotated[
-        float | None,
+        str,
         typer.Option(
-            "--time-limit", metavar="SECONDS", help="end the job then; short jobs may start earlier"
+            "--time-limit", metavar="TIME", help="end the job then; short jobs may start earlier"
         ),
-    ] = None
+    ] = ""
 
     def resources(self) -> GpuResources:
         """Return what each process gets of the cards. Raises UserError for contradictory options."""
@@ -110,7 +112,7 @@ class JobOptions:
             directory=str(Path.cwd()),
             gang=gang,
             priority=parse_priority(self.priority),
-            time_limit_s=self.time_limit,
+            time_limit_s=_time_limit_s(self.time_limit),
             isolation=self.isolation,
             allow_user_namespaces=self.allow_user_namespaces,
         )
@@ -152,7 +154,13 @@ class JobOptions:
     def launcher(self, spec: JobSpec, environment: dict[str, str] | None = None) -> Launcher:
         """Return what starts the job."""
         return Launcher(
-            paths.current(), spec, report_errors, not self.no_wait, self.timeout, environment or {}
+            paths.current(),
+            spec,
+            report_errors,
+            # Within no time not even the answer would come.
+            not self.no_wait and self.timeout != 0,
+            self.timeout or None,
+            environment or {},
         )
 
 
@@ -167,15 +175,39 @@ def run(
     ] = None,
 ) -> None:
     """Become the program, or a gang's supervisor; or start it in the background."""
-    # Before a slice is requested.
-    if shutil.which(command[0]) is None:
-        raise UserError(f"there is no program called {command[0]}", PROGRAM_NOT_FOUND)
+    _check_program(command[0])  # before a slice is requested
     spec = options.spec("run", command, gang)
     records.check_name_is_free(spec.name)
     launcher = options.launcher(spec)
     if options.detach:
         detach(*with_directory(launcher))
     launcher.start(print_error)
+
+
+def _time_limit_s(text: str) -> float | None:
+    """Return the seconds of `1h30m` or of a number of seconds; None if it is empty. Raises UserError."""
+    if not text:
+        return None
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return parse_duration("--time-limit", text)
+
+
+def _check_program(name: str) -> None:
+    """Raise UserError if there is no such program, or its file cannot be executed."""
+    if shutil.which(name) is not None:
+        return
+    file = Path(name)
+    if "/" in name and file.is_dir():
+        raise UserError(f"{name} is a directory: name the program in it", NOT_EXECUTABLE)
+    if "/" in name and file.exists():
+        raise UserError(
+            f"{name} is not executable: make it so (chmod +x {name}), or name the program that runs it, such "
+            f"as sh {name}",
+            NOT_EXECUTABLE,
+        )
+    here = f": for the file here, write ./{name}" if file.is_file() else ""
+    raise UserError(f"there is no program called {name}{here}", PROGRAM_NOT_FOUND)
 
 
 def with_directory(launcher: Launcher) -> tuple[Launcher, Path]:

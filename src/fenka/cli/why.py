@@ -1,4 +1,4 @@
-"""`fenka why POD`: explains why a pod is pending."""
+"""`fenka why NAME`: explains why a pod, or a job of this machine, is pending."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ import typer
 from fenka.cli import cluster, tables
 from fenka.cli.elastic import out_of_date
 from fenka.cli.errors import UserError
-from fenka.cli.options import ClusterTarget, NamespaceOption, OutputOption
+from fenka.cli.options import NamespaceOption, OutputOption, Target
 from fenka.cluster.autoscaling import Status
 from fenka.cluster.explain import PodExplanation, explain
 from fenka.cluster.explain_scale_out import explain_by_events, explain_scale_out
@@ -26,6 +26,7 @@ from fenka.kubernetes.cluster_reader import read_cluster
 from fenka.kubernetes.training_reader import read_training_objects
 from fenka.views.cluster_jobs import training_jobs
 from fenka.views.jobs import TRAINERS, instance_name
+from fenka.workstation.views import explain_jobs
 
 MAX_NAMES = 3
 """Nodes to name of those that have the same reasons."""
@@ -35,21 +36,35 @@ def why(
     pod: Annotated[
         str,
         typer.Argument(
-            metavar="POD", help="a pod, a job or a job's instance: NAME or NAMESPACE/NAME"
+            metavar="NAME", help="a pod, a job or a job's instance: NAME or NAMESPACE/NAME"
         ),
     ],
-    cluster_target: ClusterTarget,
+    target: Target,
     namespace: NamespaceOption = "",
     output: OutputOption = "table",
 ) -> None:
-    """Print the explanation. Raises UserError if there is no such pod."""
+    """Print the explanation. Raises UserError if there is no such pod or job."""
+    if not (target.of_cluster or namespace) and _explained_here(target, pod, output):
+        return
     before, slash, name = pod.rpartition("/")
-    target = cluster_target.target
     namespace = before if slash else namespace or cluster.namespace(target)
 
     explanation = cluster.ask(target, lambda api: explain_pod(api, namespace, name, time.time()))
     if not tables.print_data(explanation, output):
         tables.print_lines(screen(explanation))
+
+
+def _explained_here(target: Target, name: str, output: str) -> bool:
+    """Explain a job of this machine; return False if it has none of this name. Raises UserError."""
+    snapshot = cluster.local(target)
+    explanations = explain_jobs(snapshot, name) if snapshot else []
+    if not explanations:
+        if target.local:
+            raise UserError(f"no job is called {name}: `fenka ps -a` lists jobs")
+        return False
+    if not tables.print_data(explanations, output):
+        tables.print_lines(each["summary"] for each in explanations)
+    return True
 
 
 async def explain_pod(api: Api, namespace: str, name: str, now: float) -> PodExplanation:

@@ -4,6 +4,7 @@ FAILURE = 1
 INVALID_INPUT = 2
 TEMPORARY_FAILURE = 75
 """EX_TEMPFAIL of sysexits.h: the same command may succeed later."""
+NOT_EXECUTABLE = 126
 PROGRAM_NOT_FOUND = 127
 """As in shells."""
 INTERRUPTED = 130

@@ -1,5 +1,6 @@
 """This machine as rows of the screens. A program's namespace is its user."""
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -97,6 +98,26 @@ def queue_rows(snapshot: Snapshot) -> list[QueueRow]:
         for job in snapshot.jobs
         if job.position is not None
     ]
+
+
+def explain_jobs(snapshot: Snapshot, name: str) -> list[dict[str, str]]:
+    """Return why each of this user's jobs of this name waits or runs; else of all users' jobs."""
+    named = [job for job in snapshot.jobs if name in (job.name, job.gang, job.id)]
+    own = [job for job in named if job.uid == os.geteuid()]
+    pending = sum(job.position is not None for job in snapshot.jobs)
+    return [
+        {"name": job.name, "state": job.state, "summary": _explanation(job, pending)}
+        for job in own or named
+    ]
+
+
+def _explanation(job: JobView, pending: int) -> str:
+    if job.position is None:
+        cards = ", ".join(f"{piece.memory_mib} MiB of card {piece.card}" for piece in job.slices)
+        return f"{job.name} is {job.state}" + (f": it holds {cards}" if cards else "")
+    where = f"{job.name} waits at position {job.position} of {pending} for {job.summary}"
+    reserved = ", ".join(map(str, job.reserved))
+    return f"{where}: {job.reason}" + (f"; card {reserved} is reserved for it" if reserved else "")
 
 
 def requested_cards(gpu: GpuResources, snapshot: Snapshot) -> float:

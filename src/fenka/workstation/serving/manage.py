@@ -73,6 +73,8 @@ def deploy(
         record = records.load(spec.name) if records.exists(spec.name) else None
         if record is not None:
             _check_version(record, spec)
+            if sentence := _ignored_ports(record, spec):
+                announce(sentence)
         _check_program(spec, directory)
         _check_cards(runtime, spec, announce, report_errors)
         _announce_ignored(spec, announce)
@@ -134,6 +136,20 @@ def _check_version(record: ServiceRecord, spec: ServiceSpec) -> None:
             f"service {spec.name} has the ports {', '.join(served)}, and this version {', '.join(given)}: "
             "give it the same by --restful-port and --port"
         )
+
+
+def _ignored_ports(record: ServiceRecord, spec: ServiceSpec) -> str:
+    """Return a sentence about ports of a further version that are not those of its service; else nothing."""
+    other = {
+        name: port for name, port in _client_ports(spec).items() if record.ports.get(name) != port
+    }
+    if not other:
+        return ""
+    ignored = ", ".join(str(port) for port in other.values())
+    used = ", ".join(str(record.ports[name]) for name in other if name in record.ports)
+    return (
+        f"port {ignored} is ignored: all versions of service {spec.name} are reached at port {used}"
+    )
 
 
 def _check_program(spec: ServiceSpec, directory: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 from fenka.core.errors import FAILURE
@@ -72,6 +73,8 @@ def events(name: str) -> list[JobEvent]:
     training = record(name)
     source = f"job/{name}"
     told = [JobEvent(source, "Normal", training.created_at, "Submitted", "waits for its leases")]
+    waits = [job for job in jobs(name) if job.status == "PENDING" and job.why]
+    told += [JobEvent(source, "Warning", time.time(), "Waiting", job.why) for job in waits]
     if training.started_at:
         told.append(JobEvent(source, "Normal", training.started_at, "Started", "all processes run"))
     for each in training.instances:

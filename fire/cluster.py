@@ -31,6 +31,10 @@ SPECS = {1: "t4", 2: "pair"}
 SETTLE_WITHIN_S, RETRY_EVERY_S = 120.0, 0.5
 """How long a violation may last: long enough for a killed component to restart, also on a busy machine."""
 MOST_PODS = 9
+GATED_PODS, LABELS, VARIABLES = 4, 60_000, 500
+"""Gated pods of one attack, and the labels or variables of 1000 bytes of each."""
+LARGEST_ANNOTATIONS = 262_083
+"""Bytes of one value. The API server allows 262,144 for all annotations, and fenka writes some."""
 COMPONENTS = {
     "scheduler": ("fenka", "scheduler"),
     "node": ("fenka.cli.node_process",),
@@ -254,7 +258,15 @@ class ClusterExperiment:
     def attack(self) -> None:
         """Start one attack of the tenant."""
         attack = self.rng.choice(
-            [self.forge_record, self.forge_resize, self.forge_node_name, self.forge_running]
+            [
+                self.forge_record,
+                self.forge_resize,
+                self.forge_node_name,
+                self.forge_running,
+                self.write_labels,
+                self.write_annotations,
+                self.stretch_grace,
+            ]
         )
         self.counts[attack.__name__] = self.counts.get(attack.__name__, 0) + 1
         # A rejected attack has no effect either.
@@ -329,6 +341,39 @@ class ClusterExperiment:
                 ]
             )
             self.tenant_kubectl("annotate", "--overwrite", "pod", name, *changes)
+
+    def write_labels(self) -> None:
+        """Create gated pods that fill the memory of whoever keeps their labels or variables."""
+        gate = {"schedulingGates": [{"name": "tenant.example/gate"}]}
+        for _ in range(GATED_PODS):
+            self.number += 1
+            if self.rng.random() < 0.5:
+                labels = {f"l{number}": "x" for number in range(LABELS)}
+                made = self.pod(f"m{self.number}", 1, labels=labels, spec=dict(gate))
+            else:
+                made = self.pod(f"m{self.number}", 1, spec=dict(gate))
+                variables = [
+                    {"name": f"V{number}", "value": "x" * 1000} for number in range(VARIABLES)
+                ]
+                made["spec"]["containers"][0]["env"] = variables
+            self.tenant_kubectl("create", "-f", "-", stdin=json.dumps(made))
+
+    def write_annotations(self) -> None:
+        """Create a pod whose status the kubelet can hardly write: many annotations, or the largest."""
+        if self.rng.random() < 0.5:
+            self.forge(1, {f"a{number}": "x" for number in range(24_000)})
+        else:
+            self.forge(1, {"a": "x" * LARGEST_ANNOTATIONS})
+
+    def stretch_grace(self) -> None:
+        """Delete a running pod with a grace of a day, then by force, which leaves its program running."""
+        pods = json.loads(self.tenant_kubectl("get", "pods", "-o", "json"))["items"]
+        running = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Running"]
+        if running:
+            name = self.rng.choice(running)
+            with contextlib.suppress(ClusterError):
+                self.tenant_kubectl("delete", "pod", name, "--grace-period=86400", "--wait=false")
+            self.tenant_kubectl("delete", "pod", name, "--grace-period=0", "--force")
 
     # ---- the run ----
 

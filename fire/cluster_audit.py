@@ -86,8 +86,17 @@ class ClusterAudit:
                     violations.append(f"{allocated} MiB of {uuid} are allocated")
             violations += self.ids(node, pods)
         violations += self.victims(pods)
+        violations += self.exhausted()
         violations += self.screen(pods)
         return violations
+
+    def exhausted(self) -> Iterator[str]:
+        """Check that no container of fenka was ended because it needed more memory than it may."""
+        for pod in self.cluster.list("pods", "fenka"):
+            for status in pod["status"].get("containerStatuses", ()):
+                for state in (status.get("state", {}), status.get("lastState", {})):
+                    if state.get("terminated", {}).get("reason") == "OOMKilled":
+                        yield f"{pod['metadata']['name']} ran out of memory"
 
     def screen(self, pods: dict[str, Any]) -> Iterator[str]:
         """Check that `fenka top node` counts each running ordinary pod, and none for more than requested."""

@@ -13,11 +13,12 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fire import audit
 from fire.experiment import Action, InvariantViolation, inject
@@ -109,9 +110,19 @@ class WorkstationExperiment:
     attacks: list[subprocess.Popen[str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     number: int = 0
+    errors: IO[str] = field(init=False)
+    """What users' programs have printed on stderr. Its end explains a violation."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it is open as long as programs write)
+
+    def explanation(self) -> str:
+        """Return the last lines of programs and of the daemon."""
+        self.errors.seek(0)
+        log = RUNTIME / "daemon.log"
+        lines = self.errors.read().splitlines()[-5:]
+        return "\n".join([*lines, *(log.read_text().splitlines()[-12:] if log.exists() else ())])
 
     # ---- commands ----
 
@@ -153,7 +164,7 @@ class WorkstationExperiment:
             extra_groups=[],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
         )
 
@@ -441,8 +452,11 @@ class WorkstationExperiment:
             if done % 25 == 0:
                 self.progress(f"{done} actions, {len(self.alive())} programs, {self.counts}")
 
-        done = inject(self, table, moves, until, progress)
-        self.finish()
+        try:
+            done = inject(self, table, moves, until, progress)
+            self.finish()
+        except InvariantViolation as violation:
+            raise InvariantViolation(f"{violation}\n{self.explanation()}") from None
         return done
 
     def finish(self) -> None:

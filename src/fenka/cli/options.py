@@ -196,6 +196,7 @@ class _PassingCommand(TyperCommand):
         words = next((ctx.params[each.name] for each in self.params if each.nargs == -1), ())
         if (
             words
+            and not self.hidden  # a hidden command refuses all words itself
             and words[0].startswith("-")
             and given[: 1 + given.index(words[0])].count("--") == 0
         ):

@@ -100,7 +100,11 @@ class Workstation:
             name: value
             for name, value in os.environ.items()
             if name not in ("PASSWORD", "FENKA_LEASE", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES")
-        } | {"FENKA_RUNTIME": str(root)}
+        } | {
+            "FENKA_RUNTIME": str(root),
+            # The user's own options must not matter.
+            "XDG_CONFIG_HOME": str(root / "config"),
+        }
 
     def fenka(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""

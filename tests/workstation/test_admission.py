@@ -25,6 +25,7 @@ from fenka.workstation.cards import CardMonitor
 from fenka.workstation.clients import Client
 from fenka.workstation.connections import Connections
 from fenka.workstation.daemon import Daemon
+from fenka.workstation.files import Config
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from fenka.workstation.requests import RequestHandler
@@ -55,7 +56,7 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     instances = InstanceManager(
         cast("Hardware", hardware), InstanceKeeper(runtime.instances, "boot", {})
     )
-    daemon = Daemon(runtime, cast("Hardware", hardware), broker, instances, place)
+    daemon = Daemon(runtime, cast("Hardware", hardware), broker, instances, place, Config())
     connections = Connections(runtime, bounds, daemon.handler)
     server = await asyncio.start_unix_server(
         connections.serve, runtime.socket, limit=admission.MAX_LINE_BYTES

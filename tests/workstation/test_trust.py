@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fenka.cli import cluster, doctor, options
 from fenka.cli.errors import report_errors
 from fenka.jobs.spec import GpuResources, JobSpec
-from fenka.workstation import client, paths, protocol
+from fenka.workstation import client, launch, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.files import lock_runtime
 from fenka.workstation.launch import Launcher, LeaseNotGranted
@@ -28,6 +29,7 @@ def nobody_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
     for name in ("FENKA_RUNTIME", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(paths, "SYSTEM", place / "system")
+    monkeypatch.setattr(paths, "SYSTEM_OPTIONS", place / "daemon.toml")
     return place / "system"
 
 
@@ -183,6 +185,21 @@ def test_system_lock_is_not_opened_when_the_user_is_not_root(
         assert {path.name for path in nobody_named.iterdir()} >= {"account", "lease", "leases"}
 
 
+def serve_once(runtime: Runtime, *answers: msgspec.Struct) -> None:
+    """Be root's daemon for one connection, which gets one answer for each line."""
+    runtime.socket.unlink(missing_ok=True)
+    server = User(0).serve(runtime.socket)
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with server, connection, connection.makefile("rb") as lines:
+            for message in answers:
+                lines.readline()
+                connection.sendall(protocol.encode(message) + b"\n")
+
+    threading.Thread(target=answer).start()
+
+
 def test_request_waits_when_the_system_daemon_is_down(
     nobody_named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,16 +210,7 @@ def test_request_waits_when_the_system_daemon_is_down(
 
     def start_daemon(text: str) -> None:
         announced.append(text)
-        server = User(0).serve(runtime.socket)
-
-        def answer() -> None:
-            connection, _ = server.accept()
-            with server, connection, connection.makefile("rb") as lines:
-                for words in (protocol.Hello(), protocol.JobRejected("it was heard", final=False)):
-                    lines.readline()
-                    connection.sendall(protocol.encode(words) + b"\n")
-
-        threading.Thread(target=answer).start()
+        serve_once(runtime, protocol.Hello(), protocol.JobRejected("it was heard", final=False))
 
     def acquire(*, wait: bool) -> None:
         spec = JobSpec(["x"], GpuResources("1"))
@@ -214,7 +222,30 @@ def test_request_waits_when_the_system_daemon_is_down(
     with pytest.raises(LeaseNotGranted, match="it was heard"):
         acquire(wait=True)
     assert len(announced) == 1
-    assert "waiting until root has started it" in announced[0]
+    assert announced[0].startswith("waiting for this machine's daemon: root has to start it")
+
+
+def test_request_says_what_root_has_to_do_when_the_system_daemon_went_away(
+    nobody_named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place in the queue is kept meanwhile."""
+    monkeypatch.setattr(Runtime, "foreign", property(lambda _: True))
+    monkeypatch.setattr(launch, "PATIENCE_S", 0)
+    nobody_named.mkdir()
+    runtime, announced = Runtime(nobody_named), list[str]()
+
+    def notify(text: str) -> None:
+        announced.append(text)
+        if text.startswith("waiting for this machine's daemon"):
+            serve_once(runtime, protocol.Hello(), protocol.JobRejected("it was heard", final=False))
+
+    serve_once(runtime, protocol.Hello())
+    with pytest.raises(LeaseNotGranted, match="it was heard"):
+        Launcher(runtime, JobSpec(["x"], GpuResources("1")), report_errors).acquire(notify)
+    assert announced == [
+        "the daemon went away; waiting for it with our place in the queue kept …",
+        "waiting for this machine's daemon: root has to start it, with `fenka daemon --background`",
+    ]
 
 
 def test_job_log_is_not_written_when_another_user_can_change_its_directory(

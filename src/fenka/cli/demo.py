@@ -190,7 +190,7 @@ def _daemon(runtime: paths.Runtime) -> Iterator[None]:
     process = None
     try:
         with open(theirs) as lifeline:
-            process = start_daemon(runtime, options, lifeline.fileno())
+            process = start_daemon(runtime, [*options, "--no-file"], lifeline.fileno())
         print("the fenka daemon is running; `fenka daemon --stop` ends it", flush=True)
         yield
     finally:

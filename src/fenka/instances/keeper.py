@@ -54,6 +54,10 @@ class InstanceKeeper:
         """All records, in the order of their creation."""
         return tuple(self._file.records)
 
+    def record(self) -> None:
+        """Write all records again. Raises OSError."""
+        records.save(self.path, self._file)
+
     def find(self, uuid: str) -> InstanceRecord | None:
         """Return the record of a device; None if it is not fenka's."""
         return next((each for each in self._file.records if uuid and each.uuid == uuid), None)

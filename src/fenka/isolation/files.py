@@ -86,12 +86,12 @@ def open_regular_file(path: Path, *, follow_link: bool = False) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def read_regular_file(path: Path, max_bytes: int) -> bytes:
+def read_regular_file(path: Path, max_bytes: int, *, follow_link: bool = False) -> bytes:
     """Read a regular file of at most `max_bytes` without waiting.
 
     Raises OSError, with the file's name, also for other kinds of files.
     """
-    with with_file_name(path), open_regular_file(path) as file:
+    with with_file_name(path), open_regular_file(path, follow_link=follow_link) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(f"{path} has more than {max_bytes} bytes, so it is damaged")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
-from fenka.jobs import exit_keeper
+from fenka.jobs import exit_keeper, session
 
 TERMINATE_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for a background job whose start was interrupted."""
@@ -58,10 +58,12 @@ class BackgroundProcess:
         pid: Its process ID, which is also its process group's; of its keeper, if it has one, which ends with
             the program and with its exit code.
         status_pipe: Carries lines until the program has been started.
+        logout: Why it ends when the user logs out; empty if it goes on.
     """
 
     pid: int
     status_pipe: int
+    logout: str = ""
 
     def status_lines(self) -> Iterator[str]:
         """Yield the lines until the program has been started. Raises JobNotStarted."""
@@ -103,10 +105,14 @@ def start_in_background(
         end: The file in which a keeper records how the program ended; None without one.
     """
     receive, send = os.pipe()
+    placed, place = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     child = os.fork()
     if child == 0:
         os.close(receive)
+        os.close(place)
+        os.read(placed, 1)  # Its own children must be where it is to outlive a logout.
+        os.close(placed)
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _redirect_output(log)
@@ -121,7 +127,9 @@ def start_in_background(
         reporting = report_errors(lambda sentence: notify(f"{_FAILED}{sentence}"))
         run_child(lambda: body(notify, lambda: os.close(send)), reporting)
     os.close(send)
-    process = BackgroundProcess(child, receive)
+    os.close(placed)
+    process = BackgroundProcess(child, receive, session.outlive(child))
+    os.close(place)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield process

@@ -4,6 +4,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import peer
+from fenka.jobs import session
 from fenka.workstation import paths, protocol
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from fenka.workstation.shutdown import SIGNALS
@@ -25,8 +27,17 @@ START_TIMEOUT_S = 60.0
 
 EXIT_TIMEOUT_S = 10.0
 
+RETURN_TIMEOUT_S = 10.0
+"""For a daemon whose directory was removed; it tries to make it again every second."""
+
+POLL_S = 0.02
+"""Between two checks whether a daemon answers."""
+
 READY = b"fenka daemon: ready\n"
 """The last output of a background daemon to the process that started it: clients can connect now."""
+
+WAITING = b"fenka daemon: waiting\n"
+"""The first output of a daemon that is to replace another one: it starts as soon as that has ended."""
 
 DAEMON_MARK = "FENKA_DAEMON"
 """Variable of a daemon that a command has started, and of its children: no job's end ends them."""
@@ -37,6 +48,10 @@ EXIT_ALREADY_RUNNING = 75
 
 class DaemonUnavailable(FenkaError):
     """No daemon answers, and none could be started."""
+
+
+class DaemonDisplaced(DaemonUnavailable):
+    """A daemon runs whose directory was removed and cannot be made again."""
 
 
 class RequestFailed(FenkaError):
@@ -56,20 +71,22 @@ class Connection:
         self._runtime = runtime
         with contextlib.ExitStack() as opened:
             try:
-                self._directory: int = os.dup(previous._directory) if previous else runtime.open()
-                opened.callback(os.close, self._directory)
-                self._socket = opened.enter_context(paths.connect(self._directory))
+                self._open(opened, previous)
             except OSError as why:
-                raise DaemonUnavailable(_unavailable_reason(runtime, why)) from None
-            server = peer(self._socket).uid
-            if not previous and server not in runtime.owners | {0}:
-                raise UnsafeDirectory(
-                    f"{runtime.socket} is served by user {server}, who cannot be trusted: remove it, or "
-                    "name another directory in FENKA_RUNTIME"
-                )
+                if previous is not None or not await_return(runtime):
+                    raise DaemonUnavailable(unavailable_reason(runtime, why)) from None
+                self._open(opened, None)
+            if not previous:
+                check_server(runtime, self._socket)
             self._lines = opened.enter_context(self._socket.makefile("rb"))
             self._greet()
             self._opened = opened.pop_all()
+
+    def _open(self, opened: contextlib.ExitStack, previous: Self | None) -> None:
+        directory = os.dup(previous._directory) if previous else self._runtime.open()
+        opened.callback(os.close, directory)
+        self._socket = opened.enter_context(paths.connect(directory))
+        self._directory: int = directory
 
     def _greet(self) -> None:
         # A daemon that rejects the connection reports that and closes it, whatever is sent.
@@ -83,7 +100,13 @@ class Connection:
         if not hello:
             # It was killed after it had accepted the connection.
             raise DaemonUnavailable(f"the daemon at {self._runtime.socket} went away: try again")
-        protocol.check_hello(hello, self._runtime.socket)
+        advice = (
+            "only root can replace it, with `fenka daemon --restart`"
+            if self._runtime.foreign
+            else "`fenka daemon --restart` goes over to this build, and programs go on; "
+            "`fenka daemon --stop` ends the other one"
+        )
+        protocol.check_hello(hello, self._runtime.socket, self.daemon_pid, advice)
         self._socket.settimeout(None)
 
     def reconnect(self) -> Self:
@@ -144,12 +167,53 @@ def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
     """
     try:
         return Connection(runtime)
+    except DaemonDisplaced:
+        raise
     except DaemonUnavailable:
         if runtime.foreign or os.environ.get("FENKA_START_DAEMON") == "never":
             raise
         announce("starting the fenka daemon …")
         start_daemon(runtime, ["--resume"])
         return Connection(runtime)
+
+
+def await_return(runtime: Runtime) -> bool:
+    """Wait until a daemon whose directory was removed has made it again. Return False if there is none.
+
+    Raises DaemonDisplaced.
+    """
+    pid = _displaced(runtime)
+    if pid is None:
+        return False
+    deadline = time.monotonic() + RETURN_TIMEOUT_S
+    while not runtime.answers():
+        if time.monotonic() > deadline:
+            raise DaemonDisplaced(
+                f"the directory {runtime.root} of the fenka daemon (process {pid}) was removed and cannot be "
+                "made again: log in, or end the daemon with `fenka daemon --stop`"
+            )
+        time.sleep(POLL_S)
+    return True
+
+
+def _displaced(runtime: Runtime) -> int | None:
+    """Return the process of the directory's daemon that answers at its abstract name, if any."""
+    try:
+        with paths.connect_to(runtime.name) as connection:
+            server = peer(connection)
+    except OSError:
+        return None
+    return server.pid if server.uid in runtime.owners else None
+
+
+def check_server(runtime: Runtime, connection: socket.socket) -> None:
+    """Raise UnsafeDirectory if a user serves the directory's socket who cannot be trusted."""
+    server = peer(connection).uid
+    if server not in runtime.owners | {0}:
+        raise UnsafeDirectory(
+            f"{runtime.socket} is served by user {server}, who cannot be trusted: remove it, or "
+            "name another directory in FENKA_RUNTIME"
+        )
 
 
 def get_snapshot(runtime: Runtime) -> protocol.Snapshot:
@@ -192,7 +256,8 @@ def stop_jobs(runtime: Runtime, names: list[str], grace_s: float = 10.0) -> None
         raise RequestFailed("; ".join(answer.failures))
 
 
-def _unavailable_reason(runtime: Runtime, why: OSError) -> str:
+def unavailable_reason(runtime: Runtime, why: OSError) -> str:
+    """Return the sentence for a daemon that does not answer."""
     where = f"no fenka daemon answers at {runtime.socket} ({why.strerror})"
     if runtime.foreign:
         return f"{where}: only root can start this machine's, with `fenka daemon --background`"
@@ -200,7 +265,10 @@ def _unavailable_reason(runtime: Runtime, why: OSError) -> str:
 
 
 def start_daemon(
-    runtime: Runtime, options: list[str], lifeline: int | None = None
+    runtime: Runtime,
+    options: list[str],
+    lifeline: int | None = None,
+    on_waiting: Callable[[], None] = lambda: None,
 ) -> subprocess.Popen[bytes]:
     """Start a daemon in the background and wait until one answers. Raises DaemonUnavailable, OSError.
 
@@ -210,6 +278,7 @@ def start_daemon(
         runtime: The daemon's directory.
         options: Options of `fenka daemon`. With `--resume` it uses the last daemon's configuration, if any.
         lifeline: The reading end of a pipe. At its end of file the daemon ends, with all jobs.
+        on_waiting: Called once a daemon with `--replace` only waits for the end of the one that runs.
 
     Returns:
         The process that was started; it has ended if another process's daemon answers.
@@ -217,7 +286,7 @@ def start_daemon(
     runtime.create()
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
-        process, reason = _launch(runtime, options, lifeline, deadline)
+        process, reason = _launch(runtime, options, lifeline, deadline, on_waiting)
         if reason is None or _answers(runtime, process):
             return process
         if process.returncode != EXIT_ALREADY_RUNNING:
@@ -228,13 +297,26 @@ def start_daemon(
             )
 
 
-def _launch(
-    runtime: Runtime, options: list[str], lifeline: int | None, deadline: float
-) -> tuple[subprocess.Popen[bytes], str | None]:
-    """Start a daemon. Return its process, and why it has ended, or None once it is ready."""
+def daemon_environment(runtime: Runtime) -> dict[str, str]:
+    """Return the environment of a daemon that serves this directory."""
     environment = {**os.environ, DAEMON_MARK: "1", "FENKA_RUNTIME": str(runtime.root)}
+    environment.pop(
+        "NOTIFY_SOCKET", None
+    )  # It is the caller's unit that systemd starts, not the daemon.
     if runtime.system:
         del environment["FENKA_RUNTIME"]
+    return environment
+
+
+def _launch(
+    runtime: Runtime,
+    options: list[str],
+    lifeline: int | None,
+    deadline: float,
+    on_waiting: Callable[[], None] = lambda: None,
+) -> tuple[subprocess.Popen[bytes], str | None]:
+    """Start a daemon. Return its process, and why it has ended, or None once it is ready."""
+    environment = daemon_environment(runtime)
     tied = [] if lifeline is None else ["--lifeline"]
     # A signal between here and the assignment would lose the process. The daemon unblocks signals.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -249,10 +331,12 @@ def _launch(
         cwd="/",
     )
     assert process.stdout
+    if lifeline is None:
+        session.outlive(process.pid)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with process.stdout as pipe:
-            output = _read_output(pipe.fileno(), deadline)
+            output = _read_output(pipe.fileno(), deadline, on_waiting)
             if output.endswith(READY):
                 said = output.removesuffix(READY)
                 _record(runtime, said)
@@ -277,7 +361,7 @@ def _record(runtime: Runtime, output: bytes) -> None:
         log.write(output)
 
 
-def _read_output(pipe: int, deadline: float) -> bytes:
+def _read_output(pipe: int, deadline: float, on_waiting: Callable[[], None]) -> bytes:
     """Return a daemon's output until it is ready or has ended. Raises DaemonUnavailable."""
     output = b""
     with selectors.DefaultSelector() as selector:
@@ -291,6 +375,9 @@ def _read_output(pipe: int, deadline: float) -> bytes:
             if not (data := os.read(pipe, 1 << 16)):
                 break
             output += data
+            if output == WAITING:
+                on_waiting()
+                output = b""
     return output
 
 

@@ -1,12 +1,14 @@
 """Serves client connections: the handshake, quotas and time limits, and one request after another."""
 
 import asyncio
+import os
 from dataclasses import dataclass
 
 import msgspec
 
+from fenka.build import build_id
 from fenka.core.errors import FenkaError
-from fenka.hardware.peer_credentials import user_name
+from fenka.hardware.peer_credentials import peer, user_name
 from fenka.isolation.files import describe_os_error
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
@@ -24,6 +26,15 @@ class Connections:
     admission: Admission
     handler: RequestHandler
 
+    async def serve_by_name(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve a connection to the daemon's abstract name, which any user can connect to."""
+        if peer(writer.get_extra_info("socket")).uid in (0, os.geteuid()):
+            await self.serve(reader, writer)
+        else:
+            writer.close()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends; for :func:`asyncio.start_unix_server`."""
         try:
@@ -31,7 +42,7 @@ class Connections:
         except OSError:
             writer.close()
             return
-        client.send(protocol.Hello())
+        client.send(protocol.Hello(build=build_id()))
         try:
             self.admission.add_connection(client.account)
         except QuotaExceeded as why:
@@ -52,7 +63,7 @@ class Connections:
         try:
             await self._serve_requests(client, reader)
         except protocol.ProtocolMismatch:
-            pass  # Our Hello lets the client report the mismatch.
+            pass  # It is no client of fenka.
         except msgspec.MsgspecError as why:
             client.send(protocol.Failure(f"invalid message: {why}"))
         except (ConnectionError, TimeoutError):
@@ -66,7 +77,12 @@ class Connections:
     async def _serve_requests(self, client: Client, reader: asyncio.StreamReader) -> None:
         """Serve requests until the client closes the connection."""
         async with asyncio.timeout(admission.HELLO_TIMEOUT_S):
-            protocol.check_hello(await _read_line(reader), self.runtime.socket)
+            first = protocol.decode_first_line(await _read_line(reader), self.runtime.socket)
+        if isinstance(first, protocol.StopDaemon):
+            await self._answer(client, first)
+            return
+        if first.protocol != protocol.PROTOCOL:
+            return  # Our Hello lets the client report the mismatch.
         while line := await self._next_line(client, reader):
             message = protocol.decode_request(line)
             if isinstance(message, protocol.StopJob):  # takes as long as the programs take to end
@@ -80,7 +96,9 @@ class Connections:
         async with asyncio.timeout(None if pending else admission.IDLE_TIMEOUT_S):
             return await _read_line(reader)
 
-    async def _answer(self, client: Client, message: protocol.ToDaemon) -> None:
+    async def _answer(
+        self, client: Client, message: protocol.ToDaemon | protocol.StopDaemon
+    ) -> None:
         try:
             await self.handler.handle(client, message)
         except FenkaError as why:

@@ -7,6 +7,7 @@ leases without it, and the next daemon finds them again (Controller.recover).
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,19 +17,21 @@ from fenka.hardware.spec import NodeError
 from fenka.instances.manager import InstanceManager
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.files import account_file
-from fenka.workstation import admission, files, paths, protocol
+from fenka.workstation import admission, files, paths, presence, protocol
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardMonitor
 from fenka.workstation.clients import ClientRegistry
 from fenka.workstation.connections import Connections
 from fenka.workstation.controller import Controller
+from fenka.workstation.files import Config
 from fenka.workstation.history import History
 from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
 from fenka.workstation.log import log_unhandled
 from fenka.workstation.paths import Runtime
+from fenka.workstation.presence import Presence
 from fenka.workstation.requests import RequestHandler
 from fenka.workstation.resize import JobResizer
 from fenka.workstation.shutdown import ShutdownSignals
@@ -55,7 +58,9 @@ class Daemon:
         broker: Broker,
         instances: InstanceManager,
         native: Path,
+        config: Config,
     ) -> None:
+        self.config = config
         self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self._stopped = asyncio.Event()
         self._processes = LeaseProcesses(broker.placed, runtime.leases)
@@ -99,9 +104,14 @@ class Daemon:
             self._stopped,
         )
         self._connections = Connections(runtime, quotas, self.handler)
+        self._presence = Presence(runtime, self.record)
+        self.name: socket.socket | None = None
+        """Listens at the directory's name."""
+        self.moved = False
+        """Whether it has ended to start again in a directory that was made again."""
 
     async def serve(self, ready: Callable[[], None], signals: ShutdownSignals) -> None:
-        """Serve until a signal or a Shutdown request ends it.
+        """Serve until a signal or a StopDaemon request ends it, or its directory was made again.
 
         Args:
             ready: Called once clients can connect. If it raises BrokenPipeError, the program that started the
@@ -114,16 +124,20 @@ class Daemon:
         self._layouts.load()
         self._history.load()
         self._controller.recover()
-        server = await self._listen()
+        server, by_name = await self._listen(), await self._listen_by_name()
+        self._presence.begin()
         signals.attach(loop, self._stopped.set, self._on_abandoned)
         if not self._stopped.is_set():
             try:
                 ready()
             except BrokenPipeError:
                 self._stopped.set()
-        loops = (self._health_loop(), self._feedback_loop(), self._namespace_loop())
+        loops = (
+            *(self._health_loop(), self._feedback_loop(), self._namespace_loop()),
+            self._presence_loop(),
+        )
         tasks = [asyncio.create_task(each) for each in loops]
-        async with server:
+        async with server, by_name or contextlib.nullcontext():
             await self._stopped.wait()
         signals.detach()
         await self._controller.changes.finish()
@@ -146,6 +160,17 @@ class Daemon:
         )
         os.umask(former)
         return server
+
+    async def _listen_by_name(self) -> asyncio.Server | None:
+        self.name = presence.listen(self.runtime)
+        if self.name is None:
+            return None
+        return await asyncio.start_unix_server(
+            self._connections.serve_by_name,
+            sock=self.name.dup(),  # It goes on listening while this daemon starts again.
+            limit=admission.MAX_LINE_BYTES,
+            backlog=admission.BACKLOG,
+        )
 
     # --- loops --------------------------------------------------------------------------------------
 
@@ -175,7 +200,24 @@ class Daemon:
             accounts = [account_file(self.runtime.lease(job.id)) for job in self.broker.placed()]
             await asyncio.to_thread(self._reaper.run_once, accounts)
 
+    async def _presence_loop(self) -> None:
+        """Start again in the runtime directory if it was removed, as soon as it can be made."""
+        while not self._presence.restored():
+            await asyncio.sleep(presence.PERIOD_S)
+        self.moved = True
+        self._stopped.set()
+
     # --- the rest -----------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Write all that the next daemon needs. Raises OSError."""
+        files.save_config(self.runtime, self.config)
+        for job in self.broker.placed():  # A lease without files is still one that is held.
+            self.runtime.lease(job.id).mkdir(mode=0o700, exist_ok=True)
+        self._controller.save()
+        self._layouts.record()
+        if self._controller.instances.keeper.records:
+            self._controller.instances.keeper.record()
 
     async def _snapshot(self) -> protocol.Snapshot:
         scan = await self._processes.scan()

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TypeVar
@@ -26,6 +27,8 @@ from fenka.workstation.protocol import LayoutTarget
 
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Copies of the native libraries for a system daemon, in directories named by their content."""
+
+_LOCK_POLL_S = 0.02
 
 MAX_LOG_BYTES = 4 << 20
 """Of a background daemon."""
@@ -91,8 +94,13 @@ class AlreadyRunning(FenkaError):
     """Another daemon serves this runtime directory."""
 
 
-def lock_runtime(runtime: Runtime) -> BinaryIO:
-    """Lock the directory until the result is closed. Raises AlreadyRunning, UnsafeDirectory, OSError."""
+def lock_runtime(
+    runtime: Runtime, keep_waiting: Callable[[], bool] = lambda: False
+) -> contextlib.ExitStack:
+    """Lock the directory until the result is closed. Raises AlreadyRunning, UnsafeDirectory, OSError.
+
+    keep_waiting: whether to wait longer for the end of a daemon that runs there.
+    """
     runtime.create()
     # Whoever may read a file may also lock it, and would then prevent the next daemon's start.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -100,17 +108,28 @@ def lock_runtime(runtime: Runtime) -> BinaryIO:
         lock = opened.enter_context(open(os.open(runtime.lock, flags, 0o600), "r+b", buffering=0))
         with with_file_name(runtime.lock):
             os.fchmod(lock.fileno(), 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = lock.read(20).decode(errors="replace").strip() or "unknown"
-                raise AlreadyRunning(
-                    f"a fenka daemon is already running here (process {holder})"
-                ) from None
+            while not _locked(lock):
+                if not keep_waiting():
+                    holder = lock.read(20).decode(errors="replace").strip() or "unknown"
+                    raise AlreadyRunning(
+                        f"a fenka daemon is already running here (process {holder})"
+                    )
+                time.sleep(_LOCK_POLL_S)
             lock.truncate(0)
             lock.write(str(os.getpid()).encode())
-        opened.pop_all()
-        return lock
+        # systemd-tmpfiles removes nothing below a directory that is locked, however old.
+        directory = os.open(runtime.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, directory)
+        fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return opened.pop_all()
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def load_config(runtime: Runtime) -> Config | None:

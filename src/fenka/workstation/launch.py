@@ -32,6 +32,14 @@ RECONNECT_S = 0.5
 """Between attempts to reach the next daemon while a request is pending."""
 
 
+PATIENCE_S = 5.0
+"""Until a pending request whose daemon went away reports that root has to start the next one."""
+
+_ROOT_STARTS = (
+    "waiting for this machine's daemon: root has to start it, with `fenka daemon --background`"
+)
+
+
 class LeaseNotGranted(FenkaError):
     """The request was rejected, or its time to wait is over. final: it can never be granted."""
 
@@ -161,8 +169,8 @@ class Launcher:
         except DaemonUnavailable:
             if not (self.runtime.foreign and self.wait):
                 raise
-            notify("this machine's daemon does not answer; waiting until root has started it …")
-            connection = _reconnect(self.runtime, deadline)
+            notify(_ROOT_STARTS)
+            connection = _reconnect(self.runtime, deadline, lambda _: None)
         while True:
             try:
                 connection.send(request)
@@ -170,7 +178,7 @@ class Launcher:
             except ConnectionError:
                 connection.close()
                 notify("the daemon went away; waiting for it with our place in the queue kept …")
-                connection = _reconnect(self.runtime, deadline)
+                connection = _reconnect(self.runtime, deadline, notify)
 
     # --- entering -----------------------------------------------------------------------------------
 
@@ -241,7 +249,10 @@ def _await_grant(
                 raise LeaseNotGranted(protocol.failure_reason(answer), final=True)
 
 
-def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
+def _reconnect(runtime: Runtime, deadline: float | None, notify: Notify) -> Connection:
+    """Wait for the next daemon. `notify` gets a line if only root can start it, after a while."""
+    silent_until = time.monotonic() + PATIENCE_S
+    reported = not runtime.foreign
     while True:
         try:
             return connect(runtime, lambda _: None)
@@ -249,6 +260,9 @@ def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
             over = deadline is not None and time.monotonic() > deadline
             if over or os.environ.get("FENKA_START_DAEMON") == "never":
                 raise LeaseNotGranted(f"gave up waiting: {why}", final=False) from None
+            if not reported and time.monotonic() >= silent_until:
+                reported = True
+                notify(_ROOT_STARTS)
             time.sleep(RECONNECT_S)
 
 

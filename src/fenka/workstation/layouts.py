@@ -183,6 +183,10 @@ class Layouts:
 
     # --- what waits ---------------------------------------------------------------------------------
 
+    def record(self) -> None:
+        """Record again the layouts that wait. Raises OSError."""
+        files.save_layouts(self.controller.runtime, self._targets)
+
     def _record(self, targets: dict[str, LayoutTarget]) -> None:
         """Record the layouts that wait. Raises OSError."""
         files.save_layouts(self.controller.runtime, targets)

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware import card_lock
@@ -21,27 +20,44 @@ from fenka.instances.keeper import InstanceKeeper
 from fenka.instances.manager import InstanceManager, geometries
 from fenka.isolation import preload
 from fenka.procfs import boot_id
-from fenka.workstation import files, mig_option
+from fenka.workstation import files, mig_option, presence
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
 from fenka.workstation.log import log
+from fenka.workstation.options_file import InvalidOption, check_policy
 from fenka.workstation.paths import Runtime
 from fenka.workstation.shutdown import ShutdownSignals
 
 
-class InvalidOption(FenkaError):
-    """An option of the daemon is invalid."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a daemon has ended.
 
-    exit_code = INVALID_INPUT
+    Attributes:
+        jobs: Names of the jobs that still run.
+        moved: What its environment needs to start again at once in a directory made again; else None.
+    """
+
+    jobs: list[str]
+    moved: Mapping[str, str] | None = None
 
 
 def run(
-    runtime: Runtime, config: Config, ready: Callable[[Daemon], None], ending: ShutdownSignals
-) -> list[str]:
-    """Serve until the end, and return the names of the jobs that still run then.
+    runtime: Runtime,
+    config: Config,
+    ready: Callable[[Daemon], None],
+    ending: ShutdownSignals,
+    keep_waiting: Callable[[], bool] = lambda: False,
+) -> Ended:
+    """Serve until the end.
 
-    `ready` is called once clients can connect, unless the daemon is ended before.
+    Args:
+        runtime: The daemon's directory.
+        config: Its options.
+        ready: Called once clients can connect, unless the daemon is ended before.
+        ending: What ends the daemon.
+        keep_waiting: Whether to wait longer for the end of another daemon there.
 
     Raises AlreadyRunning, UnsafeDirectory, InvalidOption, InvalidSize, BadSpec, NoDriver, CardLocked,
     InvalidState, IsolationError, OSError.
@@ -49,17 +65,14 @@ def run(
     # Programs of other users must be able to read some files, whatever umask the daemon was started with.
     os.umask(0o022)
     parse_unit(config.unit)  # Raises InvalidSize before anything is made.
-    if config.policy not in SCORES:
-        raise InvalidOption(
-            f"no policy is called {config.policy}: choose one of {', '.join(SCORES)}"
-        )
-    with files.lock_runtime(runtime):
+    check_policy(config.policy)
+    with files.lock_runtime(runtime, keep_waiting):
         # An earlier daemon may have been killed before it did this.
         preload.remove()
-        left = _serve(runtime, config, ready, ending)
-        if not left:
+        ended = _serve(runtime, config, ready, ending)
+        if not ended.jobs and ended.moved is None:
             remove_files(runtime)
-        return left
+        return ended
 
 
 def _serve(
@@ -67,7 +80,7 @@ def _serve(
     config: Config,
     ready: Callable[[Daemon], None],
     ending: ShutdownSignals,
-) -> list[str]:
+) -> Ended:
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
         cards = _select_cards(hardware.driver.cards(), config.only)
@@ -86,11 +99,12 @@ def _serve(
                 pci_ids={card.uuid: hardware.driver.pci_device(card.uuid) for card in cards},
             )
             files.save_config(runtime, config)
-            daemon = Daemon(runtime, hardware, Broker(node, config.policy), manager, native)
+            daemon = Daemon(runtime, hardware, Broker(node, config.policy), manager, native, config)
             asyncio.run(daemon.serve(lambda: ready(daemon), ending))
             if not manager.keeper.records:
                 runtime.instances.unlink(missing_ok=True)
-        return [job.name for job in daemon.broker.jobs.values()]
+        jobs = [job.name for job in daemon.broker.jobs.values()]
+        return Ended(jobs, presence.pass_on(daemon.name) if daemon.moved else None)
 
 
 def _report_displaced(card: Card, owner: Peer) -> None:
@@ -131,7 +145,8 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
             yield hardware
     finally:
         # Programs in leases use its cards, so it runs until the last of them has ended.
-        if not any(runtime.leases.iterdir()):
+        # Without its directory, a server is not found again, and ends after them by itself.
+        if runtime.leases.exists() and not any(runtime.leases.iterdir()):
             node.stop()
 
 

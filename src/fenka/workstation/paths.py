@@ -10,6 +10,7 @@ root or this user and be writable by nobody else, or be sticky like /tmp.
 """
 
 import contextlib
+import hashlib
 import os
 import socket
 import stat
@@ -24,6 +25,9 @@ SYSTEM = Path("/run/fenka")
 
 SYSTEM_STATE = Path("/var/lib/fenka")
 """What the system's daemon keeps over reboots."""
+
+SYSTEM_OPTIONS = Path("/etc/fenka/daemon.toml")
+"""The options of the system's daemon. Where it exists, root runs one."""
 
 SOCKET_PATH_BYTES = 107
 """The kernel's limit."""
@@ -75,6 +79,19 @@ class Runtime:
     def lease(self, job: str) -> Path:
         """Return the directory of one job's lease."""
         return self.leases / job
+
+    @property
+    def options(self) -> Path:
+        """The file with its daemon's options. Raises UnsafeDirectory."""
+        if self.system:
+            return SYSTEM_OPTIONS
+        return _home("XDG_CONFIG_HOME", ".config", "options") / "fenka" / "daemon.toml"
+
+    @property
+    def name(self) -> str:
+        """The address in the abstract namespace at which its daemon answers without a directory."""
+        digest = hashlib.blake2b(os.fsencode(self.root), digest_size=16)
+        return f"\0fenka/daemon/{digest.hexdigest()}"
 
     @property
     def system(self) -> bool:
@@ -144,7 +161,9 @@ class Runtime:
         return False
 
     def established(self) -> bool:
-        """Return whether a daemon answers here, or was started here and not stopped."""
+        """Return whether a daemon answers here, or was started and not stopped, or has options of root's."""
+        if self.system and SYSTEM_OPTIONS.exists():
+            return True
         try:
             os.close(self.open())
         except (OSError, UnsafeDirectory):
@@ -177,13 +196,18 @@ def check_parents(path: Path) -> None:
 
 def connect(directory: int) -> socket.socket:
     """Connect to the daemon of the runtime directory with this descriptor. Raises OSError."""
+    return connect_to(f"/proc/self/fd/{directory}/daemon.sock")
+
+
+def connect_to(address: str) -> socket.socket:
+    """Connect to a daemon. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # A process that accepts no connections must not block the client.
         connection.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_TIMEOUT_S, 0)
         )
-        connection.connect(f"/proc/self/fd/{directory}/daemon.sock")
+        connection.connect(address)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
     except OSError:
         connection.close()
@@ -258,13 +282,17 @@ def _state_directory() -> Path:
 
 
 def _home_directory() -> Path:
+    return _resolve_parents(_home("XDG_STATE_HOME", ".local/state", "logs")) / "fenka"
+
+
+def _home(variable: str, default: str, content: str) -> Path:
+    """Return a directory of the user's that the variable names, or one below HOME. Raises UnsafeDirectory."""
     try:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(os.environ.get(variable) or Path.home() / default)
     except RuntimeError:
         raise UnsafeDirectory(
-            f"user {os.geteuid()} has no home directory for logs: set HOME or XDG_STATE_HOME"
+            f"user {os.geteuid()} has no home directory for {content}: set HOME or {variable}"
         ) from None
-    return _resolve_parents(Path(state)) / "fenka"
 
 
 def _resolve_parents(path: Path) -> Path:

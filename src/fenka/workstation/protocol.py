@@ -13,6 +13,7 @@ from typing import Literal, cast
 import msgspec
 
 from fenka import __version__
+from fenka.build import build_id
 from fenka.core.errors import FenkaError
 from fenka.core.request import ComputeMode
 from fenka.isolation.files import decode_json
@@ -39,6 +40,24 @@ class Hello(msgspec.Struct, frozen=True, tag_field="type", tag="hello"):
 
     protocol: int = PROTOCOL
     version: str = __version__
+    build: str = ""
+
+
+class StopDaemon(msgspec.Struct, frozen=True, tag_field="type", tag="stop-daemon"):
+    """End the daemon; while there are jobs only if forced. Answered by a StopAnswer.
+
+    A client sends it as its first line, instead of a Hello. It never changes: a command of any version ends a
+    daemon of any other one.
+    """
+
+    force: bool = False
+
+
+class StopAnswer(msgspec.Struct, frozen=True):
+    """What every version answers to StopDaemon. type: done, or failure and its reason."""
+
+    type: str
+    reason: str = ""
 
 
 class SubmitJob(Message, tag="submit-job"):
@@ -128,12 +147,6 @@ class ApplyLayout(Message, tag="apply-layout"):
 
 class CancelLayout(Message, tag="cancel-layout"):
     """Give up what waits of layouts. Answered by LayoutApplied, with what waited, or Failure."""
-
-
-class Shutdown(Message, tag="shutdown"):
-    """End the daemon; while there are jobs only if forced. Answered by Done or Failure."""
-
-    force: bool = False
 
 
 class JobQueued(Message, tag="job-queued"):
@@ -334,7 +347,6 @@ ToDaemon = (
     | GetEnded
     | RemoveEnded
     | ResizeJob
-    | Shutdown
 )
 FromDaemon = (
     JobQueued
@@ -353,7 +365,8 @@ FromDaemon = (
 encode = msgspec.json.Encoder(enc_hook=os.fspath).encode
 _requests = msgspec.json.Decoder(ToDaemon)
 _answers = msgspec.json.Decoder(FromDaemon, dec_hook=lambda _, path: Path(path))
-_hellos = msgspec.json.Decoder(Hello)
+_first_lines = msgspec.json.Decoder(Hello | StopDaemon)
+_stop_answers = msgspec.json.Decoder(StopAnswer)
 
 
 def decode_request(line: bytes) -> ToDaemon:
@@ -371,22 +384,46 @@ def failure_reason(answer: FromDaemon) -> str:
     return getattr(answer, "reason", "unexpected answer of the daemon")
 
 
+def decode_stop_answer(line: bytes) -> StopAnswer | None:
+    """Decode the answer to StopDaemon; None if it is another message, or the end of the connection."""
+    try:
+        answer = decode_json(_stop_answers, line)
+    except msgspec.MsgspecError:
+        return None
+    return answer if answer.type in ("done", "failure") else None
+
+
 class ProtocolMismatch(FenkaError):
     """The daemon has another version of the protocol, or is no fenka daemon."""
 
 
-def check_hello(line: bytes, socket: Path) -> Hello:
-    """Decode the peer's Hello. Raises ProtocolMismatch."""
+def decode_first_line(line: bytes, socket: Path) -> Hello | StopDaemon:
+    """Decode the first line of a peer. Raises ProtocolMismatch if it is not fenka's."""
     try:
-        hello = decode_json(_hellos, line)
+        return cast("Hello | StopDaemon", decode_json(_first_lines, line))
     except msgspec.MsgspecError:
         raise ProtocolMismatch(
             f"{socket} is not served by fenka: remove it, or name another directory "
             "in FENKA_RUNTIME"
         ) from None
-    if hello.protocol != PROTOCOL:
+
+
+def check_hello(line: bytes, socket: Path, pid: int, advice: str) -> None:
+    """Check the daemon's Hello.
+
+    Args:
+        line: The first line of the connection.
+        socket: The daemon's socket.
+        pid: The daemon's process.
+        advice: What to do about a daemon of another build.
+
+    Raises:
+        ProtocolMismatch: It has another protocol.
+    """
+    hello = decode_first_line(line, socket)
+    if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
+        theirs = getattr(hello, "build", "") or "unknown"
         raise ProtocolMismatch(
-            f"the daemon at {socket} is fenka {hello.version}, this command is fenka {__version__}: "
-            "use the same version for both, or stop that daemon with its own `fenka daemon --stop`"
+            f"the daemon at {socket} (process {pid}) is fenka {getattr(hello, 'version', '')}, build "
+            f"{theirs}, this command is fenka {__version__}, build {build_id()}: {advice}"
         )
-    return hello

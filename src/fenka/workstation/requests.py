@@ -64,7 +64,9 @@ class RequestHandler:
             if any(job.state in ("waiting", "starting") for job in jobs):
                 self.controller.cancel(client.job)
 
-    async def handle(self, client: Client, message: protocol.ToDaemon) -> None:
+    async def handle(
+        self, client: Client, message: protocol.ToDaemon | protocol.StopDaemon
+    ) -> None:
         """Carry out one request and send the answer. Raises FenkaError, OSError."""
         match message:
             case protocol.SubmitJob():
@@ -90,8 +92,8 @@ class RequestHandler:
                 client.send(protocol.Done(str(self._remove_ended(client, message))))
             case protocol.ResizeJob():
                 client.send(protocol.Done(self._resize(client, message)))
-            case protocol.Shutdown():
-                self._check_shutdown(client, message)
+            case protocol.StopDaemon():
+                self._check_stop(client, message)
                 client.send(protocol.Done())
                 self.stopped.set()
 
@@ -232,7 +234,7 @@ class RequestHandler:
         self.resizer.resize(job, request, reserved=_owns_daemon(client))
         return job.name
 
-    def _check_shutdown(self, client: Client, request: protocol.Shutdown) -> None:
+    def _check_stop(self, client: Client, request: protocol.StopDaemon) -> None:
         if not _owns_daemon(client):
             raise RequestFailed(f"the daemon belongs to {user_name(os.geteuid())}")
         names = list(dict.fromkeys(job.display_name for job in self.broker.jobs.values()))

@@ -159,3 +159,46 @@ def test_daemon_reports_to_systemd_once_clients_can_connect(station: Workstation
             assert station.jobs() == {}
             daemon.terminate()
             eventually(lambda: daemon.poll() is not None)
+
+
+@pytest.fixture
+def other_build(t4: Workstation) -> Program:
+    """A program on simulated cards whose state, as its server has it locked, is another build's."""
+    program = t4.run("--gpu-mem", "4", "--name", "holder", "--", *HOLD, "100")
+    program.report()
+    t4.kill_daemon()
+    with (t4.root / "simulated" / "state").open("r+b") as state:
+        state.seek(8)  # the version, after the magic number
+        state.write(b"\x01")
+    return program
+
+
+def test_programs_on_simulated_cards_go_on_when_another_build_s_daemon_starts(
+    t4: Workstation, other_build: Program
+) -> None:
+    """They keep their card server; later programs get one of the new build."""
+    t4.start("--simulate", "T4")
+    assert t4.jobs()["holder"]["pids"] == [other_build.pid]
+    later = t4.run("--gpu-mem", "4", "--no-wait", "--", *HOLD, "100")
+    assert later.report()["cards"][0]["result"] == 0
+    assert later.end() == other_build.end() == 0
+    eventually(lambda: not t4.jobs())
+    t4.ok("daemon", "--stop")
+    assert not list(t4.root.glob("simulated*"))
+
+
+def test_card_server_is_ended_by_a_command_when_no_daemon_uses_it(
+    t4: Workstation, holder: Program
+) -> None:
+    """A daemon with other cards names the command."""
+    refused(t4.fenka("sim", "stop"), 1, "the fenka daemon uses it: `fenka daemon --stop` ends both")
+    t4.ok("daemon", "--stop", "--force")
+    refused(
+        t4.fenka("daemon", "--simulate", "T4*2"),
+        1,
+        r".* other cards in .* \(`fenka sim stop`\), .*",
+    )
+    assert t4.ok("sim", "stop") == "the card server has ended\n"
+    holder.process.kill()
+    holder.process.wait()
+    t4.start("--simulate", "T4*2")

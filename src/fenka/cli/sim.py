@@ -134,6 +134,18 @@ def _provoke(node: SimulatedNode, index: int, changes: Changes) -> list[str]:
     return done
 
 
+def stop() -> None:
+    """End the card server of this user's simulated cards. Its programs lose their cards."""
+    runtime = paths.current()
+    if runtime.answers():
+        raise UserError("the fenka daemon uses it: `fenka daemon --stop` ends both")
+    node = SimulatedNode(runtime.simulated)
+    if not node.running:
+        raise UserError(f"no simulated node runs in {runtime.simulated}")
+    node.stop()
+    print("the card server has ended")
+
+
 def node(
     spec: Annotated[str, typer.Argument(help="T4, 'V100-16G*2', FILE.toml")],
     directory: Annotated[Path, typer.Option(help="where programs find the cards")] = Path(
@@ -177,4 +189,5 @@ def _with_uuids(cards: tuple[SimulatedCard, ...], node_name: str) -> tuple[Simul
 
 
 register(app, card, "Provoke faults and readings of a simulated card.")
+register(app, stop, "End the card server of simulated cards that no daemon uses.")
 register(app, node, "Serve a node's simulated cards.", hidden=True)

@@ -71,6 +71,7 @@ class SimulatedNode:
 
         Raises:
             NodeError: A running card server serves other cards there, or the directory cannot be written.
+            OtherBuild: The card server that runs there is another build's.
         """
         directory = directory.absolute()
         layout()

@@ -24,6 +24,10 @@ _FIXED: Final = (
 """Fields that identify a card. The others change while the node runs."""
 
 
+class OtherBuild(NodeError):
+    """The card server that runs is another build's: its node has another layout."""
+
+
 def layout() -> tuple[Any, dict[str, int]]:
     """Return the header's structs as a cffi ``FFI``, and its integer constants."""
     header = NATIVE / "layout.h"
@@ -70,7 +74,7 @@ def _fill(target: Any, directory: Path, index: int, card: SimulatedCard) -> None
 
 
 def write_state(directory: Path, spec: tuple[SimulatedCard, ...]) -> None:
-    """Write the cards to the node's state file. Raises NodeError, OSError."""
+    """Write the cards to the node's state file. Raises NodeError, OtherBuild, OSError."""
     _replace(directory, bytes(_state(directory, spec)))
 
 
@@ -79,10 +83,15 @@ def _replace(directory: Path, content: bytes) -> None:
     path = directory / "state"
     with _locked(path) as current:
         if current is not None:
+            if not _same_layout(current, content):
+                raise OtherBuild(
+                    f"a card server of another build serves {directory}: end it with `fenka sim stop`, which "
+                    "takes the cards of its programs"
+                )
             if _fixed(current) != _fixed(content):
                 raise NodeError(
                     f"a card server already serves other cards in {directory}: "
-                    f"stop that node first, or use another directory"
+                    "end its programs and that server first (`fenka sim stop`), or use another directory"
                 )
             return
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
@@ -112,10 +121,16 @@ def _locked(path: Path) -> Iterator[bytes | None]:
             yield None
 
 
+def _same_layout(one: bytes, other: bytes) -> bool:
+    ffi, _ = layout()
+    if len(one) != len(other):
+        return False
+    states = [ffi.cast("struct fenka_node *", ffi.from_buffer(content)) for content in (one, other)]
+    return len({(state.magic, state.version) for state in states}) == 1
+
+
 def _fixed(content: bytes) -> tuple[object, ...]:
     ffi, _ = layout()
-    if len(content) < ffi.sizeof("struct fenka_node"):
-        return ()
     state = ffi.cast("struct fenka_node *", ffi.from_buffer(content))
     cards = [
         tuple(_plain(ffi, getattr(state.cards[index], name)) for name in _FIXED)

@@ -15,6 +15,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver
 from fenka.hardware.peer_credentials import Peer, user_name
 from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_state import OtherBuild
 from fenka.hardware.spec import parse_spec
 from fenka.instances.keeper import InstanceKeeper
 from fenka.instances.manager import InstanceManager, geometries
@@ -119,7 +120,8 @@ def remove_files(runtime: Runtime) -> None:
     linker_files = runtime.linker_configuration, runtime.linker_cache
     for path in (runtime.state, runtime.config, *linker_files):
         path.unlink(missing_ok=True)
-    shutil.rmtree(runtime.simulated, ignore_errors=True)
+    for node in (runtime.simulated, *runtime.former_nodes()):
+        shutil.rmtree(node, ignore_errors=True)
     if runtime.system:
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
     preload.remove()
@@ -131,7 +133,7 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
         with contextlib.closing(Hardware(Driver.open)) as hardware:
             yield hardware
         return
-    node = SimulatedNode.create(runtime.simulated, parse_spec(simulate), native / "simulated")
+    node = _simulated_node(runtime, simulate, native / "simulated")
 
     def start() -> Driver:
         # Called again after the card server was killed, which is like a reset of a real card. One that lives
@@ -148,6 +150,23 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
         # Without its directory, a server is not found again, and ends after them by itself.
         if runtime.leases.exists() and not any(runtime.leases.iterdir()):
             node.stop()
+
+
+def _simulated_node(runtime: Runtime, simulate: str, native: Path) -> SimulatedNode:
+    """Return the node with these cards. One of another build is moved aside, where its programs go on."""
+    for old in runtime.former_nodes():
+        if not SimulatedNode(old).running:
+            shutil.rmtree(old, ignore_errors=True)
+    cards = parse_spec(simulate)
+    try:
+        return SimulatedNode.create(runtime.simulated, cards, native)
+    except OtherBuild:
+        # Programs reach it by the directory itself, not by its name. A former node with this name has ended.
+        runtime.simulated.rename(runtime.root / f"simulated-{len(runtime.former_nodes())}")
+        log(
+            "the card server of another build goes on for its programs; later ones get one of this build"
+        )
+        return SimulatedNode.create(runtime.simulated, cards, native)
 
 
 def _check_mig(config: Config, cards: tuple[Card, ...]) -> None:

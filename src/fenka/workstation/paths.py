@@ -80,6 +80,10 @@ class Runtime:
         """Return the directory of one job's lease."""
         return self.leases / job
 
+    def former_nodes(self) -> list[Path]:
+        """Return the directories of simulated nodes of other builds, which may have programs still."""
+        return sorted(self.root.glob("simulated-*"))
+
     @property
     def options(self) -> Path:
         """The file with its daemon's options. Raises UnsafeDirectory."""

@@ -54,6 +54,7 @@ def act(arguments: argparse.Namespace, rest: list[str]) -> int:
         case "status":
             status(Cluster.attach(arguments.state))
         case "build":
+            Cluster.require_machine()  # Before ten minutes of building.
             return build_programs() or images.main()
         case "sh":
             cluster = Cluster.attach(arguments.state)

@@ -28,7 +28,7 @@ from e2e.images import copy_store
 from e2e.machine import (
     ClusterError,
     Machine,
-    missing_programs,
+    require_programs,
     tail,
     wait_until,
 )
@@ -42,16 +42,6 @@ CONTROL_PLANE = "control-plane"
 CLONE_NEWNET = 0x40000000
 SPARES = range(100, 116)
 """Numbers of machines that may come while the cluster runs. Others have routes to their pods already."""
-NEEDED = (
-    "unshare",
-    "nsenter",
-    "setpriv",
-    "pivot_root",
-    "ip",
-    "iptables",
-    "openssl",
-    "runc",
-)
 
 
 @dataclass(frozen=True)
@@ -318,11 +308,19 @@ class Cluster(Administrator):
 
     @staticmethod
     def require() -> None:
-        """Raise ClusterError if this machine cannot run a cluster."""
+        """Raise ClusterError if this machine cannot run a cluster, or its programs are not built."""
+        Cluster.require_machine()
+        try:
+            directories()
+        except BuildError as error:
+            raise ClusterError(str(error)) from error
+
+    @staticmethod
+    def require_machine() -> None:
+        """Raise ClusterError if this machine cannot run a cluster, also once its programs are built."""
         if os.geteuid() != 0:
             raise ClusterError("a cluster in namespaces needs root: run this as root")
-        if missing := missing_programs(*NEEDED):
-            raise ClusterError(f"not installed: {', '.join(missing)}")
+        require_programs()
         probe = ["unshare", "--net", "--pid", "--mount", "--fork", "true"]
         if subprocess.run(probe, capture_output=True, check=False).returncode:
             raise ClusterError("this machine does not allow namespaces (`unshare --net` fails)")
@@ -330,10 +328,6 @@ class Cluster(Administrator):
             raise ClusterError(
                 "this machine has no cgroup v1 `memory` hierarchy; cgroup v2 is not supported"
             )
-        try:
-            directories()
-        except BuildError as error:
-            raise ClusterError(str(error)) from error
 
     # Components.
 

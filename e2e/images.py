@@ -14,7 +14,7 @@ from pathlib import Path
 
 from e2e.configuration import PAUSE
 from e2e.image_files import archive, base_key, build_image, hash_of, image_of, run_checked
-from e2e.machine import ClusterError, missing_programs
+from e2e.machine import ClusterError, require_programs
 from e2e.programs import COMPLETE, cache, directories, exclusive_lock
 from e2e.supervisor import REPOSITORY
 
@@ -60,9 +60,7 @@ umount -l "$run"; rmdir "$run"
 
 def all_images() -> list[Path]:
     """Return the archives of all images; build the missing ones first."""
-    missing = missing_programs("buildah", "debootstrap", "busybox", "gcc")
-    if missing:
-        raise ClusterError(f"the images need programs that are not installed: {', '.join(missing)}")
+    require_programs()
     with exclusive_lock(cache() / "images.lock"):
         images = [pause, busybox, jobset, workload, git, mpi_ssh, training]
         return [build() for build in (*images, *([frameworks, notebook] * FULL), fenka)]

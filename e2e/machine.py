@@ -136,6 +136,8 @@ class Machine:
         return os.environ | {
             "PATH": ":".join([*path, os.environ.get("PATH", "/usr/bin:/bin")]),
             "KUBECONFIG": kubeconfig,
+            # Not the daemon of the machine below, whose socket is seen here, too.
+            "FENKA_WORLD": "cluster",
         }
 
     def command(self, *argv: str) -> list[str]:
@@ -250,7 +252,29 @@ def run(
     return done.stdout
 
 
-def missing_programs(*names: str) -> list[str]:
-    """Return the programs that are not installed."""
+PACKAGES = {
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "pivot_root": "util-linux",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "openssl": "openssl",
+    "runc": "runc",
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "busybox": "busybox-static",
+    "gcc": "gcc",
+}
+"""Debian's packages of the programs that a cluster and its images need."""
+
+
+def require_programs() -> None:
+    """Raise ClusterError if programs are not installed, with what installs them."""
     path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
-    return [name for name in names if not shutil.which(name, path=path)]
+    missing = [name for name in PACKAGES if not shutil.which(name, path=path)]
+    if missing:
+        packages = dict.fromkeys(PACKAGES[name] for name in missing)
+        raise ClusterError(
+            f"not installed: {', '.join(missing)}: apt install --no-install-recommends {' '.join(packages)}"
+        )

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -196,29 +194,6 @@ def test_daemon_starts_when_a_stale_socket_exists(station: Workstation) -> None:
         dead.bind(str(station.root / "daemon.sock"))
     station.start("--simulate", "T4")
     assert station.jobs() == {}
-
-
-def test_client_reports_it_when_the_daemon_has_another_version(station: Workstation) -> None:
-    """The command names both versions and what to do."""
-    server = (
-        "import socket, sys\n"
-        "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
-        "print('listening', flush=True)\n"
-        "while True:\n"
-        "    c, _ = s.accept()\n"
-        '    c.sendall(b\'{"type":"hello","protocol":99,"version":"9.9","new":1}\\n\')\n'
-    )
-    words = [sys.executable, "-c", server, str(station.root / "daemon.sock")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout
-        other.stdout.readline()
-        refused(
-            station.fenka("ps"),
-            1,
-            r"the daemon at \S+ is fenka 9.9, this command is fenka \S+: use the same version .*",
-        )
-        (station.root / "daemon.sock").unlink()
-        other.kill()
 
 
 def test_commands_report_it_when_no_daemon_runs(station: Workstation) -> None:

@@ -15,6 +15,7 @@ from fenka.cli.errors import UserError
 from fenka.cli.garbage import no_collection
 from fenka.cli.options import Target
 from fenka.cli.tables import escape
+from fenka.cli.world import announce
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths
 
@@ -44,11 +45,13 @@ def local(target: Target) -> "Snapshot | None":
     from fenka.workstation.client import DaemonUnavailable, get_snapshot
 
     try:
-        return get_snapshot(paths.current())
+        snapshot = get_snapshot(paths.current())
     except (DaemonUnavailable, paths.UnsafeDirectory):
         if target.local:
             raise
         return None
+    announce(target, here=True)
+    return snapshot
 
 
 def ask(

@@ -7,6 +7,7 @@ or a msgspec.Struct stands for all options among the fields of that type.
 import dataclasses
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -66,7 +67,10 @@ DetailsOption = Annotated[bool, typer.Option("-d", "--details", help="one line p
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a command is about: this machine's daemon or a cluster. Raises UserError for contradictions."""
+    """What a command is about: this machine's daemon or a cluster. Raises UserError for contradictions.
+
+    FENKA_WORLD selects one of them, cluster or machine, where no option does.
+    """
 
     local: Annotated[
         bool, typer.Option("--local", help="this machine, even if a cluster exists")
@@ -81,6 +85,11 @@ class Target:
                 "--local selects this machine, but another option selects a cluster: remove one of them",
                 INVALID_INPUT,
             )
+        world = os.environ.get("FENKA_WORLD", "")
+        if world not in ("", "cluster", "machine"):
+            raise UserError(f"FENKA_WORLD is cluster or machine, not {world}", INVALID_INPUT)
+        if world and not self.local and not self.of_cluster:
+            object.__setattr__(self, "cluster" if world == "cluster" else "local", True)
 
     @property
     def of_cluster(self) -> bool:

@@ -1,17 +1,17 @@
 """Selects the machine or cluster, and the job, that a command is about."""
 
-import os
-from pathlib import Path
-
 from fenka.cli.errors import UserError
 from fenka.cli.options import Target
 from fenka.cli.training.backend import TYPE_NAMES, JobBackend, JobTarget, TypeName
+from fenka.cli.world import announce, cluster_configured
 from fenka.views.jobs import TrainingJob
 
 
 def open_backend(target: JobTarget, *, all_namespaces: bool = False) -> JobBackend:
     """Return the jobs that a command is about. Raises UserError."""
-    if runs_here(target, target.namespace):
+    here = runs_here(target, target.namespace)
+    announce(target, here=here)
+    if here:
         from fenka.cli.training.local_backend import LocalJobs
 
         return LocalJobs()
@@ -24,14 +24,7 @@ def open_backend(target: JobTarget, *, all_namespaces: bool = False) -> JobBacke
 
 def runs_here(target: Target, namespace: str = "") -> bool:
     """Return whether a command is about trainings of this machine, as where no cluster is configured."""
-    return target.local or not (target.of_cluster or namespace or _cluster_configured())
-
-
-def _cluster_configured() -> bool:
-    """Return whether this machine has a kubeconfig, or this is a pod."""
-    named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
-    files = (Path(path).expanduser() for path in named if path)
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.is_file() for file in files)
+    return target.local or not (target.of_cluster or namespace or cluster_configured())
 
 
 def find_job(

@@ -10,6 +10,8 @@ BIN := .venv/bin
 export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 export UV_PROJECT_ENVIRONMENT := .venv
+# The machine's certificates, among which that of a proxy may be; pip uses these, too, where they are named.
+export UV_SYSTEM_CERTS := true
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s  %s\n", $$1, $$2}'
@@ -56,11 +58,13 @@ native: .venv/.run
 	@$(MAKE) --no-print-directory -C native
 
 .venv/.run: pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --inexact --no-default-groups --group native --extra notebook --extra autoscaler
+	@echo 'installing what fenka needs in .venv …'
+	@$(UV) sync --quiet --frozen --inexact --no-default-groups --group native --extra notebook --extra autoscaler
 	@touch $@
 
 .venv/.test: pyproject.toml uv.lock .venv/.run | $(UV)
-	$(UV) sync --frozen --inexact --all-extras
+	@echo 'installing what the tests need …'
+	@$(UV) sync --quiet --frozen --inexact --all-extras
 	@touch $@
 
 $(UV):

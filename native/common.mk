@@ -1,10 +1,13 @@
 # Shared by the folders below: one compiler, one target, warnings are errors.
 # zig's clang with an old glibc as target, so that the libraries load wherever the programs run.
-ROOT    := $(realpath $(dir $(lastword $(MAKEFILE_LIST)))..)
+# Paths are relative, since make cannot have targets with a space in their path.
+ROOT    := $(dir $(lastword $(MAKEFILE_LIST)))..
+# One line a step; V=1 shows the commands.
+Q       := $(if $(V),,@)
 PYTHON  ?= $(ROOT)/.venv/bin/python
 ARCH    ?= $(shell uname -m)
 ZIGCC   := $(PYTHON) -m ziglang cc -target $(ARCH)-linux-gnu.2.17
-SITE    := $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+SITE    := $(shell $(PYTHON) -c 'import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purelib")))')
 # NVIDIA's headers come from their wheels at build time and are never committed.
 CUDA_INCLUDE := $(SITE)/nvidia/cuda_runtime/include
 NVML_INCLUDE := $(SITE)/nvidia/nvml_dev/include

@@ -230,7 +230,7 @@ def test_tenant_cannot_choose_how_long_a_program_outlives_its_pod(
     mallory.create(pod("a", "x=1:", terminationGracePeriodSeconds=600))
     installation.cluster.wait_for_pod("a", TENANT)
     for refused in ("700", "100000"):
-        with pytest.raises(ClusterError, match="its terminationGracePeriodSeconds is 600"):
+        with pytest.raises(ClusterError, match="terminationGracePeriodSeconds it gets at most 600"):
             mallory.kubectl("delete", "pod", "a", f"--grace-period={refused}", "--wait=false")
     eviction = {
         "apiVersion": "policy/v1",

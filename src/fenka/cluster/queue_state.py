@@ -155,6 +155,7 @@ class QueueState:
         uid = pod.metadata.uid
         offered = self._asked.pop(uid, None)
         if offered is None and any(f"Insufficient {name}" in message for name in resources):
+            self._refused.pop(uid, None)
             return
         if not offered:
             self._refused[uid] = offered is not None

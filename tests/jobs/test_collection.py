@@ -89,6 +89,7 @@ def test_branch_that_does_not_exist_is_rejected(repository: Path) -> None:
     ("url", "bare", "user", "password"),
     [
         ("https://alice:a%2Fb@host:8443/x.git", "https://host:8443/x.git", "alice", "a/b"),
+        ("https://ghp%5F1@host/x.git", "https://host/x.git", "ghp_1", ""),
         ("https://host/x.git", "https://host/x.git", "", ""),
         ("git@host:x.git", "git@host:x.git", "", ""),
         ("ssh://git@host/x.git", "ssh://git@host/x.git", "", ""),
@@ -106,6 +107,17 @@ def test_password_is_in_no_annotation_and_no_variable_of_pods() -> None:
     rendered = render(spec, contents)
     assert "hunter2" not in str(rendered.root)
     assert "hunter2" not in str(spec)
+
+
+@pytest.mark.parametrize(("env", "password"), [({}, ""), ({"GIT_SYNC_PASSWORD": "x"}, "x")])
+def test_token_as_user_name_is_in_no_annotation_and_no_variable_of_pods(
+    env: dict[str, str], password: str
+) -> None:
+    """A variable may name the password of a user that the URL names."""
+    spec, contents = collect(with_source("https://ghp_1@127.0.0.1:1/x.git", **env))
+    assert contents.credentials == {"GIT_SYNC_USERNAME": "ghp_1", "GIT_SYNC_PASSWORD": password}
+    assert "ghp_1" not in str(render(spec, contents).root)
+    assert "ghp_1" not in str(spec)
 
 
 def test_config_files_are_read_when_they_are_submitted(tmp_path: Path) -> None:

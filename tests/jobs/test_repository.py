@@ -157,6 +157,17 @@ def test_credentials_are_sent_when_the_branch_is_looked_up(servers: Servers) -> 
     assert current_commit(url, "next", CREDENTIALS) == git(servers.repository, "rev-parse", "next")
 
 
+def test_token_is_sent_as_user_name_when_there_is_no_password(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git takes an empty password of the helper for one."""
+    expected = "Basic " + base64.b64encode(b"ghp_1:").decode()
+    monkeypatch.setattr(f"{__name__}.EXPECTED", expected)
+    token = {"GIT_SYNC_USERNAME": "ghp_1", "GIT_SYNC_PASSWORD": ""}
+    url = f"{servers.source.url}/project/.git"
+    assert current_commit(url, "next", token) == git(servers.repository, "rev-parse", "next")
+
+
 @pytest.mark.parametrize("variable", ["GIT_SYNC_BRANCH", "GIT_SYNC_REV"])
 def test_branch_is_checked_out_when_the_server_has_no_shallow_fetch(
     servers: Servers, tmp_path: Path, variable: str

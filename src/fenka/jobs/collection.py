@@ -39,7 +39,8 @@ def without_secrets(spec: TrainingSpec) -> tuple[TrainingSpec, dict[str, str]]:
     """Take git's credentials out of the variables and the URL."""
     url, user, password = split_credentials(spec.sync_source)
     credentials = {name: spec.env[name] for name in GIT_CREDENTIALS if name in spec.env}
-    if password:
+    if user or password:
+        password = password or credentials.get(GIT_PASSWORD, "")
         credentials = {GIT_USERNAME: user, GIT_PASSWORD: password}
     env = {name: value for name, value in spec.env.items() if name not in GIT_CREDENTIALS}
     return msgspec.structs.replace(spec, env=env, sync_source=url), credentials

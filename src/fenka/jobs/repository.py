@@ -51,13 +51,17 @@ _ADVICE = (
 
 
 def split_credentials(url: str) -> tuple[str, str, str]:
-    """Return a URL without its user name and password, and these."""
+    """Return a URL without its user name and password, and these.
+
+    A user name alone is an access token, unless it is that of an SSH account.
+    """
     parts = urlsplit(url)
-    if not parts.password:
+    token = parts.username if parts.scheme in {"http", "https"} else None
+    if not (parts.password or token):
         return url, "", ""
     address = parts.netloc.rpartition("@")[2]
     bare = urlunsplit(parts._replace(netloc=address))
-    return bare, unquote(parts.username or ""), unquote(parts.password)
+    return bare, unquote(parts.username or ""), unquote(parts.password or "")
 
 
 def _origin(url: str) -> str:

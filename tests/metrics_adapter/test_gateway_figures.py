@@ -50,12 +50,12 @@ def test_requests_are_those_in_flight_and_a_share_of_the_waiting(
 
 @pytest.mark.parametrize(
     ("ready", "idle_s", "expected"),
-    [(1, 29, 0.001), (1, 30, 0), (1, None, 0), (0, 1, 0)],
+    [(1, 16, 0.001), (1, 20, 0), (1, None, 0), (0, 1, 0)],
 )
 def test_version_in_use_is_not_idle_when_no_request_was_seen_in_flight(
     ready: float, idle_s: float | None, expected: float
 ) -> None:
-    """Its short requests are between an autoscaler's looks. They start no version without replicas."""
+    """Its short requests are between an autoscaler's looks, 15 s. They start no version without replicas."""
     figures = gateway(v1=(1, ready, 0))
     idle = {} if idle_s is None else {"v1": idle_s}
     assert requests_of("v1", [figures, replace(figures, idle_s=idle)]) == expected

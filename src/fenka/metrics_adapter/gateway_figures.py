@@ -15,8 +15,12 @@ REPLICAS = "fenka_gateway_replicas"
 IDLE = "fenka_gateway_version_idle_seconds"
 READY = "ready"
 
-RECENT_S = 30.0
-"""A version that got a request within this time is in use. Autoscalers look every 15 s by default."""
+RECENT_S = 20.0
+"""A version that got a request within this time is in use.
+
+Autoscalers look every 15 s by default, so one of their looks is within it. More would only make
+`--down-after` longer, which begins at the last look that saw a version in use.
+"""
 SOME_REQUESTS = 0.001
 """The smallest value that can be served."""
 

@@ -28,7 +28,7 @@
 
 #define UUID "GPU-00000000-0000-0000-0000-00000000000"
 
-static char control_path[4096], account_path[4096];
+static char control_path[4096], slots_path[4096];
 static unsigned char *control_file, *account_file;
 
 static void *made(char *path, const char *name, size_t bytes) {
@@ -61,7 +61,7 @@ static void good_pages(unsigned cards) {
 static void begin(unsigned cards) {
     if (!control_file) {
         control_file = made(control_path, "control", FENKA_CONTROL_BYTES);
-        account_file = made(account_path, "slots", sizeof(struct fenka_account));
+        account_file = made(slots_path, "slots", sizeof(struct fenka_account));
     }
     if (control_page)
         os_unmap((void *)control_page, FENKA_CONTROL_BYTES);
@@ -131,13 +131,13 @@ static void fuzz_account(const uint8_t *data, size_t size) {
     uint64_t *words = (uint64_t *)account_file;
     bool late = size % 2;
     REQUIRE(!control_open(control_path));
-    if (late && account_open(account_path))
+    if (late && account_open(slots_path))
         return;
     while (size) {
         size_t at = number(&data, &size, 2) % (sizeof *a / 8);
         unsigned kind = (unsigned)number(&data, &size, 1);
         words[kind % 4 ? 8 + 256 + at % 2048 : at] = number(&data, &size, kind & 16 ? 8 : 2);
-        if (!account_page && account_open(account_path))
+        if (!account_page && account_open(slots_path))
             return;
         use_account(kind >> 5 & 1, number(&data, &size, 4), kind & 64);
     }

@@ -4,13 +4,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
 
 from fenka.cli.options import Target
 from fenka.cli.queue import rows_of
 from fenka.cluster import scheduler_options
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.core.fairness import Fairness
+from fenka.views.nodes import CardRow, NodeRow
 from fenka.views.queue import QueueRow
 from tests.builders import node, on_card, pod, sharing, units
 from tests.cli.command import fenka
@@ -236,4 +239,38 @@ def test_user_without_rights_is_told_which_role_to_ask_for(
     with in_thread(server, tmp_path) as kubeconfig:
         result = fenka(*words, "--kubeconfig", str(kubeconfig))
     assert result.exit_code == 1
-    assert "may not list nodes: ask for the ClusterRole fenka-viewer" in result.stderr
+    assert "may not list nodes: ask for the ClusterRole fenka-queue" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [(("queue",), "waits"), (("top", "node"), "10.0.0.11")]
+)
+def test_user_who_may_not_list_sees_what_the_scheduler_serves(
+    tmp_path: Path, words: tuple[str, ...], shown: str
+) -> None:
+    """Through the API server's proxy, whose path the chart publishes."""
+    served = {
+        "queue": [QueueRow(1, "waits", "team", 0, "4 aliyun.com/gpu-mem", since(1))],
+        "nodes": [NodeRow("a", "10.0.0.11", "<none>", "ready", True, 0, [CardRow(4.0, 14)])],
+    }
+    proxied = "/api/v1/namespaces/fenka-system/services/x-read:http/proxy/gpushare-scheduler/"
+
+    async def proxy(request: web.Request) -> web.Response | None:
+        if not request.path.startswith(proxied):
+            return None
+        rows = served[request.path.removeprefix(proxied)]
+        return web.Response(body=msgspec.json.encode(rows))
+
+    server = FakeApiServer.of(
+        configmaps=[
+            {
+                "metadata": {"name": "fenka", "namespace": "kube-public"},
+                "data": {"screens": "fenka-system/x-read:http"},
+            }
+        ]
+    )
+    server.forbidden, server.before = {"nodes", "pods", "leases"}, proxy
+    with in_thread(server, tmp_path) as kubeconfig:
+        result = fenka(*words, "--kubeconfig", str(kubeconfig))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert shown in result.stdout

@@ -173,17 +173,21 @@ def test_conditions_are_kept_when_the_scheduler_reads_them(sent: Json, kept: lis
 
 
 def test_node_keeps_what_decides_whether_it_is_offered() -> None:
-    """Its readiness, taints and labels; neither capacity nor addresses."""
+    """Its readiness, taints and labels; its address, which a screen shows; no capacity."""
     sent = node_json(
         "n", T4_MIB, labels={"zone": "a"}, taints=[{"key": "k", "effect": "NoSchedule"}]
     )
+    sent["status"]["addresses"] = [
+        {"type": kind, "address": address}
+        for kind, address in (("Hostname", "n"), ("InternalIP", "10.0.0.1"), ("InternalIP", "::1"))
+    ]
     sent["status"]["conditions"] += [{"type": "DiskPressure", "status": "False"}]
     small, whole = msgspec.convert(sent, CompactNode), msgspec.convert(sent, Node)
     assert [each.type for each in small.status.conditions] == ["Ready"]
     assert (small.ready, small.spec) == (whole.ready, whole.spec)
     assert small.metadata.labels == {"zone": "a"}
     assert small.status.allocatable == whole.status.allocatable
-    assert (small.status.capacity, small.address) == ({}, "unknown")
+    assert (small.status.capacity, small.address) == ({}, whole.address)
 
 
 @pytest.mark.parametrize("length", [1, MAX_SHARED_TEXT, MAX_SHARED_TEXT + 1])

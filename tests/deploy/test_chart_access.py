@@ -124,6 +124,7 @@ def test_network_policy_admits_only_named_peers_when_enabled() -> None:
             "networkPolicy.enabled": True,
             "networkPolicy.schedulers": nodes,
             "networkPolicy.readers": monitoring,
+            "networkPolicy.apiServers": nodes,
             "secondScheduler.enabled": True,
         }
     )
@@ -136,7 +137,8 @@ def test_network_policy_admits_only_named_peers_when_enabled() -> None:
     ]
     assert components == ["scheduler", "second-scheduler"]
     assert decide["from"][2:] == nodes
-    assert (read["ports"], read["from"]) == ([{"port": "http"}], monitoring)
+    # Users read the queue through the API server.
+    assert (read["ports"], read["from"]) == ([{"port": "http"}], monitoring + nodes)
     closed = render(**{"networkPolicy.enabled": True})
     assert len(find(closed, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]) == 1
     assert find(closed, "NetworkPolicy", "fenka-node")["spec"]["ingress"] == []
@@ -368,6 +370,7 @@ def test_users_find_the_gateways_image_when_the_chart_publishes_it() -> None:
         "gatewayImage": "registry/fenka:7",
         "gatewayPullPolicy": "IfNotPresent",
         "priorityClass": "fenka-serving",
+        "screens": "gpu/fenka-scheduler-read:http",
     }
     without = find(render(users={"priorityClasses": False}), "ConfigMap", "fenka")
     assert "priorityClass" not in without["data"]
@@ -386,6 +389,25 @@ def test_viewers_may_only_read_what_screens_show() -> None:
     assert of_maps["resourceNames"] == names
     assert not [each for each in objects if each.get("roleRef", {}).get("name") == "fenka-viewer"]
     assert "fenka-viewer" not in names_of(render(users={"role": False}), "ClusterRole")
+
+
+@needs_helm
+def test_queue_role_only_reads_the_port_that_shows_no_variables() -> None:
+    """The ConfigMap for users names the Service as the role does."""
+    objects = render()
+    (rule,) = find(objects, "ClusterRole", "fenka-queue")["rules"]
+    namespace, _, service = find(objects, "ConfigMap", "fenka")["data"]["screens"].partition("/")
+    assert (rule["resources"], rule["verbs"]) == (["services/proxy"], ["get"])
+    assert rule["resourceNames"] == [service]
+    name, _, port = service.partition(":")
+    read = find(objects, "Service", name)
+    assert (read["metadata"].get("namespace", namespace), read["spec"]["ports"][0]["name"]) == (
+        namespace,
+        port,
+    )
+    closed = render(**{"scheduler.read.inspect": False})
+    assert "fenka-queue" not in names_of(closed, "ClusterRole")
+    assert "screens" not in find(closed, "ConfigMap", "fenka")["data"]
 
 
 @needs_helm

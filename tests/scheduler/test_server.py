@@ -4,10 +4,13 @@ import json
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from fenka import __version__
 from fenka.dialects import gpushare
+from fenka.views.nodes import NodeRow
+from fenka.views.queue import QueueRow
 from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.harness import SchedulerHarness, put_pod, scheduler
@@ -177,6 +180,34 @@ async def test_inspect_shows_nodes_cards_and_pods() -> None:
         status, text = await raw(one, "GET", f"{PREFIX}/inspect/gone")
         assert status == 404
         assert json.loads(text) == {"nodes": [], "error": 'node "gone" not found'}
+
+
+async def test_screens_show_queue_and_nodes_without_what_pods_run() -> None:
+    """As `fenka queue` and `fenka top node` show them to users who may list everything."""
+
+    async with scheduler(NODE, node_json("plain")) as (server, one):
+        held = put_pod(server, "held", 10, node="n", annotations=on_card(0, 10))
+        pod = pod_json("waits", 12)
+        pod["status"] = {
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+        }
+        pod["spec"]["containers"][0] |= {
+            "command": ["secret"],
+            "env": [{"name": "A", "value": "secret"}],
+        }
+        waits = server.put("pods", pod)
+        await until(lambda: one.knows(held, waits))
+        await until(lambda: bool(one.replica.queue.state.snapshot.entries))
+        _, text = await raw(one, "GET", f"{PREFIX}/queue")
+        (row,) = msgspec.json.decode(text, type=list[QueueRow])
+        assert (row.position, row.name, row.asks) == (1, "waits", "12 aliyun.com/gpu-mem")
+        assert (row.reserved, row.why) == (["n/0"], "0/1 GPUs fit: 1 too little memory")
+        _, nodes = await raw(one, "GET", f"{PREFIX}/nodes")
+        sharing, plain = msgspec.json.decode(nodes, type=list[NodeRow])
+        assert (sharing.name, sharing.allocated, sharing.total) == ("n", 10, 14)
+        assert [program.name for program in sharing.programs] == ["held"]
+        assert (plain.name, plain.count) == ("plain", 0)
+        assert "secret" not in text + nodes
 
 
 async def test_only_one_request_fails_when_it_hits_a_bug() -> None:

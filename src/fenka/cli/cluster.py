@@ -123,14 +123,35 @@ def explain_denial(why: ApiError) -> str:
     return f"{refused} in namespace {namespace}: ask for the ClusterRole fenka-user"
 
 
-def explain_cluster_denial(why: ApiError) -> str:
+async def or_served(api: Api, listed: Awaitable[list[T]], screen: str, row: type[T]) -> list[T]:
+    """Return rows that are made from lists, or as the scheduler serves them to users who may not list.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    from fenka.kubernetes.service_reader import read_screen
+
+    try:
+        return await listed
+    except ApiError as why:
+        served = await read_screen(api, screen, row) if why.status == 403 else None
+        if served is None:
+            raise
+        return served
+
+
+def explain_screen_denial(why: ApiError) -> str:
+    """Return what a user can do to whom neither lists nor the scheduler's screens are open."""
+    return explain_cluster_denial(why, "fenka-queue")
+
+
+def explain_cluster_denial(why: ApiError, role: str = "fenka-viewer") -> str:
     """Return what a user who may not look at nodes can do; else the API server's own sentence."""
     denied = _DENIED.search(str(why)) if why.status == 403 else None
     if denied is None:
         return str(why)
     user, verb, resource, namespace = denied.groups()
     where = f" in namespace {namespace}" if namespace else ""
-    return f"user {user} may not {verb} {resource}{where}: ask for the ClusterRole fenka-viewer"
+    return f"user {user} may not {verb} {resource}{where}: ask for the ClusterRole {role}"
 
 
 def namespace(target: Target) -> str:

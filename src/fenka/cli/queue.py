@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 
 from fenka.cli import cluster, tables
@@ -35,7 +35,11 @@ def rows_of(target: Target) -> list[QueueRow]:
         from fenka.workstation.views import queue_rows
 
         return queue_rows(snapshot)
-    return cluster.ask(target, cluster_rows, cluster.explain_cluster_denial)
+
+    def rows(api: Api) -> Awaitable[list[QueueRow]]:
+        return cluster.or_served(api, cluster_rows(api), "queue", QueueRow)
+
+    return cluster.ask(target, rows, cluster.explain_screen_denial)
 
 
 async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) -> list[QueueRow]:
@@ -45,17 +49,19 @@ async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) ->
     """
     # fenka needs no linear algebra, whose threads would wait in a loop for 0.1 s when numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    problem: Exception | None = None
     try:
         options = await read_scheduler_options(api)
     except (ApiError, InvalidRecord) as error:
-        report(f"cannot read the scheduler's options, so its defaults are assumed: {error}")
-        options = SchedulerOptions()
+        problem, options = error, SchedulerOptions()
     snapshot, views = await asyncio.gather(
         # Finished pods count for what their namespaces have used.
         read_cluster(api, dialects=options.dialects, all_pods=True),
         # It imports numpy, while the server answers.
         asyncio.to_thread(import_module, "fenka.views.cluster_queue"),
     )
+    if problem is not None:
+        report(f"cannot read the scheduler's options, so its defaults are assumed: {problem}")
     rows: list[QueueRow] = views.cluster_queue(cluster.keep(snapshot), options, time.time())
     return rows
 

@@ -4,7 +4,7 @@ The layouts are drawn from `NodeRow`s, which know nothing of where the numbers c
 in `compat/arena.py`, drawn from the same rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -52,7 +52,11 @@ def node_rows(target: Target) -> list[NodeRow]:
         from fenka.workstation.views import node_row
 
         return [node_row(snapshot)]
-    return cluster.ask(target, _cluster_rows, cluster.explain_cluster_denial)
+
+    def rows(api: Api) -> Awaitable[list[NodeRow]]:
+        return cluster.or_served(api, _cluster_rows(api), "nodes", NodeRow)
+
+    return cluster.ask(target, rows, cluster.explain_screen_denial)
 
 
 async def _cluster_rows(api: Api) -> list[NodeRow]:

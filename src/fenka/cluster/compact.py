@@ -4,6 +4,7 @@ What a tenant writes costs little, whatever its size (`pod_limits.py`).
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from sys import intern
 from typing import Any, TypeVar
 
@@ -109,7 +110,9 @@ class CompactNode(Node):
         meta.annotations = {
             name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
         }
-        status.capacity, status.addresses = {}, ()
+        status.capacity = {}
+        internal = (each for each in status.addresses if each.type == "InternalIP")
+        status.addresses = tuple(islice(internal, 1))
         status.allocatable = _shared(b"strings", status.allocatable)
         status.conditions = tuple(each for each in status.conditions if each.type == "Ready")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import TypeVar
 
 from fenka.cluster.objects import Node, Object
 from fenka.cluster.service_objects import (
@@ -19,6 +20,7 @@ from fenka.cluster.training_objects import DEPLOYMENTS_API, KIND, ROLE, Training
 from fenka.kubernetes.client import Api, if_accepted
 from fenka.kubernetes.cluster_reader import PAGE, collection_path
 
+T = TypeVar("T")
 PUBLISHED = "/api/v1/namespaces/kube-public/configmaps/fenka"
 """What the chart publishes for all users."""
 
@@ -80,6 +82,18 @@ async def read_published(api: Api) -> Mapping[str, str]:
     """Return what the chart publishes for users; nothing if it does not. Raises ApiError, ApiUnreachable."""
     published = await if_accepted(api.get(PUBLISHED, Published), (403, 404))
     return published.data if published else {}
+
+
+async def read_screen(api: Api, screen: str, row: type[T]) -> list[T] | None:
+    """Return the rows of a screen as the scheduler serves them, None if this user may not read them.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    namespace, _, service = (await read_published(api)).get("screens", "").partition("/")
+    if not service:
+        return None
+    path = f"/api/v1/namespaces/{namespace}/services/{service}/proxy/gpushare-scheduler/{screen}"
+    return await if_accepted(api.get(path, list[row]), (403, 404))  # type: ignore[valid-type]
 
 
 async def _read_pods(

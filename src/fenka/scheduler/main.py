@@ -75,7 +75,8 @@ def http_server(replica: Replica, access: Access) -> Server:
         (lambda: credentials.expires_at) if credentials else dict,
     )
     parts = replica.cluster, replica.queue, replica.extender, replica.binder
-    return Server(*parts, leadership, metrics, access)
+    pods = replica.informers.pods
+    return Server(*parts, leadership, metrics, access, lambda: list(pods.objects.values()))
 
 
 async def serve(options: ServerOptions, settings: Settings) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from fenka import __version__
+from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.kubernetes.http_listener import LISTENER, ThrottledText
 from fenka.kubernetes.leadership import Leadership
@@ -40,6 +41,7 @@ from fenka.scheduler.leader_proxy import FORWARDED, LeaderProxy, LeaderUnreachab
 from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.queue_controller import QueueController
 from fenka.scheduler.request_bodies import BodyLimits, BodyReader, BodyRejected
+from fenka.scheduler.screens import nodes_text, queue_text
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class Access:
 
     Attributes:
         bounds: limits of request bodies.
-        inspect: whether callers without a certificate may read `/inspect`.
+        inspect: whether callers without a certificate may read `/inspect`, `/queue` and `/nodes`.
         metrics: whether callers without a certificate may read the metrics.
         credentials: certificates, also for forwarded calls; None for plain HTTP.
     """
@@ -86,6 +88,7 @@ class Server:
         leadership: Leadership,
         metrics: Metrics,
         access: Access,
+        pods: Callable[[], list[Pod]] = list,
     ) -> None:
         """Args:
         cluster: what `/inspect` shows.
@@ -95,6 +98,7 @@ class Server:
         leadership: whether this replica decides, and where the leader is.
         metrics: what `/metrics` shows.
         access: who may do what.
+        pods: returns all pods, of which `/nodes` shows those with whole cards.
         """
         self._cluster, self._queue = cluster, queue
         self._extender, self._binder = extender, binder
@@ -102,6 +106,10 @@ class Server:
         self._proxy = LeaderProxy(leadership.election.identity, access.credentials)
         self._bodies = BodyReader(access.bounds)
         self._inspect_text = ThrottledText(lambda: inspect_text(cluster))
+        self._screens = {
+            "queue": ThrottledText(queue_text(cluster, lambda: queue.state.snapshot)),
+            "nodes": ThrottledText(nodes_text(cluster, pods)),
+        }
         self._metrics_text = ThrottledText(metrics.text)
 
     def app(self) -> web.Application:
@@ -133,6 +141,7 @@ class Server:
         if inspect:
             app.router.add_get(f"{PREFIX}/inspect", self._inspect)
             app.router.add_get(f"{PREFIX}/inspect/{{node}}", self._inspect)
+            app.router.add_get(f"{PREFIX}/{{screen:queue|nodes}}", self._screen)
         app.router.add_get("/version", _version)
         app.router.add_get("/healthz", _healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -236,6 +245,10 @@ class Server:
         if shared is None:
             return _json({"nodes": [], "error": f'node "{name}" not found'}, status=404)
         return _json({"nodes": [inspect(self._cluster, shared)]})
+
+    async def _screen(self, request: web.Request) -> web.Response:
+        text = self._screens[request.match_info["screen"]]
+        return web.Response(body=await text(), content_type="application/json")
 
     async def _readyz(self, _: web.Request) -> web.Response:
         if self._leadership.ready:

@@ -5,12 +5,12 @@ things that only the scheduler knows are missing: reservations that have expired
 were deleted since (docs/scheduler.md, Order).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import PendingQueue, gang_complete_by_label
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.queue_snapshot import QueueEntry
+from fenka.cluster.queue_snapshot import QueueEntry, QueueSnapshot
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import ClusterState
@@ -43,11 +43,17 @@ def cluster_queue(
     queue = PendingQueue(
         snapshot.state, options.policy, options.fairness, is_complete, uses=usage.uses
     )
-    scheduled = complete(queue.schedule(snapshot.pods, now))
-    cards, used = _cards(snapshot.state), usage.uses.used(now)
-    return [
-        _row(number, entry, cards, used) for number, entry in enumerate(scheduled.entries, start=1)
-    ]
+    return list(queue_rows(complete(queue.schedule(snapshot.pods, now)), snapshot.state))
+
+
+def queue_rows(scheduled: QueueSnapshot, state: ClusterState) -> Iterator[QueueRow]:
+    """Yield the entries of a queue that has been scheduled, in order."""
+    cards, used = _cards(state), dict[str, float]()
+    for position, entry in enumerate(scheduled.entries, start=1):
+        namespace = entry.pending.namespace
+        if namespace not in used:
+            used[namespace] = scheduled.history(namespace).used_s
+        yield _row(position, entry, cards, used)
 
 
 def _row(
@@ -66,7 +72,9 @@ def _row(
         uuids |= reservation.cards
     # An instance need not exist yet, its card does.
     instances = {uuid: place[0] for uuid in uuids if (place := split_instance(uuid))}
-    on_cards = {cards[instances.get(uuid, uuid)] for uuid in uuids}
+    # A card may be gone since the queue was scheduled.
+    places = (cards.get(instances.get(uuid, uuid)) for uuid in uuids)
+    on_cards = {place for place in places if place is not None}
     return QueueRow(
         position,
         pending.name,
@@ -77,7 +85,7 @@ def _row(
         [f"{node}/{index}" for node, index in sorted(on_cards)],
         reservation.starts_by if reservation is not None else None,
         why,
-        round(used.get(pending.namespace, 0.0), 1),
+        round(used[pending.namespace], 1),
     )
 
 

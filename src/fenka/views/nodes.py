@@ -1,7 +1,7 @@
 """Nodes as rows of the screens: cards, what is allocated of them, and to which programs."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -147,13 +147,18 @@ def compute_by_card(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 def cluster_nodes(snapshot: ClusterSnapshot) -> list[NodeRow]:
     """Return all nodes of a cluster by name, also those without a card."""
+    return list(node_rows(snapshot))
+
+
+def node_rows(snapshot: ClusterSnapshot) -> Iterator[NodeRow]:
+    """Yield all nodes of a cluster by name, also those without a card."""
     state, pods = snapshot.state, pods_of_exclusive_nodes(snapshot)
-    return [
-        _sharing_node(snapshot, node, shared)
-        if (shared := state.shared_node(node.metadata.name)) is not None
-        else exclusive_node(snapshot, node, pods[node.metadata.name])
-        for node in snapshot.nodes
-    ]
+    for node in snapshot.nodes:
+        shared = state.shared_node(node.metadata.name)
+        if shared is not None:
+            yield _sharing_node(snapshot, node, shared)
+        else:
+            yield exclusive_node(snapshot, node, pods.get(node.metadata.name, []))
 
 
 def pods_of_exclusive_nodes(snapshot: ClusterSnapshot) -> dict[str, list[Pod]]:

@@ -2,9 +2,11 @@
 
     python -m e2e.elastic STATE start ID GROUP TYPE ZONE
     python -m e2e.elastic STATE end ID
+    python -m e2e.elastic STATE configure GROUP LABEL=VALUE…
 
-Both return at once and may be repeated, also after they were killed. A file says whether an instance is
-wanted, and a process in the background follows it. The Node object is not deleted: no cloud does that.
+The last one sets which labels the nodes of fenka's simulated cloud have. The others return at once and may be
+repeated, also after they were killed. A file says whether an instance is wanted, and a process in the
+background follows it. The Node object is not deleted: no cloud does that.
 """
 
 import fcntl
@@ -245,6 +247,10 @@ def main(arguments: list[str]) -> int:
             Instances(Path(state)).start(name, group, kind, zone)
         case [state, "end", name]:
             Instances(Path(state)).end(name)
+        case [state, "configure", group, *labels]:
+            pairs = dict(label.split("=", 1) for label in labels)
+            Instances(Path(state)).configure({group: Group(pairs)}, "simulated:///{zone}/{id}")
+            return 0
         case [state, "follow", name]:
             Follower(Instances(Path(state)), name).run()
             return 0

@@ -454,6 +454,16 @@ def test_grace_of_pods_with_cards_is_bounded_by_the_value() -> None:
 
 
 @needs_helm
+def test_policies_have_their_defaults_when_values_come_from_an_older_release() -> None:
+    """Otherwise each pod with cards, and each service, would be refused."""
+    older = {"admission.maxGraceSeconds": None, "scheduler.order.schedulerNames": None}
+    most = next(it for it in policy("grace", **older)["variables"] if it["name"] == "most")
+    assert most["expression"].endswith(": 3600")
+    _, scheduler = policy("preemption", **older)["validations"]
+    assert scheduler["expression"] == 'object.spec.schedulerName in ["default-scheduler"]'
+
+
+@needs_helm
 def test_node_program_ends_overdue_programs_unless_the_value_is_off() -> None:
     """A value of the chart."""
 
@@ -463,4 +473,5 @@ def test_node_program_ends_overdue_programs_unless_the_value_is_off() -> None:
         return found
 
     assert "--no-end-overdue" not in options()
+    assert "--no-end-overdue" not in options(**{"node.endOverdue": None})
     assert "--no-end-overdue" in options(**{"node.endOverdue": False})

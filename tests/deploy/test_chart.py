@@ -75,7 +75,10 @@ def test_configurations_evaluate_every_node_when_there_are_more_than_a_hundred()
     )
     pasted = (CHART / "files" / "scheduler-config.yaml").read_text()
     for text in (second["data"]["config.yaml"], pasted):
-        assert yaml.safe_load(text)["percentageOfNodesToScore"] == 100
+        configuration = yaml.safe_load(text)
+        (profile,) = configuration["profiles"]
+        assert profile["percentageOfNodesToScore"] == 100
+        assert "percentageOfNodesToScore" not in configuration, "other profiles keep their own"
     for page in ("docs/kubernetes.md", "docs/scheduler.md"):
         assert "percentageOfNodesToScore: 100" in (ROOT / page).read_text(), page
 

@@ -160,11 +160,6 @@ void account_force_charge(unsigned card, uint64_t bytes) {
     raise_peak(card, account_total(card));
 }
 
-void account_count_refusal(void) {
-    if (account_page)
-        __atomic_fetch_add(&account_page->refused, 1, __ATOMIC_RELAXED);
-}
-
 void account_discharge(unsigned card, uint64_t bytes) {
     if (account_slot != NO_SLOT)
         account_subtract(&account_page->memory[card][account_slot], bytes);

@@ -23,9 +23,6 @@ bool account_charge(unsigned card, uint64_t bytes);
 void account_force_charge(unsigned card, uint64_t bytes); /* also beyond the cap: the memory exists */
 void account_discharge(unsigned card, uint64_t bytes);
 
-/* A request of the program was refused because it did not fit. Only the agent reads the count. */
-void account_count_refusal(void);
-
 /* Charged bytes that other processes may hold as well from now on. */
 void account_export(unsigned card, uint64_t bytes);
 /* A new first byte for the export lock of a block's descriptors. */

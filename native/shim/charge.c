@@ -1,6 +1,7 @@
 #include "charge.h"
 
 #include "account.h"
+#include "account_page.h"
 #include "deferred_release.h"
 #include "pools.h"
 

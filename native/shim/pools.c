@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "account.h"
+#include "account_page.h"
 #include "deferred_release.h"
 #include "fenka/lease.h"
 #include "lease.h"

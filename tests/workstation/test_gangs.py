@@ -242,7 +242,7 @@ def test_one_member_changes_when_it_is_resized(t4: Workstation) -> None:
 def test_gang_ends_when_its_time_limit_is_over(t4: Workstation) -> None:
     """--time-limit counts for all of it."""
     gang = t4.run("--gang", "2", "--gpu-mem", "4", "--time-limit", "0.5", "--", *SLEEP)
-    begun(gang, 2)
+    # On a busy machine the limit may end a member before it has reported.
     assert gang.process.wait() == 128 + signal.SIGTERM
     eventually(lambda: nothing_left(t4))
 

@@ -202,6 +202,7 @@ def _serve_again(environment: dict[str, str], background_child: bool, lifeline: 
         if is_set
     ]
     words = [sys.executable, "-Pm", "fenka", "daemon", "--resume", *flags]
+    os.chdir("/")
     os.execve(sys.executable, words, environment)
 
 

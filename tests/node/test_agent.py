@@ -215,18 +215,24 @@ async def test_finished_pod_releases_its_slice_for_good(library: Path) -> None:
         assert not node.store.tokens
 
 
+async def successor_of_a_living_pod(node: NodeHarness) -> Json:
+    """Return a pod that was admitted to a card whose last pod was deleted by force and still runs."""
+    old = node.pod("old", 14, on=0)
+    await node.run(old)
+    node.living.add(old["metadata"]["uid"])
+    node.delete(old)
+    node.kubelet.forget(old)
+    new = node.pod("new", 4, on=0)
+    await node.kubelet.admit(new)
+    return new
+
+
 async def test_lease_is_denied_while_a_force_deleted_pod_still_runs(library: Path) -> None:
     """The denial ends when the pod's processes have ended."""
 
     async with on(library, 15079, 15079) as node:
         await node.ready()
-        old = node.pod("old", 14, on=0)
-        await node.run(old)
-        node.living.add(old["metadata"]["uid"])
-        node.delete(old)
-        node.kubelet.forget(old)
-        new = node.pod("new", 4, on=0)
-        await node.kubelet.admit(new)
+        new = await successor_of_a_living_pod(node)
         start = asyncio.create_task(node.kubelet.start_container(new, "main"))
 
         def is_denied() -> bool:
@@ -299,13 +305,7 @@ async def test_start_waits_until_the_programs_of_a_force_deleted_pod_have_ended(
 
     async with on(library, 15079, 15079) as node:
         await node.ready()
-        old = node.pod("old", 14, on=0)
-        await node.run(old)
-        node.living.add(old["metadata"]["uid"])
-        node.delete(old)
-        node.kubelet.forget(old)
-        new = node.pod("new", 4, on=0)
-        await node.kubelet.admit(new)
+        new = await successor_of_a_living_pod(node)
         start = asyncio.create_task(node.kubelet.start_container(new, "main"))
         await node.agent.reconcile()
         assert not start.done()

@@ -259,6 +259,13 @@ MISTAKES = [
         of_group("shape: {cpu: 4, memory: 4Gi, cards: [{memory: 4Gi, count: 2000}]}"),
         "groups[0].shape.cards are more than 1024: count them again",
     ),
+    *(
+        (
+            of_group(f"shape: {{cpu: 4, memory: 4Gi, resources: {{{name}: 1}}}}"),
+            f"groups[0].shape.resources.{name} is no counted resource: remove it",
+        )
+        for name in ("cpu", "memory", "pods", "ephemeral-storage")
+    ),
 ]  # fmt: skip
 
 

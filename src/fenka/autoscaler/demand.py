@@ -14,6 +14,7 @@ from msgspec import structs
 
 from fenka.autoscaler.objects import ElasticAffinity, ElasticPod, ElasticPodSpec
 from fenka.autoscaler.view import COMING, View
+from fenka.cloud.config import NOT_COUNTED
 from fenka.cluster.autoscaling import GROUP
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.gang_members import GangMembers
@@ -39,9 +40,6 @@ UNLIMITED_S = 1e9
 
 RULE_LABEL = "fenka.io/eligible-"
 """Labels of a case with this prefix stand for rules that a case cannot have."""
-
-NOT_COUNTED = ("cpu", "memory", "ephemeral-storage")
-"""Amounts of a host that are no counted resources; nothing is known of the last before a node is there."""
 
 
 MAX_PODS = 3000

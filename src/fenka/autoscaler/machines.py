@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from fenka.autoscaler.backoff import Pause, pauses
 from fenka.autoscaler.demand import (
-    NOT_COUNTED,
     UNLIMITED_S,
     Inexpressible,
     affinity_rules,
@@ -20,7 +19,7 @@ from fenka.autoscaler.demand import (
 from fenka.autoscaler.objects import DaemonSet, ElasticNode, ElasticPod, allocatable, bounded
 from fenka.autoscaler.shapes import Shape, UnknownShape, shape_of, without_daemons
 from fenka.autoscaler.view import View, coming, offer_of
-from fenka.cloud.config import GroupConfig
+from fenka.cloud.config import NOT_COUNTED, GroupConfig
 from fenka.cloud.port import Instance, Offer, OfferKey
 from fenka.cluster.autoscaling import CAPACITY, ENDING, GROUP, RECLAIMED, OrderRecord, Slot
 from fenka.cluster.objects import seconds

@@ -10,6 +10,9 @@ from fenka.core.planning.case import Capacity, NewCard, Taint
 Seconds = Annotated[float, "a duration with its unit in the file"]
 Price = Annotated[float, "per hour, with at most 4 decimals"]
 
+NOT_COUNTED = ("cpu", "memory", "pods", "ephemeral-storage")
+"""Amounts of a host that are no counted resources: almost any pod has limits of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOut:

@@ -8,7 +8,7 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fenka.cloud.config import Price, Seconds, ShapeConfig
+from fenka.cloud.config import NOT_COUNTED, Price, Seconds, ShapeConfig
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.planning.case import (
     MAX_COUNT,
@@ -220,6 +220,9 @@ def _shape(value: Any, path: str) -> ShapeConfig:
     shape: _Shape = _record(value, _Shape, path, {})
     if sum(cards.count for cards in shape.cards) > MAX_CARDS:
         raise InvalidConfig(f"{path}.cards are more than {MAX_CARDS}: count them again")
+    for name in shape.resources:
+        if name in NOT_COUNTED:
+            raise InvalidConfig(f"{path}.resources.{name} is no counted resource: remove it")
     return ShapeConfig(
         cpu_milli=shape.cpu,
         memory_mib=shape.memory,

@@ -82,16 +82,24 @@ void account_reset(void) {
 
 /* ---- charging ---- */
 
-static void raise_peak(unsigned card, uint64_t total) {
-    uint64_t *peak = &account_page->peak[card], seen = load_relaxed(peak);
+/* Apart from raise_peak(), which is inlined: a peak rises rarely. */
+__attribute__((noinline, cold)) static void exchange_peak(uint64_t *peak, uint64_t total) {
+    uint64_t seen = load_relaxed(peak);
     while (seen < total && !__atomic_compare_exchange_n(peak, &seen, total, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
 }
 
+static void raise_peak(unsigned card, uint64_t total) {
+    uint64_t *peak = &account_page->peak[card];
+    if (__builtin_expect(load_relaxed(peak) < total, 0))
+        exchange_peak(peak, total);
+}
+
 /* The check before the charge keeps a request that is too large from disturbing other processes; it is skipped if the
  * last total left more than enough. The check after the charge enforces the limit when several processes charge at
- * once. */
-static bool try_charge(unsigned card, uint64_t bytes, uint64_t cap, bool *collided) {
+ * once. It has two callers, so only the attribute keeps the compiler from making it a call of each allocation. */
+__attribute__((always_inline)) static inline bool try_charge(unsigned card, uint64_t bytes, uint64_t cap,
+                                                             bool *collided) {
     uint64_t *own = &account_page->memory[card][account_slot], plenty = cap / 2;
     bool check_first = bytes > plenty || load_relaxed(&last_total[card]) > plenty - bytes;
     if (check_first && account_total(card) > cap - bytes)

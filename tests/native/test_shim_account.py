@@ -111,6 +111,28 @@ def test_charges_are_exact_when_threads_race(lease: Lease) -> None:
     assert client.ask("alloc", 4 * GIB).code == 0
 
 
+def test_peak_is_exact_when_threads_and_processes_race(lease: Lease, tmp_path: Path) -> None:
+    """It is at least what the driver counted at any instant, and neither a free nor a refusal changes it."""
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(bytes(16))
+    pair = [lease.start(FENKA_NULL_LEDGER=str(ledger)) for _ in range(2)]
+    for client in pair:
+        assert client.ask("init").code == 0
+        client.send("threads", client.ask("context").value, 4)
+    assert [client.answer().code for client in pair] == [0, 0]
+    most = struct.unpack("<QQ", ledger.read_bytes())[1] << 16
+    assert 0 < most <= account.read(lease.account).peak_bytes[0] < 3 * GIB
+    pointers = [
+        client.ask("alloc", size * GIB).value for client, size in zip(pair, (1, 2), strict=True)
+    ]
+    assert account.read(lease.account).peak_bytes[0] == 3 * GIB
+    assert pair[0].ask("alloc", 2 * GIB).code == OUT_OF_MEMORY
+    for client, pointer in zip(pair, pointers, strict=True):
+        assert client.ask("free", pointer).code == 0
+    assert pair[0].ask("alloc", 2 * GIB).code == 0
+    assert account.read(lease.account).peak_bytes[0] == 3 * GIB
+
+
 def test_only_one_process_gets_the_whole_cap(lease: Lease, tmp_path: Path) -> None:
     """Two who take and give back the whole cap as fast as they can are each granted it, but never both."""
     ledger = tmp_path / "ledger"

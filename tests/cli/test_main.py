@@ -41,11 +41,13 @@ def test_help_lists_commands_by_purpose_and_hides_programs() -> None:
 
 @pytest.mark.parametrize("name", [row.name for row in (*SHOWN, *PROGRAMS)])
 def test_command_shows_its_help(name: str) -> None:
-    """Each row's module has the function, and its options can be read."""
+    """Each row's module has the function, and its options can be read. A letter stands for one of them."""
     for words in subcommands(name):
         result = fenka(*words, "-h")
         assert result.exit_code == 0
         assert result.stdout.startswith("Usage: fenka ")
+        names = re.findall(r"^  (-\w)\b", result.stdout, re.M)
+        assert len(names) == len(set(names)), names
 
 
 @pytest.mark.parametrize("name", [row.name for row in SHOWN])

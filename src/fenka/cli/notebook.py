@@ -98,7 +98,7 @@ def notebook(
     _start_on_cluster(spec, password, options, (target, namespace), output if dry_run else None)
 
 
-add_options(notebook, _ON_CLUSTER, "notebook")
+add_options(notebook, _ON_CLUSTER, "notebook", taken=("-d",))
 
 
 def start(

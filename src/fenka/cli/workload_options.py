@@ -6,7 +6,7 @@ All values stay texts: `jobs/workload_fields.py` converts them as it does those 
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -140,14 +140,22 @@ SERVICE = tuple(_fields(ServiceSpec))
 """The options of services."""
 
 
-def add_options(function: Callable[..., None], fields: Iterable[_Field], kind: str) -> None:
-    """Give a function the options of one kind of training or service; its `**values` get them."""
+def add_options(
+    function: Callable[..., None],
+    fields: Iterable[_Field],
+    kind: str,
+    taken: Collection[str] = (),
+) -> None:
+    """Give a function the options of one kind of training or service; its `**values` get them.
+
+    taken: short names that the function's other options have.
+    """
     own = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    options = [_parameter(field, kind) for field in fields]
+    options = [_parameter(field, kind, taken) for field in fields]
     function.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]
 
 
@@ -163,11 +171,11 @@ def register_refused(app: typer.Typer, group: str, name: str, instead: str) -> N
     register(app, refuse, "", name=name, hidden=True, passes_arguments=True)
 
 
-def _parameter(field: _Field, kind: str) -> inspect.Parameter:
+def _parameter(field: _Field, kind: str, taken: Collection[str]) -> inspect.Parameter:
     of_role = len(field.path) > 1
     hidden = _OF_ONE_KIND.get(field.option, "tensorflow" if of_role else kind) != kind
-    name = f"--{field.option}"
-    names = [name, *filter(None, [_SHORT.get(field.option)])]
+    name, short = f"--{field.option}", _SHORT.get(field.option)
+    names = [name, short] if short and short not in taken else [name]
     if field.option == "gang":
         names = ["--gang/--no-gang"]
     texts: Any = list[str] | None if get_origin(field.kind) in (list, dict) else str | None

@@ -15,7 +15,7 @@ from fenka.cluster.pod_groups import group_key
 from fenka.cluster.queue_snapshot import time_limit_s
 from fenka.cluster.recent import MAX_SHARED_BYTES, SHARED
 from fenka.cluster.state import ClusterState
-from fenka.dialects import gpushare
+from fenka.dialects import gpushare, resize
 from fenka.dialects.registry import WITH_HAMI
 from tests.builders import T4_MIB, Json, node_json, on_card, pod, pod_json
 
@@ -266,3 +266,14 @@ def test_compact_pod_decides_as_the_whole_one(
     assert is_open(small) == is_open(whole)
     assert is_unplaced(small) == is_unplaced(whole)
     assert time_limit_s(small) == time_limit_s(whole)
+
+
+def test_resize_is_kept_in_few_bytes() -> None:
+    """A tenant may write long ones. Only short requests are compared; of the others presence counts."""
+    long = "x" * 10_000
+    written = {resize.REQUEST: long, resize.STATUS: long, resize.REFUSED: long}
+    limits = {gpushare.MEMORY: 4}
+    kept = compact(requesting(limits, written)).metadata.annotations
+    assert dict(kept.items()) == dict.fromkeys(written, "")
+    kept = compact(requesting(limits, {resize.REQUEST: "gpu-mem=6"})).metadata.annotations
+    assert dict(kept.items()) == {resize.REQUEST: "gpu-mem=6"}

@@ -39,6 +39,14 @@ def test_nothing_is_bounded_when_the_administrator_says_so() -> None:
     assert "fenka-preemption" not in names_of(objects, POLICY)
 
 
+@needs_helm
+def test_growth_is_taken_back_when_the_administrator_says_so() -> None:
+    """By default a pod keeps what it has grown by."""
+    option = "--take-growth-back"
+    assert option not in arguments(render())
+    assert option in arguments(render(scheduler={"takeGrowthBack": True}))
+
+
 def test_example_bounds_the_class_that_the_chart_installs() -> None:
     """Everybody who may create pods may give them the class."""
     quota: Json = yaml.safe_load((CHART / "examples" / "serving-quota.yaml").read_text())

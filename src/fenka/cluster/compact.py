@@ -22,7 +22,7 @@ from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.cluster.pod_limits import kept_annotations, kept_labels, limit_pod
 from fenka.cluster.recent import SHARED, SharedValues
 from fenka.cluster.small_mapping import small_mapping
-from fenka.dialects import leases, node_inventory
+from fenka.dialects import leases, node_inventory, resize
 from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.mig_records import INSTANCES
 from fenka.dialects.registry import WITH_HAMI
@@ -47,6 +47,8 @@ _NODE_ANNOTATIONS = (
     SPOT_ADMIT,
     PROTECTED_UNTIL,
 )
+_READ_ANNOTATIONS = (INTERRUPTIBLE, resize.REQUEST, resize.STATUS, resize.REFUSED)
+"""Of pods, beside those that dialects read."""
 
 
 class CompactPod(Pod):
@@ -135,12 +137,19 @@ def _recent(text: str) -> str:
 
 
 def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """Return those that a dialect reads, and whether the pod may run on any spot node."""
+    """Return those that a dialect reads, whether the pod may run on any spot node, and its resize."""
     if not annotations:
         return _NONE
-    records = kept_annotations(annotations)
+    records = kept_annotations(annotations, _READ_ANNOTATIONS)
     if INTERRUPTIBLE in records and records[INTERRUPTIBLE] != "true":
         del records[INTERRUPTIBLE]
+    for name in (resize.STATUS, resize.REFUSED):
+        if name in records:
+            # It is only read whether they are there.
+            records[name] = ""
+    if len(records.get(resize.REQUEST, "")) > MAX_SHARED_TEXT:
+        # It is compared with requests that the scheduler writes, which are short.
+        records[resize.REQUEST] = ""
     if records:
         known = _TEXTS.setdefault
         records = {known(name, name): _recent(value) for name, value in records.items()}

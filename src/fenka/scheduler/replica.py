@@ -13,6 +13,7 @@ from fenka.cluster import scheduler_options
 from fenka.cluster.disruption import budgets_for
 from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster.growth import GrowthReclaim
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import ColumnarPodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
@@ -30,6 +31,7 @@ from fenka.scheduler.descheduler import Descheduler
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_barrier import GangBarrier
+from fenka.scheduler.growth_reclaimer import GrowthReclaimer
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.pin_timer import PinTimer
 from fenka.scheduler.pod_patcher import (
@@ -111,6 +113,14 @@ class Settings(msgspec.Struct, frozen=True):
             "repeatable",
         ),
     ] = []
+
+    take_growth_back: Annotated[
+        bool,
+        Meta(
+            description="pods that have grown beyond what they requested shrink to that again if the first "
+            "pod that waits would fit then"
+        ),
+    ] = False
 
     def fairness(self) -> Fairness:
         """Return how pods of one priority are ordered. Raises ValueError."""
@@ -218,6 +228,15 @@ class Replica:
             sleep=sleep,
             schedulers=settings.scheduler_name,
         )
+        reclaimer = GrowthReclaimer(
+            api,
+            GrowthReclaim(cluster, settings.policy, gangs.live.usage, state),
+            self._pods,
+            recorder,
+            self._is_leading,
+            now=now,
+            sleep=sleep,
+        )
         self._tasks = (
             self.informers.run,
             recorder.run,
@@ -231,6 +250,7 @@ class Replica:
             reporter.run,
             requeuer.run,
             ungater.run,
+            *((reclaimer.run,) if settings.take_growth_back else ()),
         )
 
     def _pods(self) -> Mapping[str, Pod]:

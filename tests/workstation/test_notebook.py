@@ -1,5 +1,6 @@
 """`fenka notebook` with a real Jupyter server and a real kernel."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,17 @@ def t4(t4: Workstation) -> Workstation:
     """A T4, and the Jupyter that came with fenka on the PATH."""
     t4.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return t4
+
+
+@contextlib.contextmanager
+def logs_on_failure(station: Workstation) -> Iterator[None]:
+    """Add the logs of all jobs to an error of the block."""
+    try:
+        yield
+    except BaseException as error:
+        for log in sorted((station.root / "jobs").rglob("log")):
+            error.add_note(f"{log}:\n{log.read_text(errors='replace')}")
+        raise
 
 
 def test_kernel_is_limited_when_a_notebook_runs(t4: Workstation) -> None:
@@ -87,11 +100,12 @@ def test_ports_differ_when_notebooks_start_together(t4: Workstation) -> None:
         for name in ("a", "b", "c")
     ]
     printed = [process.communicate() for process in starting]
-    assert [error for _, error in printed] == ["", "", ""]
-    ports = {urllib.parse.urlsplit(line.split(": ")[1]).port for line, _ in printed}
-    assert len(ports) == 3
-    for line, _ in printed:
-        Kernel(line.split(": ")[1].strip()).close()
+    with logs_on_failure(t4):
+        assert [error for _, error in printed] == ["", "", ""]
+        ports = {urllib.parse.urlsplit(line.split(": ")[1]).port for line, _ in printed}
+        assert len(ports) == 3
+        for line, _ in printed:
+            Kernel(line.split(": ")[1].strip()).close()
 
 
 def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,8 +51,8 @@ class Notebook:
 
     command: list[str]
     environment: dict[str, str]
-    port_lock: FileIO
-    """Keeps the port from fenka's other notebooks while the server, which inherits it, lives."""
+    port_locks: tuple[FileIO | socket.socket, ...]
+    """Keep the port from all notebooks of fenka while the server, which inherits them, lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +113,15 @@ def render(
         reach: Where it listens.
     """
     command = find()
-    # Jupyter tests a port, releases it and binds it later, so two servers could collide.
-    wanted = [reach.port] if reach.port else PORTS
-    port, port_lock = ports.reserve(wanted, reach.host or LOOPBACK, reuse=True)
-    os.set_inheritable(port_lock.fileno(), True)
+    # Jupyter tests a port, and binds it seconds later. Of two servers that meet there one ends, and its URL
+    # may already lead to the other.
+    port, locks = reach.port, tuple[FileIO | socket.socket, ...]()
+    if port:
+        locks = (ports.reserve([port], reach.host or LOOPBACK, reuse=True)[1],)
+    else:
+        port, locks = ports.reserve_among_users(PORTS, reach.host or LOOPBACK)
+    for lock in locks:
+        os.set_inheritable(lock.fileno(), True)
     defaults: Settings = {
         "ServerApp": {
             **{"ip": LOOPBACK, "port": port, "port_retries": 50},
@@ -146,7 +152,7 @@ def render(
             "JUPYTER_RUNTIME_DIR": str(job_dir / "runtime"),
             "JUPYTER_CONFIG_PATH": os.pathsep.join(path),
         },
-        port_lock=port_lock,
+        port_locks=locks,
     )
 
 

@@ -72,9 +72,38 @@ class PortReservations:
                     unless_free.pop_all()
                     return port, lock
                 _unlock(lock, port)
-        if len(ports) == 1:
-            raise NoFreePort(f"port {ports[0]} of {address} is used or not allowed: choose another")
-        raise NoFreePort(f"no port from {min(ports)} to {max(ports)} is free on {address}")
+        raise _none_free(ports, address)
+
+    def reserve_among_users(
+        self, ports: Sequence[int], address: str
+    ) -> tuple[int, tuple[FileIO, socket.socket]]:
+        """Reserve the first free port that no other user has reserved in this way.
+
+        It is for a server with SO_REUSEADDR whose port others guess, as they count from the same number. The
+        UDP port of the same number stays bound: the port itself would be free for others, or for nobody.
+
+        Args:
+            ports: The ports to choose from.
+            address: The address on which the process will listen.
+
+        Returns:
+            The port, and what reserves it until all copies of it are closed.
+
+        Raises:
+            NoFreePort: None of the ports is free.
+            OSError: The locks cannot be written.
+        """
+        for port in ports:
+            with contextlib.ExitStack() as unless_free:
+                claim = unless_free.enter_context(
+                    socket.socket(_family(address), socket.SOCK_DGRAM)
+                )
+                if _binds(claim, port, address):
+                    with contextlib.suppress(NoFreePort):
+                        _, lock = self.reserve([port], address, reuse=True)
+                        unless_free.pop_all()
+                        return port, (lock, claim)
+        raise _none_free(ports, address)
 
     def _open(self) -> FileIO:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,17 +121,31 @@ def _shuffled() -> Sequence[int]:
     return random.SystemRandom().sample(_RANDOM_PORTS, len(_RANDOM_PORTS))
 
 
+def _none_free(ports: Sequence[int], address: str) -> NoFreePort:
+    if len(ports) == 1:
+        return NoFreePort(f"port {ports[0]} of {address} is used or not allowed: choose another")
+    return NoFreePort(f"no port from {min(ports)} to {max(ports)} is free on {address}")
+
+
 def _is_free(port: int, address: str, *, reuse: bool) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as trial:
+    with socket.socket(_family(address)) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-        try:
-            trial.bind((address, port))
-        except OSError as why:
-            if why.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
-            raise
-        return True
+        return _binds(trial, port, address)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _binds(trial: socket.socket, port: int, address: str) -> bool:
+    """Bind a socket, and return whether the port was free. Raises OSError."""
+    try:
+        trial.bind((address, port))
+    except OSError as why:
+        if why.errno in (errno.EADDRINUSE, errno.EACCES):
+            return False
+        raise
+    return True
 
 
 def _lock(file: FileIO, port: int) -> bool:

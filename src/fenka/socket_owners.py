@@ -1,7 +1,8 @@
-"""Finds the users of local TCP sockets, so that nothing is sent to another user's program.
+"""Finds the users of local sockets, so that nothing is sent to another user's program.
 
-The kernel is asked about one socket at a time (sock_diag(7)): /proc/net/tcp takes milliseconds on a machine
-with many connections. Where it has no inet_diag, that file is read.
+Who connects to a Unix socket learns who listens. About a TCP socket the kernel is asked, one at a time
+(sock_diag(7)): /proc/net/tcp takes milliseconds on a machine with many connections. Where it has no
+inet_diag, that file is read.
 """
 
 import errno
@@ -10,6 +11,7 @@ import socket
 import struct
 
 from fenka import procfs
+from fenka.hardware.peer_credentials import peer
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -31,11 +33,11 @@ Place = tuple[str, int]
 
 
 class NotTheOwner(OSError):
-    """A port that a program of this user should serve belongs to another user's program, or to none."""
+    """An address that a program of this user should serve is another user's program's, or nobody's."""
 
-    def __init__(self, port: int, uid: int | None) -> None:
+    def __init__(self, address: str, uid: int | None) -> None:
         found = "nobody listens there" if uid is None else f"user {uid} listens there"
-        super().__init__(errno.ECONNREFUSED, f"port {port} is not the replica's: {found}")
+        super().__init__(errno.ECONNREFUSED, f"{address} is not the replica's: {found}")
 
 
 def listener_uid(place: Place) -> int | None:
@@ -45,6 +47,17 @@ def listener_uid(place: Place) -> int | None:
         return found[0]
     # A kernel without inet_diag finds nothing.
     return procfs.listeners().get(place[1])
+
+
+def socket_listener_uid(path: str) -> int | None:
+    """Return the user whose program listens at a Unix socket; None for nobody. It sees a connection."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)
+        try:
+            trial.connect(path)
+        except OSError:
+            return None
+        return peer(trial).uid
 
 
 def peer_uid(place: Place, client: Place) -> int | None:
@@ -68,12 +81,20 @@ def client_uid(client: Place, place: Place) -> int | None:
 
 
 def check_peer(connection: socket.socket, uid: int) -> None:
-    """Raise NotTheOwner unless an open connection of IPv4 leads to a program of this user. Raises OSError."""
+    """Raise NotTheOwner unless an open connection leads to a program of this user. Raises OSError.
+
+    It is one of IPv4, or of a Unix socket.
+    """
     place = connection.getpeername()
+    if connection.family == socket.AF_UNIX:
+        listener = peer(connection).uid
+        if listener != uid:
+            raise NotTheOwner(place, listener)
+        return
     # Programs of root may listen, give up their rights, and accept as another user.
     found = peer_uid(place, connection.getsockname()) if uid else listener_uid(place)
     if found != uid:
-        raise NotTheOwner(place[1], found)
+        raise NotTheOwner(f"port {place[1]}", found)
 
 
 def _find(local: Place, remote: Place) -> tuple[int, int] | None:

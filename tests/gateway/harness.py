@@ -37,12 +37,17 @@ class FakeReplica:
         self.bodies: list[bytes] = []
         self.connections = self.ended = 0
         self.port = 0
+        self.path = ""
 
     @contextlib.asynccontextmanager
-    async def serve(self, port: int = 0) -> AsyncIterator["FakeReplica"]:
-        """Serve while the block runs."""
-        server = await asyncio.start_server(self._on_connection, LOOPBACK, port)
-        self.port = server.sockets[0].getsockname()[1]
+    async def serve(self, port: int = 0, path: str = "") -> AsyncIterator["FakeReplica"]:
+        """Serve while the block runs, at a Unix socket if a path is given."""
+        if path:
+            server = await asyncio.start_unix_server(self._on_connection, path)
+            self.path = path
+        else:
+            server = await asyncio.start_server(self._on_connection, LOOPBACK, port)
+            self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
         finally:
@@ -50,7 +55,7 @@ class FakeReplica:
 
     def entry(self, *, terminating: bool = False) -> ReplicaEntry:
         """Return its row of a routing table."""
-        return ReplicaEntry(LOOPBACK, {"http": self.port}, terminating)
+        return ReplicaEntry(LOOPBACK, {"http": self.path or self.port}, terminating)
 
     async def read(self, reader: asyncio.StreamReader) -> bytes:
         """Read and record a request, and return its head."""

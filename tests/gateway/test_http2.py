@@ -80,7 +80,7 @@ class Model:
             yield request.upper()
 
     @contextlib.asynccontextmanager
-    async def serve(self) -> AsyncIterator[ReplicaEntry]:
+    async def serve(self, path: str = "") -> AsyncIterator[ReplicaEntry]:
         """Serve while the block runs, and return the replica's row."""
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         server = grpc.aio.server(options=options)
@@ -93,10 +93,10 @@ class Model:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("model.Model", handlers),)
         )
-        port = server.add_insecure_port(f"{LOOPBACK}:0")
+        port = server.add_insecure_port(f"unix:{path}" if path else f"{LOOPBACK}:0")
         await server.start()
         try:
-            yield ReplicaEntry(LOOPBACK, {"http": port})
+            yield ReplicaEntry(LOOPBACK, {"http": path or port})
         finally:
             self.go_on.set()
             await server.stop(None)

@@ -1,4 +1,4 @@
-"""A service's program for the tests: answers at $PORT with what it was started with, as JSON.
+"""A service's program for the tests: answers at $PORT or $SOCKET with what it was started with, as JSON.
 
 Paths: `/hold/FILE` answers when the file exists, `/crash` ends the process, `/ready` fails until the file
 $READY exists. With `--crash` the program ends at once.
@@ -10,6 +10,9 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer, ThreadingUnixStreamServer
+
+PORTS = ("PORT", "METRICS_PORT", "SOCKET")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -31,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
                 "arguments": sys.argv[1:],
                 "pid": os.getpid(),
                 "leased": Path("/run/fenka/lease/control").exists(),
-                "ports": {name: os.environ.get(name) for name in ("PORT", "METRICS_PORT")},
+                "ports": {name: os.environ.get(name) for name in PORTS},
                 "directory": str(Path.cwd()),
                 "mark": os.environ.get("MARK"),
             }
@@ -47,6 +50,11 @@ class Handler(BaseHTTPRequestHandler):
 
 if "--crash" in sys.argv:
     sys.exit("this version is broken")
-with ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler) as server:
+server: BaseServer
+if "SOCKET" in os.environ:
+    server = ThreadingUnixStreamServer(os.environ["SOCKET"], Handler)
+else:
+    server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler)
+with server:
     print("listening", flush=True)
     server.serve_forever()

@@ -102,10 +102,17 @@ def test_ports_differ_when_notebooks_start_together(t4: Workstation) -> None:
     printed = [process.communicate() for process in starting]
     with logs_on_failure(t4):
         assert [error for _, error in printed] == ["", "", ""]
-        ports = {urllib.parse.urlsplit(line.split(": ")[1]).port for line, _ in printed}
+        ports = {urllib.parse.urlsplit(line.split(": ")[1]).port or 0 for line, _ in printed}
         assert len(ports) == 3
         for line, _ in printed:
             Kernel(line.split(": ")[1].strip()).close()
+        for port in ports:
+            # What keeps the port from other users' notebooks is the servers'.
+            with (
+                socket.socket(type=socket.SOCK_DGRAM) as other,
+                pytest.raises(OSError, match="in use"),
+            ):
+                other.bind(("127.0.0.1", port))
 
 
 def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:

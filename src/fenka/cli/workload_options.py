@@ -49,6 +49,7 @@ _OF_ONE_KIND: dict[str, str] = {
     "model-name": "tensorflow",
     "model-path": "tensorflow",
     "model-repository": "triton",
+    "unix-socket": "custom",
 }
 """Options that the help of the other kinds does not show."""
 
@@ -176,8 +177,8 @@ def _parameter(field: _Field, kind: str, taken: Collection[str]) -> inspect.Para
     hidden = _OF_ONE_KIND.get(field.option, "tensorflow" if of_role else kind) != kind
     name, short = f"--{field.option}", _SHORT.get(field.option)
     names = [name, short] if short and short not in taken else [name]
-    if field.option == "gang":
-        names = ["--gang/--no-gang"]
+    if field.option in ("gang", "unix-socket"):
+        names = [f"{name}/--no-{field.option}"]
     texts: Any = list[str] | None if get_origin(field.kind) in (list, dict) else str | None
     annotation = bool | None if field.is_flag else texts
     title = None if field.is_flag else field.meta.title or _choices(field.kind)

@@ -254,14 +254,20 @@ class Dispatcher:
 async def open_connection(connection: Http1ReplicaConnection | Http2ReplicaConnection) -> None:
     """Connect to a replica. Raises OSError, also if another user's program is there, which gets nothing."""
     replica, loop = connection.replica, asyncio.get_running_loop()
-    place = replica.host, replica.ports[connection.port]
-    if replica.uid is None:
-        await loop.create_connection(lambda: connection, *place)
+    address = replica.ports[connection.port]
+    if replica.uid is None and isinstance(address, int):
+        await loop.create_connection(lambda: connection, replica.host, address)
         return
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with contextlib.ExitStack() as unless_ours:
-        trial = unless_ours.enter_context(socket.socket())
+        trial = unless_ours.enter_context(socket.socket(family))
         trial.setblocking(False)
-        await loop.sock_connect(trial, place)
-        check_peer(trial, replica.uid)
+        if isinstance(address, str):
+            # It never waits. asyncio takes a full queue for a connection.
+            trial.connect(address)
+        else:
+            await loop.sock_connect(trial, (replica.host, address))
+        if replica.uid is not None:
+            check_peer(trial, replica.uid)
         unless_ours.pop_all()
     await loop.create_connection(lambda: connection, sock=trial)

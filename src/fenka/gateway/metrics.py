@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from fenka.gateway.server import Gateway
 from fenka.gateway.statistics import BUCKETS_S, Durations
+from fenka.jobs.routing_table import replica_label
 from fenka.kubernetes.http_listener import ThrottledText
 
 PREFIX = "fenka_gateway"
@@ -87,8 +88,8 @@ class GatewayMetrics(Collector):
             state = "unreachable" if replica.failures else "ready"
             if replica.terminating:
                 state = "terminating"
-                address = f"{replica.host}:{min(replica.ports.values(), default=0)}"
-                ending.add_metric((replica.version, address), replica.in_flight)
+                label = replica_label(replica.host, replica.ports)
+                ending.add_metric((replica.version, label), replica.in_flight)
             states[replica.version, state] = states.get((replica.version, state), 0) + 1
         for labels, count in states.items():
             replicas.add_metric(labels, count)

@@ -7,12 +7,12 @@ replica gives its share to the others, so a crashed canary loses no request.
 
 from collections.abc import Iterator
 
-from fenka.jobs.routing_table import ReplicaEntry, RoutingTable
+from fenka.jobs.routing_table import ListenAddress, ReplicaEntry, RoutingTable
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 """A replica that refuses connections is tried again after a pause, which doubles up to the limit."""
 
-ReplicaKey = tuple[str, tuple[tuple[str, int], ...]]
+ReplicaKey = tuple[str, tuple[tuple[str, ListenAddress], ...]]
 
 
 def replica_key(entry: ReplicaEntry) -> ReplicaKey:

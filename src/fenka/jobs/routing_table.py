@@ -5,7 +5,9 @@ again routes as before.
 """
 
 import ipaddress
+import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,6 +20,12 @@ NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 MAX_REPLICAS = 10_000
 """Of all versions: more than any cluster has cards for one service."""
 
+
+MAX_SOCKET_PATH_BYTES = 107
+"""The kernel's limit for the path of a Unix socket, without the final zero."""
+
+ListenAddress = Annotated[int, Meta(ge=1, le=65535)] | str
+"""Where a replica listens: a port of its host, or the absolute path of a Unix socket."""
 
 Weight = Annotated[int, Meta(ge=0, le=1_000_000)]
 """A share of the requests, relative to the other versions' weights; 0 for none."""
@@ -32,14 +40,14 @@ class ReplicaEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         host: Its IP address.
-        ports: Its ports by name.
+        ports: Where it listens there, by the port's name.
         terminating: It finishes its requests and gets no new ones.
-        uid: The user whose program serves its ports, on this machine. Other users' programs there get no
+        uid: The user whose program listens, on this machine. Other users' programs there get no
             request. None: any, as on another machine.
     """
 
     host: str
-    ports: dict[str, Annotated[int, Meta(ge=1, le=65535)]]
+    ports: Mapping[str, ListenAddress]
     terminating: bool = False
     uid: Annotated[int, Meta(ge=0)] | None = None
 
@@ -78,8 +86,28 @@ class RoutingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for replica in replicas:
             try:
                 ipaddress.ip_address(replica.host)
+                for address in replica.ports.values():
+                    if isinstance(address, str):
+                        check_socket_path(address)
             except ValueError as error:
                 raise InvalidTable(f"invalid replica {replica.host[:80]!r}: {error}") from error
+
+
+def check_socket_path(path: str) -> None:
+    """Raise ValueError if no Unix socket can have this path."""
+    length = len(os.fsencode(path))
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"{path[:80]!r} is no absolute path of a Unix socket")
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"the path of a Unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes, and {path} has {length}"
+        )
+
+
+def replica_label(host: str, ports: Mapping[str, ListenAddress]) -> str:
+    """Return how metrics call a replica: by the first of its addresses."""
+    first = ports[min(ports)] if ports else 0
+    return first if isinstance(first, str) else f"{host}:{first}"
 
 
 def decode(text: bytes) -> RoutingTable:

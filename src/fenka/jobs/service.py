@@ -48,6 +48,12 @@ PORT_VARIABLES: Mapping[PortName, str] = {
 }
 """The variables by which programs learn their ports."""
 
+SOCKET_VARIABLES: Mapping[PortName, str] = {
+    "http-serving": "SOCKET",
+    "grpc-serving": "GRPC_SOCKET",
+}
+"""The variables by which programs learn the paths of their Unix sockets, instead of ports."""
+
 _TRITON_HEALTH = "/v2/health/ready"
 
 _FIXED = ("name", "version", "kind", "restful_port", "port", "config_file", "service")
@@ -111,6 +117,10 @@ class ServiceSpec(WorkloadSpec, frozen=True, forbid_unknown_fields=True, rename=
     restful_port: Annotated[int, Meta(title="PORT", description="port of HTTP")] = 0
     port: Annotated[int, Meta(title="PORT", description="port of gRPC")] = 0
     metrics_port: Annotated[int, Meta(title="PORT", description="port of /metrics")] = 0
+    unix_socket: Annotated[
+        bool,
+        Meta(description="replicas listen at Unix sockets ($SOCKET, $GRPC_SOCKET), not on ports"),
+    ] = False
     health_path: Annotated[
         str, Meta(title="PATH", description="GET answers when ready; default: the port is open")
     ] = ""
@@ -208,6 +218,10 @@ class ServiceSpec(WorkloadSpec, frozen=True, forbid_unknown_fields=True, rename=
 
     def _validate_ports(self) -> None:
         ports = self.ports
+        if self.unix_socket and self.kind != "custom":
+            raise InvalidRequest(
+                f"--unix-socket is not an option of fenka serve {self.kind}: its server listens on ports only"
+            )
         for option, port in (
             ("restful-port", self.restful_port),
             ("port", self.port),

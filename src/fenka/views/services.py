@@ -35,6 +35,7 @@ class Replica:
         node: The node's name; empty before it has one.
         requested: Cards, slices as shares of one; None if no card's size is known.
         why: Why it waits for a card; empty if it does not.
+        sockets: The Unix sockets where it listens; none if it listens on ports.
         memory_units: Units of card memory that it requests.
         compute: Percent of a card's time that it requests.
         cpus: Processors that it requests.
@@ -51,6 +52,7 @@ class Replica:
     address: str = ""
     requested: float | None = 0
     why: str = ""
+    sockets: tuple[str, ...] = ()
     memory_units: float = 0
     compute: int = 0
     cpus: float = 0

@@ -110,6 +110,13 @@ def test_image_is_required() -> None:
     assert str(error.value) == "--image is required on Kubernetes"
 
 
+def test_unix_socket_is_refused() -> None:
+    """The gateway runs in a pod of its own."""
+    spec = msgspec.structs.replace(CUSTOM, unix_socket=True)
+    with pytest.raises(InvalidRequest, match="--unix-socket requires a workstation"):
+        render_version(spec, Contents())
+
+
 def test_names_are_valid_when_they_are_as_long_as_allowed() -> None:
     """Services have DNS labels as names."""
     spec = msgspec.structs.replace(

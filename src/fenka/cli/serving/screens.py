@@ -50,6 +50,7 @@ def get_screen(version: ServiceVersion, now: float) -> list[str]:
         "RESTARTS": lambda each: str(each.restarts),
         **({"GPU": lambda each: cards(each.requested)} if _gpu(version) else {}),
         "NODE": lambda each: each.node or UNKNOWN,
+        **({"SOCKET": _sockets} if any(each.sockets for each in version.replicas) else {}),
     }
     rows = [[cell(each) for cell in columns.values()] for each in version.replicas]
     notes = [f"Note: {note}" for note in (version.note, version.why) if note]
@@ -106,6 +107,7 @@ def _replica(replica: Replica, now: float) -> dict[str, object]:
         "requestGPUCore": replica.compute,
         "creationTimestamp": int(replica.created),
         "why": replica.why,
+        "sockets": list(replica.sockets),
     }
 
 
@@ -126,6 +128,10 @@ def _address(version: ServiceVersion) -> str:
 
 def _ports(version: ServiceVersion) -> str:
     return ",".join(map(str, version.ports)) or UNKNOWN
+
+
+def _sockets(replica: Replica) -> str:
+    return ",".join(replica.sockets) or UNKNOWN
 
 
 def _gpu(version: ServiceVersion) -> bool:

@@ -68,8 +68,13 @@ def render_version(
         hami: The cluster reads HAMi's names.
 
     Raises:
-        InvalidRequest, InvalidSize: No pod can request its cards, or it has no image.
+        InvalidRequest, InvalidSize: No pod can request its cards, it has no image, or it listens at sockets.
     """
+    if spec.unix_socket:
+        raise InvalidRequest(
+            "--unix-socket requires a workstation (--local): leave it out, a cluster's gateway reaches "
+            "replicas over the network"
+        )
     labels = _labels(spec)
     objects = [_deployment(spec, contents, priority, hami=hami), _version_service(spec)]
     objects += config_files(f"{object_name(spec)}-config", labels, contents)

@@ -17,6 +17,7 @@ from fenka.core.weights import shares
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.ports import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, start_in_background
+from fenka.jobs.routing_table import check_socket_path
 from fenka.jobs.service import (
     CLIENT_PORTS,
     PortName,
@@ -76,6 +77,7 @@ def deploy(
             if sentence := _ignored_ports(record, spec):
                 announce(sentence)
         _check_program(spec, directory)
+        _check_sockets(spec)
         _check_cards(runtime, spec, announce, report_errors)
         _announce_ignored(spec, announce)
         version = VersionRecord(spec, _revision(spec), time.time(), directory, _environment())
@@ -157,6 +159,18 @@ def _check_program(spec: ServiceSpec, directory: str) -> None:
     there = Path(directory, program).exists() if "/" in program else shutil.which(program)
     if not there:
         raise InvalidRequest(f"there is no program called {program[:80]} on this machine")
+
+
+def _check_sockets(spec: ServiceSpec) -> None:
+    """Check that the kernel can have the paths of replicas' Unix sockets. Raises InvalidRequest."""
+    if spec.unix_socket:
+        try:
+            check_socket_path(records.socket_path(records.place_of(spec.name)))
+        except ValueError as why:
+            raise InvalidRequest(
+                f"--unix-socket: {why}: give the service a shorter --name, or set XDG_STATE_HOME to a "
+                "directory with a shorter path"
+            ) from None
 
 
 def _check_cards(
@@ -298,6 +312,7 @@ def update(
         check_change(old.spec, spec)
         workload.refuse_cluster_options(spec, {})
         workload.check_mounts(spec)
+        _check_sockets(spec)
         if spec.argv != old.spec.argv:
             _check_program(spec, old.directory)
         if spec.gpu != old.spec.gpu:

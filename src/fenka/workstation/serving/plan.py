@@ -8,8 +8,20 @@ import msgspec
 
 from fenka.core.scaling import VersionUse, version_loads
 from fenka.jobs.ports import LOOPBACK
-from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, VersionEntry
-from fenka.jobs.service import CLIENT_PORTS, PORT_VARIABLES, PortName, ServiceSpec
+from fenka.jobs.routing_table import (
+    ListenAddress,
+    ReplicaEntry,
+    RoutingTable,
+    VersionEntry,
+    replica_label,
+)
+from fenka.jobs.service import (
+    CLIENT_PORTS,
+    PORT_VARIABLES,
+    SOCKET_VARIABLES,
+    PortName,
+    ServiceSpec,
+)
 from fenka.jobs.spec import JobSpec
 from fenka.workstation.serving.records import ReplicaState, ServiceRecord, VersionRecord
 from fenka.workstation.workload import NO_CARDS, parse_priority
@@ -52,8 +64,8 @@ class AnyReplica(Protocol):
         """Its state."""
 
     @property
-    def ports(self) -> dict[PortName, int]:
-        """Its ports."""
+    def ports(self) -> Mapping[PortName, ListenAddress]:
+        """Where it listens."""
 
     @property
     def uid(self) -> int | None:
@@ -169,7 +181,7 @@ def loads(
 
 def address(replica: AnyReplica) -> str:
     """Return how the gateway calls a replica in its metrics."""
-    return f"{LOOPBACK}:{min(client_ports(replica).values())}"
+    return replica_label(LOOPBACK, client_ports(replica))
 
 
 def routing_table(
@@ -193,8 +205,8 @@ def routing_table(
     )
 
 
-def client_ports(replica: AnyReplica) -> dict[str, int]:
-    """Return the ports that clients' requests go to, by name."""
+def client_ports(replica: AnyReplica) -> dict[str, ListenAddress]:
+    """Return where clients' requests go to, by the port's name."""
     return {name: replica.ports[name] for name in CLIENT_PORTS if name in replica.ports}
 
 
@@ -227,18 +239,22 @@ def lease_request(version: VersionRecord, name: str) -> JobSpec | None:
     return request
 
 
-def program(spec: ServiceSpec, ports: Mapping[PortName, int]) -> list[str]:
-    """Return the program of a replica with these ports, and its arguments."""
+def program(spec: ServiceSpec, ports: Mapping[PortName, ListenAddress]) -> list[str]:
+    """Return the program of a replica that is to listen there, and its arguments."""
+    numbers = {name: port for name, port in ports.items() if isinstance(port, int)}
     own = msgspec.structs.replace(
         spec,
-        restful_port=ports.get("http-serving", 0),
-        port=ports.get("grpc-serving", 0),
-        metrics_port=ports.get("http-metrics", 0),
+        restful_port=numbers.get("http-serving", 0),
+        port=numbers.get("grpc-serving", 0),
+        metrics_port=numbers.get("http-metrics", 0),
     )
     return own.argv
 
 
-def environment(spec: ServiceSpec, ports: Mapping[PortName, int]) -> dict[str, str]:
+def environment(spec: ServiceSpec, ports: Mapping[PortName, ListenAddress]) -> dict[str, str]:
     """Return the variables of a replica besides those of its lease and of the user's own."""
-    variables = {PORT_VARIABLES[name]: str(port) for name, port in ports.items()}
+    variables = {
+        (PORT_VARIABLES if isinstance(address, int) else SOCKET_VARIABLES)[name]: str(address)
+        for name, address in ports.items()
+    }
     return variables | ({} if spec.gpu else NO_CARDS) | spec.env

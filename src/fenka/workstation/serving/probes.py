@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from fenka.jobs.ports import LOOPBACK
+from fenka.jobs.routing_table import ListenAddress
 from fenka.workstation.serving.plan import GatewayUse
 
 TIMEOUT_S = 1.0
@@ -16,14 +17,14 @@ MAX_RESPONSE_BYTES = 4 << 20
 _PREFIX = "fenka_gateway_"
 
 
-def answering(paths: Mapping[int, str]) -> set[int]:
-    """Return the ports where a GET of the path succeeds."""
+def answering(paths: Mapping[ListenAddress, str]) -> set[ListenAddress]:
+    """Return the addresses where a GET of the path succeeds."""
 
     async def ask() -> list[bytes | None]:
-        return await asyncio.gather(*(_get(port, path) for port, path in paths.items()))
+        return await asyncio.gather(*(_get(address, path) for address, path in paths.items()))
 
     bodies = asyncio.run(ask()) if paths else []
-    return {port for port, body in zip(paths, bodies, strict=True) if body is not None}
+    return {address for address, body in zip(paths, bodies, strict=True) if body is not None}
 
 
 def gateway_use(port: int) -> GatewayUse | None:
@@ -52,16 +53,19 @@ def _parse(text: str) -> GatewayUse:
     return GatewayUse(waiting, in_flight, responses, terminating)
 
 
-async def _get(port: int, path: str) -> bytes | None:
+async def _get(address: ListenAddress, path: str) -> bytes | None:
     """Return the body of a successful response; None for any other, and if there is none in time."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(LOOPBACK, port)
+            if isinstance(address, str):
+                host = "localhost"
+                reader, writer = await asyncio.open_unix_connection(address)
+            else:
+                host = f"{LOOPBACK}:{address}"
+                reader, writer = await asyncio.open_connection(LOOPBACK, address)
             try:
                 # A response of version 1.0 has no parts, and ends with the connection.
-                writer.write(
-                    f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\nAccept: */*\r\n\r\n".encode()
-                )
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\nAccept: */*\r\n\r\n".encode())
                 response = await _read(reader)
             finally:
                 writer.close()
@@ -79,11 +83,11 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     return response
 
 
-def ready(replicas: Mapping[str, tuple[int, str]]) -> set[str]:
+def ready(replicas: Mapping[str, tuple[ListenAddress, str]]) -> set[str]:
     """Return the names of the replicas that answer, of those whose programs listen.
 
     Args:
-        replicas: The port of each, and the path that answers when it is ready; empty if listening suffices.
+        replicas: Where each listens, and the path that answers when it is ready; empty if listening suffices.
     """
-    answers = answering({port: path for port, path in replicas.values() if path})
-    return {name for name, (port, path) in replicas.items() if not path or port in answers}
+    answers = answering({address: path for address, path in replicas.values() if path})
+    return {name for name, (address, path) in replicas.items() if not path or address in answers}

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import ipaddress
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.isolation.files import decode_json, read_regular_file, write_atomically
+from fenka.jobs.routing_table import ListenAddress
 from fenka.jobs.service import PortName, ServiceSpec
 from fenka.jobs.workload import NAME
 from fenka.workstation import paths
@@ -108,7 +110,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lease: The name of its request in the daemon's queue, another one after each restart.
         pid: The process that supervises its program; 0 for none.
         program: Its program's process, and when that was started; zeros for none.
-        ports: Where it listens, by name.
+        ports: Where it listens, by the port's name.
         reason: Why it waits, or why it is started again.
     """
 
@@ -121,7 +123,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int = 0
     program: tuple[int, int] = (0, 0)
     restarts: int = 0
-    ports: dict[PortName, int] = {}
+    ports: dict[PortName, ListenAddress] = {}
     reason: str = ""
 
 
@@ -182,6 +184,16 @@ def log_of(directory: Path, replica: str) -> Path:
 def replicas_directory(directory: Path) -> Path:
     """Return the directory of all replicas' logs."""
     return directory / "replicas"
+
+
+def sockets_directory(directory: Path) -> Path:
+    """Return the directory of all replicas' Unix sockets, which only their user may enter."""
+    return directory / "sockets"
+
+
+def socket_path(directory: Path) -> str:
+    """Return a path for a replica's Unix socket that none has had."""
+    return str(sockets_directory(directory) / secrets.token_hex(4))
 
 
 def create(name: str, record: ServiceRecord) -> Path:

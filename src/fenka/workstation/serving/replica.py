@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from fenka.isolation import sandbox
 from fenka.jobs.processes import ErrorReporter, run_child
+from fenka.jobs.routing_table import ListenAddress
 from fenka.jobs.service import PortName
 from fenka.jobs.spec import JobSpec
 from fenka.workstation import guard, protocol, supervisor
@@ -43,7 +44,7 @@ class ReplicaProgram:
         name: The replica's name, by which its log is found.
         request: What the daemon is asked for; None without cards.
         version: The version.
-        ports: Its ports.
+        ports: Where it is to listen.
         logs: The directory of all replicas' logs.
         report_errors: The command's reporter of errors.
     """
@@ -52,7 +53,7 @@ class ReplicaProgram:
     name: str
     request: JobSpec | None
     version: VersionRecord
-    ports: Mapping[PortName, int]
+    ports: Mapping[PortName, ListenAddress]
     logs: Path
     report_errors: ErrorReporter
 

@@ -15,8 +15,9 @@ from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.jobs.ports import LOOPBACK, MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter
-from fenka.jobs.service import PortName
-from fenka.socket_owners import listener_uid
+from fenka.jobs.routing_table import ListenAddress
+from fenka.jobs.service import CLIENT_PORTS, PortName
+from fenka.socket_owners import listener_uid, socket_listener_uid
 from fenka.workstation import paths, supervisor
 from fenka.workstation.paths import Runtime
 from fenka.workstation.records import outcome
@@ -67,7 +68,7 @@ class Replica:
     reports: int = -1
     was_killed: bool = False
     gone: bool = False
-    ports: dict[PortName, int] = field(default_factory=dict)
+    ports: dict[PortName, ListenAddress] = field(default_factory=dict)
     uid: int | None = None
     reason: str = ""
     restarts: int = 0
@@ -104,10 +105,14 @@ class Replica:
         )
 
     @property
-    def readiness(self) -> tuple[int, str]:
-        """The port that is open when it is ready, and the path that answers then; empty for none."""
+    def readiness(self) -> tuple[ListenAddress, str]:
+        """Where it listens when it is ready, and the path that answers then; empty for none."""
         name, path = self.version.spec.readiness
         return self.ports[name], path
+
+    @property
+    def _port_numbers(self) -> list[int]:
+        return [address for address in self.ports.values() if isinstance(address, int)]
 
     @property
     def _lease(self) -> str:
@@ -135,13 +140,23 @@ class Replica:
 
     def _reserve_ports(self) -> None:
         self._release_ports()
+        directory = self.home.directory
         for name in self.version.spec.ports:
-            self.ports[name], lock = paths.port_reservations().reserve()
-            self._locks.append(lock)
+            if self.version.spec.unix_socket and name in CLIENT_PORTS:
+                records.sockets_directory(directory).mkdir(mode=0o700, exist_ok=True)
+                # Another path after each restart: few programs replace what a killed one has left.
+                self.ports[name] = records.socket_path(directory)
+            else:
+                self.ports[name], lock = paths.port_reservations().reserve()
+                self._locks.append(lock)
 
     def _release_ports(self) -> None:
         for lock in self._locks:
             lock.close()
+        for address in self.ports.values():
+            if isinstance(address, str):
+                with contextlib.suppress(OSError):
+                    os.unlink(address)
         self._locks, self.ports = [], {}
 
     def drain(self, now: float) -> None:
@@ -199,7 +214,7 @@ class Replica:
             reason = f"ended with {outcome(os.waitstatus_to_exitcode(status))}"
             line = supervisor.last_line(records.log_of(self.home.directory, self.name))
             reason += f": {line}" if line else ""
-        taken = None if self.served else taken_port(self.ports.values())
+        taken = None if self.served else taken_port(self._port_numbers)
         self._fail(now, reason)
         self._times_taken = self._times_taken + 1 if taken else 0
         if 0 < self._times_taken <= MAX_TAKEN:
@@ -219,21 +234,30 @@ class Replica:
         Otherwise the gateway must send it nothing: a ready replica becomes Starting. Raises OSError.
         """
         listening = {
-            port: uid
-            for port in {self.readiness[0], *plan.client_ports(self).values()}
-            if (uid := listener_uid((LOOPBACK, port))) is not None
+            address: uid
+            for address in {self.readiness[0], *plan.client_ports(self).values()}
+            if (uid := self._listener_uid(address)) is not None
         }
         # A program of root may give up its rights before it listens.
         users = {os.geteuid()} if os.geteuid() else procfs.users_below(self.pid)
-        foreign = {port: uid for port, uid in listening.items() if uid not in users}
-        for port, uid in foreign.items():
-            self.reason = f"a program of user {uid} listens on its port {port}"
+        foreign = {address: uid for address, uid in listening.items() if uid not in users}
+        for address, uid in foreign.items():
+            self.reason = f"a program of user {uid} listens in its place, at {address}"
         if not foreign and self.readiness[0] in listening:
             self.uid = listening[self.readiness[0]]
             return True
         if self.state == "Ready":
             self.state = "Starting"
         return False
+
+    def _listener_uid(self, address: ListenAddress) -> int | None:
+        """Return the user whose program listens at an address; None for nobody. Raises OSError."""
+        if isinstance(address, int):
+            return listener_uid((LOOPBACK, address))
+        if self.state == "Ready":
+            # Its program would have to serve another connection. No other user can listen there.
+            return self.uid if os.path.exists(address) else None
+        return socket_listener_uid(address)
 
     def on_ready(self) -> None:
         """It answers: the gateway may know it."""

@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import time
@@ -151,6 +152,8 @@ class Supervisor:
     _wake: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def __post_init__(self) -> None:
+        # Of replicas whose supervisor was killed.
+        shutil.rmtree(records.sockets_directory(self.directory), ignore_errors=True)
         self._gateway = GatewayProcess(self.directory, self.sockets)
         self._home = ReplicaHome(self.runtime, self.directory, self.report_errors, self._leave)
 

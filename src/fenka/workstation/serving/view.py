@@ -122,6 +122,7 @@ def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | No
         address=LOOPBACK if running else "",
         requested=requested,
         why=(lease.reason if lease and lease.reason else record.reason),
+        sockets=tuple(each for each in record.ports.values() if isinstance(each, str)),
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -24,17 +25,16 @@ TAKEN = "gpu-mem=4096MiB"
 
 
 @contextlib.asynccontextmanager
-async def replica(server: FakeApiServer, settings: Settings) -> AsyncIterator[Replica]:
+async def replica(api: Any, settings: Settings) -> AsyncIterator[Replica]:
     """Run a replica that leads."""
-    async with server.api() as api:
-        found = Replica(api, settings, "one", sleep=briefly)
-        task = asyncio.create_task(found.run())
-        try:
-            await until(lambda: found.leadership.leading)
-            yield found
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    found = Replica(api, settings, "one", sleep=briefly)
+    task = asyncio.create_task(found.run())
+    try:
+        await until(lambda: found.leadership.leading)
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def put_grown_pod(server: FakeApiServer) -> None:
@@ -56,9 +56,9 @@ def request_of(server: FakeApiServer) -> str:
 
 async def test_grown_pod_is_asked_to_shrink_when_a_pod_waits() -> None:
     """By the annotation that users write; an event on it says for whom."""
-    async with api_server() as server:
+    async with api_server() as server, server.api() as api:
         put_grown_pod(server)
-        async with replica(server, Settings(take_growth_back=True)):
+        async with replica(api, Settings(take_growth_back=True)):
             await until(lambda: request_of(server) == TAKEN)
             await until(lambda: events(server))
     pod, note = events(server)[0]
@@ -105,9 +105,9 @@ class Due(GrowthReclaim):
 
 async def test_grown_pod_keeps_its_size_when_the_option_is_off() -> None:
     """That is the default."""
-    async with api_server() as server:
+    async with api_server() as server, server.api() as api:
         put_grown_pod(server)
-        async with replica(server, Settings()) as one:
+        async with replica(api, Settings()) as one:
             await until(lambda: one.queue.refreshed(0.0).entries())
     assert request_of(server) == "gpu-mem=12"
     assert not events(server)

@@ -130,12 +130,10 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
         await until(lambda: any(informer.last_error for informer in informers.values()), WATCH_S)
         errors |= {name: informer.last_error or "" for name, informer in informers.items()}
         if cluster.pods:
-            (meta,) = (pod.metadata for pod in cluster.pods.values())
             (pod,) = cluster.pods.values()
-            await cluster.try_annotate(pod, {gpushare.ASSIGNED: "true"})
-            await until(lambda: _confirmed(cluster))
-            errors["confirm a slice"] = "" if _confirmed(cluster) else "refused"
-            errors["evict"] = await refused(cluster.evict(namespace, POD, meta.uid))
+            confirmed = {gpushare.ASSIGNED: "true"}
+            errors["confirm a slice"] = await refused(cluster.annotate(pod, confirmed))
+            errors["evict"] = await refused(cluster.evict(namespace, POD, pod.metadata.uid))
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -152,12 +150,6 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
         errors[step] = await refused(call)
     errors["runtime class"] = "" if await cluster.runtime_handler(CLASS) else "refused"
     return errors | await events(api, namespace)
-
-
-def _confirmed(cluster: NodeApi) -> bool:
-    return any(
-        "ALIYUN_COM_GPU_MEM_ASSIGNED" in pod.metadata.annotations for pod in cluster.pods.values()
-    )
 
 
 async def refused(call: Awaitable[object]) -> str:

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import yaml
 
+from fenka.autoscaler.demand import Demand, demand
 from fenka.autoscaler.options import AutoscalerOptions
 from fenka.cloud.config_file import decode_config
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.kubernetes import autoscaler_reader
-from tests.deploy.chart import CHART, Json, find, helm, names_of, needs_helm, pod_of, render
+from tests.autoscaler.views import view
+from tests.deploy.chart import CHART, T4, Json, find, helm, names_of, needs_helm, pod_of, render
 
 NAME = "fenka-autoscaler"
 CONFIG: Json = {
@@ -119,6 +121,29 @@ def test_only_karpenter_adds_rights_to_node_claims(kind: str) -> None:
     has_claims = any("nodeclaims" in rule["resources"] for rule in rules)
     assert has_claims == (kind == "karpenter")
     assert (f"{NAME}-claims" in names_of(objects, "Role")) == (kind == "karpenter")
+
+
+@needs_helm
+def test_no_node_is_bought_for_pods_of_the_chart() -> None:
+    """Whatever keeps them pending, such as an upgrade that cannot start: they request no cards."""
+    objects = rendered(
+        **{
+            "simulatedCards": [T4],
+            "metricsAdapter.enabled": True,
+            "secondScheduler": {"enabled": True, "image": "kube-scheduler"},
+        }
+    )
+    workloads = [document for document in objects if "template" in document.get("spec", {})]
+    pods = tuple(
+        {
+            "metadata": {"name": workload["metadata"]["name"], "uid": f"{number}"},
+            "spec": pod_of(workload),
+            "status": {"phase": "Pending"},
+        }
+        for number, workload in enumerate(workloads)
+    )
+    assert {NAME, "fenka-scheduler", "fenka-node"} <= {pod["metadata"]["name"] for pod in pods}
+    assert demand(view(pods=pods)) == Demand()
 
 
 @needs_helm

@@ -14,7 +14,7 @@ from typing import Any
 
 from fenka.cluster.objects import Node, Pod
 from fenka.core.inventory import Card, DeviceId
-from fenka.dialects import base, gpushare, node_inventory
+from fenka.dialects import base, gpushare, nodes
 from fenka.kubernetes.client import Api, ApiError
 
 NODE, LABEL, UNITS, GIB = "bench-latency", "fenka.io/bench-latency", 16, 1024
@@ -26,7 +26,7 @@ PARALLEL_CALLS = 16
 def node() -> dict[str, Any]:
     """Return a node with one card."""
     cards = [Card(0, DeviceId("GPU-bench-latency"), "Tesla T4", UNITS * GIB)]
-    inventory = {base.CARDS: node_inventory.encode_inventory(cards, GIB)}
+    inventory = {base.CARDS: nodes.encode_inventory(cards, GIB)}
     return {
         "apiVersion": "v1",
         "kind": "Node",

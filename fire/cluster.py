@@ -37,7 +37,7 @@ LARGEST_ANNOTATIONS = 262_083
 """Bytes of one value. The API server allows 262,144 for all annotations, and fenka writes some."""
 COMPONENTS = {
     "scheduler": ("fenka", "scheduler"),
-    "node": ("fenka.cli.node_process",),
+    "node": ("fenka.cli.admin.node_process",),
     "kubelet": ("kubelet", "--config"),
     "containerd": ("containerd", "--config"),
 }

@@ -9,7 +9,7 @@ from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
-from fenka.dialects import base, gpushare, node_inventory
+from fenka.dialects import base, gpushare, nodes
 from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.workstation.job import Job
 from tests.fakes.api_server import Json as Json  # noqa: PLC0414
@@ -62,7 +62,7 @@ def node_json(
         gpushare.COUNT: len(sizes),
         **{"cpu": 8, "memory": "32Gi", "pods": 110},
     }
-    written = {base.CARDS: node_inventory.encode_inventory(cards, unit_mib)} if inventory else {}
+    written = {base.CARDS: nodes.encode_inventory(cards, unit_mib)} if inventory else {}
     annotations = {**written, **(given.pop("annotations", None) or {})}
     return node(name, resources=resources, annotations=annotations, **given)
 

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from fenka.hardware import mig_instances
-from fenka.instances import records
+from fenka.hardware import mig
+from fenka.mig import keeper
 
 Step = tuple[Any, str]
 """A function, by its owner and name."""
 
 INSTANCE_STEPS: tuple[Step, ...] = (
-    (records, "save"),
-    (mig_instances, "create_gpu_instance"),
-    (mig_instances, "create_compute_instance"),
-    (mig_instances, "destroy_compute_instance"),
-    (mig_instances, "destroy_gpu_instance"),
+    (keeper, "save"),
+    (mig, "create_gpu_instance"),
+    (mig, "create_compute_instance"),
+    (mig, "destroy_compute_instance"),
+    (mig, "destroy_gpu_instance"),
 )
 """Every change of a MIG instance or of its record."""
 

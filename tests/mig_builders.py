@@ -7,11 +7,10 @@ import msgspec
 
 from fenka.cluster.objects import Node, Pod
 from fenka.core.inventory import Card, DeviceId
-from fenka.core.mig.geometry import Geometry, Place
-from fenka.core.mig.tables import TABLES
-from fenka.dialects import base, gpushare, mig_records, node_inventory, node_modes
-from fenka.dialects.mig_names import resource_name
+from fenka.core.mig.geometry import TABLES, Geometry, Place
+from fenka.dialects import base, gpushare, mig_records, nodes
 from fenka.dialects.mig_records import DividedCard, InstanceState
+from fenka.formats.quantities import resource_name
 from tests.builders import GIB, Json, node, pod
 
 A100, A30 = TABLES["A100-40G"], TABLES["A30"]
@@ -41,11 +40,11 @@ def mig_node_json(
         **{"cpu": 8, "memory": "32Gi", "pods": 110},
     }
     annotations = {
-        base.CARDS: node_inventory.encode_inventory(cards, GIB),
+        base.CARDS: nodes.encode_inventory(cards, GIB),
         mig_records.INSTANCES: mig_records.encode_instances(divided),
         **(given.pop("annotations", None) or {}),
     }
-    labels = {"gpushare": "true", node_modes.MIG_LABEL: mode, **(given.pop("labels", None) or {})}
+    labels = {"gpushare": "true", nodes.MIG_LABEL: mode, **(given.pop("labels", None) or {})}
     return node(name, resources=resources, annotations=annotations, labels=labels, **given)
 
 

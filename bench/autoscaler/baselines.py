@@ -13,9 +13,8 @@ from typing import Protocol
 
 from fenka.core.evaluate import place
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.planning.case import Case, CaseRequest, Group
-from fenka.core.planning.problem import Problem, ineligible
-from fenka.core.planning.room import Need, Room
+from fenka.core.nodes.case import Case, CaseRequest, Group
+from fenka.core.nodes.problem import Need, Problem, Room, ineligible
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement
 from fenka.core.usage import UsageTotals

@@ -36,17 +36,9 @@ from bench.plot import Panel, Point, draw, stairs
 from fenka.autoscaler.solver.solve import improve
 from fenka.core.evaluate import place
 from fenka.core.inventory import Node
-from fenka.core.planning.case import (
-    FORMAT,
-    Case,
-    CaseNode,
-    CaseRequest,
-    Group,
-    Held,
-    HeldCard,
-)
-from fenka.core.planning.plan import make_plan
-from fenka.core.planning.problem import ineligible
+from fenka.core.nodes.case import FORMAT, Case, CaseNode, CaseRequest, Group, Held, HeldCard
+from fenka.core.nodes.plan import make_plan
+from fenka.core.nodes.problem import ineligible
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement
 from fenka.core.usage import UsageTotals

@@ -18,8 +18,8 @@ from bench.autoscaler import day, loop
 from bench.autoscaler.baselines import BASELINES, World, served
 from bench.autoscaler.workloads import drawn, large, openb
 from fenka.autoscaler.solver.solve import improve
-from fenka.core.planning.case import Case
-from fenka.core.planning.plan import Plan, Solver, make_plan
+from fenka.core.nodes.case import Case
+from fenka.core.nodes.plan import Plan, Solver, make_plan
 
 SEEDS = 12
 LARGER_SEEDS = 6

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from fenka.core.planning.case import (
+from fenka.core.nodes.case import (
     FORMAT,
     Amount,
     Case,

@@ -25,8 +25,7 @@ from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
 from fenka.isolation import account, compute_feedback, control
-from fenka.isolation.control import Control, Limit
-from fenka.isolation.layout import HEADER
+from fenka.isolation.control import HEADER, Control, Limit
 
 HERE = Path(__file__).parent
 SHIM = HEADER.parent / "libfenka.so"

@@ -16,15 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fenka.core.availability import Timeline
-from fenka.core.backfill import Backfill, held_by_user
+from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
 from fenka.core.evaluate import never_fits
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.request import Memory, Placement, Request
-from fenka.core.steps import complete
 from fenka.core.usage import UsageTotals
 
 TARGET = 1000

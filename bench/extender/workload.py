@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod
+from fenka.cluster.state import read_allocation
 from fenka.core.request import Placement, Slice
-from fenka.dialects import ack, gpu_manager, gpushare, leases, node_inventory
+from fenka.dialects import ack, gpu_manager, gpushare, leases, nodes
 from fenka.dialects.base import SharedNode
 from tests.builders import node_json, pod
 
@@ -87,7 +87,7 @@ def _report(number: int) -> leases.LeaseReport:
 @lru_cache(maxsize=64)
 def _shared(number: int) -> SharedNode:
     made = node(number, reports=False)
-    shared = node_inventory.decode_node(
+    shared = nodes.decode_node(
         node_name(number), made["metadata"]["annotations"], made["status"]["allocatable"]
     )
     assert shared is not None

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.commands import FENKA, by_turns, machine, print_table, server
 from fenka.cluster.training_objects import JOBSETS_API
 from fenka.jobs.collection import collect
-from fenka.jobs.manifests.render import render
-from fenka.jobs.submission import submit
+from fenka.jobs.kubernetes.submission import submit
+from fenka.jobs.manifests.training import render
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes.client import MERGE, Api
 from tests.fakes.api_server import FakeApiServer

@@ -23,9 +23,8 @@ from e2e.machine import ClusterError, run, wait_until
 from e2e.pki import Authority
 from e2e.programs import KWOK
 from e2e.supervisor import CGROUPS, REPOSITORY
-from fenka.kubernetes.certificate_files import CLIENT, SERVER
-from fenka.kubernetes.certificate_names import SERVER_NAME
 from fenka.scheduler.server import PREFIX
+from fenka.server.certificate_files import CLIENT_FILE, SERVER_FILE, SERVER_NAME
 
 EXTENDER_PORT = 12345
 CHART_MAX_NODES = 1
@@ -98,8 +97,8 @@ class ControlPlane(Cluster):
         super().make_certificates()
         authority = Authority(self.state / "pki")
         authority.client(FENKA, ACCOUNT, "system:serviceaccounts", self.server)
-        authority.server(SERVER, [SERVER_NAME], ["127.0.0.1"])
-        authority.client(CLIENT, "kube-scheduler", None, self.server)
+        authority.server(SERVER_FILE, [SERVER_NAME], ["127.0.0.1"])
+        authority.client(CLIENT_FILE, "kube-scheduler", None, self.server)
 
     def start_controllers(self, scheduler_configuration: str | None) -> None:
         """Start kube-controller-manager with two controllers, and kwok."""
@@ -161,7 +160,7 @@ class ControlPlane(Cluster):
         server, name, expected = self.server, user, ""
         if extender:
             # The protocol reports a failure in the body: an answer without one has an empty Error.
-            server, name, expected = f"https://127.0.0.1:{EXTENDER_PORT}", CLIENT, '"Error":""'
+            server, name, expected = f"https://127.0.0.1:{EXTENDER_PORT}", CLIENT_FILE, '"Error":""'
         command = [program("post"), f"-server={server}", f"-ca={pki}/ca.crt"]
         command += [f"-cert={pki}/{name}.crt", f"-key={pki}/{name}.key", f"-expect={expected}"]
         lines = "\n".join(map(json.dumps, requests))
@@ -204,8 +203,8 @@ class ControlPlane(Cluster):
         pki, url = self.state / "pki", f"https://127.0.0.1:{EXTENDER_PORT}"
         command = [str(program or Path(sys.executable).with_name("fenka")), "scheduler"]
         command += [f"--kubeconfig={pki}/{FENKA}.kubeconfig", f"--tls={pki}", "--address=127.0.0.1"]
-        curl = ["curl", "-sf", "--cacert", f"{pki}/ca.crt", "--cert", f"{pki}/{CLIENT}.crt"]
-        metrics = [*curl, "--key", f"{pki}/{CLIENT}.key", f"{url}/metrics"]
+        curl = ["curl", "-sf", "--cacert", f"{pki}/ca.crt", "--cert", f"{pki}/{CLIENT_FILE}.crt"]
+        metrics = [*curl, "--key", f"{pki}/{CLIENT_FILE}.key", f"{url}/metrics"]
         log = self.control_plane.log("fenka-scheduler")
         command += [f"--port={EXTENDER_PORT}", f"--max-nodes={max_nodes}"]
         with self.running("fenka-scheduler", command):
@@ -231,8 +230,8 @@ class ControlPlane(Cluster):
             entry["urlPrefix"] = f"https://127.0.0.1:{EXTENDER_PORT}{PREFIX}"
             entry["tlsConfig"] |= {
                 "caFile": f"{pki}/ca.crt",
-                "certFile": f"{pki}/{CLIENT}.crt",
-                "keyFile": f"{pki}/{CLIENT}.key",
+                "certFile": f"{pki}/{CLIENT_FILE}.crt",
+                "keyFile": f"{pki}/{CLIENT_FILE}.key",
             }
         if not extender:
             del settings["extenders"]

@@ -9,7 +9,7 @@ from typing import Any
 from fenka.cluster.objects import Pod
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Placement, Slice
-from fenka.dialects import base, gpushare, node_inventory
+from fenka.dialects import base, gpushare, nodes
 from fenka.dialects.base import ContainerUnits, SharedNode
 from fenka.scheduler.server import PREFIX
 
@@ -45,7 +45,7 @@ def node(number: int) -> Request:
         "metadata": {
             "name": node_name(number),
             "labels": {"gpushare": "true", "kubernetes.io/hostname": node_name(number)},
-            "annotations": {base.CARDS: node_inventory.encode_inventory(cards(number), base.MIB)},
+            "annotations": {base.CARDS: nodes.encode_inventory(cards(number), base.MIB)},
         },
         "status": {"capacity": resources, "allocatable": resources},
     }

@@ -24,13 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.mig.arrivals import ARRIVALS, Preference, arrivals, by_bound, by_rule
 from bench.mig.slices import SIZES, share, ways
-from fenka.core.mig.bound import Bound
 from fenka.core.mig.case import Case, Instance, PlannedCard, ProfileRequest, State
-from fenka.core.mig.geometry import Geometry, Place
+from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.core.mig.layouts import Layout, all_layouts, best_place
 from fenka.core.mig.options import Demands
-from fenka.core.mig.plan import plan
-from fenka.core.mig.tables import TABLES
+from fenka.core.mig.plan import Bound, plan
 
 TARGET_S = 0.05
 TARGET_GAP = 0.5

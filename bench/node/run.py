@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
-from fenka.isolation import syscalls
+from fenka.isolation import sandbox
 from tests.fakes.api_server import FakeApiServer, kubeconfig
 from tests.fakes.in_process import FakeApi
 from tests.node.harness import NODE, FakeHardware, FakeKubelet, NodeHarness
@@ -35,11 +35,11 @@ BASELINE = f"import {LIBRARIES}; print(open('/proc/self/smaps').read(), end='')"
 
 def own_directories() -> None:
     """Give this process empty directories of its own where the program has its files."""
-    syscalls.unshare(syscalls.NEW_MOUNTS)
-    syscalls.mount(None, Path("/"), syscalls.RECURSIVE | PRIVATE)
+    sandbox.unshare(sandbox.NEW_MOUNTS)
+    sandbox.mount(None, Path("/"), sandbox.RECURSIVE | PRIVATE)
     for directory in (Path("/run"), Path("/var/lib")):
-        syscalls.mount(None, directory, 0, "tmpfs", "mode=0755")
-        syscalls.mount(None, directory, SHARED)
+        sandbox.mount(None, directory, 0, "tmpfs", "mode=0755")
+        sandbox.mount(None, directory, SHARED)
     kubelet = Path("/var/lib/kubelet")
     (kubelet / "pod-resources").mkdir(parents=True)
     (kubelet / "pod-resources/kubelet.sock").symlink_to(kubelet / "pr.sock")

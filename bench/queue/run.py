@@ -15,8 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fenka.core.availability import Timeline
-from fenka.core.backfill import Backfill, held_by_user
+from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
 from fenka.core.columns import Columns
@@ -24,7 +23,6 @@ from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
 from fenka.core.request import Memory, Placement, Request, Slice
-from fenka.core.steps import complete
 
 TARGET_S = 0.05
 """For one pass after a release."""

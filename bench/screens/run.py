@@ -20,8 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.commands import FENKA, by_turns, machine, print_table, server
 from bench.extender import workload
 from fenka.cluster.autoscaling import STATUS_KEY, STATUS_MAP, NodeStatus, OfferStatus, Status
-from fenka.kubernetes.autoscaler_reader import NAMESPACE
-from fenka.kubernetes.cluster_reader import PAGE
+from fenka.kubernetes.reader import NAMESPACE, PAGE
 
 NODES, PENDING, RUNS = 1000, 100, 5
 GOAL_S = 1.0

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fenka.isolation import account, control
-from fenka.isolation.layout import HEADER
+from fenka.isolation.control import HEADER
 
 HERE = Path(__file__).parent
 SHIM = HEADER.parent / "libfenka.so"

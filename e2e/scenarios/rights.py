@@ -14,11 +14,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fenka.cluster.gang_members import GangMembers
-from fenka.cluster.gang_reservations import GangScheduler
-from fenka.cluster.live_columns import LiveColumns
+from fenka.cluster.columns import LiveColumns
+from fenka.cluster.gangs import GangMembers, GangScheduler
 from fenka.cluster.objects import ObjectMeta, Pod
-from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
@@ -29,12 +28,11 @@ from fenka.kubernetes.events import SERIES_S, EventRecorder
 from fenka.kubernetes.eviction import evict
 from fenka.node.mig_layouts import STATE
 from fenka.node.node_api import NodeApi
-from fenka.scheduler.binder import Binder
+from fenka.scheduler.binder import Binder, GangBarrier
+from fenka.scheduler.controllers import requeue_body
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender_api import ExtenderBindingArgs
-from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.informers import ClusterInformers
-from fenka.scheduler.pod_patcher import requeue_body
 from fenka.scheduler.queue_controller import QueueController
 
 POLICY: Policy = "binpack"

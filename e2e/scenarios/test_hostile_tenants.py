@@ -10,7 +10,7 @@ import yaml
 from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.containers import PRINT_VISIBLE_MIB, installed_with, pod, visible_mib
 from e2e.scenarios.installation import MEMORY, Installation, deployment
-from fenka.cluster import scheduler_options
+from fenka.cluster import queue_snapshot
 
 TENANT = "tenant"
 AS = (
@@ -138,12 +138,12 @@ def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": "forged", "annotations": {scheduler_options.ANNOTATION: "{}"}},
+        "metadata": {"name": "forged", "annotations": {queue_snapshot.ANNOTATION: "{}"}},
         "spec": {},
     }
     mallory.create(json.dumps(lease))
     with pytest.raises(ClusterError, match="marks the Lease of fenka's scheduler"):
-        mallory.kubectl("label", "lease", "forged", scheduler_options.LABEL)
+        mallory.kubectl("label", "lease", "forged", queue_snapshot.LABEL)
     mallory.create(pod("a", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
     for key, value in RECORDS.items():
         with pytest.raises(ClusterError, match="is reserved for fenka"):

@@ -15,8 +15,8 @@ from e2e.images import BUSYBOX
 from e2e.scenarios.installation import Installation, kubeconfig_of
 from e2e.scenarios.jobs import Jobs
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOBS_API, JOBSETS_API
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.render import render
+from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.training import render
 from fenka.jobs.training import TrainingSpec
 
 Json = dict[str, Any]

@@ -18,13 +18,13 @@ from e2e.machine import run
 from e2e.pki import Authority
 from e2e.programs import KARPENTER, build
 from e2e.scenarios.installation import CHART
-from fenka.autoscaler.node_claims import ApiNodeClaims
+from fenka.autoscaler.providers import ApiNodeClaims
 from fenka.cloud.config import Config, GroupConfig, ProviderConfig
-from fenka.cloud.karpenter.provider import KarpenterProvider, open_provider
+from fenka.cloud.karpenter import KarpenterProvider, open_provider
 from fenka.cloud.port import InstanceState, OfferKey, Order, OutOfStock
 from fenka.cluster.autoscaling import ORDER, ORDERS_MAP, decode_order
 from fenka.core.inventory import Card, DeviceId
-from fenka.dialects import base, gpushare, node_inventory
+from fenka.dialects import base, gpushare, nodes
 from fenka.kubernetes.client import Api
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -251,7 +251,7 @@ def _states(plane: ControlPlane) -> list[str]:
 
 def _offer_cards(plane: ControlPlane, node: str) -> None:
     """Do what the kubelet and fenka's node program do."""
-    inventory = node_inventory.encode_inventory([Card(0, DeviceId("GPU-0"), "T4", 15079)], 1024)
+    inventory = nodes.encode_inventory([Card(0, DeviceId("GPU-0"), "T4", 15079)], 1024)
     plane.kubectl("annotate", "node", node, f"{base.CARDS}={inventory}")
     resources = {gpushare.MEMORY: "14", gpushare.COUNT: "1"}
     ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "test"}

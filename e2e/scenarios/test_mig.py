@@ -28,9 +28,8 @@ from e2e.scenarios.mig import (
     slice_pod,
     with_driver,
 )
-from fenka.core.mig.geometry import Place
+from fenka.core.mig.geometry import TABLES, Place
 from fenka.core.mig.layouts import capacity
-from fenka.core.mig.tables import TABLES
 
 GEOMETRY = TABLES["A100-40G"]
 LABEL = "fenka.io/mig"

@@ -200,7 +200,7 @@ def agent_memory_bytes(installation: Installation, node: str) -> int:
     program = (
         "import pathlib\n"
         "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "    if b'fenka.cli.node_process' in (p / 'cmdline').read_bytes().split(b'\\0'):\n"
+        "    if b'fenka.cli.admin.node_process' in (p / 'cmdline').read_bytes().split(b'\\0'):\n"
         "        print(int((p / 'statm').read_text().split()[1]) * 4096)"
     )
     return max(

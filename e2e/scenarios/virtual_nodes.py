@@ -12,7 +12,7 @@ from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX
 from e2e.scenarios.installation import MEMORY, Installation
 from fenka.core.inventory import Card, DeviceId
-from fenka.dialects import base, gpushare, node_inventory
+from fenka.dialects import base, gpushare, nodes
 
 Json = dict[str, Any]
 UNITS = 16
@@ -46,7 +46,7 @@ def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: boo
         "metadata": {
             "name": name,
             "labels": {VIRTUAL_LABEL: "yes", "kubernetes.io/hostname": name, **labels},
-            "annotations": {base.CARDS: node_inventory.encode_inventory(inventory_cards, GIB)}
+            "annotations": {base.CARDS: nodes.encode_inventory(inventory_cards, GIB)}
             if inventory
             else {},
         },

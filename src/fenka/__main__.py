@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 
-from fenka.cli.interrupt import leave_at_once
+from fenka.cli.startup import leave_at_once
 
 
 def main() -> None:

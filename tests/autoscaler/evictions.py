@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from fenka.autoscaler.hands import Hands
-from fenka.autoscaler.orders import OrderStore
+from fenka.autoscaler.actor_context import Hands
+from fenka.autoscaler.stores import OrderStore
 from fenka.autoscaler.view import View
 from fenka.cloud.port import Instance
 from fenka.cluster.autoscaling import Status
-from fenka.cluster.disruption import PodDisruptionBudget, budgets_for
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.preemption import PodDisruptionBudget, budgets_for
 from tests.autoscaler.views import NOW, view
 from tests.builders import Json
 from tests.fakes.api_server import FakeApiServer, Refusal, Target

@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from fenka.autoscaler.inputs import AutoscalerOptions
 from fenka.autoscaler.main import Autoscaler
-from fenka.autoscaler.options import AutoscalerOptions
 from fenka.autoscaler.solver.available import available_solver
 from fenka.cloud.config import Config
-from fenka.cloud.market import CloudState, Prices, Scenario, SimulatedOffer
 from fenka.cloud.port import Offer, Order
-from fenka.cloud.simulated import SimulatedProvider
+from fenka.cloud.simulated import CloudState, Prices, Scenario, SimulatedOffer, SimulatedProvider
 from fenka.cluster.autoscaling import (
     ORDERS_MAP,
     STATUS_KEY,
@@ -26,8 +25,8 @@ from fenka.cluster.autoscaling import (
     decode_order,
     decode_status,
 )
-from fenka.core.planning.case import Case
-from fenka.core.planning.plan import Plan, make_plan
+from fenka.core.nodes.case import Case
+from fenka.core.nodes.plan import Plan, make_plan
 from tests.autoscaler.views import NOW, config, elastic_node
 from tests.builders import T4_MIB, Json, pod_json, unschedulable
 from tests.fakes.api_server import FakeApiServer, api_server

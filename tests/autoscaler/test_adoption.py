@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fenka.autoscaler.lifecycle import advance
+from fenka.autoscaler.orders import advance
 from fenka.cluster.autoscaling import OrderRecord, Slot
 from tests.autoscaler.views import NOW, instance, view
 

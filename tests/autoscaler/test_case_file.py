@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fenka.autoscaler.case_file import decode_case, read_case
-from fenka.core.planning.case import InvalidCase
+from fenka.autoscaler.inputs import decode_case, read_case
+from fenka.core.nodes.case import InvalidCase
 from tests.autoscaler.cases import JSON, case, group, node, request
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fenka.autoscaler.orders import failed_order
-from fenka.cloud.market import Fault
+from fenka.autoscaler.stores import failed_order
 from fenka.cloud.port import OfferKey, Order
+from fenka.cloud.simulated import Fault
 from fenka.cluster.autoscaling import ORDER, ORDERS_MAP, PIN, OrderRecord, Slot
 from tests.autoscaler.harness import NAMESPACE, World, scenario, world
 from tests.autoscaler.views import NOW, config, elastic_node, group

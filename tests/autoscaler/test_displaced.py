@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fenka.autoscaler.demand import demand
-from fenka.autoscaler.displaced import displaced_pods
+from fenka.autoscaler.reclaim import displaced_pods
 from fenka.autoscaler.view import View
 from fenka.cluster.autoscaling import RECLAIMED
 from tests.autoscaler.views import elastic_node, view

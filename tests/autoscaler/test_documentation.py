@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fenka.autoscaler import buyer, order_keeper, reclaim_actor, scale_in_actor
+from fenka.autoscaler import buyer, orders, reclaim, scale_in
 from fenka.autoscaler.metrics import PREFIX, Counts, Metrics
 from tests.autoscaler.views import view
 
@@ -35,8 +35,8 @@ def test_events_of_the_documentation_are_those_of_the_program() -> None:
     assert set(re.findall(r"^\| `(Fenka\w+)`", section, re.MULTILINE)) == {
         buyer.SCALE_OUT,
         buyer.NO_SCALE_OUT,
-        order_keeper.NEVER_JOINED,
-        order_keeper.MISFIT,
-        reclaim_actor.RECLAIM,
-        scale_in_actor.SCALE_IN,
+        orders.NEVER_JOINED,
+        orders.MISFIT,
+        reclaim.RECLAIM,
+        scale_in.SCALE_IN,
     }

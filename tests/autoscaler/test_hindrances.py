@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fenka.autoscaler.hands import MAX_WARNED, Warnings
+from fenka.autoscaler.actor_context import MAX_WARNED, Warnings
+from fenka.autoscaler.loop import status_of
 from fenka.autoscaler.plan_case import plan_case, within_most
 from fenka.autoscaler.planner import PlanFailed
-from fenka.autoscaler.shapes import Shape
-from fenka.autoscaler.status import status_of
+from fenka.autoscaler.view import Shape
 from fenka.cli.why import explain_pod
 from fenka.cloud.config import Config
-from fenka.cloud.market import Fault, Prices, Scenario, SimulatedOffer
 from fenka.cloud.port import Offer, OfferKey
+from fenka.cloud.simulated import Fault, Prices, Scenario, SimulatedOffer
 from fenka.cluster.autoscaling import (
     CAPACITY,
     GROUP,
@@ -25,8 +25,8 @@ from fenka.cluster.autoscaling import (
     RECLAIM_AT,
     encode_time,
 )
-from fenka.core.planning.case import NewCard, check_case
-from fenka.core.planning.plan import make_plan
+from fenka.core.nodes.case import NewCard, check_case
+from fenka.core.nodes.plan import make_plan
 from fenka.kubernetes.events import BURST
 from tests.autoscaler.harness import NAMESPACE, World, scenario, world
 from tests.autoscaler.views import T4, config, elastic_node, group, view

@@ -9,23 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.autoscaler.case_file import decode_case
 from fenka.autoscaler.demand import MAX_AFFINITIES, RULE_LABEL, demand
-from fenka.autoscaler.displaced import displaced_pods
-from fenka.autoscaler.joining import new_misfits, new_shapes, node_changes, planned_annotations
-from fenka.autoscaler.lifecycle import advance
-from fenka.autoscaler.objects import ElasticPod
+from fenka.autoscaler.inputs import decode_case
+from fenka.autoscaler.loop import status_of
+from fenka.autoscaler.node_registration import (
+    new_misfits,
+    new_shapes,
+    node_changes,
+    planned_annotations,
+)
+from fenka.autoscaler.orders import advance
 from fenka.autoscaler.plan_case import plan_case, unserved_pods
-from fenka.autoscaler.reclaim import decide_reclaims
+from fenka.autoscaler.reclaim import decide_reclaims, displaced_pods
 from fenka.autoscaler.scale_in import Marked, decide_scale_in
-from fenka.autoscaler.shapes import Shape
-from fenka.autoscaler.status import status_of
-from fenka.autoscaler.view import View
+from fenka.autoscaler.view import ElasticPod, Shape, View
 from fenka.cloud.config import ScaleIn
 from fenka.cluster.autoscaling import GROUP, ORDER, NodeStatus, OrderRecord, Slot, Status
 from fenka.cluster.state import ClusterState
-from fenka.core.planning.plan import make_plan
-from fenka.core.planning.problem import Problem
+from fenka.core.nodes.plan import make_plan
+from fenka.core.nodes.problem import Problem
 from fenka.dialects.base import Dialect
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from tests.autoscaler.hostile import hostile_pods

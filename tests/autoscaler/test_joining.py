@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fenka.autoscaler.joining import node_changes
+from fenka.autoscaler.node_registration import node_changes
 from fenka.cloud.config import GroupConfig, SpotRules
 from fenka.cluster.autoscaling import CAPACITY, GROUP, PROTECTED_UNTIL, SPOT_ADMIT, encode_time
 from tests.autoscaler.views import NOW, config, elastic_node, group, instance, view

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fenka.autoscaler.lifecycle import (
+from fenka.autoscaler.orders import (
     GONE_S,
     MAX_WHY,
     OVER,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from fenka.autoscaler.main import Autoscaler
-from fenka.autoscaler.order_keeper import OrderKeeper
+from fenka.autoscaler.orders import OrderKeeper
 from fenka.cloud.config import ScaleIn, SpotRules
-from fenka.cloud.market import Prices, Scenario, SimulatedOffer
 from fenka.cloud.port import Unknown
+from fenka.cloud.simulated import Prices, Scenario, SimulatedOffer
 from fenka.cluster.autoscaling import (
     CAPACITY,
     ENDING,

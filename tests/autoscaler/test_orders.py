@@ -2,8 +2,7 @@
 
 import pytest
 
-from fenka.autoscaler.config_maps import WriteLost
-from fenka.autoscaler.orders import OrderStore, new_name
+from fenka.autoscaler.stores import OrderStore, WriteLost, new_name
 from fenka.cluster.autoscaling import ORDERS_MAP, OrderRecord, Slot
 from tests.autoscaler.views import NOW, offer
 from tests.coroutines import synchronous

@@ -7,12 +7,10 @@ import msgspec
 import pytest
 
 from fenka.autoscaler.demand import UNLIMITED_S, demand
-from fenka.autoscaler.machines import TYPE_LABEL
-from fenka.autoscaler.objects import DaemonSet
-from fenka.autoscaler.orders import failed_order
 from fenka.autoscaler.plan_case import plan_case, unserved_pods, within_most
-from fenka.autoscaler.shapes import Shape
-from fenka.autoscaler.view import View
+from fenka.autoscaler.stores import failed_order
+from fenka.autoscaler.supply import TYPE_LABEL
+from fenka.autoscaler.view import DaemonSet, Shape, View
 from fenka.cloud.config import Limits, ScaleOut, SpotRules
 from fenka.cluster.autoscaling import (
     CAPACITY,
@@ -25,9 +23,9 @@ from fenka.cluster.autoscaling import (
     encode_time,
 )
 from fenka.cluster.node_admission import exclusion
-from fenka.core.planning.case import Case, CaseNode, CaseRequest, Group, NewCard
-from fenka.core.planning.plan import Plan, make_plan
-from fenka.core.planning.problem import ZONE_LABEL
+from fenka.core.nodes.case import Case, CaseNode, CaseRequest, Group, NewCard
+from fenka.core.nodes.plan import Plan, make_plan
+from fenka.core.nodes.problem import ZONE_LABEL
 from tests.autoscaler.views import NOW, T4, config, elastic_node, group, instance, offer, view
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json
 from tests.mig_builders import inside_pod_json, mig_node_json, mig_pod_json

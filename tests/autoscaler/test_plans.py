@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 from hypothesis import assume, given, settings
 
-from fenka.autoscaler.case_file import decode_case
+from fenka.autoscaler.inputs import decode_case
 from fenka.autoscaler.solver.solve import improve
-from fenka.core.planning.case import InvalidCase
-from fenka.core.planning.plan import Solver, make_plan
-from fenka.core.planning.what_if import with_nodes
+from fenka.core.nodes.case import InvalidCase, with_nodes
+from fenka.core.nodes.plan import Solver, make_plan
 from tests.autoscaler.audit import audit, best, key_of
 from tests.autoscaler.cases import JSON, cases
 

@@ -1,9 +1,9 @@
 """Plans as orders, and what events say of them."""
 
+from fenka.autoscaler.buyer import purchases, summary, without_stale
 from fenka.autoscaler.plan_case import plan_case
-from fenka.autoscaler.purchases import purchases, summary, without_stale
 from fenka.cluster.autoscaling import Slot
-from fenka.core.planning.plan import make_plan
+from fenka.core.nodes.plan import make_plan
 from tests.autoscaler.test_plan_case import order
 from tests.autoscaler.views import config, group, instance, view
 from tests.builders import gang_labels, pod_json

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.autoscaler.reclaim import Removal, decide_reclaims
-from fenka.autoscaler.reclaim_actor import RECLAIM, Reclaimer
+from fenka.autoscaler.reclaim import RECLAIM, Reclaimer, Removal, decide_reclaims
 from fenka.cloud.port import InstanceState, Notice
 from fenka.cluster.autoscaling import (
     CAPACITY,

@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.autoscaler.demand import demand
-from fenka.autoscaler.scale_in import MAX_LOOKS, SETTLE_S, Marked, ScaleIn, decide_scale_in
-from fenka.autoscaler.scale_in_actor import SCALE_IN, ScaleInActor
+from fenka.autoscaler.scale_in import (
+    MAX_LOOKS,
+    SCALE_IN,
+    SETTLE_S,
+    Marked,
+    ScaleIn,
+    ScaleInActor,
+    decide_scale_in,
+)
 from fenka.cloud.config import ScaleIn as Rules
 from fenka.cloud.port import InstanceState
 from fenka.cluster.autoscaling import (
@@ -28,7 +35,7 @@ from fenka.cluster.autoscaling import (
     Status,
     encode_time,
 )
-from fenka.core.planning.problem import ZONE_LABEL
+from fenka.core.nodes.problem import ZONE_LABEL
 from tests.autoscaler.evictions import FakeCloud, Killed, World
 from tests.autoscaler.views import NOW, config, elastic_node, group, instance, offer, view
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.autoscaler.joining import new_shapes
-from fenka.autoscaler.shapes import Shape, UnknownShape, shape_of, without_daemons
+from fenka.autoscaler.node_registration import new_shapes
+from fenka.autoscaler.view import Shape, UnknownShape, shape_of, without_daemons
 from fenka.cluster.autoscaling import CloudType, Slot
-from fenka.core.planning.case import CaseRequest, NewCard, Taint, Toleration
-from fenka.core.planning.plan import make_plan
+from fenka.core.nodes.case import CaseRequest, NewCard, Taint, Toleration
+from fenka.core.nodes.plan import make_plan
 from tests.autoscaler.test_plan_case import order
 from tests.autoscaler.views import elastic_node, view
 from tests.builders import T4_MIB
-from tests.core.planning.builders import case, group, request
+from tests.core.nodes.builders import case, group, request
 
 CLOUD = CloudType(
     name="ecs.gn6i-c4g1.xlarge",

@@ -7,17 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.autoscaler.solver.cuts import Counts, Cut, CutMaster
-from fenka.autoscaler.solver.model import INFINITY, Infeasible, Model
-from fenka.autoscaler.solver.patterns import PatternPool, PatternProgram, cut_of
-from fenka.autoscaler.solver.pricing import Pricing
-from fenka.autoscaler.solver.service import Goals
-from fenka.autoscaler.solver.slots import packed
-from fenka.core.planning.case import Case
-from fenka.core.planning.problem import Problem
-from fenka.core.planning.quick import quick_plan
-from fenka.core.planning.solution import refill
-from tests.core.planning.builders import case, group, request
+from fenka.autoscaler.solver.model import INFINITY, Counts, Cut, CutMaster, Goals, Infeasible, Model
+from fenka.autoscaler.solver.patterns import PatternPool, PatternProgram, Pricing, cut_of
+from fenka.autoscaler.solver.solve import packed
+from fenka.core.nodes.case import Case
+from fenka.core.nodes.problem import Problem
+from fenka.core.nodes.quick import quick_plan
+from fenka.core.nodes.solution import refill
+from tests.core.nodes.builders import case, group, request
 
 
 def forever() -> float:

@@ -1,6 +1,6 @@
 """An order whose call is throttled, when the call before it had no answer."""
 
-from fenka.autoscaler.lifecycle import refused
+from fenka.autoscaler.orders import refused
 from fenka.cloud.port import Throttled, Unknown
 from fenka.cluster.autoscaling import OrderRecord, Slot
 

@@ -9,9 +9,9 @@ from types import FrameType
 import pytest
 
 from fenka.autoscaler.solver.solve import improve
-from fenka.core.planning.case import Case
-from fenka.core.planning.plan import make_plan
-from tests.core.planning.builders import T4_MIB, case, group, held, node, request
+from fenka.core.nodes.case import Case
+from fenka.core.nodes.plan import make_plan
+from tests.core.nodes.builders import T4_MIB, case, group, held, node, request
 
 
 def large(seed: int = 1) -> Case:

@@ -4,12 +4,11 @@ from typing import Any
 
 import msgspec
 
-from fenka.autoscaler.objects import ElasticNode, ElasticPod
-from fenka.autoscaler.view import View, pods_by_node
+from fenka.autoscaler.view import ElasticNode, ElasticPod, View, pods_by_node
 from fenka.cloud.config import Config, GroupConfig, ProviderConfig, ShapeConfig
 from fenka.cloud.port import Instance, InstanceState, Offer, OfferKey
 from fenka.cluster.state import ClusterState
-from fenka.core.planning.case import NewCard
+from fenka.core.nodes.case import NewCard
 from tests.builders import T4_MIB, Json, node_json
 
 NOW = 1_800_000_000.0

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.autoscaler.case_file import decode_case
+from fenka.autoscaler.inputs import decode_case
 from fenka.cluster.autoscaling import CloudType, OfferStatus, OrderRecord, Slot, Status
 from tests.autoscaler.audit import audit
 from tests.builders import Json, node, node_json, on_card, pod, units, unschedulable

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fenka.scheduler.credentials import Credentials
+from fenka.scheduler.leader_proxy import Credentials
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
 

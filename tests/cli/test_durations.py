@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cli.durations import parse_duration, short_duration
 from fenka.cli.errors import UserError
+from fenka.cli.options import parse_duration, short_duration
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.cli.elastic import nodes_table
+from fenka.cli.admin.elastic import nodes_table
 from fenka.cluster import autoscaling
 from fenka.cluster.autoscaling import NodeStatus, OfferStatus, OrderRecord, Slot, Status
-from fenka.core.planning.case import Capacity
+from fenka.core.nodes.case import Capacity
 from fenka.views.elastic_nodes import ElasticNodeRow
 from tests.builders import node, on_card, pod, sharing, units
 from tests.cli.command import Completed, fenka
@@ -28,7 +28,7 @@ GN6I = "ecs.gn6i-c4g1.xlarge"
 @pytest.fixture(autouse=True)
 def fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the screens be made at NOW."""
-    monkeypatch.setattr("fenka.cli.elastic.time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr("fenka.cli.admin.elastic.time", SimpleNamespace(time=lambda: NOW))
 
 
 def moment(at: float) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from fenka.cli.compat import gpushare
 from fenka.core.inventory import Card, DeviceId
-from fenka.dialects.node_inventory import encode_inventory
+from fenka.dialects.nodes import encode_inventory
 from tests.builders import node, on_card, pod, sharing, units
 from tests.fakes.api_server import FakeApiServer, in_thread
 

@@ -9,7 +9,7 @@ import pytest
 from fenka.cli import local_logs
 from fenka.cli.errors import UserError
 from fenka.cli.local_logs import LogPart, print_log
-from fenka.workstation.log_times import LogWriter
+from fenka.local.supervisor import LogWriter
 
 
 @pytest.fixture

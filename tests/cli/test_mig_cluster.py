@@ -8,10 +8,9 @@ import pytest
 
 from fenka.cli.compat import gpushare
 from fenka.core.inventory import Card, DeviceId
-from fenka.core.mig.geometry import Place
-from fenka.core.mig.tables import TABLES
+from fenka.core.mig.geometry import TABLES, Place
 from fenka.dialects.mig_records import DividedCard, InstanceState, encode_instances
-from fenka.dialects.node_inventory import encode_inventory
+from fenka.dialects.nodes import encode_inventory
 from tests.builders import Json, node, on_card, pod, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, in_thread

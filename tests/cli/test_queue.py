@@ -7,9 +7,9 @@ import pytest
 
 from fenka.cli import tables
 from fenka.cli.queue import table
+from fenka.local.views import queue_rows
 from fenka.views.queue import QueueRow
 from fenka.workstation.protocol import CardView, JobView, Snapshot
-from fenka.workstation.views import queue_rows
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 
 NOW = 1000.0

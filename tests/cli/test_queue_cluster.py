@@ -10,9 +10,9 @@ from aiohttp import web
 
 from fenka.cli.options import Target
 from fenka.cli.queue import rows_of
-from fenka.cluster import scheduler_options
-from fenka.cluster.scheduler_options import SchedulerOptions
-from fenka.core.fairness import Fairness
+from fenka.cluster import queue_snapshot
+from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.core.queue import Fairness
 from fenka.views.nodes import CardRow, NodeRow
 from fenka.views.queue import QueueRow
 from tests.builders import node, on_card, pod, sharing, units
@@ -149,8 +149,8 @@ def test_queue_is_ordered_by_the_options_that_the_scheduler_has_published(tmp_pa
     meta: Json = {
         "name": "any-scheduler",
         "namespace": "any",
-        "labels": dict([scheduler_options.LABEL.split("=")]),
-        "annotations": {scheduler_options.ANNOTATION: options.encode()},
+        "labels": dict([queue_snapshot.LABEL.split("=")]),
+        "annotations": {queue_snapshot.ANNOTATION: options.encode()},
     }
     for leases, expected in (
         ([], ["second", "first"]),
@@ -165,11 +165,11 @@ def test_queue_says_so_when_the_options_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
 ) -> None:
     """Without the right to list Leases, or where the annotation is damaged, it is by the defaults."""
-    labels = dict([scheduler_options.LABEL.split("=")])
+    labels = dict([queue_snapshot.LABEL.split("=")])
     meta: Json = {
         "name": "l",
         "labels": labels,
-        "annotations": {scheduler_options.ANNOTATION: text},
+        "annotations": {queue_snapshot.ANNOTATION: text},
     }
     server = FakeApiServer.of(
         nodes=[sharing("a")], pods=[waiting("p", 4, 1)], leases=[{"metadata": meta, "spec": {}}]
@@ -189,8 +189,8 @@ def test_queue_says_so_when_two_leases_publish_options(
             "metadata": {
                 "name": "l",
                 "namespace": namespace,
-                "labels": dict([scheduler_options.LABEL.split("=")]),
-                "annotations": {scheduler_options.ANNOTATION: SchedulerOptions().encode()},
+                "labels": dict([queue_snapshot.LABEL.split("=")]),
+                "annotations": {queue_snapshot.ANNOTATION: SchedulerOptions().encode()},
             },
             "spec": {},
         }

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fenka.cli import resize
-from fenka.dialects.resize import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
+from fenka.cli import control
+from fenka.dialects.leases import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
 from tests.builders import pod, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
@@ -89,7 +89,7 @@ def test_resize_fails_when_no_node_confirms_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a record of another wish, or of another pod, is no answer."""
-    monkeypatch.setattr(resize, "WAIT_S", 0.2)
+    monkeypatch.setattr(control, "WAIT_S", 0.2)
     for record in (
         granted("gpu-mem=5"),
         {STATUS: encode_status(ResizeStatus("u", (), {}, "gpu-mem=6"))},

@@ -7,10 +7,10 @@ import pytest
 
 from fenka.cli.run import JobOptions
 from fenka.jobs.service import PortName, ServiceSpec
+from fenka.local.service_commands import _ignored_ports
+from fenka.local.service_records import ServiceRecord
 from fenka.workstation import client
 from fenka.workstation.protocol import Snapshot
-from fenka.workstation.serving.manage import _ignored_ports
-from fenka.workstation.serving.records import ServiceRecord
 from tests.cli.command import Completed, fenka
 from tests.cli.test_queue import job, snapshot_of
 

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from fenka.cloud.config import Config
+from fenka.cloud.config import Config, InvalidConfig
 from fenka.cloud.config_file import check_offers
-from fenka.cloud.config_values import InvalidConfig
 from fenka.cloud.port import InstanceState, OfferKey, Order, OutOfStock, Provider, TooDear, Unknown
 
 ON_DEMAND = OfferKey("t4", "gn6i", "g", "on-demand")

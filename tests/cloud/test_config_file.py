@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fenka.cloud.config import (
     Config,
     GroupConfig,
+    InvalidConfig,
     Limits,
     ProviderConfig,
     ScaleIn,
@@ -19,9 +20,8 @@ from fenka.cloud.config import (
     Start,
 )
 from fenka.cloud.config_file import check_shapes, decode_config, read_config
-from fenka.cloud.config_values import InvalidConfig
 from fenka.cloud.port import OfferKey
-from fenka.core.planning.case import NewCard, Taint
+from fenka.core.nodes.case import NewCard, Taint
 from tests.cloud.contract import refusal
 
 HEAD = """

@@ -6,7 +6,7 @@ from typing import Any, cast
 from fenka.cloud.aws.provider import AwsProvider
 from fenka.cloud.config import Config
 from fenka.cloud.config_file import decode_config
-from fenka.cloud.karpenter.provider import KarpenterProvider
+from fenka.cloud.karpenter import KarpenterProvider
 
 PAGE = Path(__file__).parents[2] / "docs" / "autoscaling.md"
 

@@ -6,9 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fenka.cloud.market import Fault, Prices, Scenario, SimulatedOffer
 from fenka.cloud.port import Denied, InstanceState, OfferKey, Order, OutOfStock, Quota, Throttled
-from fenka.cloud.simulated import SimulatedProvider, read_scenario
+from fenka.cloud.simulated import (
+    Fault,
+    Prices,
+    Scenario,
+    SimulatedOffer,
+    SimulatedProvider,
+    read_scenario,
+)
 from tests.cloud.contract import (
     ON_DEMAND,
     SPOT,

@@ -6,7 +6,7 @@ import msgspec
 
 from fenka.cluster.explain import explain
 from fenka.cluster.objects import Event, Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot
 from fenka.dialects.registry import WITH_HAMI
 from tests.builders import Json, pod, units
 

@@ -6,11 +6,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.explain import explain
-from fenka.cluster.node_verdicts import explain_nodes
+from fenka.cluster.explain import explain, explain_nodes
+from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot
 from fenka.dialects import gpushare
 from tests.builders import T4_MIB, Json, node_json
 from tests.core.builders import device

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.cluster.allocation import (
+from fenka.cluster.state import (
     lingering_allocation,
     on_present_cards,
     read_allocation,

@@ -13,7 +13,7 @@ from fenka.cluster.objects import Node, Pod
 from fenka.cluster.state import ClusterState
 from fenka.core.request import Placement
 from fenka.core.units import units_to_mib
-from fenka.dialects import base, gpushare, node_inventory
+from fenka.dialects import base, gpushare, nodes
 from tests.builders import GIB, T4_MIB, a_node, a_pod
 from tests.core.builders import device
 from tests.fakes.evaluators import ComparedEvaluator
@@ -90,7 +90,7 @@ class Machine(RuleBasedStateMachine):
             self.unbound[uid] = pod
             return
         share = self.world.shared_node(placement.node)
-        unit = share or node_inventory.decode_node(placement.node, *self.first(placement.node))
+        unit = share or nodes.decode_node(placement.node, *self.first(placement.node))
         assert unit is not None
         copied = a_pod(
             pod.metadata.name,
@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
             name,
             *SIZES[:cards],
             labels={"gpushare": label} if label else {},
-            annotations={node_inventory.CORDONED: ",".join(map(str, cordoned))},
+            annotations={nodes.CORDONED: ",".join(map(str, cordoned))},
         )
         self.nodes[name] = node
         self.world.set_node(node)

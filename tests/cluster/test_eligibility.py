@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cluster.eligibility import ineligibility_reasons, matches
+from fenka.cluster.node_admission import ineligibility_reasons, matches
 from fenka.cluster.objects import (
     Node,
     NodeSpec,
@@ -19,7 +19,7 @@ from fenka.cluster.objects import (
     Taint,
     Toleration,
 )
-from fenka.core.taints import tolerates
+from fenka.core.inventory import tolerates
 
 EXCLUDED = ["the pod's node affinity excludes it"]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fenka.cluster.entry_lifecycle import (
+from fenka.cluster.queue_state import (
     REQUEUE_AFTER_S,
     RESERVATION_TTL_S,
     TRANSITIONS,

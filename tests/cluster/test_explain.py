@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.cluster import node_verdicts
+from fenka.cluster import explain
 from fenka.cluster.objects import QUEUE_GATE
 from tests.builders import node, on_card, pod, sharing, units, unschedulable
 from tests.cluster.explanations import data, objects, waiting
@@ -131,9 +131,7 @@ def test_hints_are_those_of_trying_each_pod_when_nodes_are_full(
     cluster = objects(nodes=nodes, pods=[asked, *placed])
     quick = data(cluster, "p")["hints"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            node_verdicts._SharedCards, "_may_make_room", lambda self, name: self._held[name]
-        )
+        patch.setattr(explain._SharedCards, "_may_make_room", lambda self, name: self._held[name])
         assert data(cluster, "p")["hints"] == quick
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenka.cluster.gang_reservations import (
+from fenka.cluster.gangs import (
     INCOMPLETE_TTL_S,
     MAX_BACKOFF_S,
     NODE_MISSING_TTL_S,

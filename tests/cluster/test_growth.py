@@ -11,10 +11,16 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.core.request import Slice
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.dialects.leases import REPORT, LeaseReport, encode_report
-from fenka.dialects.node_modes import WHOLE_LABEL
-from fenka.dialects.resize import REFUSED, REQUEST, decode_request
-from fenka.isolation.resize_plan import resized
+from fenka.dialects.leases import (
+    REFUSED,
+    REPORT,
+    REQUEST,
+    LeaseReport,
+    decode_request,
+    encode_report,
+)
+from fenka.dialects.nodes import WHOLE_LABEL
+from fenka.isolation.resize import resized
 from tests.builders import GIB, a_node, a_pod, node_json, on_card
 from tests.core.builders import device
 from tests.fakes.extender import ExtenderHarness

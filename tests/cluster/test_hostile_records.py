@@ -9,27 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pending_queue import PendingQueue
-from fenka.cluster.pod_preemption import PodPreemption
+from fenka.cluster.preemption import PodPreemption
+from fenka.cluster.queue import PendingQueue
 from fenka.cluster.state import ClusterState
+from fenka.core.backfill import complete
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.request import COMPUTE_MODES, Slice
-from fenka.core.steps import complete
-from fenka.dialects import (
-    ack,
-    base,
-    gpu_manager,
-    gpushare,
-    hami,
-    leases,
-    node_modes,
-    nvidia,
-    resize,
-)
+from fenka.dialects import ack, base, gpu_manager, gpushare, hami, leases, nodes, nvidia
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.leases import LeaseReport, Lingering
-from fenka.dialects.placements import nominal_mib
+from fenka.dialects.records import nominal_mib
 from fenka.dialects.registry import WITH_HAMI, detect
 from tests.builders import T4_MIB, a_node, pod_json
 from tests.core.builders import device
@@ -98,7 +88,7 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
         UNIT,
         {
             gpushare.IDX: "0",
-            resize.STATUS: resize.encode_status(resize.ResizeStatus("u", (FORGED,))),
+            leases.STATUS: leases.encode_status(leases.ResizeStatus("u", (FORGED,))),
         },
     ),
     "gpu-manager's nonsense": (SLICE, {f"{gpu_manager.INDEXES}0": "x"}),
@@ -354,7 +344,7 @@ def test_other_sources_count_when_the_report_cannot_be_read() -> None:
 def test_node_stays_open_when_a_pod_uses_two_dialects() -> None:
     """The pod has no card, and on a node of one mode it is of neither kind."""
     world = a_world(pod({**UNIT, **SLICE}, annotations={gpushare.IDX: "0"}))
-    labels = {node_modes.MODE_LABEL: "core_mem"}
+    labels = {nodes.MODE_LABEL: "core_mem"}
     world.set_node(a_node("n", *[T4_MIB] * CARDS, labels=labels))
     wanted = msgspec.convert(pod_json("v", 14, uid="v"), Pod)
     resources = wanted.spec.containers[0].resources

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenka.cluster.explain import explain_nodes
 from fenka.cluster.node_admission import Infeasible
-from fenka.cluster.node_verdicts import explain_nodes
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.dialects import gpushare, node_modes, pod_records
+from fenka.cluster.state import ClusterSnapshot
+from fenka.dialects import gpushare, nodes, pod_records
 from fenka.dialects.mig_records import INSIDE, INSTANCE
 from tests.builders import T4_MIB, Json, node_json
 from tests.fakes.extender import ExtenderHarness
@@ -139,7 +139,7 @@ def test_node_says_why_it_does_not_admit_a_pod(
 
 def test_label_without_divided_cards_is_named() -> None:
     """Nothing else is said of how to correct it."""
-    there = cluster(divided("a", labels={node_modes.MIG_LABEL: "off"}))
+    there = cluster(divided("a", labels={nodes.MIG_LABEL: "off"}))
     (why,) = devices(there, make("p", 4), "a")
     assert why == (
         "its owner has no card divided into MIG instances: label fenka.io/mig=on-demand does that"
@@ -156,8 +156,8 @@ def test_gang_stays_off_the_node() -> None:
 
 def test_whole_card_and_instance_are_as_without_the_label() -> None:
     """The label is about slices."""
-    there = cluster(divided("a", "A100", "T4", labels={node_modes.WHOLE_LABEL: "true"}))
-    unlabelled = mig_node_json("a", "A100", "T4", labels={node_modes.WHOLE_LABEL: "true"})
+    there = cluster(divided("a", "A100", "T4", labels={nodes.WHOLE_LABEL: "true"}))
+    unlabelled = mig_node_json("a", "A100", "T4", labels={nodes.WHOLE_LABEL: "true"})
     before = ExtenderHarness([unlabelled])
     whole = msgspec.convert(
         {

@@ -11,7 +11,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.inventory import DeviceId
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.request import Placement
-from fenka.dialects import base, node_modes, pod_records
+from fenka.dialects import base, nodes, pod_records
 from fenka.dialects.base import split_instance
 from fenka.dialects.mig_records import InstanceState
 from tests import builders
@@ -63,8 +63,8 @@ class InstanceMachine(RuleBasedStateMachine):
 
     def _publish(self, name: str) -> None:
         labels = {
-            node_modes.MIG_TENANCY: self.tenancy[name],
-            node_modes.WHOLE_LABEL: "true",
+            nodes.MIG_TENANCY: self.tenancy[name],
+            nodes.WHOLE_LABEL: "true",
         }
         self.nodes[name] = mig_node(name, *NODES[name], present=self.present[name], labels=labels)
         self.state.set_node(self.nodes[name])

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.cluster.instance_placement import (
+from fenka.cluster.placement import (
     NO_HOLDERS,
     InstanceFit,
     InstanceHolders,
-    fits_when_empty,
+    instances_fit_when_empty,
     never_fits_instances,
     place_in_instances,
     reserve_instances,
 )
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.mig.geometry import Geometry, Place
-from fenka.core.mig.tables import TABLES
+from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request, Slice
 from fenka.core.usage import UsageTotals
 from fenka.dialects.base import SharedNode, split_instance
@@ -241,8 +240,10 @@ def test_cards_that_are_not_divided_serve_nobody() -> None:
 
 def test_foreign_instances_stay_when_nothing_is_held() -> None:
     """So evicting pods does not help; one that is leaving will be gone."""
-    assert not fits_when_empty(node(A100, c0={("1g.5gb", 0): "foreign"}), [whole("7g.40gb")])
-    assert fits_when_empty(node(A100, c0={("1g.5gb", 0): "leaving"}), [whole("7g.40gb")])
+    assert not instances_fit_when_empty(
+        node(A100, c0={("1g.5gb", 0): "foreign"}), [whole("7g.40gb")]
+    )
+    assert instances_fit_when_empty(node(A100, c0={("1g.5gb", 0): "leaving"}), [whole("7g.40gb")])
 
 
 def test_reserved_places_are_used_by_nobody_else() -> None:

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.pending_queue import PendingQueue
-from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.placement import PodEvaluator
+from fenka.cluster.queue import PendingQueue
 from fenka.cluster.queue_snapshot import QueueEntry
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
-from fenka.core.steps import complete
+from fenka.core.backfill import complete
+from fenka.core.queue import Fairness
 from tests.builders import Json, gang_labels
 from tests.fakes.queue import START, UNSCHEDULABLE, pending, stamp
 from tests.mig_builders import inside_pod_json, mig_node, mig_pod_json

@@ -7,12 +7,12 @@ import pytest
 
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node
-from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.core.usage import NO_USAGE
-from fenka.dialects import leases, mig_records, node_inventory
+from fenka.dialects import leases, mig_records, nodes
 from fenka.dialects.leases import LeaseReport, Lingering
 from tests.builders import a_pod
 from tests.mig_builders import Present, inside_pod, mig_node, mig_node_json, mig_pod
@@ -98,9 +98,7 @@ def test_pod_holds_nothing_when_its_card_is_no_longer_divided() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "unusable", [{node_inventory.CORDONED: "0"}, {mig_records.INSTANCES: "{}"}]
-)
+@pytest.mark.parametrize("unusable", [{nodes.CORDONED: "0"}, {mig_records.INSTANCES: "{}"}])
 def test_nothing_is_placed_on_a_card_that_is_not_open(unusable: dict[str, str]) -> None:
     """Cordoned by people, or described in a way that cannot be read."""
     node = mig_node("n", "A100", present={(0, "1g.5gb", 0): "own"}, annotations=unusable)
@@ -142,6 +140,6 @@ def test_card_node_is_one_object_while_pods_come_and_go() -> None:
         cluster.set_node(mig_node("n", "A100", "T4", present=present))
         assert cluster.card_node("n") is before
         assert cluster.nodes_version == version
-    cluster.set_node(mig_node("n", "A100", "T4", annotations={node_inventory.CORDONED: "1"}))
+    cluster.set_node(mig_node("n", "A100", "T4", annotations={nodes.CORDONED: "1"}))
     assert cluster.nodes_version > version
     assert [card.model for card in before.cards] == ["A100", "T4"]

@@ -2,12 +2,11 @@
 
 import sys
 
-from fenka.cluster.live_columns import MAX_SPARE_VALUES, LiveColumns
-from fenka.cluster.pod_placement import BEST
-from fenka.cluster.queue_constraints import QueueConstraints
+from fenka.cluster.columns import MAX_SPARE_VALUES, LiveColumns
+from fenka.cluster.placement import BEST, QueueConstraints
 from fenka.cluster.state import ClusterState
-from fenka.core.card_columns import CARD_MEMORY
-from fenka.dialects import node_modes
+from fenka.core.columns import CARD_MEMORY
+from fenka.dialects import nodes
 from tests.builders import T4_MIB, a_node, a_pod, on_card
 from tests.fakes.evaluators import ComparedEvaluator
 
@@ -18,7 +17,7 @@ def test_rules_stay_few_when_a_nodes_error_changes_again_and_again() -> None:
     live = LiveColumns(cluster)
     evaluator = ComparedEvaluator(cluster, "binpack", live)
     for number in range(10 * MAX_SPARE_VALUES):
-        labels = {node_modes.MODE_LABEL: f"unknown-{number}"}
+        labels = {nodes.MODE_LABEL: f"unknown-{number}"}
         cluster.set_node(a_node("n", T4_MIB, labels=labels))
         live.read()
         assert len(live.rules.numbers) <= MAX_SPARE_VALUES + 2 * 2

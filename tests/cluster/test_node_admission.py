@@ -23,7 +23,7 @@ from fenka.core.request import Memory, Request
 from fenka.dialects import ack, gpushare, leases
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
 from fenka.dialects.leases import LeaseReport
-from fenka.dialects.node_modes import MODE_LABEL
+from fenka.dialects.nodes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, a_pod, on_card
 from tests.core.builders import card, exact, node, piece, units, whole
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.node_verdicts import MAX_HINTS, NodeVerdicts, explain_nodes
+from fenka.cluster.explain import MAX_HINTS, NodeVerdicts, explain_nodes
+from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_placement import Feasible, PodEvaluator
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.placement import Feasible, PodEvaluator
+from fenka.cluster.state import ClusterSnapshot
 from fenka.core.inventory import Card, DeviceId
 from fenka.dialects.base import CARDS
-from fenka.dialects.node_inventory import decode_node, encode_inventory
+from fenka.dialects.nodes import decode_node, encode_inventory
 from tests.builders import GIB, T4_MIB, Json, node, on_card, pod, sharing, units
 
 GPU = "nvidia.com/gpu"

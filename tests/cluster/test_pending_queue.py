@@ -4,24 +4,24 @@ from typing import Any
 
 import pytest
 
-from fenka.cluster.live_columns import LiveColumns
+from fenka.cluster.columns import LiveColumns
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.pending_queue import (
+from fenka.cluster.pod_groups import MINIMUM_LABEL
+from fenka.cluster.queue import (
+    OVERDUE_TTL_S,
     PendingQueue,
     gang_complete_by_label,
     is_open,
     is_unplaced,
 )
-from fenka.cluster.pod_groups import MINIMUM_LABEL
-from fenka.cluster.queue_allocations import OVERDUE_TTL_S
 from fenka.cluster.queue_snapshot import PendingEntry, QueueSnapshot, time_limit_s
 from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
+from fenka.core.backfill import complete
+from fenka.core.queue import Fairness
 from fenka.core.request import Placement
-from fenka.core.steps import complete
 from fenka.core.usage import UsageOverlay
 from fenka.dialects import ack, gpushare
-from fenka.dialects.node_modes import MODE_LABEL
+from fenka.dialects.nodes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
 from tests.core.builders import device, piece
 from tests.fakes.queue import START, make, pending, stamp

@@ -36,7 +36,7 @@ def test_request_is_detected_once_when_it_is_read_often(monkeypatch: pytest.Monk
         calls += 1
         return detect(*arguments)
 
-    monkeypatch.setattr("fenka.cluster.pod_demand.detect", counted)
+    monkeypatch.setattr("fenka.cluster.objects.detect", counted)
     pod = a_pod({"aliyun.com/gpu-mem": "1234"})
     for _ in range(3):
         assert pod.demand(DIALECTS).dialect is ack

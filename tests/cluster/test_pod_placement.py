@@ -4,7 +4,7 @@ import pytest
 
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
-from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from tests.builders import GIB, T4_MIB, a_node, a_pod, on_card
 from tests.core.builders import device

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import BACKFILL_CLASS, Pod
-from fenka.cluster.pod_placement import PodEvaluator
-from fenka.cluster.pod_preemption import PodPreemption
-from fenka.cluster.queue_constraints import HeldPlacement, QueueConstraints
+from fenka.cluster.placement import HeldPlacement, PodEvaluator, QueueConstraints
+from fenka.cluster.preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from fenka.core.preemption import DisruptionBudget
 from fenka.core.request import Placement, Slice

@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from fenka.cluster.pod_status import status_word
-from fenka.cluster.training_objects import TrainingPod
+from fenka.cluster.training_objects import TrainingPod, status_word
 from tests.builders import Json, pod
 
 

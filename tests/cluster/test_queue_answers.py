@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fenka.cluster.entry_lifecycle import REQUEUE_AFTER_S, RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.pending_queue import DEPTH
-from fenka.cluster.queue_state import entry_id
-from fenka.core.fairness import Fairness
-from fenka.core.steps import complete
+from fenka.cluster.queue import DEPTH
+from fenka.cluster.queue_state import REQUEUE_AFTER_S, RESERVATION_TTL_S, entry_id
+from fenka.core.backfill import complete
+from fenka.core.queue import Fairness
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
 from tests.fakes.queue import START, QueueByEvents, gang, make, pending
 

@@ -9,15 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from fenka.cluster.objects import Pod, Toleration
-from fenka.cluster.pending_queue import PendingQueue
-from fenka.cluster.queue_allocations import OVERDUE_TTL_S
+from fenka.cluster.queue import OVERDUE_TTL_S, PendingQueue
 from fenka.cluster.queue_snapshot import QueueSnapshot
 from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
-from fenka.core.steps import complete
+from fenka.core.backfill import complete
+from fenka.core.queue import Fairness
 from fenka.dialects import gpushare
-from fenka.dialects.node_inventory import CORDONED
-from fenka.dialects.node_modes import MODE_LABEL, PLACEMENT_LABEL
+from fenka.dialects.nodes import CORDONED, MODE_LABEL, PLACEMENT_LABEL
 from tests.builders import T4_MIB, Json, a_node, gang_labels, on_card
 from tests.fakes.queue import START, UNSCHEDULABLE, make, stamp
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cluster.queue_constraints import NO_CONSTRAINTS, HeldPlacement, QueueConstraints
+from fenka.cluster.placement import NO_CONSTRAINTS, HeldPlacement, QueueConstraints
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement, Slice
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.cluster.queue_state import RESERVATION_TTL_S
+from fenka.core.backfill import complete
 from fenka.core.request import Placement
-from fenka.core.steps import complete
 from tests.builders import Json, gang_labels, on_card
 from tests.core.builders import piece
 from tests.fakes.queue import START, UNSCHEDULABLE, QueueByEvents, make, pending

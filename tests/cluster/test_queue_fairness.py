@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import Node, Pod
-from fenka.core.fairness import Fairness
+from fenka.cluster.queue_state import RESERVATION_TTL_S
+from fenka.core.queue import Fairness
 from tests.builders import T4_MIB, node_json, on_card
 from tests.fakes.extender import PLAIN, ExtenderHarness
 from tests.fakes.queue import UNSCHEDULABLE, make, stamp

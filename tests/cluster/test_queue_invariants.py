@@ -6,13 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.pending_queue import DEPTH
-from fenka.cluster.queue_state import queue_state
+from fenka.cluster.queue import DEPTH
+from fenka.cluster.queue_state import RESERVATION_TTL_S, queue_state
 from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
-from fenka.core.steps import complete
+from fenka.core.backfill import complete
+from fenka.core.queue import Fairness
 from fenka.core.usage import UsageOverlay
 from fenka.dialects import gpushare
 from tests.builders import T4_MIB, Json, a_node, on_card

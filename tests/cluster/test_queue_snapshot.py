@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.pending_queue import DEPTH, PendingQueue
+from fenka.cluster.queue import DEPTH, PendingQueue
 from fenka.cluster.queue_snapshot import PendingEntry, QueueSnapshot
 from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
-from fenka.core.steps import complete
+from fenka.core.backfill import complete
+from fenka.core.queue import Fairness
 from tests.builders import T4_MIB, a_node, on_card
 from tests.fakes.queue import START, gang, make, pending
 

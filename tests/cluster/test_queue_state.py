@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from fenka.cluster.entry_lifecycle import REQUEUE_AFTER_S, RESERVATION_TTL_S
 from fenka.cluster.objects import Node
+from fenka.cluster.queue_state import REQUEUE_AFTER_S, RESERVATION_TTL_S
 from fenka.dialects import gpushare
 from tests.builders import GIB, T4_MIB, node_json
 from tests.fakes.extender import ExtenderHarness, freed_card, two_cards

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cluster import recent
-from fenka.cluster.recent import LIMIT, MAX_SHARED_BYTES, SHARED, RecentDict, SharedValues
+from fenka.cluster import mappings
+from fenka.cluster.mappings import LIMIT, MAX_SHARED_BYTES, SHARED, RecentDict, SharedValues
 
 
 def test_oldest_key_is_dropped_when_one_more_is_set() -> None:
@@ -22,7 +22,7 @@ def test_oldest_key_is_dropped_when_one_more_is_set() -> None:
 def test_keys_that_were_set_last_are_kept(keys: list[int]) -> None:
     """Setting a key again makes it recent; reading it does not. LIMIT is 3 here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recent, "LIMIT", 3)
+        patch.setattr(mappings, "LIMIT", 3)
         known = RecentDict[int, int]()
         for number, key in enumerate(keys):
             known[key] = number

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fenka.cluster.scheduler_options import SchedulerOptions, decode
-from fenka.core.fairness import Fairness
+from fenka.cluster.queue_snapshot import SchedulerOptions, decode
+from fenka.core.queue import Fairness
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cluster.small_mapping import small_mapping
+from fenka.cluster.mappings import small_mapping
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=6))

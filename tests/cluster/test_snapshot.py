@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.cluster.state import ClusterState
+from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.dialects import hami
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from tests.builders import T4_MIB, a_node, a_pod, on_card, pod

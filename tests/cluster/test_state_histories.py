@@ -5,15 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Condition, Node, Pod
-from fenka.cluster.pod_placement import PodEvaluator
-from fenka.cluster.state import ClusterState
+from fenka.cluster.placement import PodEvaluator
+from fenka.cluster.state import ClusterState, PodAllocation
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import NO_USAGE, CardUsage
-from fenka.dialects import base, gpushare, leases, node_inventory, node_modes
+from fenka.dialects import base, gpushare, leases, nodes
 from fenka.dialects.leases import LeaseReport, Lingering
 from tests.builders import GIB, T4_MIB, a_node, a_pod, on_card
 from tests.core.builders import device
@@ -36,8 +35,8 @@ LABELS: tuple[dict[str, str], ...] = (
     {"gpushare": "true"},
     {"gpushare": "false"},
     {"gpushare": "true", "cgpu": "false"},
-    {node_modes.MODE_LABEL: "core_mem"},
-    {node_modes.PLACEMENT_LABEL: "spread"},
+    {nodes.MODE_LABEL: "core_mem"},
+    {nodes.PLACEMENT_LABEL: "spread"},
 )
 slices = st.lists(
     st.tuples(st.integers(0, 2), st.sampled_from([1, 4308, T4_MIB]), st.sampled_from([0, 100])),
@@ -107,7 +106,7 @@ class StateMachine(RuleBasedStateMachine):
         unreadable: str,
     ) -> None:
         """Cards go and come back, labels change, the inventory may be nonsense; the report stays."""
-        annotations = {node_inventory.CORDONED: ",".join(map(str, sorted(cordoned)))}
+        annotations = {nodes.CORDONED: ",".join(map(str, sorted(cordoned)))}
         if unreadable:
             annotations[base.CARDS] = unreadable
         report = self.reports.get(name)

@@ -3,12 +3,11 @@
 import msgspec
 import pytest
 
-from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.explain import explain
-from fenka.cluster.gang_reservations import RESERVATION_TTL_S as GANG_TTL_S
+from fenka.cluster.gangs import RESERVATION_TTL_S as GANG_TTL_S
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.cluster.state import ClusterState
+from fenka.cluster.queue_state import RESERVATION_TTL_S
+from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.request import Placement, Slice
 from tests.builders import T4_MIB, a_node, a_pod, gang_labels, node_json, on_card
 from tests.core.builders import device

@@ -1,7 +1,7 @@
 """Gated pods: from which of them the leader removes fenka's scheduling gate."""
 
-from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.cluster.queue_state import RESERVATION_TTL_S
 from tests.builders import T4_MIB, Json, node_json
 from tests.fakes.extender import ExtenderHarness
 from tests.fakes.queue import gang, make

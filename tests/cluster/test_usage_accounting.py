@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.queue_state import UsageAccounting
 from fenka.cluster.state import ClusterState
-from fenka.cluster.usage_accounting import UsageAccounting
-from fenka.core.fairness import Fairness
+from fenka.core.queue import Fairness
 from fenka.core.request import Placement
 from fenka.dialects import leases
 from fenka.dialects.leases import LeaseReport

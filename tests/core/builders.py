@@ -4,16 +4,13 @@ from collections.abc import Collection, Iterable
 
 from hypothesis import strategies as st
 
-from fenka.core.availability import Timeline
-from fenka.core.backfill import Backfill, held_by_user
-from fenka.core.fairness import Fairness, UsageHistory
+from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
 from fenka.core.preemption import VictimCandidate
-from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
+from fenka.core.queue import Allocation, Fairness, PendingRequest, SchedulingResult, UsageHistory
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request, Slice
-from fenka.core.steps import complete
 from fenka.core.usage import CardUsage, UsageTotals, UsageView
 
 GIB = 1024

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.availability import Start, Timeline, availabilities, needs_host
+from fenka.core.backfill import Start, Timeline, availabilities, needs_host
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.fairness import Fairness
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import Node
 from fenka.core.ledger import Ledger
-from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
+from fenka.core.queue import Allocation, Fairness, PendingRequest, SchedulingResult
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Memory, Request
 from fenka.core.usage import EmptyUsage

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import place
-from fenka.core.fairness import Fairness
 from fenka.core.inventory import Card, Node
 from fenka.core.ledger import Ledger
-from fenka.core.queue import Allocation, PendingRequest
+from fenka.core.queue import Allocation, Fairness, PendingRequest
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage
 from tests.core.builders import (

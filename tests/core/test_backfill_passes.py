@@ -5,14 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.core.availability import Start, Timeline
-from fenka.core.backfill import MAX_IMPOSSIBLE, Backfill, held_by_user
-from fenka.core.fairness import Fairness, UsageHistory
+from fenka.core.backfill import MAX_IMPOSSIBLE, Backfill, Start, Timeline, complete, held_by_user
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Node
-from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
+from fenka.core.queue import Allocation, Fairness, PendingRequest, SchedulingResult, UsageHistory
 from fenka.core.request import Memory, Placement, Request
-from fenka.core.steps import complete
 from tests.core.builders import (
     GIB,
     T4_MIB,

@@ -12,12 +12,12 @@ from fenka.core.columnar import (
     CODES,
     FITS,
     NO_CARD,
+    JointJudgement,
     Judgement,
     count_all,
     count_reasons,
     has_expressions,
 )
-from fenka.core.columnar_joint import JointJudgement
 from fenka.core.columns import Columns
 from fenka.core.evaluate import SCORES, Candidate, Fit, NodeCandidate, evaluate
 from fenka.core.gangs import place_gang

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from fenka.core.availability import Start, Timeline
+from fenka.core.backfill import Start, Timeline
 from fenka.core.columnar_timeline import SPARE, CardStates, ColumnarTimeline
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation

@@ -8,21 +8,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.availability import Timeline
-from fenka.core.backfill import Backfill
-from fenka.core.columnar import Judgement, count_reasons
-from fenka.core.columnar_joint import JointJudgement
+from fenka.core.backfill import Backfill, Timeline, complete
+from fenka.core.columnar import JointJudgement, Judgement, count_reasons
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import SPARE, CardStates, ColumnarTimeline
 from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate
-from fenka.core.fairness import Fairness
 from fenka.core.gangs import Limits, Placer, PlainPlacer, place_all, place_gang
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.queue import Allocation, PendingRequest
+from fenka.core.queue import Allocation, Fairness, PendingRequest
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Memory, Placement, Request, Slice
-from fenka.core.steps import complete
 from fenka.core.usage import UsageTotals
 from tests.core.builders import clusters, requests
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.card_columns import (
+from fenka.core.columnar import Judgement
+from fenka.core.columns import (
     CARD_POLICY,
     CPU,
     HOST_MEMORY,
@@ -17,10 +18,9 @@ from fenka.core.card_columns import (
     MEMORY_SUM,
     NEVER,
     CardClass,
+    Columns,
     amounts_of,
 )
-from fenka.core.columnar import Judgement
-from fenka.core.columns import Columns
 from fenka.core.inventory import Card, Node
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import NO_USAGE, CardUsage, UsageTotals

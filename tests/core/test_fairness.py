@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.fairness import REMEMBERED, Fairness, UsageHistory, UserHistory, cards_of
 from fenka.core.inventory import Card, DeviceId
-from fenka.core.queue import PendingRequest, history_lookup, queue_order
+from fenka.core.queue import (
+    REMEMBERED,
+    Fairness,
+    PendingRequest,
+    UsageHistory,
+    UserHistory,
+    cards_of,
+    history_lookup,
+    queue_order,
+)
 from fenka.core.request import Placement, Slice
 from tests.core.builders import T4_MIB, units
 

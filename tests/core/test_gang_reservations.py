@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.gang_reservations import GangReservation, GangReservations
-from fenka.core.gangs import Limits, PlainPlacer, place_gang
+from fenka.core.gangs import GangReservation, GangReservations, Limits, PlainPlacer, place_gang
 from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Unschedulable

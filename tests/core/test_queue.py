@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.fairness import Fairness, UsageHistory, UserHistory
 from fenka.core.inventory import DeviceId
 from fenka.core.queue import (
+    Fairness,
     PendingRequest,
     QueueStatus,
     Reservation,
+    UsageHistory,
+    UserHistory,
     history_lookup,
     queue_order,
     sort_key,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenka.core.steps import Steps, complete
+from fenka.core.backfill import Steps, complete
 
 
 def test_all_steps_are_taken_when_the_result_is_wanted_at_once() -> None:

@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 
 from fenka.core.evaluate import never_fits, place
-from fenka.core.fairness import Fairness, UsageHistory
-from fenka.core.gang_reservations import GangReservation, GangReservations
-from fenka.core.gangs import PlainPlacer
+from fenka.core.gangs import GangReservation, GangReservations, PlainPlacer
 from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, EntryState, Ledger
 from fenka.core.preemption import Preemptor, VictimCandidate, cheapest_victims
-from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
+from fenka.core.queue import Allocation, Fairness, PendingRequest, SchedulingResult, UsageHistory
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.units import format_units, mib_to_units, percent

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.weights import shares
+from fenka.core.scaling import shares
 
 
 @pytest.mark.parametrize(

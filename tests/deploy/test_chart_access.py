@@ -7,16 +7,16 @@ import msgspec
 import pytest
 import yaml
 
-from fenka.cluster import scheduler_options
+from fenka.cluster import queue_snapshot
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
+from fenka.cluster.compact import MAX_CONTAINERS
 from fenka.cluster.objects import QUEUE_GATE
-from fenka.cluster.pod_limits import MAX_CONTAINERS
-from fenka.dialects import nvidia, resize
+from fenka.dialects import leases, nvidia
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
-from fenka.jobs.cluster_defaults import ClusterDefaults
-from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
+from fenka.jobs.kubernetes.checks import ClusterDefaults
+from fenka.jobs.manifests.service import GatewaySettings, render_gateway
 from fenka.jobs.service import ServiceSpec
-from fenka.kubernetes.service_reader import PUBLISHED
+from fenka.kubernetes.reader import PUBLISHED
 from tests.deploy.chart import (
     ADMISSION,
     CHART,
@@ -265,7 +265,7 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     """The names are those of the code, with HAMi's only if they are enabled."""
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
-    keys = {*resize.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
+    keys = {*leases.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
     protected, numbers = variable(spec, "records"), range(MAX_CONTAINERS)
     assert sorted(protected) == sorted(
         name
@@ -274,7 +274,7 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     )
     cards = variable(policy("placement", hamiNames=hami), "cards")
     assert sorted(cards) == sorted({name for dialect in dialects for name in dialect.RESOURCES})
-    assert resize.REQUEST not in protected
+    assert leases.REQUEST not in protected
 
 
 @needs_helm
@@ -297,7 +297,7 @@ def test_admission_policy_selects_the_lease_by_the_label_that_readers_use() -> N
     """Only fenka's own programs write it."""
     spec = policy("lease")
     assert spec["matchConstraints"]["objectSelector"] == {
-        "matchLabels": dict([scheduler_options.LABEL.split("=")])
+        "matchLabels": dict([queue_snapshot.LABEL.split("=")])
     }
     (rule,) = spec["matchConstraints"]["resourceRules"]
     assert rule["resources"] == ["leases"]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fenka.metrics_adapter.main import AdapterOptions
-from fenka.metrics_adapter.registration import NAME
+from fenka.metrics_adapter.server import NAME
 from fenka.metrics_adapter.values import NODE_PORT, NODE_PROGRAMS
 from tests.deploy.chart import T4, Json, find, names_of, needs_helm, pod_of, render
 

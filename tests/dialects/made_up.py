@@ -15,7 +15,7 @@ from fenka.dialects.base import (
     SliceRequest,
 )
 from fenka.dialects.parsing import memory_request, per_container
-from fenka.dialects.placements import visible_devices, whole_slices
+from fenka.dialects.records import visible_devices, whole_slices
 
 NAME = "made-up"
 GB = "example.com/gpu-gb"

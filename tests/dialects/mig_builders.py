@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.mig.geometry import TABLES
 from fenka.core.mig.instances import InstancePlacer
-from fenka.core.mig.tables import TABLES
 from fenka.core.request import Placement
 from fenka.core.usage import UsageTotals
 from fenka.dialects.base import PodRequest, SharedNode

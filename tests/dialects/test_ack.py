@@ -5,11 +5,11 @@ import pytest
 from fenka.core.evaluate import place
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import UsageTotals
-from fenka.dialects import ack, node_modes, nvidia
+from fenka.dialects import ack, nodes, nvidia
 from fenka.dialects.ack import CORE
 from fenka.dialects.base import Dialect, InvalidRecord, PodRequest
 from fenka.dialects.gpushare import MEMORY
-from fenka.dialects.node_modes import MODE_LABEL
+from fenka.dialects.nodes import MODE_LABEL
 from tests.dialects.builders import T4_MIB, environment, node_totals, pod, share
 
 NODE = share(T4_MIB, T4_MIB)
@@ -175,10 +175,10 @@ def test_mode_admits_the_pods_it_is_for(mode: str | None, sentences: list[str | 
     ):
         parts = dialect.parse(asked)
         if sentence is None:
-            node_modes.check_admission(labels, parts)
+            nodes.check_admission(labels, parts)
             continue
         with pytest.raises(InvalidRecord) as why:
-            node_modes.check_admission(labels, parts)
+            nodes.check_admission(labels, parts)
         said = f"its label {MODE_LABEL}={mode}" if mode else "its owner"
         assert str(why.value) == f"{said} {sentence}"
 
@@ -187,14 +187,14 @@ def test_pod_is_rejected_when_core_mem_node_has_the_other_kind() -> None:
     """On nodes of core_mem only: elsewhere nothing is promised."""
     core_mem = {MODE_LABEL: "core_mem"}
     with_compute, without = ack.parse(WITH_COMPUTE), ack.parse(SLICE)
-    node_modes.check_admission(core_mem, with_compute, [True, True])
-    node_modes.check_admission(core_mem, without, [False])
-    node_modes.check_admission({}, without, [True])
+    nodes.check_admission(core_mem, with_compute, [True, True])
+    nodes.check_admission(core_mem, without, [False])
+    nodes.check_admission({}, without, [True])
     with pytest.raises(
         InvalidRecord, match=r"does not mix, and pods without a share of compute are there$"
     ):
-        node_modes.check_admission(core_mem, with_compute, [True, False])
+        nodes.check_admission(core_mem, with_compute, [True, False])
     with pytest.raises(
         InvalidRecord, match=r"does not mix, and pods with a share of compute are there$"
     ):
-        node_modes.check_admission(core_mem, without, [True])
+        nodes.check_admission(core_mem, without, [True])

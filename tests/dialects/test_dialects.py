@@ -9,7 +9,7 @@ from fenka.core.gangs import place_gang
 from fenka.core.ledger import Ledger
 from fenka.core.request import Placement
 from fenka.core.usage import UsageTotals
-from fenka.dialects import ack, gpu_manager, hami, node_modes, nvidia, pod_records
+from fenka.dialects import ack, gpu_manager, hami, nodes, nvidia, pod_records
 from fenka.dialects.base import (
     CORE_MODE,
     ContainerKind,
@@ -196,7 +196,7 @@ def refusal(asked: PodRequest) -> str | None:
             parts = dialect.parse(asked)
             assert parts
             pod_records.decode(dialect, asked, parts, node)
-            node_modes.check_admission(asked.labels, parts)
+            nodes.check_admission(asked.labels, parts)
     except InvalidRecord as why:
         return str(why)
     return None

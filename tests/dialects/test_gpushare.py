@@ -27,7 +27,7 @@ from fenka.dialects.gpushare import (
     peak_units,
     units_by_card,
 )
-from fenka.dialects.node_inventory import decode_node, encode_inventory, parse_indexes
+from fenka.dialects.nodes import decode_node, encode_inventory, parse_indexes
 
 T4_MIB = 15079
 GIB = 1024

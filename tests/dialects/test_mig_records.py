@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.inventory import Card, DeviceId
-from fenka.core.mig.geometry import Geometry, Place
-from fenka.core.mig.tables import TABLES
+from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.mig_records import (
     INSTANCES,
@@ -19,7 +18,7 @@ from fenka.dialects.mig_records import (
     decode_instances,
     encode_instances,
 )
-from fenka.dialects.node_inventory import decode_node, encode_inventory, with_unhealthy
+from fenka.dialects.nodes import decode_node, encode_inventory, with_unhealthy
 from tests.dialects.mig_builders import A100, A100_MIB
 
 MEM = "aliyun.com/gpu-mem"

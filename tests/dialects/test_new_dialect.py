@@ -6,10 +6,10 @@ import pytest
 from fenka.cluster.explain import explain
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot
 from fenka.core.request import Placement
 from fenka.dialects.base import CARDS
-from fenka.dialects.node_inventory import encode_inventory
+from fenka.dialects.nodes import encode_inventory
 from fenka.dialects.registry import DIALECTS
 from fenka.views.nodes import cluster_nodes
 from tests import builders

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fenka.dialects import ack, gpu_manager, node_modes, nvidia, nvidia_mig
+from fenka.dialects import ack, gpu_manager, nodes, nvidia, nvidia_mig
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord, NodeMode, SliceRequest
-from fenka.dialects.node_modes import EXCLUSIVE, SHARED, MigMode, check_shared, mig_mode, node_mode
+from fenka.dialects.nodes import EXCLUSIVE, SHARED, MigMode, check_shared, mig_mode, node_mode
 from tests.dialects.builders import pod
 
 WITH_WHOLE = NodeMode(whole=True, memory=True, compute=True)
@@ -35,7 +35,7 @@ WITH_WHOLE = NodeMode(whole=True, memory=True, compute=True)
 def test_mode_is_read_from_labels(labels: dict[str, str], expected: NodeMode) -> None:
     """Of gpushare, gpu-manager and ACK, and fenka's own addition."""
     assert node_mode(labels) == expected
-    if expected.memory or not node_modes.has_mode_label(labels):
+    if expected.memory or not nodes.has_mode_label(labels):
         check_shared(labels)
     else:
         with pytest.raises(InvalidRecord, match="takes it out of sharing"):
@@ -62,12 +62,12 @@ def test_gpu_managers_whole_card_is_admitted_when_slices_are() -> None:
     by_nvidia = nvidia.parse(pod({NVIDIA_GPU: 1}))
     by_tencent = gpu_manager.parse(pod({gpu_manager.CORE: 100, gpu_manager.MEMORY: 64}))
     shared = {"gpushare": "true"}
-    node_modes.check_admission(shared, by_tencent)
+    nodes.check_admission(shared, by_tencent)
     with pytest.raises(InvalidRecord, match="is for both"):
-        node_modes.check_admission(shared, by_nvidia)
-    node_modes.check_admission({**shared, node_modes.WHOLE_LABEL: "true"}, by_nvidia)
+        nodes.check_admission(shared, by_nvidia)
+    nodes.check_admission({**shared, nodes.WHOLE_LABEL: "true"}, by_nvidia)
     with pytest.raises(InvalidRecord, match="keeps it for slices"):
-        node_modes.check_admission({node_modes.MODE_LABEL: "cgpu"}, by_tencent)
+        nodes.check_admission({nodes.MODE_LABEL: "cgpu"}, by_tencent)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_instances_are_admitted_by_the_label_that_divides_cards(
 def rejection(labels: dict[str, str], parts: tuple[SliceRequest, ...]) -> str:
     """Return why a node with these labels does not admit the requests; empty if it does."""
     try:
-        node_modes.check_admission(labels, parts)
+        nodes.check_admission(labels, parts)
     except InvalidRecord as why:
         return str(why)
     return ""
@@ -162,7 +162,7 @@ def test_slices_of_cards_are_admitted_beside_divided_ones() -> None:
 
 def test_mig_tenancy_is_that_of_namespaces_unless_the_label_says_so() -> None:
     """Tenants of one instance share a memory bus and its faults."""
-    assert node_modes.mig_shared({"fenka.io/mig-tenancy": "shared"})
-    assert not node_modes.mig_shared({"fenka.io/mig-tenancy": "namespace"})
-    assert not node_modes.mig_shared({"fenka.io/mig-tenancy": "all"})
-    assert not node_modes.mig_shared({})
+    assert nodes.mig_shared({"fenka.io/mig-tenancy": "shared"})
+    assert not nodes.mig_shared({"fenka.io/mig-tenancy": "namespace"})
+    assert not nodes.mig_shared({"fenka.io/mig-tenancy": "all"})
+    assert not nodes.mig_shared({})

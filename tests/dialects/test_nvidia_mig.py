@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.inventory import DeviceId
-from fenka.core.mig.geometry import Place
+from fenka.core.mig.geometry import TABLES, Place
 from fenka.core.mig.layouts import all_layouts
-from fenka.core.mig.tables import TABLES
 from fenka.core.units import card_units
 from fenka.dialects import ack, hami, nvidia, nvidia_mig, pod_records
 from fenka.dialects.base import (
@@ -21,7 +20,6 @@ from fenka.dialects.base import (
     driver_uuid,
     split_instance,
 )
-from fenka.dialects.mig_names import PROFILE, resource_name, resource_profile
 from fenka.dialects.mig_records import (
     INSIDE,
     INSTANCE,
@@ -37,6 +35,7 @@ from fenka.dialects.registry import (
     names_any,
     resource_names,
 )
+from fenka.formats.quantities import PROFILE, resource_name, resource_profile
 from tests.dialects.builders import pod
 from tests.dialects.mig_builders import A100, divided_node, placed, with_records
 

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fenka.kubernetes.certificate_names import AUTHORITY, CLIENT, SERVER, Pair
-from fenka.kubernetes.certificates import due
-from fenka.scheduler.credentials import Credentials
+from fenka.scheduler.leader_proxy import Credentials
 from fenka.scheduler.server import Access
+from fenka.server.certificate_files import AUTHORITY, CLIENT, SERVER, Pair
+from fenka.server.certificates import due
 
 
 def write(directory: Path, pairs: dict[str, Pair]) -> Path:

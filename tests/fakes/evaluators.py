@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 
-from fenka.cluster.live_columns import LiveColumns
+from fenka.cluster.columns import ColumnarPodEvaluator, LiveColumns
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
-from fenka.cluster.pod_columns import ColumnarPodEvaluator
-from fenka.cluster.pod_placement import FilterResult, PodEvaluator, Verdict
-from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
+from fenka.cluster.placement import (
+    NO_CONSTRAINTS,
+    FilterResult,
+    PodEvaluator,
+    QueueConstraints,
+    Verdict,
+)
 from fenka.cluster.state import ClusterState
 
 

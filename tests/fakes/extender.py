@@ -5,18 +5,17 @@ from typing import Any
 
 import msgspec
 
-from fenka.cluster.gang_members import GangMembers
-from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster.gangs import GangMembers, GangScheduler
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_groups import PodGroup
-from fenka.cluster.pod_preemption import PodPreemption
+from fenka.cluster.preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
+from fenka.core.queue import Fairness
 from fenka.core.request import Placement
+from fenka.scheduler.binder import GangBarrier
 from fenka.scheduler.extender import Extender
-from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.queue_controller import QueueController
 from tests.builders import T4_MIB, Json, a_pod, gang_labels, node_json, on_card
 from tests.core.builders import device

@@ -8,7 +8,7 @@ import msgspec
 from fenka.cluster.objects import Pod
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
-from fenka.core.fairness import Fairness
+from fenka.core.queue import Fairness
 from fenka.core.request import Placement
 from tests.builders import T4_MIB, Json, a_node, gang_labels, pod_json
 

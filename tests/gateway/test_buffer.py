@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.gateway.buffer import BufferLimits, RequestBuffer
+from fenka.gateway.dispatcher import BufferLimits, RequestBuffer
 
 LIMITS = BufferLimits(requests=3, total_bytes=100, wait_s=10)
 

@@ -14,7 +14,7 @@ from fenka.gateway.client_registry import BASE_BYTES, ClientTimeouts
 from fenka.gateway.http1_client import FIELD_BYTES
 from fenka.gateway.http2_client import Http2ClientConnection
 from fenka.gateway.http2_connection import PREFACE, Half
-from fenka.gateway.loop_errors import INTERVAL_S, LoopErrors
+from fenka.gateway.main import INTERVAL_S, LoopErrors
 from fenka.gateway.server import GatewayLimits
 from tests.gateway.harness import GET, LOOPBACK, OK, Client, FakeReplica, Installation, installation
 from tests.waiting import until

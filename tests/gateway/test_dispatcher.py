@@ -6,9 +6,8 @@ import socket
 
 import pytest
 
-from fenka.gateway.buffer import BufferLimits
 from fenka.gateway.client_registry import ClientTimeouts
-from fenka.gateway.dispatcher import ReplicaTimeouts
+from fenka.gateway.dispatcher import BufferLimits, ReplicaTimeouts
 from fenka.gateway.server import GatewayLimits
 from tests.gateway.harness import (
     GET,

@@ -9,8 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.gateway.endpoint_source import EndpointSource
-from fenka.gateway.endpoints import EndpointSlice, ServiceObject, read_weights, routing_table
+from fenka.gateway.endpoints import (
+    EndpointSlice,
+    EndpointSource,
+    ServiceObject,
+    read_weights,
+    routing_table,
+)
 from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, RoutingTable
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.waiting import until

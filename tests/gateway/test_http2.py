@@ -22,8 +22,8 @@ from h2.events import (
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame
 
 from fenka.gateway import http2_client, http2_connection
-from fenka.gateway.buffer import BufferLimits
 from fenka.gateway.client_registry import ClientTimeouts
+from fenka.gateway.dispatcher import BufferLimits
 from fenka.gateway.http2_client import Http2ClientConnection
 from fenka.gateway.http2_connection import MAX_STREAMS, PREFACE, STREAM_WINDOW, GoAwayFilter
 from fenka.gateway.server import GatewayLimits

@@ -7,8 +7,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from fenka.hardware import host_tree, mig_instances
-from fenka.hardware.mig_capabilities import NoCapability, administration_files, device_files
+from fenka.hardware import host_tree, mig
+from fenka.hardware.mig import NoCapability, administration_files, device_files
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
@@ -70,9 +70,9 @@ def test_device_files_of_an_instance_are_those_that_the_driver_states(tmp_path: 
         card = driver.cards()[1].uuid
         geometry = driver.geometry(card)
         assert geometry
-        mig_instances.set_mig_mode(card, enabled=True)
-        gpu = mig_instances.create_gpu_instance(card, geometry.by_name["3g.20gb"], 4)
-        compute = mig_instances.create_compute_instance(card, gpu).id
+        mig.set_mig_mode(card, enabled=True)
+        gpu = mig.create_gpu_instance(card, geometry.by_name["3g.20gb"], 4)
+        compute = mig.create_compute_instance(card, gpu).id
         minor = 3 + 135 * 1 + 9 * gpu
         assert device_files(driver.minor(card), gpu, [compute], tree) == [
             tree / f"dev/nvidia-caps/nvidia-cap{number}" for number in (minor, minor + 1 + compute)

@@ -3,8 +3,7 @@
 import threading
 from typing import Any
 
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import DriverLost
+from fenka.hardware.nvml import DriverLost, Hardware
 
 
 class FakeDriver:

@@ -12,8 +12,7 @@ import yaml
 
 from fenka.hardware import host_tree
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.simulated_state import NATIVE
+from fenka.hardware.simulated import NATIVE, SimulatedNode
 from fenka.hardware.spec import DRIVER_VERSION, parse_spec
 from tests.hardware.test_go_nvml import NO_NETWORK
 

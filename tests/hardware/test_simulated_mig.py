@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from fenka.core.mig.tables import TABLES
+from fenka.core.mig.geometry import TABLES
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import MODELS, NodeError

@@ -16,8 +16,7 @@ from fenka.isolation.compute_feedback import (
     ComputeFeedback,
     allowances,
 )
-from fenka.isolation.control import Control, Limit
-from fenka.isolation.layout import layout
+from fenka.isolation.control import Control, Limit, layout
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 MS = 1_000_000

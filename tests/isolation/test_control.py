@@ -12,8 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fenka.isolation import control
-from fenka.isolation.control import Control, InvalidControl, Limit
-from fenka.isolation.layout import constant, layout
+from fenka.isolation.control import Control, InvalidControl, Limit, constant, layout
 
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-0000000000{i:02x}" for i in range(16))
 SAMPLE = Control(

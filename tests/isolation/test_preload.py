@@ -38,7 +38,7 @@ os.execvp("sh", ["sh", "-c", "echo inside; read line; cat /etc/ld.so.preload"])
 """
 
 CLEAN = """
-from fenka.isolation import preload
+from fenka.isolation import sandbox as preload
 preload.remove()
 """
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation import account, control
-from fenka.isolation.control import Control, InvalidControl, Limit
-from fenka.isolation.layout import layout
+from fenka.isolation.control import Control, InvalidControl, Limit, layout
 from fenka.isolation.resize import InUse, resize
 
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-00000000000{i}" for i in range(2))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.isolation.unleased_memory import (
+from fenka.isolation.driver_usage import (
     HOLD_S,
     NOTHING_UNLEASED,
     UnleasedMemory,

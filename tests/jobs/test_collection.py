@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.collection import collect
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.render import render
-from fenka.jobs.repository import split_credentials
+from fenka.jobs.collection import Contents, collect, split_credentials
+from fenka.jobs.manifests.training import render
 from fenka.jobs.training import TrainingSpec
 
 

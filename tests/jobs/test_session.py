@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.peer_credentials import user_name
-from fenka.jobs import session
+from fenka.jobs import processes
 
 USER = user_name(os.getuid())
 SCOPE = f"0::/user.slice/user-{os.getuid()}.slice/session-7.scope\n"
@@ -31,9 +31,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
             calls.append(words)
             return 'o "/org/freedesktop/systemd1/job/1"' if "--user" in words else logind
 
-        monkeypatch.setattr(session, "_groups", lambda: groups)
-        monkeypatch.setattr(session, "_busctl", busctl)
-        monkeypatch.setattr(session, "LINGERING", tmp_path)
+        monkeypatch.setattr(processes, "_groups", lambda: groups)
+        monkeypatch.setattr(processes, "_busctl", busctl)
+        monkeypatch.setattr(processes, "LINGERING", tmp_path)
         if lingers:
             (tmp_path / USER).touch()
         return calls
@@ -61,7 +61,7 @@ def test_warning_says_whether_a_program_ends_with_the_session(
 ) -> None:
     """It names the command that changes it."""
     machine(groups, logind, lingers)
-    assert ("loginctl enable-linger" in session.outlive(1)) is ends
+    assert ("loginctl enable-linger" in processes.outlive(1)) is ends
 
 
 def test_program_moves_to_the_service_manager_only_where_that_lets_it_go_on(
@@ -69,9 +69,9 @@ def test_program_moves_to_the_service_manager_only_where_that_lets_it_go_on(
 ) -> None:
     """Elsewhere its session may keep it."""
     calls = machine(SCOPE, KILLS, True)
-    session.outlive(4711)
+    processes.outlive(4711)
     assert calls[-1][:2] == ("--user", "call")
     assert "4711" in calls[-1]
     calls = machine(SCOPE, KEEPS, True)
-    session.outlive(4711)
+    processes.outlive(4711)
     assert "--user" not in calls[-1]

@@ -7,7 +7,7 @@ import pytest
 
 from fenka.cluster.objects import Node
 from fenka.kubernetes.client import ApiError
-from fenka.kubernetes.taints import add_taint, remove_taint
+from fenka.kubernetes.eviction import add_taint, remove_taint
 from tests.builders import Json, node
 from tests.fakes.in_process import FakeApi
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fenka.metrics_adapter.pods import Endpoint
-from fenka.metrics_adapter.scraper import Bounds, Scraper
+from fenka.metrics_adapter.scraper import Bounds, Endpoint, Scraper
 from fenka.metrics_adapter.values import Values
 from tests.fakes.api_server import FakeApiServer
 

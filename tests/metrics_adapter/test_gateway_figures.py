@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.metrics_adapter.exposition import SumReader
-from fenka.metrics_adapter.gateway_figures import GATEWAY_LABELS, GatewayFigures, requests_of
-from fenka.metrics_adapter.wire import NoValue
+from fenka.metrics_adapter.exposition import NoValue, SumReader
+from fenka.metrics_adapter.values import GATEWAY_LABELS, GatewayFigures, requests_of
 
 
 def gateway(waiting: float = 0, **versions: tuple[float, float, float]) -> GatewayFigures:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from fenka.metrics_adapter.pods import Endpoint, Pod, endpoints
-from fenka.metrics_adapter.wire import NoValue
+from fenka.metrics_adapter.exposition import NoValue
+from fenka.metrics_adapter.scraper import Endpoint, Pod, endpoints
 from tests.metrics_adapter.harness import NOW, Json, pod_json
 
 Change = Callable[[Json], object]

@@ -17,18 +17,15 @@ import aiohttp
 import pytest
 
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.certificate_files import InvalidCredentials
-from fenka.kubernetes.certificate_names import ADAPTER, AUTHORITY, Pair
-from fenka.kubernetes.certificates import Leaf, due, new_authority, new_leaf
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.http_listener import HttpListener, listening_socket, serve_app
-from fenka.metrics_adapter.front_proxy import NoFrontProxy
+from fenka.metrics_adapter.exposition import PATH, resource_list
 from fenka.metrics_adapter.main import Adapter, AdapterOptions
-from fenka.metrics_adapter.registration import NotRegistered
 from fenka.metrics_adapter.scraper import Scraper
-from fenka.metrics_adapter.server import api_app
+from fenka.metrics_adapter.server import NoFrontProxy, NotRegistered, api_app
 from fenka.metrics_adapter.values import Values
-from fenka.metrics_adapter.wire import PATH, resource_list
+from fenka.server.certificate_files import ADAPTER, AUTHORITY, InvalidCredentials, Pair
+from fenka.server.certificates import Leaf, due, new_authority, new_leaf
+from fenka.server.listener import HttpListener, listening_socket, serve_app
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
 from tests.gateway.test_program import free_port, get
 from tests.metrics_adapter.harness import LOOPBACK, OWN

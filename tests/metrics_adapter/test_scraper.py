@@ -5,8 +5,8 @@ import gzip
 
 import pytest
 
+from fenka.metrics_adapter.exposition import NoValue
 from fenka.metrics_adapter.scraper import MIB, Bounds, Ended, Scraper
-from fenka.metrics_adapter.wire import NoValue
 from tests.metrics_adapter.harness import (
     PATIENT,
     Serve,

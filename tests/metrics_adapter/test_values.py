@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from fenka.core.request import Slice
 from fenka.gateway.metrics import GatewayMetrics
+from fenka.metrics_adapter.exposition import MAX_VALUE, NoValue
 from fenka.metrics_adapter.values import MAX_GATEWAYS, MAX_PODS, version_selector
-from fenka.metrics_adapter.wire import MAX_VALUE, NoValue
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.usage import SliceUsage, UsageSample

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.metrics_adapter.wire import MAX_VALUE, failure, quantity, resource_list, value_list
+from fenka.metrics_adapter.exposition import MAX_VALUE, failure, quantity, resource_list, value_list
 
 GOLDEN = Path(__file__).parent / "golden"
 TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

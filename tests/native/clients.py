@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fenka.isolation import account, control
-from fenka.isolation.layout import HEADER
+from fenka.isolation.control import HEADER
 
 HERE = Path(__file__).parent
 NULL_DRIVER = HERE.parent.parent / "bench" / "shim" / "null_driver.c"

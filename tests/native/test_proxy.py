@@ -16,8 +16,14 @@ from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
 from fenka.isolation import account
 from fenka.isolation.control import Limit
-from fenka.isolation.elf import InvalidLibrary, exported_functions
-from fenka.isolation.proxy import LIBRARIES, UnknownFunctions, install, unknown_functions
+from fenka.isolation.proxy import (
+    LIBRARIES,
+    InvalidLibrary,
+    UnknownFunctions,
+    exported_functions,
+    install,
+    unknown_functions,
+)
 from tests.cli.command import fenka
 from tests.native.clients import (
     CARDS,

@@ -10,8 +10,7 @@ import pytest
 
 from fenka.isolation import account, control
 from fenka.isolation.compute_feedback import ComputeFeedback
-from fenka.isolation.control import Control, Limit
-from fenka.isolation.layout import layout
+from fenka.isolation.control import Control, Limit, layout
 from tests.native.clients import CARDS, GIB, Client, Lease
 from tests.native.test_shim_rows import HOOKS, with_role
 from tests.waiting import wait_until

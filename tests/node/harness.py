@@ -27,20 +27,19 @@ from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerRequest, ContainerUnits, Dialect, PodRequest, SharedNode
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
-from fenka.instances.keeper import InstanceKeeper
-from fenka.instances.manager import InstanceManager, geometries
 from fenka.isolation.files import install_native
+from fenka.mig.keeper import InstanceKeeper
+from fenka.mig.manager import InstanceManager, geometries
 from fenka.node.advertiser import Advertised
-from fenka.node.agent import Agent
-from fenka.node.health import CardHealth
-from fenka.node.instances import NodeInstances
+from fenka.node.inventory import CardHealth
 from fenka.node.kubelet import messages_pb2 as api
 from fenka.node.kubelet.client import HEALTHY, Kubelet
-from fenka.node.lease import cdi
+from fenka.node.lease import files
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
+from fenka.node.mig_instances import NodeInstances
 from fenka.node.node_api import NodeApi
-from fenka.node.program import Edges, Program, assemble
+from fenka.node.program import Agent, Edges, Program, assemble
 from tests.fakes.in_process import FakeApi
 from tests.waiting import WAIT_S, until
 
@@ -550,7 +549,7 @@ def lease_files(
     root: Path, library: Path = Path("/nowhere"), contexts_mib: Mapping[str, int] | None = None
 ) -> LeaseFiles:
     """Return the leases' files below a directory, without mounts."""
-    driver = cdi.simulated_edits(library, root / "node")
+    driver = files.simulated_edits(library, root / "node")
     paths = root / "leases", root / "cdi", library
     return LeaseFiles(
         *paths, contexts_mib or {}, lambda _: driver, lambda *_: None, _nothing_mounted
@@ -589,4 +588,4 @@ async def node_harness(
 
 def installed(target: Path) -> Path:
     """Install the native libraries, prepared for leases."""
-    return install_native(target / "lib", cdi.prepare_library)
+    return install_native(target / "lib", files.prepare_library)

@@ -12,12 +12,11 @@ from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement, Slice
 from fenka.dialects import mig_records, pod_records
 from fenka.dialects.base import ContainerRequest, PodRequest
-from fenka.dialects.mig_names import resource_name
 from fenka.dialects.mig_records import DividedCard, decode_instances
 from fenka.dialects.registry import detect
-from fenka.hardware import mig_instances
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver
+from fenka.formats.quantities import resource_name
+from fenka.hardware import mig
+from fenka.hardware.nvml import Driver, Hardware
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
 from tests.node.harness import NODE, ContainerFailed, Json, NodeHarness, node_harness
@@ -70,7 +69,7 @@ async def mig_node(
     with simulated_hardware(spec) as hardware:
         for card in hardware.cards if divided else ():
             if hardware.driver.geometry(card.uuid):
-                mig_instances.set_mig_mode(card.uuid, enabled=True)
+                mig.set_mig_mode(card.uuid, enabled=True)
         async with node_harness(
             library=library, labels=labels or ON_DEMAND, hardware=hardware, layouts=layouts
         ) as node:
@@ -102,7 +101,7 @@ def layout(node: NodeHarness, index: int = 0) -> list[str]:
     """Return what exists on a card, as `start profile`."""
     card = node.hardware.cards[index].uuid
     geometry = node.program.instances.geometries[card]
-    listed = mig_instances.instances(card, geometry)
+    listed = mig.instances(card, geometry)
     return sorted(f"{each.start} {each.profile.name}" for each in listed)
 
 
@@ -115,16 +114,16 @@ def administrator_creates(node: NodeHarness, profile: str, start: int) -> int:
     """Create an instance as nvidia-smi does, and return its id."""
     card = node.hardware.cards[0].uuid
     described = node.program.instances.geometries[card].by_name[profile]
-    gpu = mig_instances.create_gpu_instance(card, described, start)
-    mig_instances.create_compute_instance(card, gpu)
+    gpu = mig.create_gpu_instance(card, described, start)
+    mig.create_compute_instance(card, gpu)
     return gpu
 
 
 def administrator_destroys(node: NodeHarness, gpu: int) -> None:
     """Destroy an instance as nvidia-smi does."""
     card = node.hardware.cards[0].uuid
-    mig_instances.destroy_compute_instance(card, gpu, 0)
-    mig_instances.destroy_gpu_instance(card, gpu)
+    mig.destroy_compute_instance(card, gpu, 0)
+    mig.destroy_gpu_instance(card, gpu)
 
 
 def mig_pod(node: NodeHarness, name: str, *places: DeviceId, namespace: str = "default") -> Json:

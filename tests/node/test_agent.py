@@ -9,8 +9,8 @@ import pytest
 
 from fenka.dialects import base, gpushare
 from fenka.isolation import account
-from fenka.node import agent
-from fenka.node.lease.overdue import GONE_S
+from fenka.node import program
+from fenka.node.lease.pod_processes import GONE_S
 from fenka.node.lease.reconciler import LONG_TIMEOUT_S
 from tests.node.harness import (
     AdmissionFailed,
@@ -550,7 +550,7 @@ async def test_inventory_is_unhealthy_while_the_kubelet_has_no_plugin(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is at the program's end, at its start, and while the kubelet is unavailable."""
-    monkeypatch.setattr(agent, "ADMISSION_S", 0.2)
+    monkeypatch.setattr(program, "ADMISSION_S", 0.2)
 
     async with on(library) as node:
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fenka.node.lease import cdi
+from fenka.node.lease import files
 
 VERSION = "550.163.01"
 
 
 def driver(root: Path) -> None:
     """The files of a driver, and of two cards."""
-    libraries = root / cdi.LIBRARY_DIRECTORIES[0].relative_to("/")
+    libraries = root / files.LIBRARY_DIRECTORIES[0].relative_to("/")
     libraries.mkdir(parents=True)
     for name in ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler", "nvcuvid", "GLX_nvidia"):
         (libraries / f"lib{name}.so.{VERSION}").touch()
@@ -26,13 +26,13 @@ def driver(root: Path) -> None:
 def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
     """The driver's two main libraries stand behind the proxy, the others in place."""
     driver(tmp_path)
-    made = cdi.driver_edits([1], VERSION, tmp_path)
+    made = files.driver_edits([1], VERSION, tmp_path)
     assert [str(device) for device in made.devices] == [
         "/dev/nvidia1",
         "/dev/nvidiactl",
         "/dev/nvidia-uvm",
     ]
-    place = cdi.LIBRARY_DIRECTORIES[0]
+    place = files.LIBRARY_DIRECTORIES[0]
     assert made.libraries == {
         "libcuda.so.1": place / f"libcuda.so.{VERSION}",
         "libnvidia-ml.so.1": place / f"libnvidia-ml.so.{VERSION}",
@@ -43,19 +43,19 @@ def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
     assert not any(
         "libcuda.so" in target or "libnvidia-ml" in target or "GLX" in target for target in targets
     )
-    assert cdi.nvml_directory(tmp_path) == tmp_path / place.relative_to("/")
+    assert files.nvml_directory(tmp_path) == tmp_path / place.relative_to("/")
 
 
 def test_driver_edits_fail_with_a_sentence_when_the_driver_is_missing(tmp_path: Path) -> None:
     """The program logs it."""
-    with pytest.raises(cdi.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 in"):
-        cdi.driver_edits([0], VERSION, tmp_path)
+    with pytest.raises(files.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 in"):
+        files.driver_edits([0], VERSION, tmp_path)
 
 
 def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) -> None:
     """Shim, limits, account, driver and proxy: every source exists, and every target occurs once."""
-    spec = cdi.specification(
-        "t", tmp_path, library, cdi.simulated_edits(library, tmp_path), {"A": "b=c"}
+    spec = files.specification(
+        "t", tmp_path, library, files.simulated_edits(library, tmp_path), {"A": "b=c"}
     )
     (device,) = spec["devices"]
     assert (spec["kind"], device["name"]) == ("fenka.io/lease", "t")
@@ -73,7 +73,7 @@ def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) 
         "/etc/ld.so.preload",
         "/etc/ld-nix.so.preload",
         "/usr/lib64/libcuda.so.1",
-        f"{cdi.LIBRARY_DIRECTORIES[0]}/libnvidia-ml.so.1",
+        f"{files.LIBRARY_DIRECTORIES[0]}/libnvidia-ml.so.1",
     } <= set(targets)
     written = [mount["containerPath"] for mount in edits["mounts"] if "rw" in mount["options"]]
     assert written == ["/run/fenka/account", "/run/fenka/simulated"]

@@ -13,9 +13,9 @@ from fenka.core.request import Slice
 from fenka.hardware.nvml import DriverLost
 from fenka.isolation import account, pid_namespaces
 from fenka.isolation.compute_feedback import ComputeFeedback, Samples
-from fenka.isolation.layout import layout
+from fenka.isolation.control import layout
 from fenka.node.lease.store import Lease
-from fenka.node.monitor.compute_feedback import FeedbackLoop
+from fenka.node.monitor.monitor import FeedbackLoop
 from tests.node.harness import card, lease_files, node_harness
 from tests.node.pod_kit import granted, request, running
 from tests.waiting import WAIT_S, until

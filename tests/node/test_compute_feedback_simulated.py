@@ -15,7 +15,7 @@ from fenka.core.request import Slice
 from fenka.hardware.nvml import Driver
 from fenka.isolation.compute_feedback import PERIOD_S
 from fenka.node.lease.store import Lease
-from fenka.node.monitor.compute_feedback import FeedbackLoop
+from fenka.node.monitor.monitor import FeedbackLoop
 from tests.native.test_limit_simulated import TRIES, bench
 from tests.node.harness import lease_files
 

@@ -9,7 +9,7 @@ import pytest
 from fenka.core.request import Slice
 from fenka.dialects import ack, gpu_manager, gpushare, leases
 from fenka.dialects.base import CORE_MODE
-from fenka.dialects.resize import REFUSED
+from fenka.dialects.leases import REFUSED
 from fenka.isolation import control
 from fenka.node.lease.store import Lease
 from tests.node.harness import NODE, Json, NodeHarness, card

@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fenka.isolation import syscalls
+from fenka.isolation import sandbox
 from fenka.node.lease import files, store
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
@@ -28,7 +28,7 @@ MAKING = [
 ]
 REMOVING = [
     (LeaseFiles, "remove"),
-    (syscalls, "unmount_all"),
+    (sandbox, "unmount_all"),
     (shutil, "rmtree"),
     (LeaseStore, "drop"),
 ]

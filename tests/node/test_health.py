@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fenka.core.inventory import Card
 from fenka.hardware.nvml import Reading
-from fenka.node.health import APPLICATION_XIDS, INFO_XIDS, CardHealth, is_fatal_xid
+from fenka.node.inventory import APPLICATION_XIDS, INFO_XIDS, CardHealth, is_fatal_xid
 from tests.node.harness import FakeHardware, card
 
 

@@ -9,8 +9,15 @@ import pytest
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects import base, gpushare
-from fenka.dialects.leases import REPORT, LeaseReport, Lingering, decode_report
-from fenka.dialects.resize import STATUS, ResizeStatus, encode_status
+from fenka.dialects.leases import (
+    REPORT,
+    STATUS,
+    LeaseReport,
+    Lingering,
+    ResizeStatus,
+    decode_report,
+    encode_status,
+)
 from fenka.isolation import control
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.lease.report import REPORT_AFTER_S

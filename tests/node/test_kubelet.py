@@ -22,7 +22,7 @@ from fenka.node.kubelet.client import (
     read_checkpoint,
     unit_id,
 )
-from fenka.node.kubelet.device_ids import AllocatedIds, device_list
+from fenka.node.kubelet.plugin import AllocatedIds, device_list
 
 UNIT = 1024
 

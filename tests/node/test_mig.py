@@ -13,14 +13,13 @@ from fenka.core.inventory import DeviceId
 from fenka.core.mig.geometry import Profile
 from fenka.core.request import Slice
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.dialects.resize import REFUSED
-from fenka.hardware import mig_instances
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import GpuProcess, Xid
+from fenka.dialects.leases import REFUSED
+from fenka.hardware import mig
+from fenka.hardware.nvml import GpuProcess, Hardware, Xid
 from fenka.node.driver import NodeDriver
-from fenka.node.instances import InstanceDevice
-from fenka.node.lease import cdi
+from fenka.node.lease import files as lease_files
 from fenka.node.lease.store import Lease
+from fenka.node.mig_instances import InstanceDevice
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
@@ -144,13 +143,13 @@ async def test_others_start_while_the_driver_is_slow(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes go on, too; the instance's own pod starts when the driver has answered."""
-    slow, real = threading.Event(), mig_instances.create_gpu_instance
+    slow, real = threading.Event(), mig.create_gpu_instance
 
     def create(card: str, profile: Profile, start: int) -> int:
         slow.wait()
         return real(card, profile, start)
 
-    monkeypatch.setattr(mig_instances, "create_gpu_instance", create)
+    monkeypatch.setattr(mig, "create_gpu_instance", create)
     async with mig_node(library, "A100-40G,T4") as node:
         first = mig_pod(node, "a", place_id(node, "1g.5gb", 0))
         await admit(node, first)
@@ -270,7 +269,7 @@ async def test_only_the_instance_is_unhealthy_when_an_error_concerns_it_alone(
 
 def test_container_gets_the_device_files_of_its_instances_and_no_others(tmp_path: Path) -> None:
     """Those of the card, of the GPU instance and of the compute instance."""
-    libraries = tmp_path / str(cdi.LIBRARY_DIRECTORIES[0]).lstrip("/")
+    libraries = tmp_path / str(lease_files.LIBRARY_DIRECTORIES[0]).lstrip("/")
     libraries.mkdir(parents=True)
     (libraries / "libcuda.so.550.1").touch()
     driver = SimpleNamespace(minor=lambda _: 3, version="550.1")

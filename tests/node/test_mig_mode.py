@@ -5,7 +5,7 @@ from pathlib import Path
 from fenka.dialects import base
 from fenka.dialects.base import NVIDIA_GPU
 from fenka.dialects.mig_records import INSTANCES
-from fenka.instances.manager import is_enabled
+from fenka.mig.manager import is_enabled
 from fenka.procfs import process_name
 from tests.hardware.client import Client
 from tests.node.harness import NODE, NodeHarness

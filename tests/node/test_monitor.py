@@ -9,18 +9,16 @@ import pytest
 
 from fenka.core.request import Slice
 from fenka.dialects import base
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver, Xid, XidListener
+from fenka.hardware.nvml import Driver, Hardware, Xid, XidListener
 from fenka.hardware.simulated import SimulatedNode
 from fenka.hardware.spec import parse_spec
-from fenka.isolation.unleased_memory import UnleasedMemory
+from fenka.isolation.driver_usage import UnleasedMemory
 from fenka.node import driver as node_driver
 from fenka.node.driver import NodeDriver
-from fenka.node.health import CardHealth
+from fenka.node.inventory import CardHealth
 from fenka.node.lease.store import LeaseStore
-from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.monitor import Monitor, ViolationPolicy
+from fenka.node.monitor.monitor import CardMonitor, Monitor, ViolationPolicy
 from fenka.node.monitor.usage import SliceUsage, UnmanagedProcess, UsageSample
 from tests.node.harness import NodeHarness, card, node_harness
 from tests.waiting import until

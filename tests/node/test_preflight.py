@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fenka.dialects.sizes import InvalidSize
+from fenka.formats.quantities import InvalidSize
 from fenka.node import main
 from fenka.node.config import Config
-from fenka.node.preflight import (
+from fenka.node.main import (
     PreflightError,
     check_mounts,
     check_runtime,

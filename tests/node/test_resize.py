@@ -12,7 +12,7 @@ from fenka.cluster.objects import Container, ObjectMeta, Pod, PodSpec
 from fenka.core.inventory import Node
 from fenka.core.request import Slice
 from fenka.dialects.base import SharedNode
-from fenka.dialects.resize import (
+from fenka.dialects.leases import (
     REFUSED,
     REQUEST,
     STATUS,
@@ -21,10 +21,9 @@ from fenka.dialects.resize import (
     encode_status,
 )
 from fenka.isolation import control, resize
-from fenka.isolation.layout import layout
+from fenka.isolation.control import layout
 from fenka.kubernetes.client import ApiUnreachable
-from fenka.node.lease.capacity import NodeCapacity, check_growth
-from fenka.node.lease.sizes import ResizeRejected, peak
+from fenka.node.lease.capacity import NodeCapacity, ResizeRejected, check_growth, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
 from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness

@@ -12,13 +12,15 @@ from fenka.cluster.objects import Node
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.config import SpotNotices
 from fenka.node.spot import (
+    ALIBABA,
+    AWS,
     UNAVAILABLE_AFTER,
     WITHDRAWN_AFTER,
+    MetadataClient,
     Notice,
     SpotFollower,
     annotations_to_write,
 )
-from fenka.node.spot_metadata import ALIBABA, AWS, MetadataClient
 from tests.fakes.api_server import Json
 from tests.fakes.in_process import FakeApi
 from tests.node.test_spot_metadata import ABSENT, ACTION, AT, TIME, Service, answer, serving

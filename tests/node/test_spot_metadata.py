@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fenka.cluster.autoscaling import decode_time
-from fenka.node import spot_metadata
-from fenka.node.spot_metadata import (
+from fenka.node import spot
+from fenka.node.spot import (
     ALIBABA,
     AWS,
     InvalidAddress,
@@ -194,7 +194,7 @@ async def test_service_is_unavailable_when_it_sends_a_byte_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The limit is that of the whole answer, not of a pause."""
-    monkeypatch.setattr(spot_metadata, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(spot, "TIMEOUT_S", 0.2)
 
     async def drip(writer: asyncio.StreamWriter) -> None:
         while True:

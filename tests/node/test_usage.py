@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
-from fenka.isolation import violations
+from fenka.isolation import driver_usage
+from fenka.isolation.driver_usage import UnleasedMemory
 from fenka.isolation.files import MIB, card_limits
-from fenka.isolation.unleased_memory import UnleasedMemory
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter, serve
@@ -55,7 +55,7 @@ def test_process_of_the_host_belongs_to_no_pod(tmp_path: Path) -> None:
 
 def test_memory_violation_is_detected_after_three_samples_in_a_row() -> None:
     """It is forgotten with the lease."""
-    over, key = violations.MemoryViolations(), ("t", "GPU-1")
+    over, key = driver_usage.MemoryViolations(), ("t", "GPU-1")
     assert [over.observe({key: True}) for _ in range(3)] == [set(), set(), {key}]
     assert over.observe({key: True}) == {key}
     assert over.observe({key: False}) == set()
@@ -81,7 +81,7 @@ IN_FOURS = 4.0
 )
 def test_compute_violation_is_detected_when_it_lasts(shares: list[float], accused: bool) -> None:
     """A single long kernel must not look like one."""
-    over, key = violations.ComputeViolations(), ("t", "GPU-1")
+    over, key = driver_usage.ComputeViolations(), ("t", "GPU-1")
     violators = [over.observe(IN_FOURS, {key: share - 0.30}) for share in shares]
     assert violators[-1] == ({key} if accused else set())
     assert over.observe(IN_FOURS, {}) == set()
@@ -162,21 +162,21 @@ def test_shim_is_recognised_by_its_inode(library: Path, tmp_path: Path) -> None:
             assert child.stdin is not None
             child.stdout.readline()
             shim = (library / "libfenka.so").stat().st_ino
-            assert violations.has_shim(child.pid, shim) is expected
+            assert driver_usage.has_shim(child.pid, shim) is expected
             child.stdin.close()
-    assert violations.has_shim(child.pid, shim) is None
+    assert driver_usage.has_shim(child.pid, shim) is None
 
 
 def test_readers_do_not_pile_up_when_a_process_blocks_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program can block readers of its mappings until it ends, and is looked at every few seconds."""
-    monkeypatch.setattr(violations, "MAPS_TIMEOUT_S", 0)
+    monkeypatch.setattr(driver_usage, "MAPS_TIMEOUT_S", 0)
     maps = tmp_path / "7" / "maps"
     maps.parent.mkdir()
     os.mkfifo(maps)
     before = threading.active_count()
-    assert [violations.has_shim(7, 1, tmp_path) for _ in range(4)] == [None] * 4
+    assert [driver_usage.has_shim(7, 1, tmp_path) for _ in range(4)] == [None] * 4
     assert threading.active_count() == before + 1
     reader = threading.enumerate()[-1]
     maps.write_text("")

@@ -11,16 +11,15 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fenka.autoscaler.objects import DaemonSet, ElasticPod
+from fenka.autoscaler.view import DaemonSet, ElasticPod
 from fenka.cluster.compact import CompactPod
-from fenka.cluster.disruption import PodDisruptionBudget
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import PodGroup
+from fenka.cluster.preemption import PodDisruptionBudget
 from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.informer import Informer
+from fenka.kubernetes.informer import Informer, NullListener
 from fenka.kubernetes.kube_config import load
-from fenka.kubernetes.listeners import NullListener
 from fenka.node.node_api import NodePod
 from tests.builders import Json, pod
 

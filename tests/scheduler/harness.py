@@ -9,10 +9,10 @@ from typing import Any
 
 import aiohttp
 
-from fenka.kubernetes.http_listener import HttpListener, serve_app
 from fenka.scheduler.main import http_server
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access
+from fenka.server.listener import HttpListener, serve_app
 from tests.builders import Json, pod_json
 from tests.core.builders import device
 from tests.fakes.api_server import FakeApiServer, api_server

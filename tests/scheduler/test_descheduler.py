@@ -5,13 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.cluster.gang_members import GangMembers
-from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster.gangs import GangMembers, GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.dialects import leases
 from fenka.dialects.leases import LeaseReport, Refusal
-from fenka.scheduler.descheduler import EVICTED, LEASE_DENIED, Descheduler
+from fenka.scheduler.controllers import EVICTED, LEASE_DENIED, Descheduler
 from tests.builders import T4_MIB, a_node, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.clock import Clock

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fenka.cluster.objects import Condition, Node, OwnerReference, Pod
-from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.scheduler.event_reporter import EventReporter
 from tests.builders import T4_MIB, a_node, on_card

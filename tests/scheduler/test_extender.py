@@ -2,8 +2,8 @@
 
 import pytest
 
-from fenka.cluster.pod_placement import BEST
-from fenka.scheduler.answered_pods import HOLD_S
+from fenka.cluster.placement import BEST
+from fenka.scheduler.extender import HOLD_S
 from tests.builders import T4_MIB, node_json
 from tests.fakes.extender import ExtenderHarness, freed_card, two_cards
 from tests.fakes.queue import make

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from fenka.scheduler.gc_pauses import short_gc_pauses
+from fenka.scheduler.main import short_gc_pauses
 
 
 class Ring:

@@ -5,7 +5,7 @@ import ctypes
 
 import pytest
 
-from fenka.scheduler.malloc import returned_memory
+from fenka.scheduler.main import returned_memory
 
 
 class Library:

@@ -6,7 +6,7 @@ import pytest
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.state import ClusterState
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.scheduler.pin_timer import PinTimer
+from fenka.scheduler.controllers import PinTimer
 from tests.builders import Json, a_pod
 from tests.cluster.test_node_pins import bought
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.scheduler.pod_patcher import (
+from fenka.scheduler.controllers import (
     REQUEUED_LABEL,
     RETRY_AFTER_S,
     PodPatcher,

@@ -5,9 +5,9 @@ from itertools import count
 
 import pytest
 
-from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
-from fenka.core.fairness import Fairness
-from fenka.core.steps import complete
+from fenka.cluster.queue_state import RESERVATION_TTL_S
+from fenka.core.backfill import complete
+from fenka.core.queue import Fairness
 from fenka.scheduler.queue_controller import (
     MAX_PAUSE_S,
     MIN_INTERVAL_S,

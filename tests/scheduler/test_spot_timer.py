@@ -8,7 +8,7 @@ import pytest
 from fenka.cluster.node_admission import exclusion
 from fenka.cluster.objects import Node
 from fenka.cluster.state import ClusterState
-from fenka.scheduler.spot_timer import SpotTimer
+from fenka.scheduler.controllers import SpotTimer
 from tests.cluster.test_spot_nodes import SENTENCE, spot
 from tests.coroutines import synchronous
 from tests.fakes.queue import START, make

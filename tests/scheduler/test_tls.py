@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fenka.kubernetes.certificate_files import InvalidCredentials
-from fenka.kubernetes.certificates import due
-from fenka.kubernetes.http_listener import serve_app
-from fenka.scheduler.credentials import Credentials
+from fenka.scheduler.leader_proxy import Credentials
 from fenka.scheduler.main import http_server, url
 from fenka.scheduler.server import PREFIX, Access
+from fenka.server.certificate_files import InvalidCredentials
+from fenka.server.certificates import due
+from fenka.server.listener import serve_app
 from tests.builders import T4_MIB, node_json
 from tests.fakes.api_server import api_server
 from tests.fakes.certificates import access, fresh, write

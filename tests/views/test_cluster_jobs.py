@@ -20,8 +20,8 @@ from fenka.cluster.training_objects import (
     TrainingPod,
 )
 from fenka.dialects import ack, base
-from fenka.views.cluster_jobs import training_jobs
-from fenka.views.jobs import CardUse, JobStatus, TrainingJob
+from fenka.views.cluster_workloads import training_jobs
+from fenka.views.workloads import CardUse, JobStatus, TrainingJob
 from tests.builders import Json, node, on_card, sharing, units, unschedulable
 from tests.training_builders import (
     NOON,

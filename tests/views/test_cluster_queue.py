@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.scheduler_options import SchedulerOptions
-from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.core.fairness import Fairness
-from fenka.views.cluster_queue import cluster_queue
-from fenka.views.queue import QueueRow
+from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.cluster.state import ClusterSnapshot
+from fenka.core.queue import Fairness
+from fenka.views.queue import QueueRow, cluster_queue
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
 from tests.fakes.queue import START, UNSCHEDULABLE, make, pending
 from tests.mig_builders import mig_node, mig_pod_json

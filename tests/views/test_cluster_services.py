@@ -5,7 +5,7 @@ import msgspec
 from fenka.cluster.service_objects import SERVICE, TYPE, VERSION, ServiceObjects, ServingDeployment
 from fenka.cluster.training_objects import TrainingPod
 from fenka.dialects import ack, gpushare
-from fenka.views.cluster_services import service_versions
+from fenka.views.cluster_workloads import service_versions
 from tests.builders import pod
 
 

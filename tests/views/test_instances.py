@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.objects import ObjectMeta, Pod
+from fenka.cluster.state import PodAllocation
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.mig.geometry import Place
-from fenka.core.mig.tables import TABLES
+from fenka.core.mig.geometry import TABLES, Place
 from fenka.core.request import Placement, Slice
 from fenka.dialects.base import SharedNode
 from fenka.dialects.gpushare import shown_units

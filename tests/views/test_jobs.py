@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenka.views.jobs import Instance, Trainer, TrainingJob, chief_role, instance_name
+from fenka.views.workloads import Instance, Trainer, TrainingJob, chief_role, instance_name
 
 
 def instance(

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot
 from fenka.dialects import ack, leases
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
 from fenka.dialects.leases import LeaseReport, Lingering

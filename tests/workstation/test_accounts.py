@@ -14,7 +14,7 @@ from fenka.core.request import Memory, Request
 from fenka.hardware.peer_credentials import Process
 from fenka.workstation.admission import MAX_JOBS_PER_USER, Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
-from fenka.workstation.clients import account_of
+from fenka.workstation.controller import account_of
 from tests.builders import job
 
 NOBODY, SUBORDINATE = 65533, 231077

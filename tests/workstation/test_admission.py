@@ -13,22 +13,20 @@ import pytest
 
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.hardware import card_lock
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Reading
-from fenka.instances.keeper import InstanceKeeper
-from fenka.instances.manager import InstanceManager
+from fenka.hardware.nvml import Hardware, Reading
 from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.mig.keeper import InstanceKeeper
+from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardMonitor
-from fenka.workstation.clients import Client
-from fenka.workstation.connections import Connections
+from fenka.workstation.connections import Connections, RequestHandler
+from fenka.workstation.controller import Client
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
-from fenka.workstation.requests import RequestHandler
 from tests.builders import job
 from tests.workstation.users import place
 

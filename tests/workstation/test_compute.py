@@ -3,7 +3,7 @@
 import json
 
 from fenka.isolation import control
-from fenka.isolation.layout import layout
+from fenka.isolation.control import layout
 from tests.workstation.conftest import HOLD, Workstation, eventually, refused
 
 

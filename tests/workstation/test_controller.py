@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.mig.geometry import TABLES
 from fenka.core.mig.instances import Division
-from fenka.core.mig.tables import TABLES
 from fenka.core.request import Request
-from fenka.hardware.mig_instances import MigError, MigNotPermitted
-from fenka.instances.manager import Instances
-from fenka.isolation.unleased_memory import NOTHING_UNLEASED
+from fenka.hardware.mig import MigError, MigNotPermitted
+from fenka.isolation.driver_usage import NOTHING_UNLEASED
+from fenka.mig.manager import Instances
 from fenka.procfs import start_ticks
 from fenka.workstation.broker import Broker
-from fenka.workstation.clients import ClientRegistry
-from fenka.workstation.controller import Controller
-from fenka.workstation.history import History
+from fenka.workstation.controller import ClientRegistry, Controller
+from fenka.workstation.files import History
 from fenka.workstation.paths import Runtime
 from tests.builders import job
 

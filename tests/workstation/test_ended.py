@@ -13,9 +13,9 @@ import pytest
 
 from fenka import procfs
 from fenka.jobs import exit_keeper
-from fenka.workstation import history as histories
-from fenka.workstation.ended import EndedJob
-from fenka.workstation.history import MAX_JOBS_PER_USER, History
+from fenka.workstation import files as histories
+from fenka.workstation.files import MAX_JOBS_PER_USER, History
+from fenka.workstation.protocol import EndedJob
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, refused
 
 

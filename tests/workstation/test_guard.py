@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fenka import procfs
-from fenka.workstation import guard
+from fenka.local import workload
 from tests.workstation.reused_pids import start_with_pid
 from tests.workstation.users import User, require_root, victim
 
@@ -33,10 +33,10 @@ def test_process_with_the_supervisors_pid_is_not_signalled(monkeypatch: pytest.M
         codes.append(other.wait() if other else None)
 
     def run() -> int | None:
-        guard.run(report_pid)
+        workload.run(report_pid)
         return codes[0]
 
-    monkeypatch.setattr(guard, "end_orphans", get_signal)
+    monkeypatch.setattr(workload, "end_orphans", get_signal)
     code = User(0).do(run)
     if code is None:
         pytest.skip("no process could get the PID of another one")
@@ -60,7 +60,7 @@ def test_orphan_is_ended_when_its_environment_cannot_be_read(victim: User) -> No
 
     def left() -> int:
         # This process has changed its user, so no other one may read it or its children.
-        guard.run(leave_orphan)
+        workload.run(leave_orphan)
         orphans = procfs.children(os.getpid())
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_result_is_the_supervisors_when_children_are_ignored() -> None:
     code = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-from fenka.workstation import guard
+from fenka.local import workload as guard
 print(guard.run(lambda: 3) >> 8)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -87,7 +87,7 @@ def test_guard_keeps_no_descriptor_when_its_supervisor_has_ended() -> None:
     def kept() -> int:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
-            guard.run(lambda: 0)
+            workload.run(lambda: 0)
         return len(os.listdir("/proc/self/fd")) - before
 
     assert User(0).do(kept) == 0

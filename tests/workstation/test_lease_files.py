@@ -12,7 +12,7 @@ import pytest
 
 from fenka import native
 from fenka.core.inventory import WHOLE_COMPUTE
-from fenka.hardware.machine import Hardware
+from fenka.hardware.nvml import Hardware
 from fenka.isolation import account
 from fenka.isolation.compute_feedback import ComputeFeedback
 from fenka.isolation.files import account_file, control_page

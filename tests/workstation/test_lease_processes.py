@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fenka import procfs
-from fenka.isolation import proc_reader
-from fenka.workstation import lease_processes, process_scan
+from fenka.isolation import pid_namespaces
+from fenka.workstation import lease_processes
 from fenka.workstation.job import Job
 from tests.builders import job, placement
 from tests.waiting import WAIT_S
@@ -267,7 +267,7 @@ def test_scan_finds_a_process_when_it_was_forked_meanwhile(
     listings: Iterator[Sequence[int]] = iter([[], [4_000_001], [4_000_001, os.getpid()]])
     last = [4_000_001, os.getpid()]
     monkeypatch.setattr(procfs, "pids", lambda: next(listings, last))
-    scanner = process_scan.Scanner([], leases)
+    scanner = lease_processes.Scanner([], leases)
     monkeypatch.setattr(scanner, "lease", lambda pid: "it" if pid == os.getpid() else None)
     monkeypatch.setattr(lease_processes, "Scanner", lambda *_: scanner)
     scan = lease_processes.LeaseProcesses(list, leases)._scan_all([])
@@ -311,7 +311,7 @@ def test_reading_is_abandoned_when_a_file_blocks(tmp_path: Path) -> None:
     pipe, whole, missing = tmp_path / "pipe", tmp_path / "whole", tmp_path / "missing"
     os.mkfifo(pipe)
     whole.write_bytes(b"1\n2")
-    answers = proc_reader.read_files([whole, missing, pipe, whole], 100, 5)
+    answers = pid_namespaces.read_files([whole, missing, pipe, whole], 100, 5)
     assert answers == {whole: b"1\n2", missing: None}
     os.close(os.open(pipe, os.O_RDWR))
 
@@ -323,5 +323,5 @@ def test_files_are_read_when_they_are_more_than_a_command_line_holds(tmp_path: P
     missing = [
         Path(f"/proc/{number}/task/{number}/environ") for number in range(10**7, 10**7 + 60_000)
     ]
-    contents = proc_reader.read_files([*missing, there], 10, WAIT_S)
+    contents = pid_namespaces.read_files([*missing, there], 10, WAIT_S)
     assert (len(contents), contents[there]) == (60_001, b"x")

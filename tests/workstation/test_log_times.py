@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.workstation.log_times import LogTimes, LogWriter, times_file
+from fenka.local.supervisor import LogTimes, LogWriter, times_file
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fenka.hardware import mig_instances
+from fenka.hardware import mig
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.isolation import control
@@ -55,7 +55,7 @@ def layout(station: Workstation, card: int = 0) -> list[str]:
         uuid = driver.cards()[card].uuid
         geometry = driver.geometry(uuid)
         assert geometry
-        listed = mig_instances.instances(uuid, geometry)
+        listed = mig.instances(uuid, geometry)
     return sorted(f"{each.start} {each.profile.name}" for each in listed)
 
 
@@ -65,8 +65,8 @@ def administrator_creates(station: Workstation, profile: str, start: int) -> int
         uuid = driver.cards()[0].uuid
         geometry = driver.geometry(uuid)
         assert geometry
-        gpu = mig_instances.create_gpu_instance(uuid, geometry.by_name[profile], start)
-        mig_instances.create_compute_instance(uuid, gpu)
+        gpu = mig.create_gpu_instance(uuid, geometry.by_name[profile], start)
+        mig.create_compute_instance(uuid, gpu)
     return gpu
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fenka.jobs.kernel import Kernel, KernelFailed
+from fenka.cli.demo import Kernel, KernelFailed
+from fenka.jobs.in_pod import notebook_server
+from fenka.jobs.in_pod.notebook_server import read_usage
 from fenka.jobs.notebook import hash_password
-from fenka.jobs.notebook_server import notebook_server
-from fenka.jobs.notebook_server.notebook_server import read_usage
 from tests.jupyter_login import login
 from tests.workstation.conftest import Workstation, eventually, refused
 

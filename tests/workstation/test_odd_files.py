@@ -13,8 +13,8 @@ from fenka.hardware.peer_credentials import Process
 from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.procfs import boot_id
 from fenka.workstation import files
+from fenka.workstation.connections import create_jobs
 from fenka.workstation.paths import Runtime
-from fenka.workstation.submission import create_jobs
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 from tests.workstation.users import as_root
 

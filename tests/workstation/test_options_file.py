@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.workstation import options_file, paths
-from fenka.workstation.options_file import InvalidOption
+from fenka.workstation import main, paths
+from fenka.workstation.main import InvalidOption
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import Workstation, refused
 
@@ -77,11 +77,11 @@ def test_root_s_daemon_has_the_machine_s_file(
     monkeypatch.setattr(paths, "SYSTEM", tmp_path / "run")
     monkeypatch.setattr(paths, "SYSTEM_OPTIONS", tmp_path / "daemon.toml")
     system = Runtime(tmp_path / "run")
-    assert options_file.load(system) == {}
+    assert main.load(system) == {}
     assert not system.established()
     (tmp_path / "daemon.toml").write_text("only = [0, 'GPU-1']")
     assert system.established()
-    assert options_file.load(system) == {"only": ["0", "GPU-1"]}
+    assert main.load(system) == {"only": ["0", "GPU-1"]}
     (tmp_path / "daemon.toml").write_text("only = [true]")
     with pytest.raises(InvalidOption, match="only must be a list of words"):
-        options_file.load(system)
+        main.load(system)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fenka.build import build_id
+from fenka.cli.admin.daemon import stop_daemon, unit_of
 from fenka.workstation import protocol
 from fenka.workstation.paths import Runtime
-from fenka.workstation.replacement import stop_daemon, unit_of
 from tests.workstation.conftest import HOLD, Program, Workstation, eventually, refused
 from tests.workstation.users import place
 

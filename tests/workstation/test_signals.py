@@ -17,12 +17,15 @@ import pytest
 from fenka.core.inventory import Node
 from fenka.hardware.peer_credentials import process
 from fenka.procfs import send_signal, start_ticks
-from fenka.workstation import watches
+from fenka.workstation import lease_processes
 from fenka.workstation.broker import Broker
-from fenka.workstation.lease_processes import LeaseProcesses
-from fenka.workstation.process_scan import ProcessScan
-from fenka.workstation.termination import Terminator
-from fenka.workstation.watches import MAX_WATCHED, ProcessWatch
+from fenka.workstation.lease_processes import (
+    MAX_WATCHED,
+    LeaseProcesses,
+    ProcessScan,
+    ProcessWatch,
+    Terminator,
+)
 from tests.builders import job
 from tests.workstation.reused_pids import start_with_pid
 from tests.workstation.users import User, place, stranger, victim
@@ -201,7 +204,7 @@ async def test_end_is_reported_when_no_descriptor_was_left(
     ours: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease's processes are looked for again until they can be watched, or have ended."""
-    monkeypatch.setattr(watches, "RESCAN_DELAY_S", 0)
+    monkeypatch.setattr(lease_processes, "RESCAN_DELAY_S", 0)
     ended = asyncio.Event()
     scans = iter([ProcessScan({"lease": [10**6]}), ProcessScan()])
 

@@ -8,7 +8,7 @@ import pytest
 from fenka.core.request import InvalidRequest, Memory, Request
 from fenka.hardware.peer_credentials import Process
 from fenka.jobs.spec import NAME, GpuResources, JobSpec
-from fenka.workstation.submission import create_jobs
+from fenka.workstation.connections import create_jobs
 
 OTHER = os.geteuid() + 4321
 SPEC = JobSpec(["/usr/bin/python3", "x.py"], GpuResources("4"))

@@ -11,7 +11,7 @@ PRELUDE = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
-from fenka.workstation import supervisor
+from fenka.local import supervisor
 
 def run(size, member, required=None, **options):
     def body(rank, ready):

@@ -9,8 +9,7 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs.spec import GpuResources
 from fenka.jobs.training import TensorFlowRole, TrainingSpec
 from fenka.jobs.workload import RoleSpec
-from fenka.workstation import workload
-from fenka.workstation.training import plan
+from fenka.local import training_plan, workload
 
 
 def training(**fields: Any) -> TrainingSpec:
@@ -32,7 +31,7 @@ TF = {
 def test_processes_with_cards_are_one_gang_when_roles_differ() -> None:
     """The parameter server and the evaluator have no lease, and each other process has its own amount."""
     spec = training(**TF, time_limit_s=60.0, priority="-3")
-    planned = plan.processes(spec)
+    planned = training_plan.processes(spec)
     assert [(each.name, each.lease) for each in planned] == [
         ("job-chief-0", 0),
         ("job-worker-0", 1),
@@ -40,7 +39,7 @@ def test_processes_with_cards_are_one_gang_when_roles_differ() -> None:
         ("job-ps-0", None),
         ("job-evaluator-0", None),
     ]
-    request = plan.lease_request(spec, planned, "/here")
+    request = training_plan.lease_request(spec, planned, "/here")
     assert request is not None
     assert request.members == [GpuResources("7"), GpuResources("4"), GpuResources("4")]
     assert (request.gang, request.name, request.priority, request.directory) == (
@@ -55,7 +54,7 @@ def test_processes_with_cards_are_one_gang_when_roles_differ() -> None:
 def test_nothing_is_requested_when_no_process_has_cards() -> None:
     """Such a training needs no daemon."""
     spec = training(workers=2)
-    assert plan.lease_request(spec, plan.processes(spec), "/") is None
+    assert training_plan.lease_request(spec, training_plan.processes(spec), "/") is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_training_succeeds_when_the_required_processes_have(
     fields: dict[str, Any], required: list[str]
 ) -> None:
     """The framework and --success-policy decide which these are."""
-    planned = plan.processes(training(**fields))
+    planned = training_plan.processes(training(**fields))
     assert [process.name for process in planned if process.required] == required
     assert [process.chief for process in planned].count(True) == 1
     assert planned[0].chief
@@ -88,9 +87,9 @@ def test_training_succeeds_when_the_required_processes_have(
 def test_processes_know_each_other_by_ports_of_the_loopback_address() -> None:
     """Each has one of its own. The evaluator is no part of the cluster."""
     spec = training(**TF)
-    planned = plan.processes(spec)
+    planned = training_plan.processes(spec)
     ports = {process.address: 1000 + number for number, process in enumerate(planned)}
-    worker = plan.environment(spec, planned[2], ports, restarts=3)
+    worker = training_plan.environment(spec, planned[2], ports, restarts=3)
     config = json.loads(worker["TF_CONFIG"])
     assert config == {
         "cluster": {
@@ -107,8 +106,8 @@ def test_processes_know_each_other_by_ports_of_the_loopback_address() -> None:
 def test_variables_of_the_user_prevail() -> None:
     """A process without cards sees none, which the user may change, too."""
     spec = training(env={"LR": "0.1", "WORLD_SIZE": "7"})
-    (process,) = plan.processes(spec)
-    variables = plan.environment(spec, process, {process.address: 5}, restarts=0)
+    (process,) = training_plan.processes(spec)
+    variables = training_plan.environment(spec, process, {process.address: 5}, restarts=0)
     assert (variables["LR"], variables["WORLD_SIZE"]) == ("0.1", "7")
     assert variables["CUDA_VISIBLE_DEVICES"] == ""
     assert variables["MASTER_PORT"] == "5"
@@ -117,7 +116,7 @@ def test_variables_of_the_user_prevail() -> None:
 def test_backfill_has_the_lowest_priority() -> None:
     """Every other request is served first."""
     spec = training(gpu_mem="4", backfill=True)
-    request = plan.lease_request(spec, plan.processes(spec), "/")
+    request = training_plan.lease_request(spec, training_plan.processes(spec), "/")
     assert request is not None
     assert request.priority == -1_000_000
 
@@ -140,14 +139,14 @@ def test_option_is_refused_when_it_requires_a_cluster(
 ) -> None:
     """A limit that would not be enforced is an error, too."""
     with pytest.raises(InvalidRequest) as refused:
-        plan.refuse_cluster_options(training(**fields))
+        training_plan.refuse_cluster_options(training(**fields))
     assert str(refused.value) == sentence
 
 
 def test_options_are_named_when_they_have_no_effect() -> None:
     """The same line as for a cluster works."""
     spec = training(image="a", label={"x": "y"}, interruptible=True, worker=RoleSpec(gpus=1))
-    plan.refuse_cluster_options(spec)
+    training_plan.refuse_cluster_options(spec)
     assert workload.ignored_options(spec) == ["--image", "--label", "--interruptible"]
 
 
@@ -167,5 +166,5 @@ def test_training_is_rejected_when_this_machine_cannot_run_it(
     """One sentence says what to change."""
     spec = training(**fields)
     with pytest.raises(InvalidRequest) as rejected:
-        plan.lease_request(spec, plan.processes(spec), "/")
+        training_plan.lease_request(spec, training_plan.processes(spec), "/")
     assert str(rejected.value) == sentence

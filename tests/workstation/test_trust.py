@@ -9,15 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fenka.cli import cluster, doctor, options
+from fenka.cli import cluster, options
+from fenka.cli.admin import doctor
 from fenka.cli.errors import report_errors
 from fenka.jobs.spec import GpuResources, JobSpec
-from fenka.workstation import client, launch, paths, protocol
+from fenka.local import launch
+from fenka.local.launch import Launcher, LeaseNotGranted
+from fenka.local.records import create_job_directory
+from fenka.workstation import client, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.files import lock_runtime
-from fenka.workstation.launch import Launcher, LeaseNotGranted
 from fenka.workstation.paths import Runtime, UnsafeDirectory
-from fenka.workstation.runs import create_job_directory
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
 
 __all__ = ["place", "stranger", "victim"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Memory, Request
-from fenka.isolation.unleased_memory import (
+from fenka.isolation.driver_usage import (
     HOLD_S,
     STEPS,
     UnleasedProgram,

@@ -15,15 +15,10 @@ from fenka.core.inventory import Card, DeviceId
 from fenka.hardware.nvml import GpuProcess
 from fenka.jobs.spec import GpuResources
 from fenka.workstation import protocol
+from fenka.workstation.cards import GpuProcesses, UnleasedProcess, ViolationDetector, group_by_lease
 from fenka.workstation.client import Connection, DaemonUnavailable
-from fenka.workstation.gpu_processes import (
-    GpuProcesses,
-    UnleasedProcess,
-    group_by_lease,
-)
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
-from fenka.workstation.violations import ViolationDetector
 from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, eventually
 

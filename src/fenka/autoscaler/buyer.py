@@ -1,33 +1,293 @@
-"""Plans for pending pods, writes orders, and asks the cloud for them."""
+"""Plans for pending pods, writes orders, and asks the cloud for them.
 
+Asks the cloud for written orders. A call that takes long holds back nothing else of a pass.
+
+When to plan: pods that come together are planned for together. Pure: times are passed in.
+
+A plan's answer as orders. Pure.
+"""
+
+import asyncio
+import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from fenka.autoscaler.asker import Asker
-from fenka.autoscaler.backoff import next_try, pauses
+from msgspec.structs import replace as structs_replace
+
+from fenka.autoscaler.actor_context import Hands
 from fenka.autoscaler.demand import Demand, demand
-from fenka.autoscaler.hands import Hands
 from fenka.autoscaler.metrics import Counts
-from fenka.autoscaler.objects import ElasticPod
+from fenka.autoscaler.orders import answered, launchable, refused
 from fenka.autoscaler.plan_case import (
     PlanCase,
     case_of,
     is_below_min,
+    new_slots,
+    planned_by_node,
     unplanned,
     unserved_pods,
     within_most,
 )
 from fenka.autoscaler.planner import PlanFailed, Planner
-from fenka.autoscaler.purchases import purchases, summary, without_stale
-from fenka.autoscaler.view import View
-from fenka.autoscaler.windows import Windows
-from fenka.cloud.config import Config
-from fenka.cluster.autoscaling import NodeStatus, OrderRecord, encode_time
-from fenka.core.planning.case import Case
-from fenka.core.planning.plan import Plan
+from fenka.autoscaler.stores import new_name
+from fenka.autoscaler.supply import next_try, pauses
+from fenka.autoscaler.view import ElasticPod, View
+from fenka.cloud.config import Config, ScaleOut
+from fenka.cloud.port import Order, Provider, ProviderError, Throttled, Unknown
+from fenka.cluster.autoscaling import NodeStatus, OrderRecord, Slot, encode_time
+from fenka.core.nodes.case import PRICE_DECIMALS, Case
+from fenka.core.nodes.plan import NewNodes, Plan
+
+REPEAT_S = 2.0
+"""Between two requests for the same order, while the answer is lost."""
+LAUNCH_TIMEOUT_S = 60.0
+"""A cloud that does not answer for so long is asked again with the same token."""
+WAIT_S = 1.0
+"""A pass waits so long for answers; later ones are for the next passes."""
+LOOK_S = 0.5
+"""Between two passes while a call runs."""
+
+
+class Asker:
+    """Keeps the calls that run from one pass to the next."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[Order, asyncio.Task[Sequence[str] | ProviderError]]] = {}
+        self._again_at: dict[str, float] = {}
+        """When orders may be asked for again."""
+
+    def forget(self) -> None:
+        """Ask at once for what is not answered: another replica was the leader."""
+        self._again_at.clear()
+
+    def stop(self) -> None:
+        """Cancel the calls. The next leader repeats them."""
+        for _, call in self._calls.values():
+            call.cancel()
+        self._calls.clear()
+
+    def due_at(self, now: float) -> Iterable[float]:
+        """Return when the next pass must be made."""
+        return (*self._again_at.values(), *([now + LOOK_S] if self._calls else ()))
+
+    async def act(self, hands: Hands) -> None:
+        """Ask for written orders, and write what the cloud has answered by now."""
+        view = hands.view()
+        unanswered = {
+            name: launchable(view.config.cluster, name, record)
+            for name, record in hands.orders.records.items()
+            if any(slot.state == "written" for slot in record.slots)
+        }
+        self._again_at = {name: at for name, at in self._again_at.items() if name in unanswered}
+        for name, order in unanswered.items():
+            due = view.now >= self._again_at.get(name, view.now)
+            if due and name not in self._calls and hands.leading():
+                self._calls[name] = order, asyncio.create_task(_launch(hands.provider, order))
+        if not self._calls:
+            return
+        await asyncio.wait([call for _, call in self._calls.values()], timeout=WAIT_S)
+        if hands.leading():
+            await hands.orders.save(self._answers(hands))
+
+    def _answers(self, hands: Hands) -> dict[str, OrderRecord]:
+        """Return the orders that are answered. An answer to another attempt counts for nothing."""
+        view, changed = hands.view(), dict[str, OrderRecord]()
+        for name in [name for name, (_, call) in self._calls.items() if call.done()]:
+            order, call = self._calls.pop(name)
+            record, answer = hands.orders.records.get(name), call.result()
+            if record is None or launchable(view.config.cluster, name, record).token != order.token:
+                continue
+            self._again_at.pop(name, None)
+            if not isinstance(answer, ProviderError):
+                changed[name] = answered(record, answer, view.now)
+                continue
+            hands.warnings.warn(f"order {name}", str(answer))
+            changed[name] = refused(record, answer, view.now)
+            if changed[name].failure is None:
+                pause = answer.after_s if isinstance(answer, Throttled) else REPEAT_S
+                self._again_at[name] = view.now + pause
+        return changed
+
+
+async def _launch(provider: Provider, order: Order) -> Sequence[str] | ProviderError:
+    """Return the ids that are known by now, or why there are none."""
+    try:
+        async with asyncio.timeout(LAUNCH_TIMEOUT_S):
+            return await provider.launch(order)
+    except ProviderError as why:
+        return why
+    except TimeoutError:
+        return Unknown("the cloud did not answer")
+
+
+class Windows:
+    """Follows which pods are pending and not planned for."""
+
+    def __init__(self, settings: ScaleOut) -> None:
+        self._settings = settings
+        self._considered: set[str] = set()
+        """Pods that a plan was made for."""
+        self._new: set[str] = set()
+        self._first_at = self._last_at = 0.0
+
+    def see(self, uids: Collection[str], now: float) -> None:
+        """Take these as all pods that are pending and not planned for."""
+        self._considered.intersection_update(uids)
+        self._new.intersection_update(uids)
+        fresh = set(uids) - self._considered - self._new
+        if not fresh:
+            return
+        if not self._new:
+            self._first_at = now
+        self._last_at = now
+        self._new |= fresh
+
+    def forget(self) -> None:
+        """Take all pods as new ones at the next look."""
+        self._considered.clear()
+        self._new.clear()
+
+    def due_at(self) -> float | None:
+        """Return when to plan for the new pods, None if there are none."""
+        if not self._new:
+            return None
+        settings = self._settings
+        return min(self._last_at + settings.window, self._first_at + settings.window_most)
+
+    def planned(self) -> None:
+        """Note that a plan was made for all that were seen."""
+        self._considered |= self._new
+        self._new.clear()
+
+
+MAX_NODES = 100
+"""Of one order: what clouds accept in one call."""
+
+
+def purchases(view: View, case: PlanCase, plan: Plan) -> dict[str, OrderRecord]:
+    """Return the new orders of a plan, and those whose coming nodes get more pods."""
+    placed = planned_by_node(plan)
+    gang_members = {each.name for each in case.case.requests if each.gang is not None}
+    changed: dict[str, OrderRecord] = {}
+    for new in plan.nodes:
+        offer = case.offers[new.group]
+        config = view.group(offer.group)
+        price = next(each.price for each in case.case.groups if each.name == new.group)
+        for names in _parts(list(new_slots(new.group, new.count))):
+            pods = [placed.get(name, []) for name in names]
+            in_gang = any(request in gang_members for of_node in pods for request, _ in of_node)
+            name = new_name(offer.group, view.now, {*view.orders, *changed})
+            changed[name] = OrderRecord(
+                group=offer.group,
+                type=offer.type,
+                zone=offer.zone,
+                capacity=offer.capacity,
+                slots=tuple(_with_pods(view, Slot(), case, of_node) for of_node in pods),
+                state="written",
+                price=price,
+                written_at=view.now,
+                changed_at=view.now,
+                whole=in_gang,
+                cap=config.spot.cap if config is not None and offer.capacity == "spot" else None,
+            )
+    for node, (name, number) in case.slots.items():
+        if node in placed and name in view.orders:
+            record = changed.get(name, view.orders[name])
+            slots = list(record.slots)
+            slots[number] = _with_pods(view, slots[number], case, placed[node])
+            changed[name] = structs_replace(record, slots=tuple(slots))
+    return changed
+
+
+def _with_pods(
+    view: View, slot: Slot, case: PlanCase, pods: Iterable[tuple[str, tuple[int, ...]]]
+) -> Slot:
+    """Return the slot with these pods more, and without those that are gone: there is room for few."""
+    added = [(case.pods[name], cards) for name, cards in pods]
+    there = [each for each in zip(slot.pods, _cards(slot), strict=False) if each[0] in view.pods]
+    both = [*there, *added]
+    return structs_replace(
+        slot, pods=tuple(uid for uid, _ in both), cards=tuple(it for _, it in both)
+    )
+
+
+def _cards(slot: Slot) -> Sequence[tuple[int, ...]]:
+    """Return the cards of a slot's pods, one entry for each."""
+    missing = len(slot.pods) - len(slot.cards)
+    return (*slot.cards, *((),) * missing)
+
+
+def _parts(names: list[str]) -> Iterable[list[str]]:
+    for start in range(0, len(names), MAX_NODES):
+        yield names[start : start + MAX_NODES]
+
+
+def without_stale(view: View, case: PlanCase, plan: Plan) -> Plan:
+    """Return the plan without pods that were bound or deleted since, and without the nodes for them alone.
+
+    Pods come and go all the time, and a plan takes seconds: what concerns the others is still right. A gang
+    of which a member is gone is left out whole.
+    """
+    gone = {name for name, uid in case.pods.items() if not _is_pending(view, uid)}
+    gang_of = {each.name: each.gang for each in case.case.requests if each.gang is not None}
+    broken = {gang_of[name] for name in gone if name in gang_of}
+    live = tuple(
+        pod
+        for pod in plan.placements
+        if pod.request not in gone
+        and gang_of.get(pod.request) not in broken
+        and _is_there(view, case.slots.get(pod.node))
+    )
+    if len(live) == len(plan.placements):
+        return plan
+    idle = {pod.node for pod in plan.placements} - {pod.node for pod in live}
+    names, nodes = dict[str, str](), list[NewNodes]()
+    for new in plan.nodes:
+        left = [name for name in new_slots(new.group, new.count) if name not in idle]
+        names |= zip(left, new_slots(new.group, len(left)), strict=True)
+        nodes += [NewNodes(new.group, len(left))] if left else []
+    placements = tuple(dataclasses.replace(pod, node=names.get(pod.node, pod.node)) for pod in live)
+    return dataclasses.replace(plan, nodes=tuple(nodes), placements=placements)
+
+
+def _is_pending(view: View, uid: str) -> bool:
+    pod = view.pods.get(uid)
+    if uid in view.displaced:
+        return True
+    return (
+        pod is not None
+        and not pod.spec.node_name
+        and not pod.finished
+        and pod.metadata.deletion_timestamp is None
+    )
+
+
+def _is_there(view: View, slot: tuple[str, int] | None) -> bool:
+    """Return whether a node that is coming is still expected. None: any other node."""
+    if slot is None:
+        return True
+    name, number = slot
+    return name in view.orders and number < len(view.orders[name].slots)
+
+
+def summary(case: PlanCase, plan: Plan) -> dict[str, str]:
+    """Return by pod's request a sentence about the nodes that are asked for, for events."""
+    counts = {each.group: each.count for each in plan.nodes}
+    prices = {each.name: each.price for each in case.case.groups}
+    sentences = {}
+    for pod in plan.placements:
+        kind, _, rest = pod.node.partition(":")
+        group = rest.rpartition(":")[0]
+        if kind == "new" and group in counts:
+            count, name = counts[group], case.offers[group].group
+            noun = "node" if count == 1 else "nodes"
+            price = round(count * prices[group], PRICE_DECIMALS)
+            sentences[pod.request] = f"{count} {noun} of {name} asked for, {price:g} an hour"
+    return sentences
+
 
 log = logging.getLogger(__name__)
 

@@ -12,25 +12,17 @@ from functools import lru_cache
 import msgspec
 from msgspec import structs
 
-from fenka.autoscaler.objects import ElasticAffinity, ElasticPod, ElasticPodSpec
-from fenka.autoscaler.view import COMING, View
+from fenka.autoscaler.view import COMING, ElasticAffinity, ElasticPod, ElasticPodSpec, View
 from fenka.cloud.config import NOT_COUNTED
-from fenka.cluster.autoscaling import GROUP
-from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.autoscaling import GROUP, is_interruptible
+from fenka.cluster.gangs import GangMembers
+from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, seconds
-from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import Gang, group_key, group_name
+from fenka.cluster.queue import is_open
 from fenka.cluster.queue_snapshot import time_limit_s
-from fenka.cluster.spot_nodes import is_interruptible
 from fenka.core.errors import FenkaError
-from fenka.core.planning.case import (
-    Amount,
-    CaseRequest,
-    InvalidCase,
-    Toleration,
-    check_request,
-)
+from fenka.core.nodes.case import Amount, CaseRequest, InvalidCase, Toleration, check_request
 from fenka.core.request import MAX_HOST, Memory, PercentOfCard, Request
 from fenka.dialects.base import GIB_MIB, Dialect, InvalidRecord, SliceRequest
 from fenka.dialects.registry import DIALECTS, resource_names

@@ -1,4 +1,7 @@
-"""`fenka autoscaler --config FILE`: follows a cluster until the process is told to stop."""
+"""`fenka autoscaler --config FILE`: follows a cluster until the process is told to stop.
+
+The autoscaler's own port: probes and metrics.
+"""
 
 import asyncio
 import contextlib
@@ -9,28 +12,55 @@ import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from aiohttp import web
+
 from fenka.autoscaler.buyer import Buyer
+from fenka.autoscaler.inputs import AutoscalerOptions
 from fenka.autoscaler.loop import Loop, Memory
 from fenka.autoscaler.metrics import Counts, Metrics
-from fenka.autoscaler.options import AutoscalerOptions
-from fenka.autoscaler.order_keeper import OrderKeeper
+from fenka.autoscaler.orders import OrderKeeper
 from fenka.autoscaler.planner import Planner, plan_process
 from fenka.autoscaler.providers import open_provider
-from fenka.autoscaler.reclaim_actor import Reclaimer
-from fenka.autoscaler.scale_in_actor import ScaleInActor
-from fenka.autoscaler.server import probe_app
-from fenka.autoscaler.shape_store import ShapeStore
+from fenka.autoscaler.reclaim import Reclaimer
+from fenka.autoscaler.scale_in import ScaleInActor
+from fenka.autoscaler.stores import ShapeStore
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import Config
 from fenka.cloud.config_file import check_offers, check_shapes, read_config
 from fenka.cloud.port import Provider, ProviderError
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.election import Election
+from fenka.kubernetes.election import Election, Leadership
 from fenka.kubernetes.events import EventRecorder
-from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.kubernetes.leadership import Leadership
-from fenka.kubernetes.program_lifetime import stop_requests, working_until
+from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.server.program import stop_requests, working_until
+
+
+def probe_app(problem: Callable[[], str], metrics: Callable[[], bytes]) -> web.Application:
+    """Return the application.
+
+    Args:
+        problem: returns why the replica is not ready, empty if it is.
+        metrics: returns the metrics in Prometheus' format.
+    """
+
+    async def alive(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        if reason := problem():
+            return web.Response(status=503, text=f"{reason}\n")
+        return web.Response(text="ok\n")
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    app = web.Application()
+    app.router.add_get("/healthz", alive)
+    app.router.add_get("/readyz", ready)
+    app.router.add_get("/metrics", show)
+    return app
+
 
 log = logging.getLogger(__name__)
 

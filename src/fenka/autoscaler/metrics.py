@@ -6,11 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fenka.autoscaler.backoff import pauses
+from fenka.autoscaler.supply import pauses
 from fenka.autoscaler.view import View
 from fenka.cloud.port import InstanceState
 from fenka.cluster.autoscaling import OrderRecord
-from fenka.core.planning.plan import Plan
+from fenka.core.nodes.plan import Plan
 
 PREFIX = "fenka_autoscaler_"
 PLAN_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

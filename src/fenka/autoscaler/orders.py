@@ -1,97 +1,599 @@
-"""The orders in ConfigMap fenka-orders: written before anything is asked for."""
+"""The life of orders as a state machine: a view in, changed orders and instructions out. No I/O.
 
-from collections.abc import Iterable, Mapping
+A slot, one node of an order, goes written -> asked -> known -> joined -> offering -> ending -> gone. It fails
+if its node does not come, or does not offer its cards in time. What cloud and cluster show decides, so that a
+leader that was killed at any step, or lost the ConfigMap, is followed by one that goes on.
 
-import msgspec
+Does what the life of orders requires: writes them, ends instances, marks nodes and pods, learns shapes.
+"""
 
-from fenka.autoscaler.config_maps import StoredMap
-from fenka.cloud.port import OfferKey
-from fenka.cluster.autoscaling import ORDERS_MAP, Failure, OrderRecord, decode_order
-from fenka.dialects.base import InvalidRecord
-from fenka.kubernetes.client import Api
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from fenka.autoscaler.actor_context import Hands
+from fenka.autoscaler.metrics import Counts
+from fenka.autoscaler.node_registration import (
+    NodeChange,
+    is_useless_half,
+    new_misfits,
+    new_shapes,
+    node_changes,
+    planned_annotations,
+)
+from fenka.autoscaler.stores import ShapeStore, failed_order, new_name
+from fenka.autoscaler.supply import has_whole_cards, is_forgotten, shape_for
+from fenka.autoscaler.view import COMING, ElasticNode, ElasticPod, UnknownShape, View, offer_of
+from fenka.cloud.port import (
+    Denied,
+    Instance,
+    InstanceState,
+    OfferKey,
+    Order,
+    OutOfStock,
+    ProviderError,
+    Quota,
+    Throttled,
+    TooDear,
+)
+from fenka.cluster.autoscaling import (
+    ORDER,
+    PLANNED,
+    Failure,
+    NodeStatus,
+    OrderRecord,
+    OrderState,
+    Slot,
+)
+from fenka.cluster.objects import Node, Object, node_path
+from fenka.kubernetes.client import ApiError, if_accepted
+
+GONE_S = 30.0
+"""Between two lists of the cloud without an instance, before it counts as gone."""
+
+PART_S = 30.0
+"""After this time no more nodes are expected of an order of which some have come."""
+
+SETTLED_S = 60.0
+"""An order of which all nodes offer their cards is remembered this much longer than its nodes are pinned."""
+
+HALF_S = 300.0
+"""A node with a part of a gang ends after this time, if the rest of the gang is not on its way."""
+
+MAX_WHY = 500
+"""Characters of the cloud's sentence that are remembered."""
+
+_PROGRESS: tuple[OrderState, ...] = ("written", "asked", "known", "joined", "offering", "ending")
+OVER: frozenset[OrderState] = frozenset({"gone", "failed"})
+
+_TOKEN = re.compile(r"(?P<name>.+)-(?P<attempt>[0-9]+)")
 
 
-class OrderStore:
-    """The orders, as the leader last read or wrote them.
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A node that did not come.
 
     Attributes:
-        records: by name.
-        unreadable: a sentence for each entry that is not understood, by its name. It is left as it is, and
-            nothing is bought meanwhile: what cannot be read is never none.
+        failure: what its offer is backed off for.
+        why: a sentence.
+        node: it, if it has joined.
+        pods: those that were planned for it.
     """
 
-    def __init__(self, api: Api, namespace: str) -> None:
-        self._map = StoredMap(api, namespace, ORDERS_MAP)
-        self.records: Mapping[str, OrderRecord] = {}
-        self.unreadable: Mapping[str, str] = {}
-
-    async def load(self) -> None:
-        """Read all orders. Raises ApiError, ApiUnreachable."""
-        await self._map.load()
-        records, unreadable = dict[str, OrderRecord](), dict[str, str]()
-        for name, text in self._map.data.items():
-            try:
-                records[name] = decode_order(name, text)
-            except InvalidRecord as why:
-                unreadable[name] = str(why)
-        self.records, self.unreadable = records, unreadable
-
-    async def save(self, changes: Mapping[str, OrderRecord | None]) -> None:
-        """Write these orders, None to remove one. Raises WriteLost, ApiError, ApiUnreachable."""
-        changed = {
-            name: record for name, record in changes.items() if record != self.records.get(name)
-        }
-        if not changed:
-            return
-        await self._map.write(
-            {
-                name: None if record is None else msgspec.json.encode(record).decode()
-                for name, record in changed.items()
-            }
-        )
-        self.unreadable = {
-            name: why for name, why in self.unreadable.items() if name not in changed
-        }
-        merged = {**self.records, **changed}
-        self.records = {name: each for name, each in merged.items() if each is not None}
-
-    async def fail_offer(self, offer: OfferKey, failure: Failure, why: str, now: float) -> None:
-        """Remember a failure of an offer without an order, such as a take-back, so that it is backed off."""
-        name = new_name(offer.group, now, self.records)
-        await self.save({name: failed_order(offer, failure, why, now)})
+    order: str
+    failure: Failure
+    why: str
+    node: ElasticNode | None
+    pods: tuple[ElasticPod, ...]
 
 
-def failed_order(offer: OfferKey, failure: Failure, why: str, now: float) -> OrderRecord:
-    """Return the record of a failure for which there is no order."""
-    return OrderRecord(
-        group=offer.group,
-        type=offer.type,
-        zone=offer.zone,
-        capacity=offer.capacity,
-        slots=(),
-        state="failed",
-        price=0,
-        written_at=now,
-        changed_at=now,
-        failure=failure,
-        why=why,
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What has to be done, in this order.
+
+    Attributes:
+        orders: to write; None removes one.
+        ends: instances to end.
+        removed: nodes whose instances are gone.
+        missed: what did not come, for events.
+    """
+
+    orders: Mapping[str, OrderRecord | None] = field(default_factory=dict)
+    ends: frozenset[str] = frozenset()
+    removed: tuple[ElasticNode, ...] = ()
+    missed: tuple[Missed, ...] = ()
+
+
+# ---- tokens ----
+
+
+def token(cluster: str, name: str, attempt: int) -> str:
+    """Return the token of an order."""
+    return f"{cluster}-{name}-{attempt}"
+
+
+def order_of_token(cluster: str, text: str) -> str:
+    """Return the name of the order that has this token, empty if it is none of this cluster."""
+    match = _TOKEN.fullmatch(text.removeprefix(f"{cluster}-"))
+    return match["name"] if match and text.startswith(f"{cluster}-") else ""
+
+
+def launchable(cluster: str, name: str, record: OrderRecord) -> Order:
+    """Return an order as the cloud is asked for it. It is the same for the same attempt."""
+    return Order(
+        token(cluster, name, record.attempt),
+        offer_of(record),
+        len(record.slots),
+        record.whole,
+        record.cap,
     )
 
 
-def new_name(group: str, now: float, taken: Iterable[str]) -> str:
-    """Return a name that no order ever had, also if the ConfigMap was deleted: it has the time in it.
+# ---- answers of the cloud ----
 
-    A cloud answers a token that it knows with the nodes of the earlier order, so names are used once.
+
+def answered(record: OrderRecord, ids: Sequence[str], now: float) -> OrderRecord:
+    """Return the order after the cloud has accepted it. ids: the instances that are known by now."""
+    known = {slot.instance for slot in record.slots}
+    new = [each for each in ids if each not in known]
+    slots = list(_filled(record.slots, new))
+    slots = [replace(slot, state="asked") if slot.state == "written" else slot for slot in slots]
+    return _settled(replace(record, slots=tuple(slots), asked_at=now), now)
+
+
+def refused(record: OrderRecord, error: ProviderError, now: float) -> OrderRecord:
+    """Return the order after an error.
+
+    A token that is spent is replaced. Otherwise a throttled call keeps it: the call before may have had an
+    effect, although nobody has received its answer.
     """
-    names, number = frozenset(taken), int(now)
-    while f"{group}-{_base36(number)}" in names:
-        number += 1
-    return f"{group}-{_base36(number)}"
+    if isinstance(error, Throttled) and error.spent:
+        return replace(record, attempt=record.attempt + 1)
+    failure = next((word for kind, word in _FAILURES if isinstance(error, kind)), None)
+    if failure is None:
+        # Perhaps it was done: the same token again.
+        return record
+    # What is kept for hours has to be small: all orders share the 1 MiB of a ConfigMap.
+    return replace(
+        record, slots=(), state="failed", failure=failure, why=str(error)[:MAX_WHY], changed_at=now
+    )
 
 
-def _base36(number: int) -> str:
-    digits = ""
-    while number:
-        number, rest = divmod(number, 36)
-        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[rest] + digits
-    return digits or "0"
+_FAILURES: tuple[tuple[type[ProviderError], Failure], ...] = (
+    (OutOfStock, "out of stock"),
+    (TooDear, "too dear"),
+    (Quota, "quota"),
+    (Denied, "denied"),
+)
+
+
+# ---- one pass ----
+
+
+def advance(view: View) -> Decision:
+    """Return what the orders require by what cloud and cluster show."""
+    if view.instances_at is None:
+        # What cannot be read is never none.
+        return Decision()
+    orders: dict[str, OrderRecord | None] = {}
+    missed: list[Missed] = []
+    for name, record in _with_adopted(view).items():
+        changed, late = _advance(view, name, record)
+        missed += late
+        orders[name] = None if _is_over(view, changed) else changed
+        if late and changed.failure is None:
+            # Others of its nodes came, so that the order itself has not failed.
+            failed = new_name(record.group, view.now, {*view.orders, *orders})
+            orders[failed] = failed_order(offer_of(record), late[0].failure, late[0].why, view.now)
+    changes = {name: each for name, each in orders.items() if each != view.orders.get(name)}
+    return Decision(changes, _ends(view, orders), tuple(_removed(view)), tuple(missed))
+
+
+def _is_over(view: View, record: OrderRecord) -> bool:
+    """Return whether nothing has to be remembered of an order any more."""
+    if record.failure is not None:
+        return is_forgotten(record, view.now)
+    if any(slot.state not in {"offering", *OVER} for slot in record.slots):
+        return False
+    if any(is_useless_half(view, slot) for slot in record.slots):
+        return False
+    settled = (record.changed_at or record.written_at) + view.config.scale_out.pin + SETTLED_S
+    return record.state in OVER or view.now >= settled
+
+
+def _advance(view: View, name: str, record: OrderRecord) -> tuple[OrderRecord, list[Missed]]:
+    instances = _new_instances(view, name, record)
+    if record.failure is not None and not record.slots and not instances:
+        return record, []
+    slots = list(_filled(record.slots, instances))
+    missed: list[Missed] = []
+    partial = any(slot.instance for slot in slots)
+    for number, slot in enumerate(slots):
+        step = _step(view, record, slot, partial=partial)
+        slots[number] = step.slot
+        if step.failure is not None:
+            pods = tuple(view.waiting(slot))
+            node = view.nodes.get(step.slot.node)
+            missed.append(Missed(name, step.failure, step.why, node, pods))
+    changed = _settled(replace(record, slots=tuple(slots)), view.now)
+    if missed and all(slot.state in {"failed", "ending"} for slot in slots):
+        changed = replace(changed, failure=missed[0].failure, why=missed[0].why)
+    return changed, missed
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    slot: Slot
+    failure: Failure | None = None
+    why: str = ""
+
+
+def _step(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _Step:
+    """Return the slot as cloud and cluster show it."""
+    if slot.state in OVER:
+        return _Step(slot)
+    instance = view.instances.get(slot.instance)
+    if slot.instance and instance is None:
+        return _unlisted(view, slot)
+    if slot.state == "ending" or (instance and instance.state is InstanceState.ENDING):
+        return _Step(replace(slot, state="ending"))
+    node = view.node_of(instance) if instance is not None else None
+    if node is not None:
+        slot = replace(slot, node=node.metadata.name)
+        if slot.state != "offering":
+            ready = offers_cards(view, record, node)
+            slot = replace(
+                slot,
+                state="offering" if ready else "joined",
+                offering_at=view.now if ready else None,
+            )
+    if slot.state == "offering":
+        useless = is_useless_half(view, slot) and view.now > half_ends_at(slot)
+        return _Step(replace(slot, state="ending") if useless else slot)
+    return _overdue(view, record, slot, partial=partial) or _Step(slot)
+
+
+def half_ends_at(slot: Slot) -> float:
+    """Return until when a node with a part of a gang is kept."""
+    return (slot.offering_at or 0.0) + HALF_S
+
+
+def _overdue(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _Step | None:
+    """Return what follows if the node should be ready by now, or will not come; None otherwise."""
+    instance, node = view.instances.get(slot.instance), view.nodes.get(slot.node)
+    if view.now > record.written_at + view.config.start.timeout:
+        why = f"{record.type} in {record.zone} was not ready in time: {_lack(view, instance, node)}"
+        return _Step(replace(slot, state="ending" if instance else "failed"), "never joined", why)
+    if instance is None and partial and view.now > (record.asked_at or record.written_at) + PART_S:
+        why = f"fewer nodes of {record.type} in {record.zone} came than were asked for"
+        return _Step(replace(slot, state="failed"), "out of stock", why)
+    return None
+
+
+def _unlisted(view: View, slot: Slot) -> _Step:
+    node = view.nodes.get(slot.node)
+    # A node that answers runs, unless this program has just ended it. Then the list is of another account,
+    # region or cluster's name, and must not cost the pods that run there.
+    answers = node is not None and node.ready and slot.state != "ending"
+    if answers or not is_gone(view, slot.instance):
+        return _Step(slot)
+    if slot.state in COMING:
+        return _Step(
+            replace(slot, state="failed"), "taken back", "its instance was ended or taken back"
+        )
+    return _Step(replace(slot, state="gone"))
+
+
+def is_gone(view: View, name: str) -> bool:
+    """Return whether the cloud has listed everything without this instance twice, long enough apart."""
+    since = view.missing.get(name)
+    return since is not None and (view.instances_at or 0.0) >= since + GONE_S
+
+
+def _lack(view: View, instance: Instance | None, node: ElasticNode | None) -> str:
+    """Return what a node lacks, as a sentence's part."""
+    if instance is None:
+        return "the cloud has started no machine"
+    if node is None:
+        return f"machine {instance.id} has not joined the cluster"
+    if not node.ready:
+        return f"node {node.metadata.name} is not Ready"
+    error = view.state.node_error(node.metadata.name)
+    return (
+        error
+        or f"node {node.metadata.name} offers no cards: see whether fenka's program runs there"
+    )
+
+
+def offers_cards(view: View, record: OrderRecord, node: ElasticNode) -> bool:
+    """Return whether pods can use what the node was bought for."""
+    if not node.ready:
+        return False
+    if view.state.shared_node(node.metadata.name) is not None or has_whole_cards(node):
+        return True
+    config = view.group(record.group)
+    try:
+        return config is not None and not shape_for(view, config, record.type).cards
+    except UnknownShape:
+        return False
+
+
+def _filled(slots: Sequence[Slot], new: Iterable[str]) -> Iterable[Slot]:
+    """Yield the slots with these instances: in those that have none, then in further ones."""
+    names = iter(new)
+    for slot in slots:
+        fillable = not slot.instance and slot.state not in {"ending", "gone"}
+        name = next(names, "") if fillable else ""
+        yield replace(slot, instance=name, state="known") if name else slot
+    for name in names:
+        yield Slot(state="known", instance=name)
+
+
+def _new_instances(view: View, name: str, record: OrderRecord) -> list[str]:
+    known = {slot.instance for slot in record.slots}
+    own = [
+        each
+        for each in view.instances.values()
+        if each.id not in known
+        and each.state is not InstanceState.ENDING
+        and adopted_name(view.config.cluster, each) == name
+    ]
+    return [each.id for each in sorted(own, key=lambda it: (it.launched_at, it.id))]
+
+
+def _settled(record: OrderRecord, now: float) -> OrderRecord:
+    """Return the order with the state that follows from its slots."""
+    live = [slot.state for slot in record.slots if slot.state not in OVER]
+    state: OrderState = min(live, key=_PROGRESS.index) if live else "gone"
+    if not live and any(slot.state == "failed" for slot in record.slots):
+        state = "failed"
+    return replace(record, state=state, changed_at=now) if state != record.state else record
+
+
+# ---- what no order has ----
+
+
+def adopted_name(cluster: str, instance: Instance) -> str:
+    """Return the name of the order that an instance is of. One that has none is an order of its own."""
+    return order_of_token(cluster, instance.order) or f"{instance.offer.group}-{instance.id}"
+
+
+def _with_adopted(view: View) -> dict[str, OrderRecord]:
+    """Return the orders, with those of instances that are of none: the ConfigMap may have been deleted."""
+    orders = dict(view.orders)
+    held = {slot.instance for record in orders.values() for slot in record.slots}
+    unanswered = {
+        offer_of(record)
+        for record in orders.values()
+        if any(slot.state == "written" for slot in record.slots)
+    }
+    by_provider_id = {
+        node.spec.provider_id: node for node in view.nodes.values() if node.spec.provider_id
+    }
+    for instance in view.instances.values():
+        name = adopted_name(view.config.cluster, instance)
+        node = by_provider_id.get(instance.provider_id)
+        if name in orders or instance.id in held or instance.state is InstanceState.ENDING:
+            continue
+        if not instance.order and instance.offer in unanswered:
+            # A cloud may tag instances after it has launched them. The call will be repeated, and name them.
+            continue
+        if node is not None and ORDER in node.metadata.labels:
+            continue
+        key: OfferKey = instance.offer
+        price = view.offers[key].price if key in view.offers else 0.0
+        orders[name] = OrderRecord(
+            group=key.group,
+            type=key.type,
+            zone=key.zone,
+            capacity=key.capacity,
+            slots=(),
+            state="known",
+            price=price,
+            written_at=_adopted_at(view, instance),
+            asked_at=instance.launched_at,
+        )
+    return orders
+
+
+def _adopted_at(view: View, instance: Instance) -> float:
+    """Return from when on the instance has time to join: its launch.
+
+    If that was long ago, its Node may have been deleted by hand, and can come again.
+    """
+    recent = view.now <= instance.launched_at + view.config.start.timeout
+    return instance.launched_at if recent else view.now
+
+
+def _ends(view: View, orders: Mapping[str, OrderRecord | None]) -> frozenset[str]:
+    """Return the instances of slots that end, as long as they are listed."""
+    return frozenset(
+        slot.instance
+        for record in orders.values()
+        if record is not None
+        for slot in record.slots
+        if slot.state == "ending"
+        and slot.instance in view.instances
+        and view.instances[slot.instance].state is not InstanceState.ENDING
+    )
+
+
+def _removed(view: View) -> Iterable[ElasticNode]:
+    """Yield the nodes that were bought and whose instances are gone."""
+    ended = {
+        slot.node
+        for record in view.orders.values()
+        for slot in record.slots
+        if slot.state in ("ending", *OVER)
+    }
+    for node in view.own_nodes():
+        answers = node.ready and node.metadata.name not in ended
+        if node.spec.provider_id and is_gone(view, node.spec.provider_id) and not answers:
+            yield node
+
+
+def listed_missing(view: View) -> dict[str, float]:
+    """Return what the cloud does not list at this moment, by when that was seen first.
+
+    Instances of slots by their ids, those of nodes by their provider ids.
+    """
+    expected = {
+        slot.instance
+        for record in view.orders.values()
+        for slot in record.slots
+        if slot.instance and slot.state not in OVER
+    } - view.instances.keys()
+    listed = {each.provider_id for each in view.instances.values()}
+    expected |= {
+        node.spec.provider_id for node in view.own_nodes() if node.spec.provider_id not in listed
+    }
+    at = view.instances_at or view.now
+    return {name: view.missing.get(name, at) for name in expected if name}
+
+
+log = logging.getLogger(__name__)
+
+NEVER_JOINED, MISFIT = "FenkaNeverJoined", "FenkaMisfit"
+
+REFUSED = (400, 403, 413, 422)
+"""The API server or a policy does not accept this change of this object."""
+GONE = (404, 409)
+"""The object is gone, or another one has its name, or somebody else writes it: the next pass looks again."""
+
+
+class OrderKeeper:
+    """The first part of a pass."""
+
+    def __init__(self, shapes: ShapeStore, counts: Counts) -> None:
+        self._shapes, self._counts = shapes, counts
+        self._refused: dict[str, str] = {}
+        """What could not be done, by its path or instance: each is logged once."""
+
+    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+        """Advance all orders. Return the states of nodes that do not offer their cards yet."""
+        view = hands.view()
+        decision = advance(view)
+        if not hands.leading():
+            return {}
+        await hands.orders.save(decision.orders)
+        self._report(hands, view, decision)
+        refused = await self._mark(hands)
+        for node in decision.removed:
+            if hands.leading():
+                await _delete_node(hands, node)
+        # Last, and its failure ends nothing else: the cloud may refuse to end an instance for ever.
+        refused |= await _end(hands, sorted(decision.ends))
+        for name, why in refused.items():
+            if self._refused.get(name) != why:
+                log.warning("%s: %s", name, why)
+        self._refused = refused
+        return _starting(hands.view())
+
+    def _report(self, hands: Hands, view: View, decision: Decision) -> None:
+        self._counts.advanced(view, decision.orders)
+        for missed in decision.missed:
+            log.warning("order %s: %s", missed.order, missed.why)
+            if missed.node is not None:
+                hands.recorder.record_on_node(missed.node, NEVER_JOINED, missed.why)
+            for pod in missed.pods:
+                hands.recorder.record_on_pod(pod, NEVER_JOINED, missed.why)
+
+    async def _mark(self, hands: Hands) -> dict[str, str]:
+        """Write what nodes and pods lack. Return what the API server refuses, by path."""
+        refused = dict[str, str]()
+        for change in node_changes(hands.view()):
+            if hands.leading():
+                refused |= await _patch_node(hands, change)
+        for pod, text in planned_annotations(hands.view()):
+            if hands.leading():
+                refused |= await _annotate(hands, pod, text)
+        await self._learn(hands)
+        return refused
+
+    async def _learn(self, hands: Hands) -> None:
+        view = hands.view()
+        misfits = new_misfits(view)
+        for misfit in misfits:
+            note = (
+                f"it does not fit the node of {misfit.offer} that was bought for it: that offer is "
+                "not tried again for such pods until the configuration changes"
+            )
+            hands.recorder.record_on_pod(misfit.pod, MISFIT, note)
+        if hands.leading():
+            classes = {each.offer: set[str]() for each in misfits}
+            for each in misfits:
+                classes[each.offer].add(each.pod_class)
+            await self._shapes.save(
+                new_shapes(view), {offer: frozenset(names) for offer, names in classes.items()}
+            )
+
+
+def _starting(view: View) -> dict[str, NodeStatus]:
+    return {
+        slot.node: NodeStatus(record.group, "starting", record.written_at)
+        for record in view.orders.values()
+        for slot in record.slots
+        if slot.node and slot.state == "joined"
+    }
+
+
+async def _end(hands: Hands, instances: list[str]) -> dict[str, str]:
+    """End instances. Return why some could not be ended, by instance."""
+    if not instances or not hands.leading():
+        return {}
+    try:
+        await hands.provider.end(instances)
+    except ProviderError as why:
+        if len(instances) == 1 or isinstance(why, Throttled):
+            return dict.fromkeys(instances, str(why))
+    else:
+        return {}
+    # Perhaps one of them keeps the others: an instance may be protected.
+    refused = dict[str, str]()
+    for each in instances:
+        refused |= await _end(hands, [each])
+    return refused
+
+
+async def _patch_node(hands: Hands, change: NodeChange) -> dict[str, str]:
+    meta = change.node.metadata
+    body = {
+        "metadata": {
+            "uid": meta.uid,
+            "labels": change.labels,
+            "annotations": change.annotations,
+        }
+    }
+    return await _patch(hands, node_path(meta.name), Node, body)
+
+
+async def _delete_node(hands: Hands, node: ElasticNode) -> None:
+    log.info("node %s: its instance is gone", node.metadata.name)
+    body = {"preconditions": {"uid": node.metadata.uid}}
+    await if_accepted(hands.api.delete(node_path(node.metadata.name), body), GONE)
+
+
+async def _annotate(hands: Hands, pod: ElasticPod, text: str) -> dict[str, str]:
+    body = {"metadata": {"uid": pod.metadata.uid, "annotations": {PLANNED: text}}}
+    return await _patch(hands, pod.path, Object, body)
+
+
+async def _patch(
+    hands: Hands, path: str, kind: type[Object], body: Mapping[str, object]
+) -> dict[str, str]:
+    """Patch an object. Return why the API server refuses this patch, by path; other errors are raised.
+
+    Tenants decide what a patch may do to their pods: annotations may be full already.
+    """
+    try:
+        await hands.api.patch(path, kind, body)
+    except ApiError as why:
+        if why.status in GONE:
+            return {}
+        if why.status not in REFUSED:
+            raise
+        return {path: str(why)}
+    return {}

@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from fenka.autoscaler.case_file import decode_case
+from fenka.autoscaler.inputs import decode_case
 from fenka.autoscaler.solver.available import available_solver
-from fenka.core.planning.case import InvalidCase
-from fenka.core.planning.plan import Plan, make_plan
+from fenka.core.nodes.case import InvalidCase
+from fenka.core.nodes.plan import Plan, make_plan
 
 LENGTH_BYTES = 8
 

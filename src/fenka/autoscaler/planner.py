@@ -11,8 +11,8 @@ import msgspec
 
 from fenka.autoscaler.plan_worker import LENGTH_BYTES, PlanAnswer, PlanRequest
 from fenka.core.errors import FenkaError
-from fenka.core.planning.case import Case
-from fenka.core.planning.plan import Plan
+from fenka.core.nodes.case import Case
+from fenka.core.nodes.plan import Plan
 
 PATIENCE_S = 30.0
 """The worker is ended if it does not answer this long after its time limit."""

@@ -2,14 +2,24 @@
 
 A notice is the Node's annotation, or the provider's. All is decided anew in each pass from what is there, so
 a pass that was interrupted is completed by the next one.
+
+Which pods of nodes that are taken back need room elsewhere before their controllers have made them anew.
+
+A new node takes minutes, and a notice is as short. So these pods are planned for as if they were pending,
+until their successors are. Pure.
+
+Does what is decided for nodes that the cloud takes back.
 """
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from fenka.autoscaler.objects import ElasticNode, ElasticPod
-from fenka.autoscaler.view import View
+from fenka.autoscaler.actor_context import Hands
+from fenka.autoscaler.view import ElasticNode, ElasticPod, View
 from fenka.cloud.port import Instance, InstanceState, OfferKey
 from fenka.cluster.autoscaling import (
     CAPACITY,
@@ -18,13 +28,17 @@ from fenka.cluster.autoscaling import (
     ORDER,
     RECLAIM_AT,
     RECLAIMED,
+    NodeStatus,
     decode_time,
     encode_time,
 )
 from fenka.cluster.objects import seconds
 from fenka.cluster.pod_groups import group_key
-from fenka.core.planning.problem import ZONE_LABEL
+from fenka.cluster.queue import is_open
+from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.dialects.base import InvalidRecord
+from fenka.kubernetes.client import ApiError
+from fenka.kubernetes.eviction import add_taint, delete_pod, evict, remove_taint
 
 SPARE_S = 10.0
 """Between the end of the last pod and that of the node: its last logs and reports are sent."""
@@ -261,3 +275,177 @@ def own_grace_s(pod: ElasticPod) -> int:
 def group_of(node: ElasticNode) -> str:
     """Return the group of a node that was bought."""
     return node.metadata.labels.get(GROUP, "")
+
+
+Owner = tuple[str, str, str]
+"""Namespace, kind and name: a JobSet makes its Jobs anew by the same names."""
+
+
+def displaced_pods(
+    nodes: Mapping[str, ElasticNode],
+    pods_on: Mapping[str, Sequence[ElasticPod]],
+    pods: Mapping[str, ElasticPod],
+) -> frozenset[str]:
+    """Return UIDs of pods that will be made anew: as many of each controller as have no successor yet.
+
+    Args:
+        nodes: by name.
+        pods_on: pods that are bound and not finished, by node.
+        pods: all, by UID.
+    """
+    leaving = [
+        pod
+        for name, node in nodes.items()
+        if has_taint(node, RECLAIMED)
+        for pod in evictable(pods_on.get(name, ()))
+    ]
+    if not leaving:
+        return frozenset()
+    leaving += _rest_of_gangs(leaving, pods.values())
+    successors = Counter(_owner(pod) for pod in pods.values() if is_open(pod))
+    displaced = []
+    for pod in sorted(leaving, key=lambda each: each.metadata.uid):
+        owner = _owner(pod)
+        if owner is None:
+            continue
+        if successors[owner]:
+            successors[owner] -= 1
+        else:
+            displaced.append(pod.metadata.uid)
+    return frozenset(displaced)
+
+
+def _rest_of_gangs(leaving: Sequence[ElasticPod], pods: Iterable[ElasticPod]) -> list[ElasticPod]:
+    """Return the members elsewhere that end because a gang ends whole."""
+    gangs = {group_key(pod) for pod in leaving} - {None}
+    known = {pod.metadata.uid for pod in leaving}
+    return [
+        pod
+        for pod in pods
+        if group_key(pod) in gangs
+        and pod.metadata.uid not in known
+        and pod.spec.node_name
+        and not pod.finished
+        and pod.metadata.deletion_timestamp is not None
+    ]
+
+
+def _owner(pod: ElasticPod) -> Owner | None:
+    return next(
+        (
+            (pod.metadata.namespace, owner.kind, owner.name)
+            for owner in pod.metadata.owner_references
+            if owner.controller
+        ),
+        None,
+    )
+
+
+log = logging.getLogger(__name__)
+
+RECLAIM = "FenkaReclaim"
+TAKEN_BACK: Final = "taken back"
+
+
+class Reclaimer:
+    """Keeps pods from nodes that are taken back, and ends theirs in time.
+
+    Attributes:
+        counts: take-backs that were announced, by group.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+        """Decide by a view, and do it. Return the states of nodes that are taken back."""
+        view = hands.view()
+        decided = decide_reclaims(view)
+        for name, sentence in decided.invalid.items():
+            hands.recorder.record_on_node(view.nodes[name], RECLAIM, sentence)
+        for node in decided.restored:
+            await self._restore(hands, node)
+        for reclaim in decided.reclaims:
+            if not hands.leading():
+                break
+            await self._reclaim(hands, view, reclaim)
+        # A ConfigMap that cannot be written keeps no pod from its notice.
+        for reclaim in decided.reclaims:
+            if reclaim.backs_off is not None and hands.leading():
+                reason = back_off_reason(reclaim.takeback.node)
+                await hands.orders.fail_offer(reclaim.backs_off, TAKEN_BACK, reason, view.now)
+        return {
+            reclaim.takeback.node.metadata.name: _status(view, reclaim)
+            for reclaim in decided.reclaims
+            if ORDER in reclaim.takeback.node.metadata.labels
+        }
+
+    async def _restore(self, hands: Hands, node: ElasticNode) -> None:
+        if hands.leading() and await accepted(remove_taint(hands.api, node, RECLAIMED)):
+            hands.recorder.record_on_node(node, RECLAIM, "the take-back was withdrawn")
+
+    async def _reclaim(self, hands: Hands, view: View, reclaim: Reclaim) -> None:
+        node = reclaim.takeback.node
+        if reclaim.announce:
+            if not await accepted(add_taint(hands.api, node, RECLAIMED)):
+                # Somebody else wrote the Node, or it is gone; the pods are told in any case.
+                log.info("the taint of node %s is written again", node.metadata.name)
+            else:
+                self._announce(hands, view, reclaim)
+        await remove_pods(hands, reclaim.removals)
+
+    def _announce(self, hands: Hands, view: View, reclaim: Reclaim) -> None:
+        node, sentence = reclaim.takeback.node, reclaim.takeback.sentence(view.now)
+        self.counts[group_of(node)] += 1
+        log.warning("node %s: %s", node.metadata.name, sentence)
+        hands.recorder.record_on_node(node, RECLAIM, sentence)
+        for removal in reclaim.removals:
+            hands.recorder.record_on_pod(removal.pod, RECLAIM, sentence)
+
+
+async def remove_pods(hands: Hands, removals: Iterable[Removal]) -> None:
+    """Evict or delete pods in this order. A budget's refusal holds back the rest of the gang."""
+    held = set[str]()
+    for removal in removals:
+        if not hands.leading():
+            return
+        if removal.gang in held and not removal.forced:
+            continue
+        if not await _remove(hands, removal) and removal.gang:
+            held.add(removal.gang)
+
+
+async def _remove(hands: Hands, removal: Removal) -> bool:
+    """Return whether the pod ends or is gone."""
+    meta, grace_s = removal.pod.metadata, removal.grace_s
+    pod = meta.namespace, meta.name, meta.uid
+    try:
+        if removal.forced:
+            await delete_pod(hands.api, *pod, grace_s or 0, RECLAIM)
+        else:
+            await evict(hands.api, *pod, grace_s)
+    except ApiError as why:
+        # 404: it is gone. 409: another pod has its name.
+        if why.status in (404, 409):
+            return True
+        hands.warnings.warn(removal.pod.full_name, f"it stays for now: {why}")
+        return False
+    return True
+
+
+async def accepted(request: Awaitable[None]) -> bool:
+    """Return whether the object was there as expected. Raises ApiError, ApiUnreachable."""
+    try:
+        await request
+    except ApiError as why:
+        if why.status in (404, 409):
+            return False
+        raise
+    return True
+
+
+def _status(view: View, reclaim: Reclaim) -> NodeStatus:
+    name = reclaim.takeback.node.metadata.name
+    known = view.status.nodes.get(name)
+    since = known.since if known is not None and known.state == TAKEN_BACK else view.now
+    return NodeStatus(group_of(reclaim.takeback.node), TAKEN_BACK, since, reclaim.takeback.at)

@@ -2,40 +2,216 @@
 
 A node is marked with a taint, looked at again, emptied, and ended with its instance. Each pass decides by
 what is there, so a pass that was interrupted anywhere is completed, or taken back, by a later one.
+
+What keeps a node from ending, or a pod where it is. Pure: each function is one rule and its words.
+
+The what-ifs of scale-in, by the planner's own cases without groups: nothing is bought. Pure.
+
+Does what is decided about nodes that nobody needs: taint, second look, evictions, end.
 """
 
 import contextlib
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from fenka.autoscaler.machines import protected_until
-from fenka.autoscaler.objects import ElasticNode, ElasticPod
-from fenka.autoscaler.reclaim import Removal, evictable, group_of, has_taint
-from fenka.autoscaler.scale_in_rules import (
-    holds_cards,
-    why_node_is_kept,
-    why_pods_are_kept,
+from msgspec import structs
+
+from fenka.autoscaler.actor_context import Hands
+from fenka.autoscaler.demand import as_pending, class_key, demand_of, first_in_turn
+from fenka.autoscaler.plan_case import case_of
+from fenka.autoscaler.reclaim import Removal, accepted, evictable, group_of, has_taint, remove_pods
+from fenka.autoscaler.supply import protected_until
+from fenka.autoscaler.view import (
+    DO_NOT_DISRUPT,
+    SAFE_TO_EVICT,
+    ElasticNode,
+    ElasticPod,
+    View,
+    coming,
 )
-from fenka.autoscaler.scale_in_what_if import (
-    fit_elsewhere,
-    have_room_for_one,
-    pending_pods,
-    without_room,
-)
-from fenka.autoscaler.view import View, coming
 from fenka.cloud.port import Instance, InstanceState
 from fenka.cluster.autoscaling import (
+    ENDING,
+    KEEP,
     RECLAIM_AT,
     RECLAIMED,
     NodeStatus,
     decode_time,
+    encode_time,
+    is_interruptible,
 )
+from fenka.cluster.objects import Taint, node_path
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.spot_nodes import is_interruptible
+from fenka.cluster.preemption import budgets_for
+from fenka.cluster.queue import is_open
+from fenka.core.nodes.case import BuyLimits, Case, CaseRequest
+from fenka.core.nodes.plan import make_plan
 from fenka.dialects.base import InvalidRecord
+from fenka.kubernetes.eviction import add_taint, remove_taint
+
+
+def why_node_is_kept(node: ElasticNode) -> str:
+    """Return why nobody but people may end the node, empty if that is not so.
+
+    Other autoscalers' annotations on nodes are no reason: every node that was bought has them, so that they
+    leave it alone.
+    """
+    meta = node.metadata
+    return KEEP if "true" in (meta.labels.get(KEEP), meta.annotations.get(KEEP)) else ""
+
+
+def why_pods_are_kept(view: View, pods: Sequence[ElasticPod]) -> str:
+    """Return why some of these pods may not be evicted now, empty if all may."""
+    for pod in pods:
+        why = _why_pod_is_kept(pod)
+        if why:
+            return f"{pod.full_name} {why}"
+    return _exhausted_budget(view, pods)
+
+
+def _why_pod_is_kept(pod: ElasticPod) -> str:
+    annotations, owners = pod.metadata.annotations, pod.metadata.owner_references
+    if annotations.get(DO_NOT_DISRUPT) == "true":
+        return f"has {DO_NOT_DISRUPT}"
+    if annotations.get(SAFE_TO_EVICT) == "false":
+        return f"has {SAFE_TO_EVICT}=false"
+    if not any(owner.controller and owner.kind != "Node" for owner in owners):
+        return "has no controller that would make it anew"
+    if not is_interruptible(pod) and any(
+        volume.empty_dir is not None or volume.host_path is not None for volume in pod.spec.volumes
+    ):
+        return "has a local volume"
+    return ""
+
+
+def _exhausted_budget(view: View, pods: Sequence[ElasticPod]) -> str:
+    """Return the budget that does not allow to evict all these pods at once."""
+    allowed, needed = dict[str, int](), Counter[str]()
+    for pod in pods:
+        for budget in budgets_for(pod, view.budgets):
+            allowed[budget.name] = budget.allowed
+            needed[budget.name] += 1
+    name = next((name for name, count in needed.items() if count > allowed[name]), None)
+    return f"disruption budget {name} is exhausted" if name else ""
+
+
+def holds_cards(view: View, pods: Iterable[ElasticPod]) -> bool:
+    """Return whether any of the pods requests something of a card."""
+    return any(
+        pod.demand(view.state.dialects).requests_gpu
+        or any(
+            name.startswith("nvidia.com/")
+            for container in (*pod.spec.containers, *pod.spec.init_containers)
+            for name in container.resources.limits
+        )
+        for pod in pods
+    )
+
+
+MAX_PENDING = 300
+"""Pending pods that a what-if is about."""
+
+
+def fit_elsewhere(view: View, pods: Sequence[ElasticPod], without: Collection[str]) -> bool:
+    """Return whether all these pods, which run, have room at once on nodes other than these.
+
+    They leave the room that they have now: members of a gang may be on any node.
+    """
+    if not pods:
+        return True
+    gone = encode_time(view.now)
+    leaving = {pod.metadata.uid: _with_metadata(pod, deletion_timestamp=gone) for pod in pods}
+    what_if = replace(
+        view,
+        nodes={name: node for name, node in view.nodes.items() if name not in without},
+        pods_on={
+            name: [leaving.get(pod.metadata.uid, pod) for pod in there]
+            for name, there in view.pods_on.items()
+        },
+    )
+    return not _left_out(what_if, [as_pending(pod) for pod in pods], what_if.nodes)
+
+
+def pending_pods(view: View) -> list[ElasticPod]:
+    """Return pods for which a scheduler looks for a node, or will after their node is taken back.
+
+    Of very many only the first: they are planned for in the leader's own process.
+    """
+    displaced = [as_pending(view.pods[uid]) for uid in sorted(view.displaced) if uid in view.pods]
+    return first_in_turn([*filter(is_open, view.pods.values()), *displaced], MAX_PENDING)
+
+
+def have_room_for_one(view: View, nodes: Sequence[ElasticNode], pods: Sequence[ElasticPod]) -> bool:
+    """Return whether any of these pending pods has room on any of the nodes, marked ones among them."""
+    if not pods or not nodes:
+        return False
+    what_if = replace(view, nodes={node.metadata.name: _without_taint(node) for node in nodes})
+    return _placed(what_if, pods, what_if.nodes) > 0
+
+
+def without_room(
+    view: View, pods: Sequence[ElasticPod], without: Collection[str]
+) -> list[ElasticPod]:
+    """Return those of these pending pods that do not have room at once on nodes other than these."""
+    nodes = {name: node for name, node in view.nodes.items() if name not in without}
+    return _left_out(replace(view, nodes=nodes), pods, nodes)
+
+
+def _left_out(
+    view: View, pods: Sequence[ElasticPod], nodes: Mapping[str, ElasticNode]
+) -> list[ElasticPod]:
+    case, uids = _case(view, pods, nodes)
+    placed = {uids[each.request] for each in make_plan(case, _no_time).placements}
+    return [pod for pod in pods if pod.metadata.uid not in placed]
+
+
+def _placed(view: View, pods: Sequence[ElasticPod], nodes: Collection[str]) -> int:
+    """Return how many of the pods have room, of gangs also a part, and of spot nodes also others' pods."""
+    case, _ = _case(view, pods, nodes)
+    requests = tuple(
+        replace(each, gang=None, interruptible=True) for each in _distinct(case.requests)
+    )
+    return len(make_plan(replace(case, requests=requests, gangs={}), _no_time).placements)
+
+
+def _distinct(requests: Iterable[CaseRequest]) -> Iterable[CaseRequest]:
+    """Return one of all requests that are equal but for their names."""
+    return {class_key(each): each for each in requests}.values()
+
+
+def _case(
+    view: View, pods: Sequence[ElasticPod], nodes: Collection[str]
+) -> tuple[Case, Mapping[str, str]]:
+    """Return the case of these pods and nodes, and the pods' UIDs by the names of their requests."""
+    view = replace(view, pods={**view.pods, **{pod.metadata.uid: pod for pod in pods}})
+    line = demand_of(view, pods)
+    planned = case_of(view, line.requests, line)
+    case = replace(
+        planned.case,
+        groups=(),
+        nodes=tuple(node for node in planned.case.nodes if node.name in nodes),
+        limits=BuyLimits(),
+    )
+    return case, planned.pods
+
+
+def _no_time() -> float:
+    """A first plan is made in any case, and decides."""
+    return 0.0
+
+
+def _without_taint(node: ElasticNode) -> ElasticNode:
+    taints: tuple[Taint, ...] = tuple(each for each in node.spec.taints if each.key != ENDING)
+    return structs.replace(node, spec=structs.replace(node.spec, taints=taints))
+
+
+def _with_metadata(pod: ElasticPod, **fields: str) -> ElasticPod:
+    return structs.replace(pod, metadata=structs.replace(pod.metadata, **fields))
+
 
 SETTLE_S = 5.0
 """From the taint to the second look: by then schedulers know of it, and their last bindings are done."""
@@ -406,3 +582,90 @@ def _is_being_reclaimed(view: View, node: ElasticNode) -> bool:
         at = decode_time(node.metadata.annotations.get(RECLAIM_AT, ""))
         return view.now < at + OVERDUE_S
     return True
+
+
+log = logging.getLogger(__name__)
+
+SCALE_IN = "FenkaScaleIn"
+UNSEEN_S = 60.0
+"""A taint that was written is seen by then, or was removed at once."""
+
+
+class ScaleInActor:
+    """Ends nodes. What it remembers only delays: after a change of the leader each look is repeated."""
+
+    def __init__(self) -> None:
+        self._marked: dict[str, Marked] = {}
+
+    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+        """Decide by a view, and do it. Return the states of nodes that offer their cards."""
+        view = hands.view()
+        self._remember(view)
+        decided = decide_scale_in(view, self._marked)
+        for step in decided.steps:
+            if not hands.leading():
+                break
+            await self._do(hands, view, step)
+        return decided.states
+
+    def _remember(self, view: View) -> None:
+        """Follow which nodes have the taint, with the pods that were there at first."""
+        tainted = [node.metadata.name for node in view.own_nodes() if has_taint(node, ENDING)]
+        unseen = {
+            name: marked
+            for name, marked in self._marked.items()
+            if not marked.seen and name in view.nodes and view.now < marked.since + UNSEEN_S
+        }
+        seen = {
+            name: replace(self._marked.get(name) or _marked(view, name), seen=True)
+            for name in tainted
+        }
+        # The clock may have been set back.
+        seen = {
+            name: replace(marked, since=min(marked.since, view.now))
+            for name, marked in seen.items()
+        }
+        # Whoever removes the taint keeps the node.
+        self._marked = {**unseen, **seen}
+
+    async def _do(self, hands: Hands, view: View, step: Step) -> None:
+        node, name = step.node, step.node.metadata.name
+        match step.action:
+            case "mark":
+                if await accepted(add_taint(hands.api, node, ENDING)):
+                    # Only from now on schedulers can know.
+                    now = hands.view().now
+                    self._marked[name] = replace(_marked(view, name), since=now, seen=False)
+                    hands.recorder.record_on_node(node, SCALE_IN, step.why)
+            case "unmark":
+                if await accepted(remove_taint(hands.api, node, ENDING)):
+                    del self._marked[name]
+                    hands.recorder.record_on_node(node, SCALE_IN, step.why)
+            case "empty":
+                await remove_pods(hands, step.removals)
+            case "end":
+                await self._end(hands, step)
+
+    async def _end(self, hands: Hands, step: Step) -> None:
+        """End instance and Node, if the API server itself shows no pod that came in this moment."""
+        node = step.node
+        if step.instance is not None:
+            if await _has_pods(hands, node) or not hands.leading():
+                return
+            await hands.provider.end([step.instance.id])
+            log.info("node %s is ended", node.metadata.name)
+            hands.recorder.record_on_node(node, SCALE_IN, "the node is ended: nothing needs it")
+        if hands.leading():
+            body = {"preconditions": {"uid": node.metadata.uid}}
+            await accepted(hands.api.delete(node_path(node.metadata.name), body))
+
+
+def _marked(view: View, name: str) -> Marked:
+    pods = evictable(view.pods_on.get(name, ()))
+    return Marked(view.now, frozenset(pod.metadata.uid for pod in pods))
+
+
+async def _has_pods(hands: Hands, node: ElasticNode) -> bool:
+    selector = f"spec.nodeName={node.metadata.name}"
+    pods, _ = await hands.api.list("/api/v1/pods", ElasticPod, fieldSelector=selector)
+    return bool(evictable(pods))

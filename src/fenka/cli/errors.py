@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from fenka.cli.interrupt import leave_at_once, raise_it
+from fenka.cli.startup import leave_at_once, raise_it
 from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
 
 EXTRAS = {"cryptography": "cluster", "grpc": "cluster", "google": "cluster"}

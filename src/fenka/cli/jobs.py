@@ -12,15 +12,14 @@ import msgspec
 import typer
 
 from fenka.cli import local_logs, tables
-from fenka.cli.durations import short_duration
 from fenka.cli.errors import UserError, print_error
 from fenka.cli.local_logs import LogPart
-from fenka.cli.options import OutputOption
+from fenka.cli.options import OutputOption, short_duration
 from fenka.core.request import ComputeMode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection, get_snapshot, jobs_called, known_snapshot, own_jobs
-from fenka.workstation.ended import EndedJob, describe_status
+from fenka.workstation.protocol import EndedJob, describe_status
 
 
 def ps(
@@ -36,7 +35,7 @@ def ps(
     """
     snapshot = get_snapshot(paths.current())
     # `fenka ps` does not need it, and importing it takes an eighth of its start.
-    past = import_module("fenka.workstation.runs").ended().jobs if ended else []
+    past = import_module("fenka.local.records").ended().jobs if ended else []
     data = {"jobs": snapshot.jobs, "ended": [*map(_document, past)]} if ended else snapshot.jobs
     if tables.print_data(data, output):
         return
@@ -134,10 +133,10 @@ def print_log(name: str, part: LogPart, *, follow: bool, run: int = 0) -> None:
     current = not run or log.parent == paths.jobs_directory() / name
     follow = follow and current
     local_logs.print_log(log, part, lambda: not (follow and jobs_called(paths.current(), name)))
-    from fenka.workstation import runs
+    from fenka.local import records
 
-    name, number = name.partition("/")[0], run or runs.last_run(paths.jobs_directory() / name)
-    if sentence := runs.outcome(name, number):
+    name, number = name.partition("/")[0], run or records.last_run(paths.jobs_directory() / name)
+    if sentence := records.run_outcome(name, number):
         # Not on stdout, which has what the program has printed.
         print_error(sentence)
 
@@ -146,17 +145,17 @@ def _log_file(name: str, run: int = 0) -> Path:
     gang, _, member = name.partition("/")
     directory = paths.jobs_directory() / gang
     if run:
-        from fenka.workstation import runs
+        from fenka.local import records
 
-        directory = runs.place_of_run(gang, run)
+        directory = records.place_of_run(gang, run)
     return directory / member / "log"
 
 
 def _no_log(name: str, run: int) -> str:
     if run and _log_file(name).exists():
-        from fenka.workstation import runs
+        from fenka.local import records
 
-        known = ", ".join(map(str, runs.numbers(name.partition("/")[0])))
+        known = ", ".join(map(str, records.numbers(name.partition("/")[0])))
         return f"run {run} of {name} has no log any more: there are {known}"
     snapshot = known_snapshot()
     every = snapshot.jobs if snapshot else []
@@ -169,7 +168,7 @@ def _no_log(name: str, run: int) -> str:
     return f"{name} prints to the terminal that it was started from: only --detach keeps a log"
 
 
-def resize(
+def resize_here(
     name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: ComputeMode | None
 ) -> None:
     """Change the limits of a running job; its programs have them within a second."""
@@ -179,21 +178,20 @@ def resize(
     print(f"{tables.escape(answer.text)}: resized")
 
 
-def stop(names: Sequence[str], grace: float) -> None:
+def stop_here(names: Sequence[str], grace: float) -> None:
     """Stop all jobs named, even if some of them cannot be stopped. grace: before SIGKILL, in seconds.
 
     What waits is cancelled first: otherwise it could start when something else has ended.
     """
     # `fenka ps` needs neither, and importing them takes an eighth of its start.
-    from fenka.workstation import records
-    from fenka.workstation.training import manage
+    from fenka.local import records, training_commands
 
     trainings = [name for name in names if records.exists(name)]
     # The daemon would end their processes, which their supervisors may start again.
-    pending = [name for name in trainings if not manage.runs(name)]
+    pending = [name for name in trainings if not training_commands.runs(name)]
     failures = list[str]()
     for name in pending:
-        manage.stop(name)
+        training_commands.stop(name)
         print(f"{name}: stopped")
     if others := [name for name in names if name not in trainings]:
         with Connection(paths.current()) as connection:
@@ -204,7 +202,7 @@ def stop(names: Sequence[str], grace: float) -> None:
             print(f"{tables.escape(name)}: stopped")
     for name in trainings:
         if name not in pending:
-            manage.stop(name)
+            training_commands.stop(name)
             print(f"{name}: stopped")
     if failures:
         raise UserError("; ".join(failures))

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from fenka.cli import tables
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
-from fenka.workstation.log_times import LogTimes
+from fenka.local.supervisor import LogTimes
 
 FOLLOW_INTERVAL_S = 0.1
 

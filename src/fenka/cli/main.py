@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fenka.cli.garbage import no_collection
+from fenka.cli.startup import no_collection
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -44,64 +44,76 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("serve", "serve:app", "Serve models, and manage the services."),
         Command(
             "traffic-split",
-            "serving.change:traffic_split",
+            "workloads.service_look:traffic_split",
             "Divide a service's requests among its versions.",
         ),
         Command(
             "logs",
-            "training.connect:logs",
+            "control:logs",
             "Show the output of a job, or of a program in the background.",
             aliases=("log",),
         ),
+        Command("attach", "control:attach", "Run a command in an instance of a training job."),
         Command(
-            "attach", "training.connect:attach", "Run a command in an instance of a training job."
+            "stop", "control:stop", "End running or waiting programs and release their slices."
         ),
-        Command("stop", "stop:stop", "End running or waiting programs and release their slices."),
-        Command("wait", "wait:wait", "Wait until a program has ended, and exit with its code."),
-        Command("resize", "resize:resize", "Change the slice of a running job or pod."),
-        Command("delete", "training.remove:delete", "Delete training jobs.", aliases=("del",)),
-        Command("prune", "training.remove:prune", "Delete training jobs that ended some time ago."),
+        Command("wait", "control:wait", "Wait until a program has ended, and exit with its code."),
+        Command("resize", "control:resize", "Change the slice of a running job or pod."),
+        Command("delete", "control:delete", "Delete training jobs.", aliases=("del",)),
+        Command("prune", "control:prune", "Delete training jobs that ended some time ago."),
     ),
     "Look": (
-        Command("list", "training.look:list_jobs", "List training jobs.", aliases=("ls",)),
-        Command("get", "training.look:get", "Show a training job and its instances."),
+        Command("list", "workloads.look:list_jobs", "List training jobs.", aliases=("ls",)),
+        Command("get", "workloads.look:get", "Show a training job and its instances."),
         Command("ps", "jobs:ps", "List this machine's jobs, running and waiting."),
         Command("queue", "queue:queue", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
-        Command("groups", "elastic:groups", "Show groups of elastic nodes: prices, stock, limits."),
-        Command("nodes", "elastic:nodes", "Show elastic nodes, and those that are on their way."),
+        Command(
+            "groups", "admin.elastic:groups", "Show groups of elastic nodes: prices, stock, limits."
+        ),
+        Command(
+            "nodes", "admin.elastic:nodes", "Show elastic nodes, and those that are on their way."
+        ),
         Command(
             "inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."
         ),
         Command("why", "why:why", "Explain why a pod or job is pending, and what would help."),
-        Command("doctor", "doctor:doctor", "Check drivers, cards, limits and the daemon."),
+        Command("doctor", "admin.doctor:doctor", "Check drivers, cards, limits and the daemon."),
     ),
     "Operate": (
-        Command("daemon", "daemon:daemon", "Lease this machine's cards. Other commands start it."),
-        Command("autoscaler", "autoscaler:app", "Plan and operate elastic GPU nodes."),
-        Command("certificates", "certificates:certificates", "Manage the extender's certificates."),
+        Command(
+            "daemon", "admin.daemon:daemon", "Lease this machine's cards. Other commands start it."
+        ),
+        Command("autoscaler", "admin.autoscaler:app", "Plan and operate elastic GPU nodes."),
+        Command(
+            "certificates", "admin.certificates:certificates", "Manage the extender's certificates."
+        ),
         Command(
             "uninstall",
-            "uninstall:uninstall",
+            "admin.uninstall:uninstall",
             "Remove what fenka leaves in a cluster after helm uninstall.",
         ),
-        Command("mig", "mig:app", "Plan layouts of cards that are divided into MIG instances."),
-        Command("proxy", "proxy:app", "Install and check libraries in front of the driver."),
+        Command(
+            "mig", "admin.mig:app", "Plan layouts of cards that are divided into MIG instances."
+        ),
+        Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),
     "Simulate": (
-        Command("sim", "sim:app", "Operate simulated cards and nodes."),
-        Command("simulate", "simulate:simulate", "Say which pods would start on further nodes."),
+        Command("sim", "admin.sim:app", "Operate simulated cards and nodes."),
+        Command(
+            "simulate", "admin.autoscaler:simulate", "Say which pods would start on further nodes."
+        ),
         Command("demo", "demo:demo", "Watch three notebooks share one card; a fourth waits."),
     ),
 }
 
 PROGRAMS = (
-    Command("scheduler", "scheduler:scheduler", "Serve kube-scheduler as its extender."),
-    Command("node", "node:node", "Serve this node's cards to its kubelet."),
-    Command("gateway", "gateway:gateway", "Pass a service's requests on to its replicas."),
+    Command("scheduler", "admin.scheduler:scheduler", "Serve kube-scheduler as its extender."),
+    Command("node", "admin.node:node", "Serve this node's cards to its kubelet."),
+    Command("gateway", "admin.gateway:gateway", "Pass a service's requests on to its replicas."),
     Command(
         "metrics-adapter",
-        "metrics_adapter:metrics_adapter",
+        "admin.metrics_adapter:metrics_adapter",
         "Serve figures of services to autoscalers.",
     ),
 )

@@ -1,5 +1,11 @@
-"""`fenka notebook` and `fenka start`: Jupyter with a slice, on a cluster or on this machine."""
+"""`fenka notebook` and `fenka start`: Jupyter with a slice, on a cluster or on this machine.
 
+Passwords of notebooks: where they come from, and how the process list does not keep them.
+"""
+
+import ctypes
+import getpass
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -9,24 +15,91 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 
-from fenka.cli.durations import parse_duration
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.manifests import DryRunOption, DryRunOutput, DryRunOutputOption
-from fenka.cli.options import NamespaceOption, Target
-from fenka.cli.password import PasswordOptions
+from fenka.cli.options import NamespaceOption, Target, parse_duration
 from fenka.cli.run import JobOptions, detach, with_directory
-from fenka.cli.training.backend import JobTarget
-from fenka.cli.training.selection import runs_here
-from fenka.cli.workload_options import add_options, given_fields, options_of
+from fenka.cli.workload_options import (
+    DryRunOption,
+    DryRunOutput,
+    DryRunOutputOption,
+    add_options,
+    given_fields,
+    options_of,
+)
+from fenka.cli.workloads.backend import JobTarget
+from fenka.cli.workloads.selection import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs import notebook as jupyter
-from fenka.jobs.notebook_spec import NotebookSpec, validate_idle
+from fenka.jobs.notebook import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
 from fenka.jobs.spec import generate_name
-from fenka.jobs.workload_fields import parse_fields
-from fenka.workstation import notebooks, paths, records
-from fenka.workstation.launch import Launcher
-from fenka.workstation.notebooks import NotebookRecord
+from fenka.jobs.workload import parse_fields
+from fenka.local import notebooks, records
+from fenka.local.launch import Launcher
+from fenka.local.notebooks import NotebookRecord
+from fenka.workstation import paths
+
+MAX_FILE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordOptions:
+    """The password of a notebook."""
+
+    password: Annotated[
+        str,
+        typer.Option(
+            "--password",
+            envvar="PASSWORD",
+            help="password of the login page; for a moment, ps shows one that is given here",
+        ),
+    ] = ""
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file", metavar="FILE", help="first line is the password; -: standard input"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.password:
+            conceal(self.password)
+
+    def read(self, *, ask: bool) -> str:
+        """Return the password. `ask`: prompt for it on a terminal if none is given. Raises UserError."""
+        if self.password_file is not None:
+            if self.password:
+                raise UserError("--password-file: leave out --password and PASSWORD", INVALID_INPUT)
+            return _first_line(self.password_file)
+        if not self.password and ask and sys.stdin.isatty():
+            return getpass.getpass("Password of the notebook: ")
+        return self.password
+
+
+def _first_line(path: Path) -> str:
+    if str(path) == "-":
+        line = sys.stdin.readline(MAX_FILE_BYTES)
+    else:
+        with path.open() as file:
+            line = file.readline(MAX_FILE_BYTES)
+    if not line.strip():
+        raise UserError(f"{path} has no password in its first line", INVALID_INPUT)
+    return line.rstrip("\r\n")
+
+
+def conceal(password: str) -> None:
+    """Overwrite the password among this process's arguments, which all users of the machine can read."""
+    try:
+        line = Path("/proc/self/cmdline").read_bytes()
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        start = int(fields[45])  # arg_start, the 48th field of the file
+    except (OSError, IndexError, ValueError):
+        return
+    secret = password.encode(errors="surrogateescape")
+    for match in re.finditer(rb"(?<=[\0=])%b(?=\0)" % re.escape(secret), line):
+        if start:
+            ctypes.memset(start + match.start(), ord("x"), len(secret))
+
 
 _HERE_ONLY = (*("model", "no_wait", "isolation", "allow_user_namespaces", "time_limit"),)
 
@@ -113,7 +186,7 @@ def start(
         record = notebooks.load_stopped(name)
         launcher = Launcher(paths.current(), record.spec, report_errors)
         _run_here(record, launcher, detached=True)
-    from fenka.cli.training import notebooks as of_cluster
+    from fenka.cli.workloads import training_cluster as of_cluster
 
     of_cluster.start(target, name)
     if not detach_:
@@ -168,7 +241,7 @@ def _start_on_cluster(
     place: tuple[Target, str],
     dry_run: DryRunOutput | None,
 ) -> None:
-    from fenka.cli.training import notebooks as of_cluster
+    from fenka.cli.workloads import training_cluster as of_cluster
 
     secret = password.read(ask=True)
     target, namespace = place

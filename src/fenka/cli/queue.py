@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 
 from fenka.cli import cluster, tables
-from fenka.cli.durations import short_duration
 from fenka.cli.errors import print_error
-from fenka.cli.options import OutputOption, Target
-from fenka.cluster.scheduler_options import SchedulerOptions
+from fenka.cli.options import OutputOption, Target, short_duration
+from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.client import Api, ApiError
-from fenka.kubernetes.cluster_reader import read_cluster, read_scheduler_options
+from fenka.kubernetes.reader import read_cluster, read_scheduler_options
 from fenka.views.queue import QueueRow
 
 
@@ -32,7 +31,7 @@ def rows_of(target: Target) -> list[QueueRow]:
     """Return the pending requests in order."""
     snapshot = cluster.local(target)
     if snapshot is not None:
-        from fenka.workstation.views import queue_rows
+        from fenka.local.views import queue_rows
 
         return queue_rows(snapshot)
 
@@ -58,7 +57,7 @@ async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) ->
         # Finished pods count for what their namespaces have used.
         read_cluster(api, dialects=options.dialects, all_pods=True),
         # It imports numpy, while the server answers.
-        asyncio.to_thread(import_module, "fenka.views.cluster_queue"),
+        asyncio.to_thread(import_module, "fenka.views.queue"),
     )
     if problem is not None:
         report(f"cannot read the scheduler's options, so its defaults are assumed: {problem}")

@@ -13,16 +13,16 @@ import msgspec
 import typer
 
 from fenka.cli import tables
-from fenka.cli.durations import parse_duration
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption
+from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption, parse_duration
 from fenka.core.errors import INVALID_INPUT, NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.processes import BackgroundProcess, start_in_background
 from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
-from fenka.workstation import paths, records, runs
-from fenka.workstation.launch import Launcher
-from fenka.workstation.workload import parse_priority
+from fenka.local import records
+from fenka.local.launch import Launcher
+from fenka.local.workload import parse_priority
+from fenka.workstation import paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def _check_program(name: str) -> None:
 
 def with_directory(launcher: Launcher) -> tuple[Launcher, Path]:
     """Return a new directory for a run of the job, and the launcher of the job with the run's number."""
-    directory, number = runs.create_job_directory(launcher.runtime, launcher.spec.name)
+    directory, number = records.create_job_directory(launcher.runtime, launcher.spec.name)
     return replace(launcher, spec=msgspec.structs.replace(launcher.spec, run=number)), directory
 
 

@@ -11,31 +11,34 @@ import typer
 from typer.core import TyperGroup
 
 from fenka.cli.errors import UserError
-from fenka.cli.manifests import DryRunOption, DryRunOutput, DryRunOutputOption, print_manifests
 from fenka.cli.options import group, register
-from fenka.cli.serving import change, look
-from fenka.cli.serving.backend import (
-    GatewayChoice,
-    ServiceBackend,
-    SurgeOption,
-    VersionOption,
-)
-from fenka.cli.serving.selection import find_version, open_services
 from fenka.cli.tables import escape
-from fenka.cli.training.backend import JobTarget
 from fenka.cli.workload_options import (
     SERVICE,
+    DryRunOption,
+    DryRunOutput,
+    DryRunOutputOption,
     FileOption,
     ProgramArgument,
     ServeCommand,
     add_options,
     given_fields,
+    print_manifests,
     register_refused,
 )
+from fenka.cli.workloads import service_look
+from fenka.cli.workloads.backend import (
+    GatewayChoice,
+    JobTarget,
+    ServiceBackend,
+    SurgeOption,
+    VersionOption,
+)
+from fenka.cli.workloads.selection import find_version, open_services
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.jobs.service import ServiceKind, ServiceSpec
-from fenka.jobs.workload_fields import merge, parse_fields, read_file
-from fenka.views.services import ServiceVersion
+from fenka.jobs.workload import merge, parse_fields, read_file
+from fenka.views.workloads import ServiceVersion
 
 POLL_S = 1.0
 
@@ -171,15 +174,18 @@ for _kind, (_server, _) in _KINDS.items():
     _add(_kind, _server)
 for _names, _instead in _REFUSED.items():
     register_refused(app, "serve", _names[0], _instead)
-register(app, look.list_services, "List the versions of services.", name="list")
-register(app, look.get, "Show a version of a service and its replicas.")
-register(app, look.logs, "Show the output of a replica.")
-register(app, look.attach, "Run a command in a replica.")
+register(app, service_look.list_services, "List the versions of services.", name="list")
+register(app, service_look.get, "Show a version of a service and its replicas.")
+register(app, service_look.logs, "Show the output of a replica.")
+register(app, service_look.attach, "Run a command in a replica.")
 app.add_typer(_updates, name="update")
 register(app, undo, "Make a version what it was before its last update.")
-register(app, change.delete, "Delete services, or one version.")
+register(app, service_look.delete, "Delete services, or one version.")
 register(
-    app, change.traffic_split, "Divide a service's requests among versions.", name="traffic-split"
+    app,
+    service_look.traffic_split,
+    "Divide a service's requests among versions.",
+    name="traffic-split",
 )
 
 
@@ -200,10 +206,13 @@ def _print_objects(
     spec: ServiceSpec, where: JobTarget, gateway: GatewayChoice, output: DryRunOutput
 ) -> None:
     from fenka.cli import cluster
-    from fenka.jobs.collection import read_config_files
-    from fenka.jobs.manifests.contents import Contents
-    from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
-    from fenka.jobs.manifests.service import render_address, render_version
+    from fenka.jobs.collection import Contents, read_config_files
+    from fenka.jobs.manifests.service import (
+        GatewaySettings,
+        render_address,
+        render_gateway,
+        render_version,
+    )
 
     if where.local:
         raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)

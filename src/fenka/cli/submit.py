@@ -8,23 +8,26 @@ import typer
 from typer.core import TyperGroup
 
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.garbage import no_collection
-from fenka.cli.manifests import DryRunOption, DryRunOutput, DryRunOutputOption, print_manifests
 from fenka.cli.options import NamespaceOption, Target, group, register
-from fenka.cli.training.backend import TYPE_NAMES, LogRequest, report_submission
-from fenka.cli.training.selection import runs_here
+from fenka.cli.startup import no_collection
 from fenka.cli.workload_options import (
     TRAINING,
+    DryRunOption,
+    DryRunOutput,
+    DryRunOutputOption,
     FileOption,
     ProgramArgument,
     SubmitCommand,
     add_options,
     given_fields,
+    print_manifests,
     register_refused,
 )
+from fenka.cli.workloads.backend import TYPE_NAMES, LogRequest, report_submission
+from fenka.cli.workloads.selection import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
-from fenka.views.jobs import TRAINERS
+from fenka.views.workloads import TRAINERS
 
 _SUMMARIES: dict[TrainingKind, str] = {
     "mpi": "Submit a training that mpirun starts.",
@@ -90,7 +93,7 @@ def _training(
     kind: TrainingKind, file: Path | None, values: dict[str, Any], command: list[str]
 ) -> TrainingSpec:
     """Return the training of the options and the file. Raises UserError, InvalidRequest."""
-    from fenka.jobs.workload_fields import merge, parse_fields, read_file
+    from fenka.jobs.workload import merge, parse_fields, read_file
 
     given = given_fields(values, TRAINING)
     fields = merge(read_file(file, TrainingSpec), given) if file else given
@@ -109,7 +112,7 @@ def _print_objects(
 ) -> None:
     from fenka.cli import cluster
     from fenka.jobs.collection import collect
-    from fenka.jobs.manifests.render import render
+    from fenka.jobs.manifests.training import render
 
     if target.local:
         raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)
@@ -124,21 +127,21 @@ def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool)
     if runs_here(target, namespace):
         _submit_here(spec, follow=follow)
     with no_collection():
-        from fenka.cli.training.submission import submit_to_cluster
+        from fenka.cli.workloads.training_cluster import submit_to_cluster
 
     submit_to_cluster(spec, target, namespace, follow=follow)
 
 
 def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     """Start the training on this machine, and exit: with its code if its log is followed."""
-    from fenka.cli.training.local_backend import LocalJobs
+    from fenka.cli.workloads.local import LocalJobs
+    from fenka.local import training_commands
+    from fenka.local.training_commands import submit
     from fenka.workstation import paths
-    from fenka.workstation.training import manage
-    from fenka.workstation.training.submission import submit
 
     submit(paths.current(), spec, print_error, report_errors)
     report_submission(spec.name)
     if not follow:
         sys.exit(0)
     LocalJobs().logs(spec.name, LogRequest(follow=True))
-    sys.exit(manage.exit_code(spec.name))
+    sys.exit(training_commands.exit_code(spec.name))

@@ -12,14 +12,13 @@ import typer
 
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
-from fenka.cli.instance_lines import instances_screen
-from fenka.cli.layouts import LayoutOption, uses_arena
+from fenka.cli.layouts import LayoutOption, instances_screen, uses_arena
 from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
-from fenka.cli.training.look import top_job
+from fenka.cli.workloads.look import top_job
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.cluster_reader import read_cluster
+from fenka.kubernetes.reader import read_cluster
 from fenka.views.nodes import NodeRow, ProgramRow, cluster_nodes
 
 RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
@@ -49,7 +48,7 @@ def node_rows(target: Target) -> list[NodeRow]:
     """Return the nodes of the workstation or cluster that the options name."""
     snapshot = cluster.local(target)
     if snapshot is not None:
-        from fenka.workstation.views import node_row
+        from fenka.local.views import node_row
 
         return [node_row(snapshot)]
 

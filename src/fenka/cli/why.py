@@ -8,25 +8,32 @@ from typing import Annotated
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.elastic import out_of_date
+from fenka.cli.admin.elastic import out_of_date
 from fenka.cli.errors import UserError
 from fenka.cli.options import NamespaceOption, OutputOption, Target
 from fenka.cluster.autoscaling import Status
-from fenka.cluster.explain import PodExplanation, explain
-from fenka.cluster.explain_scale_out import explain_by_events, explain_scale_out
-from fenka.cluster.node_verdicts import NodeVerdict
+from fenka.cluster.explain import (
+    NodeVerdict,
+    PodExplanation,
+    explain,
+    explain_by_events,
+    explain_scale_out,
+)
 from fenka.cluster.objects import Event, Pod, pod_path
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOB, KIND, ROLE
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI
-from fenka.kubernetes.autoscaler_reader import AutoscalerState, read_autoscaler
 from fenka.kubernetes.client import Api, ApiError, if_accepted
-from fenka.kubernetes.cluster_reader import read_cluster
-from fenka.kubernetes.training_reader import read_training_objects
-from fenka.views.cluster_jobs import training_jobs
-from fenka.views.jobs import TRAINERS, instance_name
-from fenka.workstation.views import explain_jobs
+from fenka.kubernetes.reader import (
+    AutoscalerState,
+    read_autoscaler,
+    read_cluster,
+    read_training_objects,
+)
+from fenka.local.views import explain_jobs
+from fenka.views.cluster_workloads import training_jobs
+from fenka.views.workloads import TRAINERS, instance_name
 
 MAX_NAMES = 3
 """Nodes to name of those that have the same reasons."""

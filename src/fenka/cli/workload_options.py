@@ -1,6 +1,8 @@
 """The options of `fenka submit` and `fenka serve`: one for each field, and arena's other spellings.
 
 All values stay texts: `jobs/workload_fields.py` converts them as it does those of a file.
+
+Prints objects of Kubernetes as `--dry-run` shows them.
 """
 
 import inspect
@@ -296,3 +298,39 @@ def _next(words: Iterable[str]) -> Iterable[str]:
     for word in words:
         yield word
         return
+
+
+DryRunOutput = Literal["yaml", "json"]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="print the objects instead of creating them")
+]
+DryRunOutputOption = Annotated[
+    DryRunOutput, typer.Option("-o", "--output", help="format of --dry-run")
+]
+
+
+def print_manifests(objects: list[Any], output: DryRunOutput) -> None:
+    """Print objects so that `kubectl apply -f -` creates them."""
+    if output == "json":
+        everything = {"apiVersion": "v1", "kind": "List", "items": objects}
+        print(msgspec.json.format(msgspec.json.encode(everything), indent=4).decode())
+    else:
+        print(_yaml(objects), end="")
+
+
+def _yaml(objects: list[Any]) -> str:
+    """Return documents of YAML in which texts of several lines stay readable."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Repeats values that occur twice instead of referring to them."""
+
+        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+            return True
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent)
+    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, explicit_start=True, width=1000)

@@ -1,1 +1,1 @@
-"""Clouds that launch and end nodes, behind one port."""
+"""Launches and ends nodes at cloud providers behind one port."""

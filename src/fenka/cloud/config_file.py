@@ -1,4 +1,7 @@
-"""Reads the autoscaler's configuration (docs/autoscaling.md). An error names the field of its mistake."""
+"""Reads the autoscaler's configuration (docs/autoscaling.md). An error names the field of its mistake.
+
+Checks what one provider alone requires of a configuration, without its library and without a cloud.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,11 +10,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from fenka.cloud.config import Config, GroupConfig, ProviderConfig, ScaleOut, Start
-from fenka.cloud.config_values import InvalidConfig, read_value, similar
+from fenka.cloud import karpenter, simulated
+from fenka.cloud.alibaba import settings as alibaba
+from fenka.cloud.aws import settings as aws
+from fenka.cloud.config import (
+    Config,
+    GroupConfig,
+    InvalidConfig,
+    ProviderConfig,
+    ScaleOut,
+    Start,
+    read_value,
+    similar,
+)
 from fenka.cloud.port import OfferKey
 from fenka.cluster.autoscaling import CAPACITY, GROUP, ORDER
-from fenka.dialects.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
+from fenka.formats.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
 
 Settings = Mapping[str, Any]
 """Types of values by their keys."""
@@ -213,3 +227,17 @@ def _check_distinct(path: str, key: str, values: Sequence[str]) -> None:
                 f"{path}[{number}]{suffix} is {value!r}, as {path}[{first}]{suffix} is: "
                 + ("write another" if key else "remove it")
             )
+
+
+CHECKS = {
+    "ess": alibaba.check_settings,
+    "aws": aws.check_settings,
+    "karpenter": karpenter.check_settings,
+    "simulated": simulated.check_settings,
+}
+"""By `provider.kind`."""
+
+
+def check_required(config: Config) -> None:
+    """Raise InvalidConfig for the first setting that the provider misses."""
+    CHECKS[config.provider.kind](config)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fenka.cluster.autoscaling import CloudType
 from fenka.core.errors import TEMPORARY_FAILURE, FenkaError
-from fenka.core.planning.case import Capacity
+from fenka.core.nodes.case import Capacity
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,317 @@
 """A provider without a cloud: a scenario says what can be had, and a command starts and ends nodes.
 
 Its state is a file, so that a simulated cloud outlives whoever uses it, as real ones do.
+
+A simulated cloud as values: stock and prices over time, orders, instances, spot's rules.
+
+Spot is as on Alibaba Cloud. A node is launched while the market's price is at most its cap, and is safe for
+an hour. Then price and stock are checked every five minutes. A node that fails a check is taken back five
+minutes later.
 """
 
 import asyncio
 import fcntl
 import os
 import time
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from fenka.cloud.config import Config
-from fenka.cloud.config_values import InvalidConfig
-from fenka.cloud.market import CloudState, Market, Scenario
-from fenka.cloud.port import Denied, Instance, Notice, Offer, Order
+from fenka.cloud.config import Config, InvalidConfig
+from fenka.cloud.port import (
+    Denied,
+    Instance,
+    InstanceState,
+    Notice,
+    Offer,
+    OfferKey,
+    Order,
+    OutOfStock,
+    ProviderError,
+    Quota,
+    Throttled,
+    TooDear,
+    Unknown,
+)
+
+SAFE_S = 3600.0
+CHECK_S = 300.0
+NOTICE_S = 300.0
+
+
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Price and stock from a time on, in seconds since the scenario's start. stock: None for any number."""
+
+    price: float
+    at: float = 0.0
+    stock: int | None = None
+
+
+class SimulatedOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An offer over time.
+
+    Attributes:
+        market: in the order of their times; the first counts before its time too.
+        startup_s: from the launch until the machine runs.
+    """
+
+    group: str
+    type: str
+    zone: str
+    market: tuple[Prices, ...]
+    capacity: Literal["on-demand", "spot"] = "on-demand"
+    startup_s: float = 0.0
+
+    @property
+    def key(self) -> OfferKey:
+        """Return its name."""
+        return OfferKey(self.group, self.type, self.zone, self.capacity)
+
+    def at(self, seconds: float) -> tuple[Prices, float | None]:
+        """Return price and stock then, and until when they hold."""
+        position = bisect_right([it.at for it in self.market], seconds)
+        until = self.market[position].at if position < len(self.market) else None
+        return self.market[max(position - 1, 0)], until
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that fails.
+
+    Attributes:
+        method: of the port.
+        call: which call of the method, from 1 on.
+        error: what is raised.
+        done: whether the deed is done and only its answer is lost.
+    """
+
+    method: Literal["offers", "instances", "launch", "end", "notices"]
+    call: int
+    error: Literal["unknown", "throttled", "denied"] = "unknown"
+    done: bool = False
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happens in a simulated cloud, whatever is bought. quota: nodes by group."""
+
+    offers: tuple[SimulatedOffer, ...]
+    quota: dict[str, int] = {}
+    faults: tuple[Fault, ...] = ()
+
+
+class Machine(msgspec.Struct):
+    """An instance and its order.
+
+    Attributes:
+        started: whether the command that starts its node has succeeded.
+        checked_at: the time of the last check of spot's rules.
+        taken_at: when it is taken back, None if that is not announced.
+        announced: why.
+    """
+
+    id: str
+    offer: int
+    token: str
+    launched_at: float
+    cap: float | None
+    checked_at: float
+    started: bool = False
+    taken_at: float | None = None
+    announced: str = ""
+
+
+class Launched(msgspec.Struct):
+    """What became of an order."""
+
+    offer: OfferKey
+    count: int
+    ids: list[str]
+
+
+class CloudState(msgspec.Struct):
+    """All that a simulated cloud remembers.
+
+    Attributes:
+        began_at: the time of its first call; the scenario's times count from here.
+        machines: instances that are not gone.
+        gone: instances whose nodes have to be ended.
+    """
+
+    began_at: float
+    machines: dict[str, Machine] = {}
+    gone: list[str] = []
+    orders: dict[str, Launched] = {}
+    calls: dict[str, int] = {}
+    next_id: int = 1
+
+
+class Market:
+    """A cloud at one moment. Every method is complete, so that the state may be stored after it."""
+
+    def __init__(self, scenario: Scenario, state: CloudState, now: float) -> None:
+        self._scenario, self.state, self._now = scenario, state, now
+        self._keys = [offer.key for offer in scenario.offers]
+        self._take_back()
+
+    def fault(self, method: str) -> tuple[ProviderError, bool] | None:
+        """Count a call. Return its error, and whether the deed is done nevertheless."""
+        number = self.state.calls[method] = self.state.calls.get(method, 0) + 1
+        for fault in self._scenario.faults:
+            if (fault.method, fault.call) == (method, number):
+                return _ERRORS[fault.error](), fault.done
+        return None
+
+    def offers(self) -> list[Offer]:
+        """Return the offers as they are now."""
+        listed = []
+        for number, offer in enumerate(self._scenario.offers):
+            prices, until = offer.at(self._elapsed)
+            stock = self._stock(number)
+            absolute = None if until is None else self.state.began_at + until
+            listed.append(Offer(offer.key, prices.price, stock, absolute))
+        return listed
+
+    def instances(self) -> list[Instance]:
+        """Return the instances that are not gone."""
+        return [
+            Instance(
+                machine.id,
+                f"simulated:///{self._keys[machine.offer].zone}/{machine.id}",
+                self._keys[machine.offer],
+                machine.token,
+                self._state_of(machine),
+                machine.launched_at,
+            )
+            for machine in self.state.machines.values()
+        ]
+
+    def launch(self, order: Order) -> list[str]:
+        """Launch what stock and quota allow of an order. Return its ids, also if it is repeated."""
+        known = self.state.orders.get(order.token)
+        if known is not None:
+            if (known.offer, known.count) != (order.offer, order.count):
+                raise Denied(f"token {order.token} is that of another order")
+            return known.ids
+        if order.offer not in self._keys:
+            raise Denied(f"there is no offer {order.offer}")
+        number = self._keys.index(order.offer)
+        price = self._scenario.offers[number].at(self._elapsed)[0].price
+        if order.cap is not None and price > order.cap:
+            raise TooDear(order.offer, price, order.cap)
+        stock, room = self._stock(number), self._quota(order.offer.group)
+        least = order.count if order.whole else 1
+        if room is not None and room < least:
+            raise Quota(order.offer.group)
+        if stock is not None and stock < least:
+            raise OutOfStock(order.offer)
+        count = min(it for it in (order.count, stock, room) if it is not None)
+        ids = [f"i-{self.state.next_id + it:06d}" for it in range(count)]
+        self.state.next_id += count
+        for each in ids:
+            self.state.machines[each] = Machine(
+                each, number, order.token, self._now, order.cap, self._now
+            )
+        self.state.orders[order.token] = Launched(order.offer, order.count, ids)
+        return ids
+
+    def end(self, ids: Collection[str]) -> None:
+        """End instances."""
+        for each in ids:
+            self._remove(each)
+
+    def notices(self) -> list[Notice]:
+        """Return the take-backs that are announced."""
+        return [
+            Notice(machine.id, machine.taken_at, machine.announced)
+            for machine in self.state.machines.values()
+            if machine.taken_at is not None
+        ]
+
+    # ---- inside ----
+
+    @property
+    def _elapsed(self) -> float:
+        return self._now - self.state.began_at
+
+    def _state_of(self, machine: Machine) -> InstanceState:
+        if machine.taken_at is not None:
+            return InstanceState.ENDING
+        startup_s = self._scenario.offers[machine.offer].startup_s
+        running = self._now >= machine.launched_at + startup_s
+        return InstanceState.RUNNING if running else InstanceState.STARTING
+
+    def _stock(self, number: int) -> int | None:
+        stock = self._scenario.offers[number].at(self._elapsed)[0].stock
+        if stock is None:
+            return None
+        used = sum(machine.offer == number for machine in self.state.machines.values())
+        return max(stock - used, 0)
+
+    def _quota(self, group: str) -> int | None:
+        if group not in self._scenario.quota:
+            return None
+        used = sum(self._keys[it.offer].group == group for it in self.state.machines.values())
+        return max(self._scenario.quota[group] - used, 0)
+
+    def _take_back(self) -> None:
+        """Make all checks that were due up to now, in the order of their times."""
+        due = sorted(
+            (moment, machine.id)
+            for machine in self.state.machines.values()
+            if self._keys[machine.offer].capacity == "spot"
+            for moment in _checks(machine, self._now)
+        )
+        for moment, name in due:
+            machine = self.state.machines.get(name)
+            self._remove_taken(moment)
+            if machine is None or name not in self.state.machines or machine.taken_at is not None:
+                continue
+            machine.checked_at = moment
+            if why := self._fails(machine, moment):
+                machine.taken_at, machine.announced = moment + NOTICE_S, why
+        self._remove_taken(self._now)
+
+    def _fails(self, machine: Machine, moment: float) -> str:
+        prices, _ = self._scenario.offers[machine.offer].at(moment - self.state.began_at)
+        if machine.cap is not None and prices.price > machine.cap:
+            return f"the market's price of {prices.price:g} is above the cap of {machine.cap:g}"
+        of_offer = Counter(it.offer for it in self.state.machines.values() if it.taken_at is None)
+        if prices.stock is not None and of_offer[machine.offer] > prices.stock:
+            return "the stock is short"
+        return ""
+
+    def _remove_taken(self, moment: float) -> None:
+        gone = [
+            machine.id
+            for machine in self.state.machines.values()
+            if machine.taken_at is not None and machine.taken_at <= moment
+        ]
+        for each in gone:
+            self._remove(each)
+
+    def _remove(self, name: str) -> None:
+        if self.state.machines.pop(name, None) is not None:
+            self.state.gone.append(name)
+
+
+def _checks(machine: Machine, now: float) -> Sequence[float]:
+    """Return the times of the checks of an instance after its last one, up to now."""
+    first = machine.launched_at + SAFE_S
+    done = int((machine.checked_at - first) // CHECK_S) + 1 if machine.checked_at >= first else 0
+    due = int((now - first) // CHECK_S) + 1 if now >= first else 0
+    return [first + number * CHECK_S for number in range(done, due)]
+
+
+_ERRORS: dict[str, Callable[[], ProviderError]] = {
+    "unknown": lambda: Unknown("the cloud did not answer"),
+    "throttled": lambda: Throttled(5.0),
+    "denied": lambda: Denied("the account may not do this"),
+}
+
 
 T = TypeVar("T")
 

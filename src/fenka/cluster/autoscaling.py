@@ -13,19 +13,38 @@ fenka.io/planned                    annotation of a pod, for people: {"order": "
 ConfigMap fenka-orders              one key for each order, an `OrderRecord`
 ConfigMap fenka-autoscaler          key `status`, a `Status`: what the leader last did and why
 ConfigMap fenka-shapes              what nodes of each type were when they came
+
+Pins: which pods alone a node admits that was bought for them.
+
+The autoscaler plans exactly which pod goes to which card of which new node. The first pod that asks could
+take the place of a pod that fits nowhere else, or a card so that the others do not fit together. So for a
+short time after the node offers its cards, it admits only the pods that are planned for it, and these go
+there, to their planned cards. They are named by UID on the node, where tenants cannot write. What a tenant
+writes on his own pods changes nothing here.
+
+Spot nodes: which pods they admit, because the cloud takes them back. Pure: time comes in by `set_time`.
+
+The autoscaler buys them only for pods that may run there. Without this rule any other pod could be placed on
+one that is there, and would be lost with it.
 """
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import zip_longest
+from math import inf
 from typing import Literal
 
 import msgspec
 from msgspec.json import Decoder
 
-from fenka.core.planning.case import Capacity
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.queue_snapshot import time_limit_s
+from fenka.core.inventory import needed_protection_s
+from fenka.core.nodes.case import Capacity
 from fenka.dialects import records
 from fenka.dialects.base import InvalidRecord
 
@@ -251,3 +270,221 @@ def decode_time(text: str) -> float:
 def encode_time(at: float) -> str:
     """Return seconds since 1970 as a time of RFC 3339 in UTC, without fractions."""
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+MAX_PIN_S = 600.0
+"""A longer pin is not believed: it would keep a node from everybody."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Whom a node admits at first.
+
+    Attributes:
+        order: the order that the node is of.
+        seconds: how long, after the node first offered its cards.
+        planned: the UID of each planned pod with the indices of its cards, none for any.
+    """
+
+    order: str
+    seconds: float
+    planned: frozenset[tuple[str, tuple[int, ...]]]
+
+    @cached_property
+    def pods(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the cards of each planned pod, by its UID."""
+        return dict(self.planned)
+
+    @property
+    def sentence(self) -> str:
+        """Return why the node does not admit other pods."""
+        return (
+            f"the node was bought for other pods (order {self.order}), which alone may use it for "
+            f"{self.seconds:g} s after it first offers its cards"
+        )
+
+
+def read_pin(node: Node) -> Pin | None:
+    """Return a node's pin; None if it has none, or one that cannot be read."""
+    order, annotations = node.metadata.labels.get(ORDER), node.metadata.annotations
+    if not order or PIN not in annotations or PLANNED_PODS not in annotations:
+        return None
+    try:
+        seconds, pods = float(annotations[PIN]), decode_planned_pods(annotations[PLANNED_PODS])
+    except (InvalidRecord, ValueError):
+        # An unreadable pin must not keep a node from everybody.
+        return None
+    return Pin(order, seconds, frozenset(pods.items())) if 0 <= seconds <= MAX_PIN_S else None
+
+
+class NodePins:
+    """The pins of all nodes that are in force."""
+
+    def __init__(self) -> None:
+        self._pins: dict[str, Pin] = {}
+        self._ended: dict[str, str] = {}
+        """The order whose pin has ended, by node."""
+        self._node_of: dict[str, str] = {}
+        """The node for which a pod is planned, by UID."""
+
+    def __iter__(self) -> Iterator[tuple[str, Pin]]:
+        return iter(tuple(self._pins.items()))
+
+    def get(self, node: str) -> Pin | None:
+        """Return the node's pin, None if it admits anybody."""
+        return self._pins.get(node)
+
+    def node_of(self, uid: str) -> str | None:
+        """Return the node for which this pod is planned, as long as that has a pin."""
+        return self._node_of.get(uid)
+
+    def planned_cards(self, node: str, uid: str) -> tuple[int, ...]:
+        """Return the cards of the node that are planned for this pod; none if it may have any."""
+        pin = self._pins.get(node)
+        return pin.pods.get(uid, ()) if pin is not None else ()
+
+    def excluded(self, uid: str) -> frozenset[str]:
+        """Return the nodes that admit other pods only."""
+        return frozenset(name for name, pin in self._pins.items() if uid not in pin.pods)
+
+    def set(self, name: str, pin: Pin | None) -> bool:
+        """Take a node's pin, unless one of the same order has ended. Return whether that changes anything."""
+        if pin is not None and self._ended.get(name) == pin.order:
+            pin = None
+        before = self._pins.get(name)
+        if pin == before:
+            return False
+        self._remove(name)
+        if pin is not None:
+            self._pins[name] = pin
+            self._node_of.update(dict.fromkeys(pin.pods, name))
+        return True
+
+    def end(self, name: str) -> bool:
+        """End a node's pin for good. Return whether there was one."""
+        pin = self._remove(name)
+        if pin is not None:
+            self._ended[name] = pin.order
+        return pin is not None
+
+    def forget(self, name: str) -> None:
+        """Drop a node."""
+        self._remove(name)
+        self._ended.pop(name, None)
+
+    def _remove(self, name: str) -> Pin | None:
+        pin = self._pins.pop(name, None)
+        for uid in pin.pods if pin else ():
+            if self._node_of.get(uid) == name:
+                del self._node_of[uid]
+        return pin
+
+
+RECHECK_S = 30.0
+"""While nodes are protected, the queue is scheduled again so often: pods outlast what is left."""
+
+
+def is_interruptible(pod: Pod) -> bool:
+    """Return whether its user says that it may be ended at any time."""
+    return pod.metadata.annotations.get(INTERRUPTIBLE) == "true"
+
+
+def protection_needed_s(pod: Pod) -> float:
+    """Return for how long a spot node must be protected to run the pod, its termination grace included."""
+    return needed_protection_s(time_limit_s(pod), interruptible=is_interruptible(pod))
+
+
+@dataclass(frozen=True, slots=True)
+class SpotRule:
+    """Which pods a spot node admits.
+
+    Attributes:
+        protected_until: when it may be taken back, in seconds since 1970; 0 for at any time.
+    """
+
+    protected_until: float = 0.0
+
+    def admits(self, pod: Pod, now: float) -> bool:
+        """Return whether the pod may run there from now on."""
+        return protection_needed_s(pod) <= self.left_s(now)
+
+    def left_s(self, now: float) -> float:
+        """Return for how long the node is still protected."""
+        return max(self.protected_until - now, 0.0)
+
+    @property
+    def sentence(self) -> str:
+        """Return why the node does not admit other pods."""
+        return (
+            f'spot node, taken back at any time: annotate the pod {INTERRUPTIBLE}: "true" '
+            "if it may restart"
+        )
+
+
+UNPROTECTED = SpotRule()
+
+
+def read_spot_rule(node: Node) -> SpotRule | None:
+    """Return a node's rule; None if it is no spot node that was bought, or admits every pod.
+
+    What is missing or cannot be read protects nothing.
+    """
+    labels, annotations = node.metadata.labels, node.metadata.annotations
+    if labels.get(CAPACITY) != "spot" or not labels.get(GROUP):
+        return None
+    if annotations.get(SPOT_ADMIT) == "all":
+        return None
+    try:
+        return SpotRule(decode_time(annotations.get(PROTECTED_UNTIL, "")))
+    except InvalidRecord:
+        return UNPROTECTED
+
+
+class SpotNodes:
+    """The rules of all spot nodes.
+
+    Attributes:
+        now: seconds since 1970. Until a time is set, no protection counts.
+    """
+
+    def __init__(self) -> None:
+        self.now = inf
+        self._rules: dict[str, SpotRule] = {}
+        self._checked_at = -inf
+
+    def get(self, node: str) -> SpotRule | None:
+        """Return the node's rule, None if it admits any pod. All that are not protected have the same."""
+        rule = self._rules.get(node)
+        return rule if rule is None or rule.left_s(self.now) else UNPROTECTED
+
+    def excluded(self, pod: Pod) -> frozenset[str]:
+        """Return the nodes that do not admit the pod."""
+        needed = protection_needed_s(pod)
+        return frozenset(
+            name for name, rule in self._rules.items() if needed > rule.left_s(self.now)
+        )
+
+    def set(self, name: str, rule: SpotRule | None) -> bool:
+        """Take a node's rule, None for none. Return whether that changes anything."""
+        before = self.get(name)
+        self._rules.pop(name, None)
+        if rule is not None:
+            self._rules[name] = rule
+        return self.get(name) != before
+
+    def set_time(self, now: float) -> frozenset[str]:
+        """Take the time. Return the nodes whose protection has ended by it."""
+        before = self._protected()
+        self.now = now
+        # A clock that was set back protects nodes again.
+        return before ^ self._protected()
+
+    def is_recheck_due(self) -> bool:
+        """Return, every RECHECK_S, whether nodes are protected, for less time than at the last check."""
+        if 0 <= self.now - self._checked_at < RECHECK_S or not self._protected():
+            return False
+        self._checked_at = self.now
+        return True
+
+    def _protected(self) -> frozenset[str]:
+        return frozenset(name for name, rule in self._rules.items() if rule.left_s(self.now))

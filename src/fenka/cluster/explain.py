@@ -1,16 +1,494 @@
-"""Explains the state of one pod: why it is pending, where it is, and what would help."""
+"""Explains the state of one pod: why it is pending, where it is, and what would help.
+
+Explains which new node a pending pod waits for, or why no node is bought for it.
+
+Explains for each node why a pod does not fit there, and what would make room.
+
+Cards are evaluated as the scheduler does. Of kube-scheduler's own rules those are repeated that concern nodes
+as such (cordons, taints, selectors) and GPU resources. For all others its message on the pod stands.
+"""
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
-from fenka.cluster.node_verdicts import COUNTED, NodeVerdict, explain_nodes, of_instance
-from fenka.cluster.objects import QUEUE_GATE, Event, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.core.request import ANY_INSTANCE, ComputeMode
-from fenka.dialects import ack, base, gpushare
-from fenka.dialects.base import InvalidRecord, driver_uuid
+from fenka.cluster.autoscaling import OrderRecord, Slot, Status
+from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
+from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod, seconds
+from fenka.cluster.placement import Feasible, PodEvaluator, never_fits_instances
+from fenka.cluster.pod_groups import group_name
+from fenka.cluster.state import ClusterSnapshot, PodAllocation
+from fenka.core.evaluate import never_fits
+from fenka.core.inventory import Node as CoreNode
+from fenka.core.mig.instances import GANG_IN_INSTANCES
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.request import ANY_INSTANCE, ComputeMode, Request, Slice
+from fenka.core.units import card_units, format_units, mib_to_units
+from fenka.dialects import ack, base, gpushare, nodes
+from fenka.dialects.base import InvalidRecord, SharedNode, driver_uuid, split_instance
+from fenka.dialects.records import card_at
+from fenka.dialects.registry import DIALECTS
+
+ASKED_EVENT, REFUSED_EVENT = "FenkaScaleOut", "FenkaNoScaleOut"
+"""Reasons of the autoscaler's events on pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOut:
+    """What the autoscaler does for a pending pod.
+
+    Attributes:
+        sentence: its end, after the pod's name.
+        coming: whether a node comes for the pod.
+    """
+
+    sentence: str
+    coming: bool
+
+
+def explain_scale_out(
+    pod: Pod, status: Status, orders: Mapping[str, OrderRecord], now: float
+) -> ScaleOut | None:
+    """Return what is done for a pending pod; None if the autoscaler has not decided yet."""
+    for order in orders.values():
+        for slot in order.slots:
+            if pod.metadata.uid in slot.pods and (sentence := _waits(order, slot, now)):
+                return ScaleOut(sentence, coming=True)
+    refused = (why for why, pods in status.unserved.items() if pod.full_name in pods)
+    return next((_refused(why) for why in refused), None)
+
+
+def explain_by_events(events: Iterable[Event], now: float) -> ScaleOut | None:
+    """Return the same from the pod's own events, for users who may not read what the autoscaler publishes."""
+    decisions = [event for event in events if event.reason in (ASKED_EVENT, REFUSED_EVENT)]
+    newest = max(decisions, key=lambda event: event.at, default=None)
+    if newest is None:
+        return None
+    if newest.reason == REFUSED_EVENT:
+        return _refused(newest.message)
+    ago = _ago(seconds(newest.at), now)
+    return ScaleOut(f"waits for new nodes: {newest.message}, {ago}", coming=True)
+
+
+def _refused(why: str) -> ScaleOut:
+    return ScaleOut(f"gets no new node: {why}", coming=False)
+
+
+def _waits(order: OrderRecord, slot: Slot, now: float) -> str:
+    """Return what a pod planned for the slot waits for; empty if the slot is over."""
+    match slot.state:
+        case "written":
+            return f"waits for a node of {order.group}, which is being asked for"
+        case "asked" | "known":
+            return f"waits for a node of {order.group}, asked for {_ago(order.asked_at, now)}"
+        case "joined":
+            return (
+                f"waits for node {slot.node} of {order.group}, which has joined and does not offer its "
+                "cards yet"
+            )
+        case "offering":
+            return f"waits for kube-scheduler to place it on node {slot.node} of {order.group}"
+        case _:
+            return ""
+
+
+def _ago(moment: float | None, now: float) -> str:
+    if moment is None:
+        return "just now"
+    past = max(int(now - moment), 0)
+    return f"{past} s ago" if past < 120 else f"{past // 60} min ago"
+
+
+POLICY = "binpack"
+"""Only whether a card fits matters here, not which one comes first."""
+
+MAX_HINTS = 3
+"""Pods to name whose end would make room."""
+
+COUNTED = tuple(name for dialect in DIALECTS for name in dialect.RESOURCES)
+"""The resources that kube-scheduler counts by itself."""
+
+
+class NodeVerdict(msgspec.Struct):
+    """Why a pod does not fit a node; no reason if it does."""
+
+    node: str
+    fits: bool
+    reasons: list[str]
+    gpu: bool
+    """Whether the node has what the pod requests at all."""
+
+
+@dataclass(slots=True)
+class NodeVerdicts:
+    """The verdicts on all nodes, by name.
+
+    Attributes:
+        sentence: the counts over all cards, where no node fits by its cards.
+        notes: records of the cluster that are wrong.
+        hints: what would make room.
+        never: why the pod could not start if nothing ran in the cluster; empty if it could.
+    """
+
+    nodes: list[NodeVerdict] = field(default_factory=list)
+    sentence: str = ""
+    notes: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    never: str = ""
+
+
+def explain_nodes(pod: Pod, snapshot: ClusterSnapshot) -> NodeVerdicts:
+    """Return the verdict on each node, and what would help. Raises InvalidRecord."""
+    whole = pod.amount(base.NVIDIA_GPU)
+    if whole and not any(_gives_both(node) for node in snapshot.nodes):
+        return _WholeCards(pod, whole, snapshot).verdicts()
+    return _SharedCards(pod, snapshot).verdicts()
+
+
+def _gives_both(node: Node) -> bool:
+    """Return whether the node gives its cards both whole and in slices."""
+    try:
+        mode = nodes.node_mode(node.metadata.labels)
+    except InvalidRecord:
+        return False
+    return mode.whole and mode.memory
+
+
+class _Evaluation:
+    """A pod against the nodes of a cluster, by the rules that concern nodes as such."""
+
+    def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
+        self._pod, self._snapshot = pod, snapshot
+        self._pods_by_node = Counter(placed.spec.node_name for placed in snapshot.pods)
+
+    def _node_reasons(self, node: Node) -> list[str]:
+        reasons = ineligibility_reasons(self._pod, node)
+        limit, pods = _units(node, "pods"), self._pods_by_node[node.metadata.name]
+        if 0 < limit <= pods:
+            reasons.append(f"has {pods} of {limit} pods")
+        return reasons
+
+
+class _WholeCards(_Evaluation):
+    """Whole cards of nodes that do not share: the kubelet chooses them."""
+
+    def __init__(self, pod: Pod, count: int, snapshot: ClusterSnapshot) -> None:
+        super().__init__(pod, snapshot)
+        self._count, self._nodes = count, snapshot.nodes
+        self._holders: dict[str, list[tuple[str, int]]] = {}
+        """Pods that hold whole cards and how many, by node."""
+        for holder in snapshot.pods:
+            if held := holder.amount(base.NVIDIA_GPU):
+                of_node = self._holders.setdefault(holder.spec.node_name, [])
+                of_node.append((holder.full_name, held))
+
+    def verdicts(self) -> NodeVerdicts:
+        never = self._never()
+        return NodeVerdicts(
+            [self._verdict(node) for node in self._nodes],
+            hints=[never] if never else self._hints(),
+            never=never,
+        )
+
+    def _never(self) -> str:
+        most = max((_units(node, base.NVIDIA_GPU) for node in self._nodes), default=0)
+        if most >= self._count:
+            return ""
+        return f"it can never start as it is: no node has more than {most} cards to give whole"
+
+    def _verdict(self, node: Node) -> NodeVerdict:
+        reasons, total = self._node_reasons(node), _units(node, base.NVIDIA_GPU)
+        free = max(self._free(node), 0)
+        if total < 1:
+            reasons.append(f"offers no {base.NVIDIA_GPU}")
+        elif self._count > free:
+            reasons.append(f"whole cards: {self._count} asked, {free} of {total} free")
+        return NodeVerdict(node.metadata.name, not reasons, reasons, gpu=total > 0)
+
+    def _held(self, node: Node) -> list[tuple[str, int]]:
+        return self._holders.get(node.metadata.name, [])
+
+    def _free(self, node: Node) -> int:
+        return _units(node, base.NVIDIA_GPU) - sum(count for _, count in self._held(node))
+
+    def _hints(self) -> list[str]:
+        hints = [
+            (count, f"it starts when {holder} ends ({count} whole cards of {node.metadata.name})")
+            for node in self._nodes
+            for holder, count in self._held(node)
+            if self._free(node) < self._count <= self._free(node) + count
+        ]
+        return [hint for _, hint in sorted(hints)[:MAX_HINTS]]
+
+
+class _SharedCards(_Evaluation):
+    """Cards of nodes that share, as the scheduler evaluates them."""
+
+    def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
+        super().__init__(pod, snapshot)
+        self._state = snapshot.state
+        self._evaluator = _Evaluator(self._state, POLICY)
+        self._rejections: dict[str, NodeRejection] = {}
+        """By node, of the nodes whose cards do not fit."""
+        self._without_instance: set[str] = set()
+        """Nodes on which no instance is free for the pod."""
+        self._held = {
+            shared.node.name: self._state.allocations(shared.node.name)
+            for shared in self._state.shared_nodes()
+        }
+
+    def verdicts(self) -> NodeVerdicts:
+        verdicts = NodeVerdicts([self._verdict(node) for node in self._snapshot.nodes])
+        shared = self._state.shared_nodes()
+        if shared and len(self._rejections) == len(shared):
+            verdicts.sentence = Unschedulable(self._rejections.values()).sentence()
+        verdicts.notes = [note for node in shared for note in self._wrong_records(node)]
+        verdicts.never = (shared and self._never()) or ""
+        verdicts.hints = [verdicts.never] if verdicts.never else self._hints(verdicts.nodes)
+        return verdicts
+
+    def _verdict(self, node: Node) -> NodeVerdict:
+        reasons, name = self._node_reasons(node), node.metadata.name
+        shared = self._state.shared_node(name)
+        if shared is None:
+            reasons.append(self._nothing_shared(node))
+            return NodeVerdict(name, fits=False, reasons=reasons, gpu=False)
+        ((_, verdict),) = self._evaluator.evaluate(self._pod, (name,))
+        rejection = verdict.rejection if isinstance(verdict, Infeasible) else None
+        if rejection is not None:
+            # A card's reason is better than the kubelet's sum.
+            reasons += _card_reasons(shared, rejection.reasons)
+            reasons += _unleased_reasons(node, rejection.reasons)
+            self._rejections[name] = rejection
+        elif isinstance(verdict, Infeasible):
+            in_instances = self._state.demand_on(name, self._pod).in_instances
+            if not (reasons or verdict.unresolvable) and in_instances:
+                self._without_instance.add(name)
+            reasons.append(verdict.sentence)
+        else:
+            reasons += self._too_few_units(node)
+        return NodeVerdict(name, not reasons, reasons, gpu=True)
+
+    def _nothing_shared(self, node: Node) -> str:
+        error = self._state.node_error(node.metadata.name)
+        if error:
+            return error
+        try:
+            labelled = nodes.node_mode(node.metadata.labels).memory
+        except InvalidRecord as why:
+            return str(why)
+        if labelled:
+            return f"is labelled to share, but its kubelet offers no {gpushare.MEMORY}: see fenka's node pod"
+        return f"shares no GPU ({gpushare.MEMORY} is 0)"
+
+    def _too_few_units(self, node: Node) -> list[str]:
+        """kube-scheduler's NodeResourcesFit counts sums of units, no cards."""
+        reasons = []
+        for resource, needed in self._pod.demand().amounts.items():
+            total, held = _units(node, resource), self._state.allocations(node.metadata.name)
+            used = sum(allocation.pod.demand().amount(resource) for allocation in held)
+            free = max(total - used, 0)
+            if needed > free:
+                reasons.append(
+                    f"{resource}: {needed} asked, {free} of {total} free by the kubelet's count"
+                )
+        return reasons
+
+    def _wrong_records(self, node: SharedNode) -> list[str]:
+        """Return a sentence for each record of this node that is impossible or cannot be read."""
+        name = node.node.name
+        notes = [
+            f"{held.pod.full_name} on {name}: {held.error}; until it ends what it asks for "
+            "counts on the first cards of the node"
+            for held in self._held[name]
+            if held.error
+        ]
+        # A pod whose card is unknown may fill a card twice although nothing was overcommitted.
+        if not notes:
+            notes = [
+                f"card {card.index} of {name} is overcommitted: {used} of {card.memory_mib} MiB"
+                for card in node.node.cards
+                if (used := self._state.card_usage(name, card.uuid).memory_mib) > card.memory_mib
+            ]
+        return notes
+
+    # ---- what would help ----
+
+    def _hints(self, verdicts: Sequence[NodeVerdict]) -> list[str]:
+        if not self._state.shared_nodes():
+            labels = " or ".join(f"{label}=true" for label in ("gpushare", "cgpu"))
+            return [f"no node shares its GPUs: label one {labels}"]
+        fitting = [verdict.node for verdict in verdicts if verdict.fits]
+        if fitting:
+            return [
+                f"{fitting[0]} has room by what fenka knows: if the pod is not placed within a minute, "
+                "kube-scheduler's message above, or its log, has the reason"
+            ]
+        full = {verdict.node for verdict in verdicts if _only_full(verdict)}
+        full |= self._without_instance
+        ending = self._ends_that_make_room(full)
+        return ending or ["no single pod's end makes room: free cards, or add a node"]
+
+    def _never(self) -> str | None:
+        """Return the core's hint if the pod cannot be placed even on empty cards."""
+        if self._pod.demand().invalid is not None:
+            return self._pod.demand().invalid
+        shared = self._state.shared_nodes()
+        names = self._state.instance_nodes(self._pod, (it.node.name for it in shared))
+        on_cards = [it for it in shared if it.node.name not in names]
+        divided = [it for it in shared if it.node.name in names]
+        of_cards = self._never_on_cards(on_cards) if on_cards else ""
+        of_instances = self._never_in_instances(divided) if divided else ""
+        return None if None in (of_cards, of_instances) else of_cards or of_instances
+
+    def _never_in_instances(self, shared_nodes: list[SharedNode]) -> str | None:
+        # Nodes with divided cards say more.
+        shared_nodes.sort(key=lambda it: not it.division.geometries)
+        reasons = []
+        for it in shared_nodes:
+            parts = self._state.demand_on(it.node.name, self._pod).parts
+            reasons.append(never_fits_instances(it, [part.request for part in parts]))
+        if group_name(self._pod) is not None:
+            reasons = [GANG_IN_INSTANCES]
+        return f"it can never start as it is: {reasons[0]}" if all(reasons) else None
+
+    def _never_on_cards(self, shared_nodes: Iterable[SharedNode]) -> str | None:
+        nodes = [self._state.card_node(it.node.name) for it in shared_nodes]
+        for part in self._pod.demand().parts:
+            never = never_fits(part.request, nodes)
+            if never is not None:
+                hint = never.hint or "no card here is what it asks for"
+                return f"it can never start as it is: {hint}"
+        return None
+
+    def _ends_that_make_room(self, names: set[str]) -> list[str]:
+        """Name pods each of which would make room by ending alone, those that hold least first."""
+        holders = [
+            (held.pod.demand().units(shared), held.pod.full_name, held)
+            for shared in self._state.shared_nodes()
+            if shared.node.name in names
+            for held in self._may_make_room(shared.node.name)
+        ]
+        holders.sort(key=lambda holder: holder[:2])
+        helpful = (holder for holder in holders if self._fits_without(holder[2]))
+        hints = []
+        for units, name, held in islice(helpful, MAX_HINTS):
+            cards = ",".join(str(piece.card) for piece in held.slices)
+            amount = f"{format_units(units)} units on card {cards}"
+            if held.pod.demand().in_instances:
+                amount = ", ".join(map(of_instance, held.slices))
+            hints.append(f"it starts when {name} ends ({amount} of {held.node})")
+        return hints
+
+    def _may_make_room(self, name: str) -> list[PodAllocation]:
+        """Return the pods of a node that hold enough of what its cards lack.
+
+        It is necessary, not sufficient. Most pods of a large cluster need no evaluation because of it.
+        """
+        parts, rejection = self._pod.demand().parts, self._rejections.get(name)
+        if rejection is None or len(parts) > 1:
+            return self._held[name]
+        lacking, reasons = parts[0].request.cards, dict[int, Reason]()
+        for reason in rejection.reasons:
+            if reason.code is ReasonCode.TOO_FEW:
+                lacking -= 1
+            else:
+                reasons[reason.card] = reason
+        return [
+            held
+            for held in self._held[name]
+            if len(held.slices) >= lacking and _frees(held.slices, reasons) >= lacking
+        ]
+
+    def _fits_without(self, held: PodAllocation) -> bool:
+        """Return whether the pod fits the node of another pod once that has ended."""
+        node = self._state.node(held.node)
+        self._state.forget_pod(held.pod.metadata.uid)
+        ((_, verdict),) = self._evaluator.evaluate(self._pod, (held.node,))
+        fits = isinstance(verdict, Feasible) and node is not None and not self._too_few_units(node)
+        self._state.set_pod(held.pod)
+        return fits
+
+
+class _Evaluator(PodEvaluator):
+    """Finds the reasons of cards, without the sentence on each node that only kube-scheduler is given."""
+
+    def _infeasible(
+        self,
+        requests: tuple[Request, ...],  # noqa: ARG002
+        node: CoreNode,  # noqa: ARG002
+        rejection: NodeRejection,
+    ) -> Infeasible:
+        return Infeasible("", unresolvable=False, rejection=rejection)
+
+
+def of_instance(piece: Slice) -> str:
+    """Return what a slice is of an instance; empty for a slice of a card."""
+    place = split_instance(piece.uuid)
+    if place is None:
+        return ""
+    return f"{piece.memory_mib} MiB of the instance {place[2]} at {place[1]} of card {piece.card}"
+
+
+def _frees(slices: Sequence[Slice], reasons: Mapping[int, Reason]) -> int:
+    """Return how many cards would have enough without these slices. reasons: what cards lack, by index."""
+    memory, compute = Counter[int](), Counter[int]()
+    for piece in slices:
+        memory[piece.card] += piece.memory_mib
+        compute[piece.card] += piece.compute
+    return sum(
+        (compute if reason.code is ReasonCode.COMPUTE else memory)[card]
+        >= reason.needed - reason.available
+        for card, reason in reasons.items()
+        if card in memory
+    )
+
+
+def _only_full(verdict: NodeVerdict) -> bool:
+    """Return whether the pod would be admitted if there were room."""
+    return (
+        verdict.gpu
+        and not verdict.fits
+        and all(reason.startswith(("card", *COUNTED)) for reason in verdict.reasons)
+    )
+
+
+def _units(node: Node, resource: str) -> int:
+    return base.readable_quantity(node.status.allocatable, resource)
+
+
+def _card_reasons(node: SharedNode, reasons: Iterable[Reason]) -> list[str]:
+    """Return one sentence for all cards that have the same reason, in the node's units."""
+    grouped: dict[str, list[int]] = {}
+    for reason in reasons:
+        grouped.setdefault(_sentence(node, reason), []).append(reason.card)
+    return [
+        f"card{'s' if len(cards) > 1 else ''} {','.join(map(str, cards))}: {sentence}"
+        for sentence, cards in grouped.items()
+    ]
+
+
+def _unleased_reasons(node: Node, reasons: Iterable[Reason]) -> list[str]:
+    """Return a sentence for each card whose memory is too little and in use by no lease."""
+    lacking = {reason.card for reason in reasons if reason.code is ReasonCode.MEMORY}
+    unleased = nodes.unleased_memory(node.metadata.annotations)
+    return [f"card {index}: {who}" for index, who in unleased.items() if index in lacking]
+
+
+def _sentence(node: SharedNode, reason: Reason) -> str:
+    if reason.code is ReasonCode.TOO_FEW:
+        return f"{reason.code.value}: {reason.needed} cards asked, {reason.available} fit"
+    if reason.code is not ReasonCode.MEMORY:
+        return reason.code.value
+    size = card_at(node.node, reason.card).memory_mib
+    free = int(mib_to_units(reason.available, size, node.unit_mib))
+    total = card_units(size, node.unit_mib)
+    return f"{reason.code.value} ({free} of {total} units free)"
+
 
 MAX_EVENTS = 5
 """The newest warnings to show."""

@@ -7,18 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fenka.cluster.allocation import PodAllocation, read_allocation
-from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.node_admission import admits, exclusion
+from fenka.cluster.node_admission import admits, exclusion, ineligibility_reasons
 from fenka.cluster.objects import Pod
 from fenka.cluster.queue_state import QueueState
-from fenka.cluster.state import ClusterState
+from fenka.cluster.state import ClusterState, PodAllocation, read_allocation
 from fenka.core.evaluate import Policy
 from fenka.core.inventory import DeviceId
 from fenka.core.preemption import Preemptor, VictimCandidate, cheapest_victims
 from fenka.core.request import Placement
 from fenka.core.usage import UsageOverlay, UsageView
-from fenka.dialects.resize import REFUSED, REQUEST, STATUS, encode_request
+from fenka.dialects.leases import REFUSED, REQUEST, STATUS, encode_request
 
 
 @dataclass(frozen=True, slots=True)

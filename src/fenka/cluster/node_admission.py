@@ -1,19 +1,26 @@
-"""Which requests a node's mode admits, and which its cards could ever hold."""
+"""Which requests a node's mode admits, and which its cards could ever hold.
 
-from collections.abc import Mapping, Sequence
+Decides which nodes a pod may go to whatever they have free, by taints, selectors and affinity.
+
+These are kube-scheduler's own rules about nodes as such. The scheduler applies them when it reserves cards
+for pending pods, and `fenka why` when it explains what excludes a pod from a node.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fenka.cluster.node_pins import Pin
-from fenka.cluster.objects import Pod
-from fenka.cluster.spot_nodes import SpotRule
+from fenka.cluster.autoscaling import Pin, SpotRule
+from fenka.cluster.objects import Node as KubernetesNode
+from fenka.cluster.objects import NodeSelectorTerm, Pod, SelectorRequirement, Taint
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import restored
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Node
+from fenka.core.inventory import STRICT_EFFECTS, Node, tolerates
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Request
 from fenka.core.usage import EmptyUsage
-from fenka.dialects import node_modes
+from fenka.dialects import nodes
 from fenka.dialects.base import InvalidRecord, SliceRequest
 
 
@@ -25,7 +32,7 @@ def labels(cluster: ClusterState, name: str) -> Mapping[str, str]:
 
 def resident_compute(cluster: ClusterState, name: str) -> set[bool]:
     """Return whether pods with memory of this node have compute too; empty if its mode does not matter."""
-    if node_modes.MODE_LABEL not in labels(cluster, name):
+    if nodes.MODE_LABEL not in labels(cluster, name):
         return set()
     return {
         any(piece.compute for piece in it.slices) or it.pod.demand(cluster.dialects).weight > 0
@@ -95,7 +102,7 @@ class AdmissionRule:
         self, parts: Sequence[SliceRequest], residents: frozenset[bool]
     ) -> Infeasible | None:
         try:
-            node_modes.check_admission(dict(self.labels), parts, residents)
+            nodes.check_admission(dict(self.labels), parts, residents)
         except InvalidRecord as why:
             return Infeasible(str(why), unresolvable=not residents)
         return None
@@ -132,7 +139,7 @@ def excluded_nodes(cluster: ClusterState, pod: Pod) -> frozenset[str]:
 
 def mode_labels(present: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return those of a node's labels that decide what it admits."""
-    return tuple((key, present[key]) for key in node_modes.MODE_LABELS if key in present)
+    return tuple((key, present[key]) for key in nodes.MODE_LABELS if key in present)
 
 
 def admits(cluster: ClusterState, name: str, parts: Sequence[SliceRequest]) -> bool:
@@ -173,3 +180,84 @@ def fits_when_empty(requests: Sequence[Request], node: Node, *, repaired: bool =
     candidate = restored(node) if repaired else node
     placed = place_gang(EmptyUsage(), requests, "binpack", (candidate,))
     return not isinstance(placed, Unschedulable)
+
+
+NO_SCHEDULE = "NoSchedule"
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+def ineligibility_reasons(pod: Pod, node: KubernetesNode) -> list[str]:
+    """Return a sentence for each reason that excludes the pod from the node."""
+    # A node's own condition is also a taint, or will be in a moment, and can be tolerated like one.
+    reasons = [
+        sentence
+        for sentence, key in _conditions(node)
+        if not _any_tolerates(pod, Taint(key=key, effect=NO_SCHEDULE))
+    ]
+    for taint in node.spec.taints:
+        # The node controller's own taints repeat a condition.
+        repeated = taint.key.startswith("node.kubernetes.io/") and reasons
+        if taint.effect in STRICT_EFFECTS and not repeated and not _any_tolerates(pod, taint):
+            value = f"={taint.value}" if taint.value else ""
+            reasons.append(f"taint {taint.key}{value}:{taint.effect} is not tolerated")
+    labels = node.metadata.labels
+    missing = [
+        f"{key}={value}"
+        for key, value in pod.spec.node_selector.items()
+        if labels.get(key) != value
+    ]
+    if missing:
+        reasons.append(f"the pod wants nodes labelled {', '.join(missing)}")
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
+    if required and not any(_term_matches(term, node) for term in required.node_selector_terms):
+        reasons.append("the pod's node affinity excludes it")
+    return reasons
+
+
+def _conditions(node: KubernetesNode) -> Iterator[tuple[str, str]]:
+    """Yield what the node's own state says against it, and the key of the taint that it comes with."""
+    if node.spec.unschedulable:
+        yield "cordoned", "node.kubernetes.io/unschedulable"
+    if not node.ready:
+        taint = "not-ready" if node.readiness == "False" else "unreachable"
+        yield "not ready", f"node.kubernetes.io/{taint}"
+
+
+def _any_tolerates(pod: Pod, taint: Taint) -> bool:
+    return any(tolerates(toleration, taint) for toleration in pod.spec.tolerations)
+
+
+def _term_matches(term: NodeSelectorTerm, node: KubernetesNode) -> bool:
+    # A term without requirements selects no node.
+    fields = {"metadata.name": node.metadata.name}
+    return bool(term.match_expressions or term.match_fields) and (
+        all(matches(requirement, node.metadata.labels) for requirement in term.match_expressions)
+        and all(matches(requirement, fields) for requirement in term.match_fields)
+    )
+
+
+def matches(requirement: SelectorRequirement, labels: Mapping[str, str]) -> bool:
+    """Evaluate a requirement as Kubernetes does; return True for an operator that is unknown here."""
+    value, values = labels.get(requirement.key), requirement.values
+    match requirement.operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            bound = values[0] if values else None
+            return _is_less(*((bound, value) if requirement.operator == "Gt" else (value, bound)))
+    return True
+
+
+def _is_less(low: str | None, high: str | None) -> bool:
+    """Compare whole numbers as Go parses them. Anything else is neither less nor more."""
+    if low is None or high is None or not all(map(_WHOLE_NUMBER.fullmatch, (low, high))):
+        return False
+    return int(low) < int(high)

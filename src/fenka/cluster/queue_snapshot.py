@@ -1,18 +1,33 @@
 """The entries of the queue, and the result of scheduling it once: values.
 
 All times are seconds since 1970.
+
+The options by which a scheduler decides, as the leader publishes them on its Lease.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec.json import Decoder
+
 from fenka.cluster.objects import Pod, seconds
-from fenka.core.fairness import NO_HISTORY, Fairness
+from fenka.core.evaluate import SCORES, Policy
 from fenka.core.inventory import DeviceId
-from fenka.core.queue import HistoryLookup, PendingRequest, Reservation, SortKey, sort_key
+from fenka.core.queue import (
+    NO_HISTORY,
+    Fairness,
+    HistoryLookup,
+    PendingRequest,
+    Reservation,
+    SortKey,
+    sort_key,
+)
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.dialects import records
+from fenka.dialects.base import Dialect
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
 
 GRACE_S = 30
 """Kubernetes' default for a pod that does not give its termination grace period."""
@@ -159,3 +174,42 @@ def time_limit_s(pod: Pod) -> float | None:
     """Return the seconds after its start at which the kubelet has ended the pod; None if it never does."""
     deadline, grace = pod.spec.active_deadline_seconds, pod.spec.termination_grace_period_seconds
     return None if deadline is None else float(deadline + (GRACE_S if grace is None else grace))
+
+
+ANNOTATION = "fenka.io/options"
+"""Annotation of the Lease."""
+
+LABEL = "fenka.io/component=scheduler"
+"""Label of the Lease, by which readers find it in any namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """What other programs need to order and place pods as the scheduler does. Raises ValueError.
+
+    Attributes:
+        hami: whether HAMi's names are read.
+        fairness: what orders pods of one priority.
+    """
+
+    policy: Policy = "binpack"
+    hami: bool = False
+    fairness: Fairness = field(default_factory=Fairness)
+
+    def __post_init__(self) -> None:
+        if self.policy not in SCORES:
+            raise ValueError(f"there is no policy {self.policy}")
+
+    @property
+    def dialects(self) -> tuple[Dialect, ...]:
+        """Return the dialects that the scheduler reads."""
+        return WITH_HAMI if self.hami else DIALECTS
+
+    def encode(self) -> str:
+        """Return the annotation."""
+        return records.encode(self)
+
+
+def decode(text: str) -> SchedulerOptions:
+    """Read the annotation; fields of newer versions are ignored. Raises InvalidRecord."""
+    return records.decode(text, Decoder(SchedulerOptions), f"annotation {ANNOTATION} of the Lease")

@@ -6,10 +6,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from fenka.core.card_columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools
-from fenka.core.columnar import Judgement, count_all
-from fenka.core.columnar_joint import JointJudgement
-from fenka.core.columns import Columns
+from fenka.core.columnar import JointJudgement, Judgement, count_all
+from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools, Columns
 from fenka.core.evaluate import Fit, Policy, evaluate
 from fenka.core.gangs import NO_LIMITS, Limits, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node

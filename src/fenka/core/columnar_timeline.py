@@ -12,8 +12,9 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from fenka.core.availability import Start, Timeline, card_states, needs_host
-from fenka.core.card_columns import (
+from fenka.core.backfill import Start, Timeline, card_states, needs_host
+from fenka.core.columnar import CardJudgement
+from fenka.core.columns import (
     CARD_COMPUTE,
     CARD_MEMORY,
     SLOT,
@@ -23,7 +24,6 @@ from fenka.core.card_columns import (
     Ints,
     amounts_of,
 )
-from fenka.core.columnar import CardJudgement
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
 from fenka.core.request import Request

@@ -1,9 +1,34 @@
-"""Devices and the nodes that have them."""
+"""Devices and the nodes that have them.
 
+A decorator for the values of which a cluster has tens of thousands: one or more for each pod.
+
+The one definition of which work may run on spot nodes, which the cloud takes back.
+
+The planner asks before it buys a node, the scheduler before it admits a pod.
+
+Kubernetes' rule of taints and tolerations, for whatever type has their fields.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NewType
+from math import inf
+from typing import TYPE_CHECKING, NewType, Protocol
 
-from fenka.core.values import value_class
+__all__ = ["value_class"]
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as value_class
+else:
+    from dataclasses import dataclass
+
+    def value_class(*, frozen: bool, slots: bool) -> Callable[[type], type]:
+        """Make a data class that type checkers protect from changes. Nothing checks that at run time.
+
+        Python sets each field of a frozen data class by a call, which triples the cost of making one.
+        """
+        assert frozen
+        return dataclass(slots=slots, unsafe_hash=True)
+
 
 DeviceId = NewType("DeviceId", str)
 """Name of a device: the UUID of a card or a MIG instance, or an id that a dialect invents; never an index."""
@@ -88,3 +113,50 @@ class Node:
     memory_mib: int | None = None
     unit_mib: int = 1024
     card_policy: str | None = None
+
+
+def needed_protection_s(duration_s: float | None, *, interruptible: bool) -> float:
+    """Return for how long a spot node must be protected to run this: 0 for interruptible work.
+
+    duration_s: how long it runs at most, None if that is not limited.
+    """
+    if interruptible:
+        return 0.0
+    return inf if duration_s is None else duration_s
+
+
+class Taint(Protocol):
+    """A node's taint."""
+
+    @property
+    def key(self) -> str:
+        """Return its key."""
+
+    @property
+    def value(self) -> str:
+        """Return its value, which may be empty."""
+
+    @property
+    def effect(self) -> str:
+        """Return its effect, such as NoSchedule."""
+
+
+class Toleration(Taint, Protocol):
+    """A pod's toleration. An empty key or effect covers all."""
+
+    @property
+    def operator(self) -> str:
+        """Return Equal or Exists; empty is Equal."""
+
+
+STRICT_EFFECTS = ("NoSchedule", "NoExecute")
+"""A taint of another effect, such as PreferNoSchedule, keeps no pod from a node."""
+
+
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """Return whether a toleration covers a taint."""
+    return (
+        (not toleration.key or toleration.key == taint.key)
+        and (not toleration.effect or toleration.effect == taint.effect)
+        and (toleration.operator == "Exists" or toleration.value == taint.value)
+    )

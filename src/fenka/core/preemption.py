@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from fenka.core.availability import needs_host
+from fenka.core.backfill import needs_host
 from fenka.core.evaluate import Policy, place
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import DeviceId, Node

@@ -3,9 +3,8 @@
 from typing import Literal, get_args
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.inventory import DeviceId
+from fenka.core.inventory import DeviceId, value_class
 from fenka.core.units import card_units, units_to_mib
-from fenka.core.values import value_class
 
 ComputeMode = Literal["hard", "soft", "weight"]
 """hard: at most the share. soft: the share, and idle time. weight: no limit, but a proportion if several

@@ -3,11 +3,13 @@
 With a target T per replica and a load L in total, N replicas have the ratio L / (N * T). Within the tolerance
 nothing changes; otherwise ceil(L / T) replicas are desired. The number grows to the smallest that was desired
 during `up_after_s`, and shrinks to the largest that was desired during `down_after_s`.
+
+How the weights of a service's versions divide its requests.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 TOLERANCE = 0.1
@@ -114,3 +116,22 @@ def version_loads(versions: Mapping[str, VersionUse], waiting: float) -> dict[st
             share = max(share, 1.0)
         loads[name] = use.in_flight + share
     return loads
+
+
+def shares(weights: Mapping[str, int] | None, versions: Collection[str]) -> dict[str, int]:
+    """Return the shares of versions, which add up to 100; nothing if none of them has a weight.
+
+    Args:
+        weights: The weights by version; None if all are equal.
+        versions: The versions that there are.
+    """
+    known = {name: 1 if weights is None else weights.get(name, 0) for name in versions}
+    total = sum(known.values())
+    if not total:
+        return {}
+    parts = {name: 100 * weight // total for name, weight in known.items()}
+    # The largest remainders get what is left of the sum.
+    order = sorted(known, key=lambda name: (-(100 * known[name] % total), name))
+    for name in order[: 100 - sum(parts.values())]:
+        parts[name] += 1
+    return parts

@@ -23,7 +23,7 @@ from fenka.dialects.base import (
 from fenka.dialects.gpushare import COUNT, MEMORY
 from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import with_core_mode, with_inside
-from fenka.dialects.placements import visible_devices
+from fenka.dialects.records import visible_devices
 
 NAME = "gpushare"
 

@@ -28,7 +28,7 @@ from fenka.dialects.parsing import (
     with_core_mode,
     with_inside,
 )
-from fenka.dialects.placements import visible_devices, whole_slices
+from fenka.dialects.records import visible_devices, whole_slices
 
 NAME = "gpu-manager"
 

@@ -27,8 +27,7 @@ from fenka.dialects.base import (
     is_index,
 )
 from fenka.dialects.parsing import memory_request
-from fenka.dialects.placements import card_at
-from fenka.dialects.records import CardIndex, Count
+from fenka.dialects.records import CardIndex, Count, card_at
 
 MEMORY = "aliyun.com/gpu-mem"
 """Extended resource: units of card memory. The unit is the node's."""

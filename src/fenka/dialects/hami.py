@@ -31,7 +31,7 @@ from fenka.dialects.parsing import (
     with_core_mode,
     with_inside,
 )
-from fenka.dialects.placements import nominal_slice, visible_devices, whole_slices
+from fenka.dialects.records import nominal_slice, visible_devices, whole_slices
 
 NAME = "hami"
 

@@ -19,8 +19,7 @@ from fenka.dialects.base import (
 )
 from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import per_container, whole_card_request, with_core_mode, with_inside
-from fenka.dialects.placements import visible_devices, whole_slices
-from fenka.dialects.records import CardIndex
+from fenka.dialects.records import CardIndex, visible_devices, whole_slices
 
 NAME = "whole-cards"
 RESOURCES: tuple[str, ...] = (NVIDIA_GPU,)

@@ -7,9 +7,8 @@ device is known to the node alone, so neither annotations nor the dialect's envi
 from collections.abc import Iterable, Mapping, Sequence
 
 from fenka.core.inventory import DeviceId
-from fenka.core.mig.geometry import Profile
+from fenka.core.mig.geometry import TABLES, Profile
 from fenka.core.mig.layouts import capacity
-from fenka.core.mig.tables import TABLES
 from fenka.core.request import InvalidRequest, Placement, Request, Slice
 from fenka.dialects import mig_records, records
 from fenka.dialects.base import (
@@ -23,10 +22,10 @@ from fenka.dialects.base import (
     SliceRequest,
     parse_milli,
 )
-from fenka.dialects.mig_names import RESOURCE_PREFIX, resource_name, resource_profile
 from fenka.dialects.mig_records import INSIDE, INSTANCE, DividedCard
 from fenka.dialects.parsing import per_container, valid_request, with_core_mode, with_inside
-from fenka.dialects.placements import nominal_slice, whole_slices
+from fenka.dialects.records import nominal_slice, whole_slices
+from fenka.formats.quantities import RESOURCE_PREFIX, resource_name, resource_profile
 
 NAME = "nvidia-mig"
 RESOURCES: tuple[str, ...] = (RESOURCE_PREFIX,)

@@ -22,8 +22,8 @@ from fenka.dialects.base import (
     PodRequest,
     SliceRequest,
 )
-from fenka.dialects.mig_names import parse_inside
 from fenka.dialects.mig_records import INSIDE
+from fenka.formats.quantities import parse_inside
 
 
 def valid_request(make: Callable[[], Request]) -> Request:

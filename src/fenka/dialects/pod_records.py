@@ -29,7 +29,7 @@ from fenka.dialects.mig_records import (
     recorded_instances,
     with_instances,
 )
-from fenka.dialects.placements import VISIBLE, find_container
+from fenka.dialects.records import VISIBLE, find_container
 
 
 def encode(

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from fenka.gateway.dispatcher import Dispatcher
-from fenka.socket_owners import client_uid
+from fenka.hardware.peer_credentials import client_uid
 
 
 class ClientTimeouts(msgspec.Struct, frozen=True):

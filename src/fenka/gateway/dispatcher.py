@@ -3,25 +3,153 @@
 A request is sent to a second replica if the first accepted no connection, so nothing was sent to it. It is
 sent a second time if it is idempotent, none of its body was sent, and a connection that had been idle ended
 before a byte of the response came.
+
+Keeps requests while no replica accepts any, in their order. Bounded in number, bytes and time. Pure.
+
+Counts what has become of requests: plain numbers, which cost a request less than a microsecond.
 """
 
 import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
 
 import msgspec
 
-from fenka.gateway.buffer import BufferLimits, RequestBuffer
 from fenka.gateway.exchange import Exchange
-from fenka.gateway.http1_pool import Http1Pool
-from fenka.gateway.http1_replica import Http1ReplicaConnection
+from fenka.gateway.http1_replica import Http1Pool, Http1ReplicaConnection
 from fenka.gateway.http2_replica import Http2Exchange, Http2Pool, Http2ReplicaConnection
 from fenka.gateway.routing import Replica, Router
-from fenka.gateway.statistics import Statistics
+from fenka.hardware.peer_credentials import check_peer
 from fenka.jobs.routing_table import RoutingTable
-from fenka.socket_owners import check_peer
+
+MIB = 1024 * 1024
+
+Request = TypeVar("Request", bound=Hashable)
+
+
+class BufferLimits(msgspec.Struct, frozen=True):
+    """The limits of a buffer.
+
+    Attributes:
+        requests: The number of requests.
+        total_bytes: The bytes of their heads and bodies that are in memory.
+        wait_s: Seconds that a request waits: long enough for a model server to start.
+    """
+
+    requests: int = 1000
+    total_bytes: int = 64 * MIB
+    wait_s: float = 60.0
+
+
+class RequestBuffer(Generic[Request]):
+    """Requests without a replica, in the order of their arrival."""
+
+    def __init__(self, limits: BufferLimits) -> None:
+        self.limits = limits
+        self._waiting: OrderedDict[Request, tuple[float, int]] = OrderedDict()
+        """When each arrived, and its bytes."""
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._waiting
+
+    def add(self, request: Request, size: int, arrived_at: float) -> bool:
+        """Keep a request. Return False, and keep nothing, if a limit would be exceeded."""
+        if (
+            len(self._waiting) >= self.limits.requests
+            or self.total_bytes + size > self.limits.total_bytes
+        ):
+            return False
+        self._waiting[request] = arrived_at, size
+        self.total_bytes += size
+        return True
+
+    def resize(self, request: Request, size: int) -> bool:
+        """Count a request that has grown. Return False, and count nothing, if a limit would be exceeded."""
+        arrived_at, known = self._waiting[request]
+        if self.total_bytes + size - known > self.limits.total_bytes:
+            return False
+        self._waiting[request] = arrived_at, size
+        self.total_bytes += size - known
+        return True
+
+    def remove(self, request: Request) -> None:
+        """Drop a request, if it is kept."""
+        _, size = self._waiting.pop(request, (0.0, 0))
+        self.total_bytes -= size
+
+    def expire(self, now: float) -> list[Request]:
+        """Remove and return the requests that have waited too long."""
+        expired = [
+            request
+            for request, (arrived_at, _) in self._waiting.items()
+            if now - arrived_at >= self.limits.wait_s
+        ]
+        for request in expired:
+            self.remove(request)
+        return expired
+
+
+BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class Durations:
+    """A histogram of seconds. counts: one more than BUCKETS_S, for what exceeds all."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_S) + 1)
+        self.total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self.total_s += seconds
+
+
+class Statistics:
+    """Counters since the start of the program.
+
+    Attributes:
+        responses: The number of responses by version and status.
+        durations: From a request's arrival to the end of its response, by version.
+        rejected: The number of requests that got no complete response from a replica, by reason.
+        buffered: The number of requests that waited for a replica.
+        abandoned: The number of requests whose clients went before the response was complete.
+        retries: The number of requests sent to a second connection.
+        unreachable: The number of connections that replicas did not accept.
+    """
+
+    def __init__(self) -> None:
+        self.responses: Counter[tuple[str, int]] = Counter()
+        self.durations: dict[str, Durations] = {}
+        self.rejected: Counter[str] = Counter()
+        self.buffered = self.abandoned = self.retries = self.unreachable = 0
+
+    def observe(self, version: str, status: int, seconds: float) -> None:
+        """Count a response."""
+        self.responses[version, status] += 1
+        durations = self.durations.get(version)
+        if durations is None:
+            durations = self.durations[version] = Durations()
+        durations.add(seconds)
+
+    def reject(self, reason: str) -> None:
+        """Count a request without a complete response."""
+        self.rejected[reason] += 1
+
 
 TICK_S = 0.1
 """Between two looks at requests that wait and at connections that are idle."""

@@ -18,13 +18,13 @@ from fenka.gateway.heads import (
     MAX_HEAD_BYTES,
     BadMessage,
     Fields,
+    Reader,
     read_request,
     sentence_response,
 )
 from fenka.gateway.http1_replica import reset
 from fenka.gateway.http2_client import Http2ClientConnection
 from fenka.gateway.http2_connection import PREFACE
-from fenka.gateway.reading import Reader
 
 MAX_PIPELINED = 32
 """Requests that a client may send before it has the response to the first."""

@@ -17,8 +17,7 @@ from h2.exceptions import FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from fenka.gateway.heads import MAX_HEAD_BYTES, Fields
-from fenka.gateway.reading import Reader
+from fenka.gateway.heads import MAX_HEAD_BYTES, Fields, Reader
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_STREAMS = 100

@@ -1,32 +1,117 @@
-"""`fenka gateway`: serves until the process is told to stop, then finishes what it has begun."""
+"""`fenka gateway`: serves until the process is told to stop, then finishes what it has begun.
+
+Follows the file that a routing table is in. It is replaced by rename, so it is always complete.
+
+An invalid table is reported, and the last valid one stays: a gateway goes on with what it has.
+
+Logs what the event loop reports, without filling the log: of each kind a line in a while.
+"""
 
 import asyncio
 import contextlib
+import errno
+import logging
+import os
 import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.gateway.buffer import MIB, BufferLimits
-from fenka.gateway.dispatcher import ReplicaTimeouts
-from fenka.gateway.endpoint_source import EndpointSource
-from fenka.gateway.loop_errors import LoopErrors
+from fenka.gateway.dispatcher import MIB, BufferLimits, ReplicaTimeouts
+from fenka.gateway.endpoints import EndpointSource
 from fenka.gateway.metrics import GatewayMetrics, admin_app
-from fenka.gateway.server import (
-    Gateway,
-    GatewayLimits,
-    listening_socket,
-    raise_descriptor_limit,
-)
-from fenka.gateway.table_file import TableFile
-from fenka.jobs.routing_table import NAME
+from fenka.gateway.server import Gateway, GatewayLimits, listening_socket, raise_descriptor_limit
+from fenka.isolation.files import open_regular_file
+from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, serve_app
-from fenka.kubernetes.http_listener import listening_socket as admin_socket
-from fenka.kubernetes.program_lifetime import stop_requests
+from fenka.server.listener import MAX_READERS, HttpListener, serve_app
+from fenka.server.listener import listening_socket as admin_socket
+from fenka.server.program import stop_requests
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+"""Between two looks at the file."""
+MAX_BYTES = 4 * 1024 * 1024
+
+
+class TableFile:
+    """The table in a file.
+
+    Attributes:
+        error: Why the newest table is not used; None if it is.
+    """
+
+    def __init__(self, path: Path, apply: Callable[[RoutingTable], None]) -> None:
+        """apply: gets each table that is new."""
+        self._path, self._apply = path, apply
+        self._seen: tuple[int, int, int] | None = None
+        self.error: str | None = None
+
+    def read(self) -> None:
+        """Apply the table if it has changed. Raises InvalidTable and OSError, once for each change."""
+        with open_regular_file(self._path, follow_link=True) as file:
+            status = os.fstat(file.fileno())
+            seen = status.st_ino, status.st_mtime_ns, status.st_size
+            if seen == self._seen:
+                return
+            self._seen = seen
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise InvalidTable(f"the routing table exceeds {MAX_BYTES // 2**20} MiB")
+        self._apply(decode(text))
+        self.error = None
+
+    async def follow(self) -> None:
+        """Apply each new table until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                self.read()
+            except (InvalidTable, OSError) as error:
+                if str(error) != self.error:
+                    log.warning("the last routing table stays in use: %s: %s", self._path, error)
+                self.error = str(error)
+
+
+INTERVAL_S = 10.0
+"""Between two lines of one kind."""
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class LoopErrors:
+    """An event loop's exception handler.
+
+    asyncio reports each connection that cannot be accepted, with a traceback, and tries again in a second.
+    """
+
+    def __init__(self) -> None:
+        self._logged_at: dict[str, float] = {}
+        self._suppressed = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """Log an error, or count it if one of its kind was logged just now."""
+        why = context.get("exception")
+        exhausted = isinstance(why, OSError) and why.errno in _EXHAUSTED
+        kind = f"{type(why).__name__} {getattr(why, 'errno', '')}"
+        now = loop.time()
+        if now < self._logged_at.get(kind, -INTERVAL_S) + INTERVAL_S:
+            self._suppressed += 1
+            return
+        self._logged_at[kind] = now
+        more = f" ({self._suppressed} more errors were not logged)" if self._suppressed else ""
+        self._suppressed = 0
+        if exhausted:
+            assert isinstance(why, OSError)
+            reason = os.strerror(why.errno or 0)
+            log.error("clients have to wait: no connection can be accepted: %s%s", reason, more)
+        else:
+            log.error("%s%s", context.get("message", "error"), more, exc_info=why)
 
 
 class InvalidOptions(FenkaError):

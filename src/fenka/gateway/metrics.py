@@ -15,10 +15,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from fenka.gateway.dispatcher import BUCKETS_S, Durations
 from fenka.gateway.server import Gateway
-from fenka.gateway.statistics import BUCKETS_S, Durations
 from fenka.jobs.routing_table import replica_label
-from fenka.kubernetes.http_listener import ThrottledText
+from fenka.server.listener import ThrottledText
 
 PREFIX = "fenka_gateway"
 

@@ -1,13 +1,20 @@
 """The driver's cards, readings and processes, through NVML.
 
 Simulated and real cards look alike. Only ``Driver.simulated`` distinguishes them, for screens to show it.
+
+What a card can be divided into, and is, as NVML reports it: names and sizes differ between drivers.
+
+The driver of this machine, which may be lost and return.
 """
 
 import contextlib
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 from _ctypes import dlclose
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -16,8 +23,115 @@ import pynvml
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
-from fenka.core.mig.geometry import Geometry
-from fenka.hardware.mig_geometry import read_devices, read_geometry, suppress_vanished
+from fenka.core.mig.geometry import Geometry, Profile, profile_name
+
+_NOT_OFFERED = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+)
+_PROFILES = 0x11
+"""One more than the highest number that NVML 12.9 has. Older drivers refuse what they do not know."""
+_PREFIX = "MIG "
+
+
+def read_geometry(handle: Any) -> Geometry | None:
+    """Return what a card can be divided into, whether or not MIG is enabled; None if it cannot.
+
+    handle: of pynvml. Raises pynvml.NVMLError if the driver no longer answers.
+    """
+    profiles = tuple(
+        profile for number in range(_PROFILES) if (profile := _profile(handle, number)) is not None
+    )
+    if not profiles:
+        return None
+    # Cores of a multiprocessor; NVML does not report multiprocessors of a whole card.
+    cores = 64 if pynvml.nvmlDeviceGetCudaComputeCapability(handle) == (8, 0) else 128
+    return Geometry(
+        pynvml.nvmlDeviceGetName(handle),
+        max(profile.compute for profile in profiles),
+        pynvml.nvmlDeviceGetNumGpuCores(handle) // cores,
+        profiles,
+    )
+
+
+@contextlib.contextmanager
+def suppress_vanished() -> Iterator[None]:
+    """Ignore that an instance is not there any more: another program may destroy it at any time."""
+    with contextlib.suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+        yield
+
+
+def read_devices(handle: Any) -> dict[tuple[int, int], str]:
+    """Return the UUIDs of a card's instances by the ids of GPU and compute instance; none without MIG mode.
+
+    Indices shift when an instance vanishes meanwhile, so two readings must agree.
+
+    handle: of pynvml. Raises pynvml.NVMLError if the driver no longer answers.
+    """
+    devices = _read_devices_once(handle)
+    while (again := _read_devices_once(handle)) != devices:
+        devices = again
+    return devices
+
+
+def _read_devices_once(handle: Any) -> dict[tuple[int, int], str]:
+    devices = dict[tuple[int, int], str]()
+    try:
+        limit = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError as error:
+        if error.value in _NOT_OFFERED:
+            return devices
+        raise
+    for index in range(limit):
+        with suppress_vanished():
+            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            ids = (
+                int(pynvml.nvmlDeviceGetGpuInstanceId(device)),
+                int(pynvml.nvmlDeviceGetComputeInstanceId(device)),
+            )
+            devices[ids] = str(pynvml.nvmlDeviceGetUUID(device))
+    return devices
+
+
+def _profile(handle: Any, number: int) -> Profile | None:
+    try:
+        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
+        starts, size = _places(handle, info.id)
+    except pynvml.NVMLError as error:
+        if error.value in _NOT_OFFERED:
+            return None
+        raise
+    return Profile(
+        _name(handle, number, info),
+        *(info.id, number, info.sliceCount, size, starts),
+        *(info.instanceCount, info.memorySizeMB, info.multiprocessorCount),
+    )
+
+
+def _name(handle: Any, number: int, info: Any) -> str:
+    """Return the driver's own name; drivers before 520 have none."""
+    try:
+        named = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=2)
+    except pynvml.NVMLError as error:
+        if error.value not in (*_NOT_OFFERED, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
+            raise
+        total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+        media = number in (7, 8)
+        return profile_name(info.sliceCount, info.memorySizeMB, total, "+me" if media else "")
+    return str(named.name).removeprefix(_PREFIX)
+
+
+def _places(handle: Any, profile_id: int) -> tuple[tuple[int, ...], int]:
+    """Return the starts of a profile, ascending, and its size."""
+    count = ctypes.c_uint()
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
+    places = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(
+        handle, profile_id, places, ctypes.byref(count)
+    )
+    return tuple(sorted(place.start for place in places)), max(place.size for place in places)
+
 
 _SONAME = "libnvidia-ml.so.1"
 _MIB = 1 << 20
@@ -381,3 +495,119 @@ def _reading(handle: Any) -> Reading:
         ),
         power_w=None if power is None else power / 1000,
     )
+
+
+PROBE = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context = ctypes.c_int(), ctypes.c_void_p()
+sys.exit(
+    cuda.cuInit(0)
+    or cuda.cuDeviceGet(ctypes.byref(device), 0)
+    or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    or print("ready", flush=True)
+    or bool(sys.stdin.read())
+)
+"""
+"""Uses only the standard library, and ends when its standard input is closed."""
+
+
+class Hardware:
+    """The open driver. It is opened again when it was lost.
+
+    first, again: open the driver, at the start and later; by default in the same way.
+    """
+
+    def __init__(
+        self, first: Callable[[], Driver], again: Callable[[], Driver] | None = None
+    ) -> None:
+        self._again = again or first
+        self.driver = first()
+        self.context_mib: dict[str, int] = {}
+        """Context overhead by card UUID, of the cards where it could be measured."""
+        self._uses = 0
+        self._changed = threading.Condition()
+
+    def measure(self, cards: Iterable[Card], library_dir: Path | None) -> None:
+        """Measure the device memory that a process's context takes, once per model. Raises NoDriver.
+
+        It is hundreds of MiB on large cards, appears in no driver call, and differs by model and driver.
+        """
+        by_model: dict[str, int | None] = {}
+        for card in cards:
+            if card.model not in by_model:
+                by_model[card.model] = _context_mib(self.driver, card, library_dir)
+            overhead = by_model[card.model]
+            if overhead is not None:
+                self.context_mib[card.uuid] = overhead
+
+    def readings(self) -> dict[str, Reading]:
+        """Return the cards' readings by UUID. Raises NoDriver."""
+        try:
+            readings = self.driver.readings()
+        except DriverLost:
+            with self._changed:
+                self._changed.wait_for(lambda: self._uses == 0)
+                self.driver.close()
+                self.driver = self._again()
+            readings = self.driver.readings()
+        return {reading.uuid: reading for reading in readings}
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Driver]:
+        """Keep the driver open meanwhile, so that any thread may call it."""
+        with self._changed:
+            self._uses += 1
+        try:
+            yield self.driver
+        finally:
+            with self._changed:
+                self._uses -= 1
+                self._changed.notify_all()
+
+    def processes(self) -> tuple[GpuProcess, ...]:
+        """Call `Driver.processes`, in any thread.
+
+        Raises DriverLost; only `readings` opens the driver again.
+        """
+        with self.in_use() as driver:
+            return driver.processes()
+
+    def busy_samples(self, uuid: str, since_us: int) -> tuple[int, Mapping[int, int]] | None:
+        """Call `Driver.busy_samples`, as `processes` does with its call. Raises DriverLost."""
+        with self.in_use() as driver:
+            return driver.busy_samples(uuid, since_us)
+
+    def close(self) -> None:
+        """Close the driver, after the calls that other threads have begun."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._uses == 0)
+            self.driver.close()
+
+
+def _context_mib(driver: Driver, card: Card, library_dir: Path | None) -> int | None:
+    """Return the MiB that a process with only a context holds on a card, as the driver reports.
+
+    Return None if the driver reports no process's memory, or makes no context.
+    """
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card.uuid}
+    if library_dir is not None:
+        environment["LD_LIBRARY_PATH"] = str(library_dir)
+    with subprocess.Popen(
+        [sys.executable, "-SIc", PROBE],
+        cwd="/",
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as probe:
+        assert probe.stdin is not None
+        assert probe.stdout is not None
+        ready = probe.stdout.readline() == b"ready\n"
+        held = [
+            process.used_mib
+            for process in (driver.processes() if ready else ())
+            if (process.pid, process.uuid) == (probe.pid, card.uuid)
+        ]
+        probe.stdin.close()
+    return held[0] if held else None

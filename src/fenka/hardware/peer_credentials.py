@@ -1,4 +1,11 @@
-"""The process at the other end of a Unix socket, as the kernel reports it."""
+"""The process at the other end of a Unix socket, as the kernel reports it.
+
+Finds the users of local sockets, so that nothing is sent to another user's program.
+
+Who connects to a Unix socket learns who listens. About a TCP socket the kernel is asked, one at a time
+(sock_diag(7)): /proc/net/tcp takes milliseconds on a machine with many connections. Where it has no
+inet_diag, that file is read.
+"""
 
 import errno
 import os
@@ -87,3 +94,110 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
+_NLMSG_ERROR = 2
+_ALL_STATES = 0xFFFFFFFF
+_NO_COOKIE = 2**64 - 1
+
+_HEADER = struct.Struct("=IHHII")
+_OPTIONS = struct.Struct("=BBBxI")
+_SOCKET_ID = struct.Struct(">HH16s16s4xQ")
+_ANSWER = struct.Struct("=BBBB48xIIIII")
+"""inet_diag_msg: family, state, timer, retransmissions, socket, expiry, two queues, user, inode."""
+
+_ANY = ("0.0.0.0", 0)
+
+Place = tuple[str, int]
+"""An address of IPv4 and a port."""
+
+
+class NotTheOwner(OSError):
+    """An address that a program of this user should serve is another user's program's, or nobody's."""
+
+    def __init__(self, address: str, uid: int | None) -> None:
+        found = "nobody listens there" if uid is None else f"user {uid} listens there"
+        super().__init__(errno.ECONNREFUSED, f"{address} is not the replica's: {found}")
+
+
+def listener_uid(place: Place) -> int | None:
+    """Return the user whose program accepts connections to this place; None for none. Raises OSError."""
+    found = _find(place, _ANY)
+    if found is not None:
+        return found[0]
+    # A kernel without inet_diag finds nothing.
+    return procfs.listeners().get(place[1])
+
+
+def socket_listener_uid(path: str) -> int | None:
+    """Return the user whose program listens at a Unix socket; None for nobody. It sees a connection."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)
+        try:
+            trial.connect(path)
+        except OSError:
+            return None
+        return peer(trial).uid
+
+
+def peer_uid(place: Place, client: Place) -> int | None:
+    """Return the user whose program has a connection to `place`, or will accept it. Raises OSError.
+
+    Args:
+        place: Where the program listens.
+        client: The connection's own end.
+    """
+    found = _find(place, client)
+    if found is not None and found[1]:
+        return found[0]
+    # Nobody has accepted it. The connection ends with its listener, so the one of now is the one.
+    return listener_uid(place)
+
+
+def client_uid(client: Place, place: Place) -> int | None:
+    """Return the user of a connection's client on this machine; None if it has gone. Raises OSError."""
+    found = _find(client, place)
+    return found and found[0]
+
+
+def check_peer(connection: socket.socket, uid: int) -> None:
+    """Raise NotTheOwner unless an open connection leads to a program of this user. Raises OSError.
+
+    It is one of IPv4, or of a Unix socket.
+    """
+    place = connection.getpeername()
+    if connection.family == socket.AF_UNIX:
+        listener = peer(connection).uid
+        if listener != uid:
+            raise NotTheOwner(place, listener)
+        return
+    # Programs of root may listen, give up their rights, and accept as another user.
+    found = peer_uid(place, connection.getsockname()) if uid else listener_uid(place)
+    if found != uid:
+        raise NotTheOwner(f"port {place[1]}", found)
+
+
+def _find(local: Place, remote: Place) -> tuple[int, int] | None:
+    """Return the user and the inode of the socket that gets packets from `remote`; None if there is none."""
+    identity = _SOCKET_ID.pack(
+        *(local[1], remote[1]), *(socket.inet_aton(end[0]) for end in (local, remote)), _NO_COOKIE
+    )
+    request = _OPTIONS.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, _ALL_STATES) + identity
+    header = _HEADER.pack(
+        _HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, os.getpid(), 0
+    )
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+            kernel.send(header + request)
+            answer = kernel.recv(1 << 13)
+    except OSError as why:
+        if why.errno != errno.EPROTONOSUPPORT:
+            raise
+        return None
+    if _HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:
+        return None
+    *_, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    return uid, inode

@@ -2,10 +2,15 @@
 
 Programs load ``<directory>/lib/libcuda.so.1`` and ``libnvidia-ml.so.1``. The layout of the shared memory is
 read from the C header through cffi, so that it is defined once.
+
+MIG of simulated cards: the core's geometries with what only the driver reports of them.
+
+The state file of a simulated node: its cards, in the layout of the simulated driver's shared memory.
 """
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import selectors
@@ -15,14 +20,221 @@ import struct
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from fenka import native as built
 from fenka.core.errors import INVALID_INPUT
+from fenka.core.mig.geometry import TABLES, Geometry, Profile
 from fenka.hardware.peer_credentials import peer
-from fenka.hardware.simulated_state import NATIVE, layout, write_state
 from fenka.hardware.spec import NodeError, SimulatedCard
+
+_COPY = {
+    "A100": (1, 1, 2, 3, 4, 7),
+    "H100": (1, 1, 2, 3, 4, 8),
+    "B200": (2, 2, 4, 6, 8, 16),
+    "A30": (1, 1, 2, 2, 4, 4),
+}
+"""Copy engines of 1g, double memory, 2g, 3g, 4g, 7g."""
+_DECODERS = {
+    "A100": (0, 1, 1, 2, 2, 5),
+    "H100": (1, 1, 2, 3, 4, 7),
+    "B200": (1, 1, 2, 3, 4, 7),
+    "A30": (0, 0, 2, 2, 4, 4),
+}
+"""Decoders in the same order."""
+_COLUMNS = {1: 0, 2: 2, 3: 3, 4: 4, 7: 5}
+
+_A100_CHOICE = {
+    (1, 1): (6, 4, 5, 0, 1, 2, 3),
+    (2, 2): (4, 0, 2),
+    (1, 2): (4, 0, 2, 6),
+    (3, 4): (4, 0),
+}
+"""The order in which the driver of an A100 chooses starts, by compute slices and size, as hardware showed."""
+_H100_CHOICE = _A100_CHOICE | {(3, 4): (0, 4)}
+
+
+def family(geometry: Geometry) -> str:
+    """Return the model whose engines and choices a model shares."""
+    model = geometry.model
+    if geometry.compute == 4:
+        return "A30"
+    if model.startswith("A100"):
+        return "A100"
+    return "B200" if model.startswith(("B", "GB")) else "H100"
+
+
+def engines(geometry: Geometry, profile: Profile) -> tuple[int, int, int, int, int]:
+    """Return copy engines, decoders, encoders, JPEG and OFA engines."""
+    kind = family(geometry)
+    plain = min(each.size for each in geometry.profiles if each.compute == profile.compute)
+    column = 1 if profile.size > plain else _COLUMNS[profile.compute]
+    decoders = max(_DECODERS[kind][column], int(profile.exclusive))
+    media = int(profile.exclusive or profile.compute == geometry.compute)
+    jpeg = media if kind in ("A100", "A30") else decoders
+    return (_COPY[kind][column], decoders, 0, jpeg, media)
+
+
+def choice(geometry: Geometry, profile: Profile) -> tuple[int, ...]:
+    """Return the starts in the order in which the driver chooses."""
+    if geometry.compute == 4:
+        return profile.starts
+    known = _A100_CHOICE if family(geometry) == "A100" else _H100_CHOICE
+    return known.get((profile.compute, profile.size), profile.starts)
+
+
+def fill(target: Any, key: str, *, mirrored: bool) -> None:
+    """Write a model's geometry into a card's part of the state file. key: of TABLES."""
+    geometry = TABLES[key]
+    target.profile_count = len(geometry.profiles)
+    target.slices = geometry.compute
+    target.axis = max(profile.size for profile in geometry.profiles)
+    target.mirrored = mirrored
+    target.keeps_mode = family(geometry) in ("A100", "A30") and key != "RTXPRO6000"
+    for row, profile in zip(target.profiles, geometry.profiles, strict=False):
+        row.name = profile.name.encode()
+        row.kind, row.id = profile.enum, profile.profile_id
+        row.slices, row.size, row.limit = profile.compute, profile.size, profile.limit
+        row.sm_count, row.memory_mib = profile.sms, profile.memory_mib
+        row.exclusive = profile.exclusive
+        row.engines = engines(geometry, profile)
+        row.start_count = len(profile.starts)
+        row.starts[0 : len(profile.starts)] = list(profile.starts)
+        row.choice[0 : len(profile.starts)] = list(choice(geometry, profile))
+
+
+NATIVE: Final = built.DIRECTORY / "simulated"
+"""Directory of the simulated driver's libraries and card server."""
+
+_FIXED: Final = (
+    "uuid", "name", "serial", "pci_bus_id", "memory_bytes", "context_bytes", "sm_count",
+    "compute_major", "compute_minor", "idle_power_mw", "power_limit_mw", "max_sm_clock_mhz",
+    "max_memory_clock_mhz", "fan_percent",
+)  # fmt: skip
+"""Fields that identify a card. The others change while the node runs."""
+
+
+class OtherBuild(NodeError):
+    """The card server that runs is another build's: its node has another layout."""
+
+
+def layout() -> tuple[Any, dict[str, int]]:
+    """Return the header's structs as a cffi ``FFI``, and its integer constants."""
+    header = NATIVE / "layout.h"
+    return built.structs(header), built.constants(header)
+
+
+def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
+    """Return the state file's content as a cffi buffer."""
+    ffi, constants = layout()
+    if not 1 <= len(spec) <= constants["FENKA_NODE_CARDS"]:
+        raise NodeError(f"a node has 1 to {constants['FENKA_NODE_CARDS']} cards, not {len(spec)}")
+    state = ffi.new("struct fenka_node *")
+    state.magic = constants["FENKA_NODE_MAGIC"]
+    state.version = constants["FENKA_NODE_VERSION"]
+    state.card_count = len(spec)
+    state.driver_version = spec[0].driver_version.encode()
+    major, minor = spec[0].cuda_version.split(".")
+    state.cuda_version = int(major) * 1000 + int(minor) * 10
+    for index, card in enumerate(spec):
+        _fill(state.cards[index], directory, index, card)
+        state.faults[index].ecc = card.model.ecc
+        state.mig[index].pci_device = card.model.pci_device
+        if card.model.mig:
+            fill(state.mig[index], card.model.mig, mirrored=card.mig_mirrored)
+    return ffi.buffer(state)
+
+
+def _fill(target: Any, directory: Path, index: int, card: SimulatedCard) -> None:
+    model = card.model
+    generated = uuid.uuid5(uuid.NAMESPACE_URL, f"fenka:{directory.resolve()}:{index}:{model.key}")
+    target.uuid = (card.uuid or f"GPU-{generated}").encode()
+    target.name = card.name.encode()
+    target.serial = f"{int(generated) % 10**13:013d}".encode()
+    target.pci_bus_id = f"00000000:{index + 1:02X}:00.0".encode()
+    target.memory_bytes = card.memory_mib << 20
+    target.context_bytes = card.context_mib << 20
+    target.sm_count = model.sm_count
+    target.compute_major, target.compute_minor = model.compute_capability
+    target.idle_power_mw = model.idle_power_w * 1000
+    target.power_limit_mw = model.power_limit_w * 1000
+    target.max_sm_clock_mhz = model.sm_clock_mhz
+    target.max_memory_clock_mhz = model.memory_clock_mhz
+    target.fan_percent = model.fan_percent
+
+
+def write_state(directory: Path, spec: tuple[SimulatedCard, ...]) -> None:
+    """Write the cards to the node's state file. Raises NodeError, OtherBuild, OSError."""
+    _replace(directory, bytes(_state(directory, spec)))
+
+
+def _replace(directory: Path, content: bytes) -> None:
+    """Replace the file, unless a server uses it: then the cards must be the same."""
+    path = directory / "state"
+    with _locked(path) as current:
+        if current is not None:
+            if not _same_layout(current, content):
+                raise OtherBuild(
+                    f"a card server of another build serves {directory}: end it with `fenka sim stop`, which "
+                    "takes the cards of its programs"
+                )
+            if _fixed(current) != _fixed(content):
+                raise NodeError(
+                    f"a card server already serves other cards in {directory}: "
+                    "end its programs and that server first (`fenka sim stop`), or use another directory"
+                )
+            return
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
+            # Trailing zeros are a hole, which takes no memory on a tmpfs.
+            file.write(content.rstrip(b"\0"))
+            file.truncate(len(content))
+            # Programs of any user write their counters here.
+            os.fchmod(file.fileno(), 0o666)
+        Path(file.name).replace(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bytes | None]:
+    """Hold the lock that a card server takes. If a server has it, yield the file's content instead."""
+    try:
+        # Does not block, whatever kind of file this is.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    with open(descriptor, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield file.read()
+        else:
+            yield None
+
+
+def _same_layout(one: bytes, other: bytes) -> bool:
+    ffi, _ = layout()
+    if len(one) != len(other):
+        return False
+    states = [ffi.cast("struct fenka_node *", ffi.from_buffer(content)) for content in (one, other)]
+    return len({(state.magic, state.version) for state in states}) == 1
+
+
+def _fixed(content: bytes) -> tuple[object, ...]:
+    ffi, _ = layout()
+    state = ffi.cast("struct fenka_node *", ffi.from_buffer(content))
+    cards = [
+        tuple(_plain(ffi, getattr(state.cards[index], name)) for name in _FIXED)
+        for index in range(state.card_count)
+    ]
+    return (ffi.string(state.driver_version), state.cuda_version, *cards)
+
+
+def _plain(ffi: Any, value: Any) -> object:
+    return value if isinstance(value, int) else ffi.string(value)
+
 
 _LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 _DEADLINE_S: Final = 10.0

@@ -60,7 +60,7 @@ class Model:
     pci_device: int = 0
     """The PCI device id."""
     mig: str = ""
-    """The geometry in `fenka.core.mig.tables`; empty if it cannot be divided."""
+    """The geometry in `fenka.core.mig.geometry`; empty if it cannot be divided."""
 
 
 _TABLE = (

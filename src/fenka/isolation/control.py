@@ -2,6 +2,10 @@
 
 The daemon or the node agent writes it; the shim reads it inside the programs. The page is a file of fixed
 size with a version. Readers reject values that they do not know.
+
+The layouts of the control page and the account, read from the C header of the shim.
+
+``fenka/lease.h`` is the only definition. This module gives Python its structs, offsets and constants.
 """
 
 import mmap
@@ -9,11 +13,25 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from fenka import native
 from fenka.core.errors import FenkaError
 from fenka.core.request import COMPUTE_MODES, ComputeMode
-from fenka.isolation.layout import constant, layout
+
+HEADER: Final = native.DIRECTORY / "lease.h"
+"""Installed beside the libraries that were built from it."""
+
+
+def constant(name: str) -> int:
+    """Return the value of an integer ``#define`` of the header. Raises KeyError."""
+    return native.constants(HEADER)[name]
+
+
+def layout() -> Any:
+    """Return the header's structs as a cffi ``FFI``. Raises FileNotFoundError if nothing was built."""
+    return native.structs(HEADER)
+
 
 _UUID_CHARACTERS = 40
 

@@ -7,18 +7,26 @@ that they exchange, and explains why no living process is taken for dead.
 
 The workstation's daemon and the node program call `NamespaceReaper.run_once` ten times a second. Tenants can
 write, shorten and lock accounts, so these are accessed in place, in bounded pieces, without waiting.
+
+Reads files of `/proc` that their process can block, in a child process that can be abandoned.
+
+`environ` is the process's own memory, and reading `maps` takes a lock that the process can hold. A program
+that maps a file of its own FUSE server blocks every reader, beyond SIGKILL. So a child reads, and is
+abandoned after the deadline.
 """
 
 import contextlib
 import os
 import struct
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fenka import procfs
 from fenka.isolation import account
-from fenka.isolation.layout import constant
+from fenka.isolation.control import constant
 
 PERIOD_S = 0.1
 """Between rounds. Programs wait up to three seconds for an answer."""
@@ -192,3 +200,56 @@ class _AccountWords:
 
     def _put(self, field: str, index: int, word: int) -> None:
         os.pwrite(self._descriptor, struct.pack("<Q", word), account.offset(field) + 8 * index)
+
+
+_READER = """
+import sys
+most = int(sys.argv[1])
+out = sys.stdout.buffer
+for path in sys.stdin.buffer.read().split(b"\\0"):
+    try:
+        with open(path, "rb") as file:
+            text = file.read(most)
+    except OSError:
+        text = None
+    out.write(b"%d\\n" % (-1 if text is None else len(text)) + (text or b""))
+    out.flush()
+"""
+
+
+def read_files(
+    paths: Sequence[Path], most_bytes: int, timeout_s: float
+) -> Mapping[Path, bytes | None]:
+    """Return the files' first bytes, or None for a file that cannot be read.
+
+    A file that blocks the reader is missing, as are all files after it.
+    """
+    if not paths:
+        return {}
+    words = [sys.executable, "-ISc", _READER, str(most_bytes)]
+    # Not used as a context manager, which would wait for its end.
+    child = subprocess.Popen(words, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout
+    try:
+        # A command line holds fewer paths than a user may have processes.
+        output, _ = child.communicate(b"\0".join(map(os.fsencode, paths)), timeout_s)
+    except subprocess.TimeoutExpired as late:
+        output = late.output or b""
+        child.kill()
+    finally:
+        child.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0)
+    return dict(zip(paths, _split(output), strict=False))
+
+
+def _split(output: bytes) -> list[bytes | None]:
+    contents: list[bytes | None] = []
+    start = 0
+    while (newline := output.find(b"\n", start)) >= 0:
+        size = int(output[start:newline])
+        start = newline + 1 + max(size, 0)
+        if start > len(output):
+            break
+        contents.append(None if size < 0 else output[newline + 1 : start])
+    return contents

@@ -18,17 +18,201 @@ no rights: for an ordinary user in the lease's namespace, for root in one around
 
 This is fair sharing, not a security boundary: root can undo it from outside, or mount another file over a
 mount.
+
+Keeps the host's /etc/ld.so.preload in place while leases mount their own over it.
+
+Restricts a lease's directory to the lease's user.
+
+System calls for mounts and namespaces that Python 3.11 lacks. Each raises OSError.
 """
 
+import contextlib
+import ctypes
+import errno
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import preload, proxy, syscalls
-from fenka.isolation.preload import PRELOAD
+from fenka.isolation import proxy
+
+PRELOAD = Path("/etc/ld.so.preload")
+
+
+def remove() -> None:
+    """Remove the empty file that `sandbox.enter` may have created as root, if no lease needs it.
+
+    Removing a file drops the mounts over it in all namespaces. The lock also protects leases in other PID
+    namespaces, whose processes are not visible.
+    """
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError), PRELOAD.open("r+b") as file:
+        # Fails at once while there is a lease. The file then stays, which is harmless.
+        _lock(file.fileno(), fcntl.F_WRLCK, fcntl.F_OFD_SETLK)
+        if not file.read(1) and not _is_mounted():
+            PRELOAD.unlink()
+
+
+def _is_mounted() -> bool:
+    """Return whether any process sees a mount over the file. Raises OSError."""
+    seen: set[int] = set()
+    for pid in procfs.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            thread = procfs.living_thread(pid)
+            inode = procfs.namespace_inode(thread, "mnt")
+            mounts = procfs.mounts(thread) if inode not in seen else ()
+            if any(mount.point == PRELOAD for mount in mounts):
+                return True
+            seen.add(inode)
+    return False
+
+
+def lock_preload() -> int | None:
+    """Keep /etc/ld.so.preload in place while any process has the returned descriptor open.
+
+    Return None if the file does not exist and cannot be created: then no host file is mounted over.
+    """
+    while True:
+        try:
+            descriptor = os.open(PRELOAD, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return None
+        _lock(descriptor, fcntl.F_RDLCK, fcntl.F_OFD_SETLKW)
+        status = os.fstat(descriptor)
+        if status.st_nlink:
+            if not status.st_size and os.geteuid() == 0:
+                os.fchmod(descriptor, 0o644)  # regardless of the umask: all users' linkers read it
+            return descriptor
+        os.close(descriptor)  # it was removed between open and lock
+
+
+def _lock(descriptor: int, kind: int, command: int) -> None:
+    """Lock a file until its open file description is closed, across exec and fork. Raises OSError.
+
+    Unlike with flock(2), users who may only read the file cannot lock it exclusively and block others.
+    """
+    fcntl.fcntl(descriptor, command, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
+
+
+_ACL, _ACL_VERSION = "system.posix_acl_access", 2
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
+_READ_WRITE_ENTER, _ENTER, _NOTHING = 7, 1, 0
+_NOBODY = 0xFFFFFFFF
+
+
+def restrict_to_user(directory: Path, uid: int) -> None:
+    """Let only this process's user and `uid` enter the directory, and only the former change it.
+
+    `uid` gets an entry in the access control list instead of ownership, which would allow it to replace
+    files. On a file system without such lists all users may enter, and the modes of the files decide. Raises
+    OSError.
+    """
+    directory.chmod(0o700)
+    if uid == os.geteuid():
+        return
+    entries = (
+        (_OWNER, _READ_WRITE_ENTER, _NOBODY),
+        (_USER, _ENTER, uid),
+        (_GROUP, _NOTHING, _NOBODY),
+        (_MASK, _ENTER, _NOBODY),
+        (_OTHERS, _NOTHING, _NOBODY),
+    )
+    packed = struct.pack("<I", _ACL_VERSION) + b"".join(
+        struct.pack("<HHI", *entry) for entry in entries
+    )
+    try:
+        os.setxattr(directory, _ACL, packed)
+    except OSError as why:
+        if why.errno != errno.EOPNOTSUPP:
+            raise
+        directory.chmod(0o711)
+
+
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE = 1, 2, 4, 8, 32, 4096, 16384
+SLAVE = 1 << 19
+DETACH = 2
+_PAGE = 4096
+
+NEW_MOUNTS = 0x00020000
+NEW_USER = 0x10000000
+
+_CAPBSET_DROP = 24
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, *names: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), *names)
+
+
+def unshare(flags: int) -> None:
+    """Move this process to new namespaces of these kinds."""
+    _check(_libc().unshare(flags))
+
+
+def join_namespaces(pidfd: int, flags: int) -> None:
+    """Move this process to a process's namespaces of these kinds."""
+    _check(_libc().setns(pidfd, flags))
+
+
+def drop_capabilities() -> None:
+    """Prevent programs that this process executes from gaining capabilities, also by their file."""
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    for number in range(last + 1):
+        _check(_libc().prctl(_CAPBSET_DROP, number, 0, 0, 0))
+
+
+def mount(
+    source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
+) -> None:
+    """Call mount(2). kind and data: for a new file system."""
+    origin = os.fsencode(source) if source is not None else (kind or "none").encode()
+    _check(
+        _libc().mount(
+            origin,
+            os.fsencode(target),
+            kind.encode() or None,
+            ctypes.c_ulong(flags),
+            data.encode() or None,
+        ),
+        str(target),
+    )
+
+
+def mount_small(directory: Path, size: int) -> None:
+    """Mount a tmpfs with room for one file of `size` bytes, rounded up to pages."""
+    size = -(-size // _PAGE) * _PAGE
+    flags = NOSUID | NODEV | NOEXEC
+    mount("fenka", directory, flags, "tmpfs", f"mode=0755,size={size},nr_inodes=2")
+
+
+def unmount_all(directory: Path, unmount: Callable[[Path], None]) -> None:
+    """Remove all mounts on a directory, if any."""
+    while True:
+        try:
+            unmount(directory)
+        except OSError as why:
+            if why.errno in (errno.EINVAL, errno.ENOENT):  # nothing is mounted there
+                return
+            raise
+
+
+def unmount(target: Path) -> None:
+    """Remove a mount at once. Open files in it stay usable."""
+    _check(_libc().umount2(os.fsencode(target), DETACH), str(target))
+
 
 LEASE_ROOT = Path("/run/fenka")
 """Directory of a lease inside it."""
@@ -81,7 +265,7 @@ Bind = tuple[Path, Path]
 
 def enter(mounts: LeaseMounts, binds: Sequence[Bind] = ()) -> None:
     """Move this single-threaded process into the lease. Raises IsolationError; the process must then end."""
-    lock = preload.lock()
+    lock = lock_preload()
     own_users = _unshare()
     _mount_all(mounts)
     files = [file for files in mounts.driver.values() for file in files]
@@ -98,7 +282,7 @@ def enter_without_lease(binds: Sequence[Bind]) -> None:
     Raises IsolationError; the process must then end.
     """
     own_users = _unshare()
-    _mount(None, Path("/"), syscalls.RECURSIVE | syscalls.SLAVE)
+    _mount(None, Path("/"), RECURSIVE | SLAVE)
     _mount_binds(binds, [procfs.PROC])
     if own_users:
         _drop_privileges(user_namespaces=True)
@@ -106,7 +290,7 @@ def enter_without_lease(binds: Sequence[Bind]) -> None:
 
 def join(pid: int) -> None:
     """Move this single-threaded process to where a program runs. Raises IsolationError, OSError."""
-    kinds = {"user": syscalls.NEW_USER, "mnt": syscalls.NEW_MOUNTS}
+    kinds = {"user": NEW_USER, "mnt": NEW_MOUNTS}
     flags = 0
     for kind, flag in kinds.items():
         if procfs.namespace_inode(pid, kind) != procfs.namespace_inode("self", kind):
@@ -115,13 +299,13 @@ def join(pid: int) -> None:
         return
     process = os.pidfd_open(pid)
     try:
-        syscalls.join(process, flags)
+        join_namespaces(process, flags)
     except OSError as why:
         raise IsolationError(f"process {pid} cannot be joined: {why.strerror}") from None
     finally:
         os.close(process)
-    if flags & syscalls.NEW_USER and os.geteuid() != 0:
-        syscalls.drop_capabilities()
+    if flags & NEW_USER and os.geteuid() != 0:
+        drop_capabilities()
 
 
 def _mount_binds(binds: Sequence[Bind], kept: Sequence[Path]) -> None:
@@ -130,23 +314,23 @@ def _mount_binds(binds: Sequence[Bind], kept: Sequence[Path]) -> None:
         covered = [path for path in kept if path.is_relative_to(place)]
         if covered or place.is_relative_to(LEASE_ROOT):
             raise IsolationError(f"{target} cannot be another directory: it has files of the lease")
-        _mount(source, target, syscalls.BIND | syscalls.RECURSIVE)
+        _mount(source, target, BIND | RECURSIVE)
 
 
 def _mount_all(mounts: LeaseMounts) -> None:
     # Slave, not private, so that disks mounted later on the host appear inside.
-    _mount(None, Path("/"), syscalls.RECURSIVE | syscalls.SLAVE)
+    _mount(None, Path("/"), RECURSIVE | SLAVE)
     text = _preload_text()
     _provide_lease_root(mounts.directory / "run")
-    _mount(mounts.directory / "lease", LEASE_ROOT / "lease", syscalls.BIND)
-    _mount(mounts.shim, SHIM, syscalls.BIND)
+    _mount(mounts.directory / "lease", LEASE_ROOT / "lease", BIND)
+    _mount(mounts.shim, SHIM, BIND)
     if mounts.proxies is not None:
         _mount_proxies(mounts, mounts.proxies)
     _read_only(LEASE_ROOT / "lease")
-    _mount(mounts.directory / "account", LEASE_ROOT / "account", syscalls.BIND)
+    _mount(mounts.directory / "account", LEASE_ROOT / "account", BIND)
     _provide_etc(mounts.directory / "etc", mounts.linker_cache)
     for hidden in mounts.hidden:
-        _mount(None, hidden, syscalls.RDONLY, kind="tmpfs", data="mode=0755,size=4k")
+        _mount(None, hidden, RDONLY, kind="tmpfs", data="mode=0755,size=4k")
     if mounts.capabilities:
         _hide_others(mounts.capabilities)
     if PRELOAD.read_text() != text:
@@ -161,7 +345,7 @@ def _hide_others(files: Sequence[Path]) -> None:
     _mount(None, directory, 0, kind="tmpfs", data="mode=0755,size=4k")
     for target, descriptor in opened:
         target.touch()
-        _mount(Path(f"/proc/self/fd/{descriptor}"), target, syscalls.BIND)
+        _mount(Path(f"/proc/self/fd/{descriptor}"), target, BIND)
         os.close(descriptor)
     _read_only(directory)
 
@@ -172,17 +356,17 @@ def _mount_proxies(mounts: LeaseMounts, proxies: Path) -> None:
     Libraries in a program's LD_PRELOAD come before those in /etc/ld.so.preload, and would reach the driver
     directly.
     """
-    _mount(mounts.directory / "driver", DRIVER, syscalls.BIND)
+    _mount(mounts.directory / "driver", DRIVER, BIND)
     for name in proxy.NEXT_LIBRARIES:
-        _mount(proxies / name, SHIM.parent / name, syscalls.BIND)
+        _mount(proxies / name, SHIM.parent / name, BIND)
     if mounts.node is not None:
-        _mount(mounts.node, DRIVER / NODE, syscalls.BIND)
+        _mount(mounts.node, DRIVER / NODE, BIND)
     for name, (first, *_) in mounts.driver.items():
-        _mount(first, DRIVER / name, syscalls.BIND)
+        _mount(first, DRIVER / name, BIND)
     _read_only(DRIVER)
     for name, files in mounts.driver.items():
         for file in files:
-            _mount(proxies / name, file, syscalls.BIND)
+            _mount(proxies / name, file, BIND)
 
 
 def prepare(directory: Path, linker_cache: Path | None) -> None:
@@ -232,7 +416,7 @@ def _unshare() -> bool:
     """Create a mount namespace. Return whether a user namespace was created, too."""
     if os.geteuid() != 0:
         uid, gid = os.geteuid(), os.getegid()
-        _unshare_checked(syscalls.NEW_USER | syscalls.NEW_MOUNTS)
+        _unshare_checked(NEW_USER | NEW_MOUNTS)
         # The kernel requires setgroups to be denied before an unprivileged process may map its group.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -242,7 +426,7 @@ def _unshare() -> bool:
         _unshare_all_users()
     except OSError:
         # If root cannot create user namespaces, neither can its programs.
-        _unshare_checked(syscalls.NEW_MOUNTS)
+        _unshare_checked(NEW_MOUNTS)
         return False
     return True
 
@@ -271,7 +455,7 @@ def _unshare_all_users() -> None:
             os._exit(failed)
     os.close(receive)
     try:
-        syscalls.unshare(syscalls.NEW_USER | syscalls.NEW_MOUNTS)
+        unshare(NEW_USER | NEW_MOUNTS)
         os.write(send, b"g")
     finally:
         os.close(send)
@@ -288,7 +472,7 @@ def _drop_privileges(*, user_namespaces: bool) -> None:
         if not user_namespaces:
             _limit_namespaces("user", 0)
         # Capabilities of executable files would be effective in this namespace.
-        syscalls.drop_capabilities()
+        drop_capabilities()
     elif not user_namespaces:
         _limit_namespaces("user", 1)
         _limit_namespaces("time", 0)
@@ -320,7 +504,7 @@ def _provide_lease_root(layer: Path) -> None:
         _make_mount_points(LEASE_ROOT)
     except OSError:
         if LEASE_ROOT.is_dir():
-            _mount(layer, LEASE_ROOT, syscalls.BIND)
+            _mount(layer, LEASE_ROOT, BIND)
         else:
             _rebuild_run(layer)
 
@@ -346,10 +530,10 @@ def _rebuild_run(layer: Path) -> None:
             target.mkdir()
         else:
             target.touch()
-        _mount(source, target, syscalls.BIND | syscalls.RECURSIVE)
+        _mount(source, target, BIND | RECURSIVE)
     os.close(old)
     LEASE_ROOT.mkdir()
-    _mount(layer, LEASE_ROOT, syscalls.BIND)
+    _mount(layer, LEASE_ROOT, BIND)
 
 
 def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
@@ -357,10 +541,10 @@ def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
     if not PRELOAD.exists():
         _overlay_etc(layer)
         return
-    _mount(layer / PRELOAD.name, PRELOAD, syscalls.BIND)
+    _mount(layer / PRELOAD.name, PRELOAD, BIND)
     _read_only(PRELOAD)
     if linker_cache is not None:
-        _mount(layer / LINKER_CACHE.name, LINKER_CACHE, syscalls.BIND)
+        _mount(layer / LINKER_CACHE.name, LINKER_CACHE, BIND)
         _read_only(LINKER_CACHE)
 
 
@@ -369,21 +553,21 @@ def _overlay_etc(layer: Path) -> None:
     etc = PRELOAD.parent
     below = [mount.point for mount in procfs.mounts() if etc in mount.point.parents]
     opened = [(point, os.open(point, os.O_PATH)) for point in below]
-    _mount("overlay", etc, syscalls.RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
+    _mount("overlay", etc, RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
     for point, descriptor in opened:
-        _mount(Path(f"/proc/self/fd/{descriptor}"), point, syscalls.BIND)
+        _mount(Path(f"/proc/self/fd/{descriptor}"), point, BIND)
         os.close(descriptor)
 
 
 def _read_only(target: Path) -> None:
     # A remount inside a user namespace must repeat the mount's locked flags.
-    inherited = os.statvfs(target).f_flag & ~syscalls.RDONLY & 0xF
-    _mount(None, target, syscalls.BIND | syscalls.REMOUNT | syscalls.RDONLY | inherited)
+    inherited = os.statvfs(target).f_flag & ~RDONLY & 0xF
+    _mount(None, target, BIND | REMOUNT | RDONLY | inherited)
 
 
 def _unshare_checked(flags: int) -> None:
     try:
-        syscalls.unshare(flags)
+        unshare(flags)
     except OSError as why:
         raise IsolationError(
             f"no private mount namespace can be made here ({why.strerror}): start the daemon and the "
@@ -396,7 +580,7 @@ def _mount(
     source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
 ) -> None:
     try:
-        syscalls.mount(source, target, flags, kind, data)
+        mount(source, target, flags, kind, data)
     except OSError as why:
         raise IsolationError(
             f"cannot mount {target} for the lease: {why.strerror}; see `fenka doctor`"

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from fenka.core.request import InvalidRequest
-from fenka.core.weights import shares
+from fenka.core.scaling import shares
 from fenka.jobs.workload import (
     DEFAULT_SERVICE,
     MAX_NAME_CHARACTERS,

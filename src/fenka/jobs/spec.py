@@ -15,8 +15,8 @@ import msgspec
 
 from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.core.request import ComputeMode, InvalidRequest
-from fenka.dialects.mig_names import parse_inside, parse_profile
-from fenka.isolation.layout import constant
+from fenka.formats.quantities import parse_inside, parse_profile
+from fenka.isolation.control import constant
 
 JobKind = Literal["run", "notebook", "training", "service"]
 Isolation = Literal["namespace", "cooperative"]

@@ -1,4 +1,7 @@
-"""Ends pods: by an eviction, which respects their disruption budgets as a drain does, or by deleting them."""
+"""Ends pods: by an eviction, which respects their disruption budgets as a drain does, or by deleting them.
+
+Adds and removes a taint of a node. Others' taints are kept, with the fields that fenka does not know.
+"""
 
 import contextlib
 import time
@@ -7,7 +10,8 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.autoscaling import encode_time
-from fenka.cluster.objects import Object, ObjectMeta, pod_path
+from fenka.cluster.node_admission import NO_SCHEDULE
+from fenka.cluster.objects import Node, Object, ObjectMeta, node_path, pod_path
 from fenka.kubernetes.client import Api, ApiError
 
 _TRIES = 3
@@ -80,3 +84,36 @@ async def _mark(api: Api, path: str, uid: str, reason: str, *, failed: bool) -> 
 def _options(uid: str, grace_s: int | None) -> dict[str, Any]:
     grace = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
     return {"preconditions": {"uid": uid}, **grace}
+
+
+class _Spec(Object):
+    taints: tuple[dict[str, Any], ...] = ()
+
+
+class _TaintedNode(Object):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+async def add_taint(api: Api, node: Node, key: str) -> None:
+    """Keep pods that do not tolerate it from the node. Raises ApiError (409: try again), ApiUnreachable."""
+    await _write(api, node, key, [{"key": key, "effect": NO_SCHEDULE}])
+
+
+async def remove_taint(api: Api, node: Node, key: str) -> None:
+    """Remove all taints with this key. Raises ApiError (409: try again), ApiUnreachable."""
+    await _write(api, node, key, [])
+
+
+async def _write(api: Api, node: Node, key: str, wanted: list[dict[str, str]]) -> None:
+    path = node_path(node.metadata.name)
+    current = await api.get(path, _TaintedNode)
+    others = [taint for taint in current.spec.taints if taint.get("key") != key]
+    if len(current.spec.taints) - len(others) == len(wanted):
+        return
+    # A list is replaced as a whole: the version makes sure that it is the one that was read.
+    guard = {
+        "uid": node.metadata.uid,
+        "resourceVersion": current.metadata.resource_version,
+    }
+    await api.patch(path, Object, {"metadata": guard, "spec": {"taints": [*others, *wanted]}})

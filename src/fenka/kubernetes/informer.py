@@ -2,6 +2,8 @@
 
 A list is read from the server's own store, so it replaces everything. Between lists an object is replaced
 only by a newer version. A deleted object never comes back, because a UID is used once.
+
+Listeners of informers that several programs have.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from fenka.cluster.pod_groups import PodGroup
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, HasMeta
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
@@ -266,3 +269,41 @@ class Informers:
         async with asyncio.TaskGroup() as group:
             for informer in self.by_collection.values():
                 group.create_task(informer.run())
+
+
+class NullListener:
+    """Ignores changes: the objects are looked up in the informer."""
+
+    def on_replace(self, objects: Sequence[object]) -> None:
+        """Ignore all objects."""
+
+    def on_upsert(self, obj: object) -> None:
+        """Ignore a new or changed object."""
+
+    def on_delete(self, obj: object) -> None:
+        """Ignore a deleted object."""
+
+
+class PodGroupIndex:
+    """Finds PodGroups by name. Attributes: by_name: the groups, by namespace/name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, PodGroup] = {}
+
+    def on_replace(self, objects: Sequence[PodGroup]) -> None:
+        """Replace all PodGroups."""
+        self.by_name = {_full_name(group): group for group in objects}
+
+    def on_upsert(self, obj: PodGroup) -> None:
+        """Set a PodGroup."""
+        self.by_name[_full_name(obj)] = obj
+
+    def on_delete(self, obj: PodGroup) -> None:
+        """Remove a PodGroup, unless another one already has its name."""
+        known = self.by_name.get(_full_name(obj))
+        if known is not None and known.metadata.uid == obj.metadata.uid:
+            del self.by_name[_full_name(obj)]
+
+
+def _full_name(group: PodGroup) -> str:
+    return f"{group.metadata.namespace}/{group.metadata.name}"

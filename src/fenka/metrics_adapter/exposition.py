@@ -1,14 +1,112 @@
 """Sums gauges in Prometheus' text format, which tenants write: block by block, within bounds. Pure.
 
 Lines of other metrics are never split off, so a long answer costs no more than a search in its bytes.
+
+What the API serves: lists of values, its resources, and failures. Pure.
+
+Wire facts: HorizontalPodAutoscalers request `/apis/external.metrics.k8s.io/v1beta1/namespaces/NS/METRIC`
+with a labelSelector, sum the values of the list, and read them in thousandths. Without `/apis` and
+`/openapi` the API server uses the list of resources.
+
+Reads an HTTP response that a tenant writes, in blocks and within bounds.
+
+Requests are of HTTP/1.0, so most servers send a body in one piece. uvicorn, which serves vLLM, sends chunks
+all the same. Chunks of a byte each would cost thousands of times their size, so their number is bounded.
 """
 
+import asyncio
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from fenka.core.errors import FenkaError
-from fenka.metrics_adapter.wire import MAX_VALUE
+
+GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
+GROUP_VERSION = f"{GROUP}/{VERSION}"
+PATH = f"/apis/{GROUP_VERSION}"
+
+REQUESTS, GPU_BUSY = "fenka_requests", "fenka_gpu_busy"
+
+MAX_VALUE = 1e12
+"""Larger values are refused: autoscalers compute with thousandths in 64 bits."""
+
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
+
+BAD_REQUEST, FORBIDDEN, NOT_FOUND, INTERNAL, UNAVAILABLE = 400, 403, 404, 500, 503
+_REASONS = {
+    BAD_REQUEST: "BadRequest",
+    FORBIDDEN: "Forbidden",
+    NOT_FOUND: "NotFound",
+    INTERNAL: "InternalError",
+    UNAVAILABLE: "ServiceUnavailable",
+}
+_VERBS = ("get",)
+
+
+class NoValue(FenkaError):
+    """There is no value. code: HTTP's."""
+
+    def __init__(self, sentence: str, code: int = UNAVAILABLE) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def resource_list() -> bytes:
+    """Return the APIResourceList. Gauges of pods are not in it: any name is one."""
+    resources = [
+        {
+            "name": name,
+            "singularName": "",
+            "namespaced": True,
+            "kind": "ExternalMetricValueList",
+            "verbs": _VERBS,
+        }
+        for name in (REQUESTS, GPU_BUSY)
+    ]
+    body = {"groupVersion": GROUP_VERSION, "resources": resources}
+    return _encoded("APIResourceList", "v1", body)
+
+
+def value_list(metric: str, value: float, time: datetime) -> bytes:
+    """Return the ExternalMetricValueList with one value. time: with its time zone."""
+    item = {
+        "metricName": metric,
+        "metricLabels": {},
+        "timestamp": f"{time:%Y-%m-%dT%H:%M:%SZ}",
+        "value": quantity(value),
+    }
+    return _encoded("ExternalMetricValueList", GROUP_VERSION, {"metadata": {}, "items": [item]})
+
+
+def failure(code: int, sentence: str) -> bytes:
+    """Return the Status of a request that fails."""
+    body = {
+        "metadata": {},
+        "status": "Failure",
+        "message": sentence,
+        "reason": _REASONS[code],
+        "code": code,
+    }
+    return _encoded("Status", "v1", body)
+
+
+def quantity(value: float) -> str:
+    """Return a value as a quantity of Kubernetes, rounded up to thousandths."""
+    # Without the difference 0.07 would become 71 thousandths.
+    thousandths = max(math.ceil(value * 1000 - 1e-6), 0)
+    whole, rest = divmod(thousandths, 1000)
+    return f"{thousandths}m" if rest else str(whole)
+
+
+def _encoded(kind: str, api_version: str, body: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"kind": kind, "apiVersion": api_version, **body})
+
 
 MAX_LINE = 64 * 1024
 MAX_SERIES = 1000
@@ -133,3 +231,99 @@ def _labels(text: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _unescaped(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda match: _ESCAPES[match[0]], text)
+
+
+KIB = 1024
+MAX_HEAD = 64 * KIB
+"""Bytes of a response's head, and the limit of the stream that it is read from."""
+MAX_CHUNKS = 10_000
+BLOCK = 16 * KIB
+"""The most that is read of a body at a time."""
+
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})( .*)?")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(;.*)?\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Framing:
+    """How a body ends. length: in bytes; None if it ends with the connection, or is in chunks."""
+
+    length: int | None
+    chunked: bool
+
+
+async def body(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the body of a response with status 200. Raises InvalidExposition, OSError and EOFError."""
+    framing = await _read_head(stream)
+    if framing.chunked:
+        blocks = _chunks(stream)
+    elif framing.length is not None:
+        blocks = _exactly(stream, framing.length)
+    else:
+        blocks = _to_end(stream)
+    async for block in blocks:
+        yield block
+
+
+async def _read_head(stream: asyncio.StreamReader) -> _Framing:
+    try:
+        head = await stream.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise InvalidExposition(f"answers with a head of more than {MAX_HEAD // KIB} KiB") from None
+    first, *lines = head[:-4].split(b"\r\n")
+    status = _STATUS.fullmatch(first)
+    if status is None:
+        raise InvalidExposition("does not speak HTTP")
+    if status[1] != b"200":
+        raise InvalidExposition(f"answers /metrics with {status[1].decode()}, expected 200")
+    fields: dict[bytes, list[bytes]] = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        fields.setdefault(name.strip().lower(), []).append(value.strip().lower())
+    return _framing(fields)
+
+
+def _framing(fields: dict[bytes, list[bytes]]) -> _Framing:
+    transfer = fields.get(b"transfer-encoding", [])
+    if fields.get(b"content-encoding", [b"identity"]) != [b"identity"] or transfer not in (
+        [],
+        [b"chunked"],
+    ):
+        raise InvalidExposition("answers /metrics with an encoding that was not asked for")
+    lengths = [] if transfer else fields.get(b"content-length", [])
+    if len(lengths) > 1 or not all(_LENGTH.fullmatch(length) for length in lengths):
+        raise InvalidExposition("answers /metrics with an invalid Content-Length")
+    return _Framing(int(lengths[0]) if lengths else None, bool(transfer))
+
+
+async def _to_end(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while block := await stream.read(BLOCK):
+        yield block
+
+
+async def _exactly(stream: asyncio.StreamReader, length: int) -> AsyncIterator[bytes]:
+    while length:
+        block = await stream.read(min(BLOCK, length))
+        if not block:
+            raise EOFError
+        length -= len(block)
+        yield block
+
+
+async def _chunks(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    for _ in range(MAX_CHUNKS):
+        try:
+            match = _CHUNK.fullmatch(await stream.readuntil(b"\r\n"))
+        except asyncio.LimitOverrunError:
+            match = None
+        if match is None:
+            raise InvalidExposition("answers /metrics with an invalid chunk")
+        length = int(match[1], 16)
+        if not length:
+            return
+        async for block in _exactly(stream, length):
+            yield block
+        if await stream.readexactly(2) != b"\r\n":
+            raise InvalidExposition("answers /metrics with an invalid chunk")
+    raise InvalidExposition(f"answers /metrics in more than {MAX_CHUNKS} chunks")

@@ -12,18 +12,21 @@ from msgspec import Meta
 from fenka.cluster.objects import ConfigMap
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.kubernetes.program_lifetime import stop_requests, working_until
-from fenka.metrics_adapter.front_proxy import (
-    CONFIG_MAP,
-    FrontProxy,
-    ServingCertificate,
-    read_front_proxy,
-)
-from fenka.metrics_adapter.registration import ServiceReference, register
 from fenka.metrics_adapter.scraper import Scraper
-from fenka.metrics_adapter.server import KEEP_ALIVE_S, api_app, probe_app
+from fenka.metrics_adapter.server import (
+    CONFIG_MAP,
+    KEEP_ALIVE_S,
+    FrontProxy,
+    ServiceReference,
+    ServingCertificate,
+    api_app,
+    probe_app,
+    read_front_proxy,
+    register,
+)
 from fenka.metrics_adapter.values import Values
+from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.server.program import stop_requests, working_until
 
 log = logging.getLogger(__name__)
 

@@ -1,22 +1,78 @@
-"""Advertises the node's cards to the kubelet: which device IDs of each resource it may allocate."""
+"""Advertises the node's cards to the kubelet: which device IDs of each resource it may allocate.
+
+Selects whether the node shares its cards, from the node's labels.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.core.request import Slice
-from fenka.dialects import base, gpushare, nvidia, nvidia_mig
-from fenka.dialects.base import Dialect, NodeResource
-from fenka.dialects.mig_names import RESOURCE_PREFIX
+from fenka.dialects import base, gpushare, nodes, nvidia, nvidia_mig
+from fenka.dialects.base import Dialect, InvalidRecord, NodeResource
 from fenka.dialects.registry import DIALECTS, leased_resources, node_resources
-from fenka.node.instances import NodeInstances
+from fenka.formats.quantities import RESOURCE_PREFIX
 from fenka.node.inventory import NodeInventory, whole_slice
-from fenka.node.kubelet import device_ids
+from fenka.node.kubelet import plugin as kubelet_plugin
 from fenka.node.kubelet.client import Claim
 from fenka.node.kubelet.plugin import Plugin
 from fenka.node.lease import resolve
-from fenka.node.lease.allocations import Allocations
-from fenka.node.mode import ModeSelector
+from fenka.node.lease.capacity import Allocations
+from fenka.node.mig_instances import NodeInstances
 from fenka.node.node_api import NodeApi
+
+
+class ModeSelector:
+    """The node's mode. A node whose labels stop sharing stays shared until its pods have ended."""
+
+    def __init__(self, api: NodeApi, allocations: Allocations) -> None:
+        self._api, self._allocations = api, allocations
+        self.mode = nodes.EXCLUSIVE
+        self.sharing: bool | None = None
+        """Whether slices are offered, or only whole cards; None until the labels were read once."""
+        self.draining = False
+        """Whether the node is shared only because pods still hold slices."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the node has any of the labels that select a mode."""
+        return nodes.has_mode_label(self._api.node.metadata.labels if self._api.node else {})
+
+    def select(self) -> None:
+        """Read the labels."""
+        if self._api.node is None:
+            return
+        try:
+            mode = nodes.node_mode(self._api.node.metadata.labels)
+        except InvalidRecord as error:
+            self._api.node_event("FenkaLabels", f"{error}; the node's mode stays as it is")
+            return
+        tokens = [
+            token
+            for token in self._allocations.sharing_tokens()
+            # Instances are given by nodes that share nothing else, too.
+            if not token.resource.startswith(RESOURCE_PREFIX)
+        ]
+        self.draining = not mode.memory and bool(tokens)
+        if self.draining:
+            pods = sorted({token.lease.pod_name for token in tokens if token.lease})
+            self._api.node_event(
+                "FenkaStillShared",
+                f"the node stays shared while {', '.join(pods) or 'pods'} hold slices of its cards; "
+                f"no new ones are given",
+            )
+        self.mode = nodes.SHARED if self.draining else mode
+        self.sharing = self.mode.memory
+
+    def isolates(self) -> bool:
+        """Return whether limits are enforced. A label that disables that is reported on the Node."""
+        if self.mode.isolated:
+            return True
+        self._api.node_event(
+            "FenkaNotIsolated",
+            "isolation is disabled by the node's labels: containers that start here may use all of their "
+            "card's memory and time, whatever they requested",
+        )
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +153,7 @@ class DeviceAdvertiser:
                     replace(card, cordoned=card.cordoned or card.uuid in divided)
                     for card in self._inventory.cards()
                 ]
-                await plugin.advertise(device_ids.whole(cards, exclusive))
+                await plugin.advertise(kubelet_plugin.whole(cards, exclusive))
 
     def _instance_devices(
         self, resource: str, described: NodeResource | None
@@ -106,7 +162,7 @@ class DeviceAdvertiser:
         cards, node = self._inventory.cards(), self._inventory.shared_node().node
         allocated = list(self._allocated(resource, ()))
         units = {card.uuid: described.units_on(node, card) if described else 0 for card in cards}
-        ids = device_ids.device_list(
+        ids = kubelet_plugin.device_list(
             cards, units, allocated, (), self._instances.unhealthy_places()
         )
         listed = {device for device, _ in ids}
@@ -137,21 +193,21 @@ class DeviceAdvertiser:
         )
         if described in nvidia.NODE_RESOURCES:
             unavailable = {*unavailable, *self._inventory.divided}
-        return [*device_ids.device_list(cards, units, allocated, unavailable), *whole]
+        return [*kubelet_plugin.device_list(cards, units, allocated, unavailable), *whole]
 
     def _allocated(
         self, resource: str, claims: Sequence[Claim]
-    ) -> Iterator[device_ids.AllocatedIds]:
+    ) -> Iterator[kubelet_plugin.AllocatedIds]:
         if resource in leased_resources(self._advertised.dialects):
             for token in self._allocations.sharing_tokens():
                 if token.resource == resource:
                     slices = tuple(token.lease.slices) if token.lease else ()
-                    yield device_ids.AllocatedIds(tuple(token.ids), slices)
+                    yield kubelet_plugin.AllocatedIds(tuple(token.ids), slices)
             return
         for claim in claims:
             if claim.resource == resource:
                 slices = self._allocations.slices_of(claim)
-                yield device_ids.AllocatedIds(tuple(sorted(claim.ids)), slices)
+                yield kubelet_plugin.AllocatedIds(tuple(sorted(claim.ids)), slices)
 
     async def _record_whole_cards(self, claims: Sequence[Claim]) -> None:
         """Record on pods which whole cards they were given before the node was shared.

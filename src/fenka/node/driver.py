@@ -11,15 +11,13 @@ from typing import TypeVar
 from fenka.core.inventory import Card
 from fenka.dialects.base import split_instance
 from fenka.hardware import card_lock
-from fenka.hardware.card_lock import CardLocked
-from fenka.hardware.machine import Hardware
-from fenka.hardware.mig_capabilities import NoCapability, administration_files
-from fenka.hardware.network_namespace import MACHINE
-from fenka.hardware.nvml import Driver, DriverLost, NoDriver
+from fenka.hardware.card_lock import MACHINE, CardLocked
+from fenka.hardware.mig import NoCapability, administration_files
+from fenka.hardware.nvml import Driver, DriverLost, Hardware, NoDriver
 from fenka.hardware.simulated import SimulatedNode
-from fenka.node.health import CardHealth
-from fenka.node.lease import cdi
-from fenka.node.lease.cdi import ContainerEdits
+from fenka.node.inventory import CardHealth
+from fenka.node.lease import files as lease_files
+from fenka.node.lease.files import ContainerEdits
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.usage import BusyNs
 
@@ -46,7 +44,7 @@ class NodeDriver:
         """Directory of NVML; None for the system's own."""
         if self._simulated is not None:
             return self._library / "simulated"
-        return cdi.nvml_directory(self._host)
+        return lease_files.nvml_directory(self._host)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Hardware]:
@@ -67,14 +65,14 @@ class NodeDriver:
         A lease of instances gets the device files of those and no others, beside their cards'.
         """
         if self._simulated is not None:
-            simulated = cdi.simulated_edits(self._library, self._simulated)
+            simulated = lease_files.simulated_edits(self._library, self._simulated)
             return lambda _: simulated
 
         def real(lease: Lease) -> ContainerEdits:
             places = [split_instance(piece.uuid) or (piece.uuid,) for piece in lease.slices]
             minors = [hardware.driver.minor(place[0]) for place in places]
             files = [Path(file) for each in lease.instances.values() for file in each.files]
-            return cdi.driver_edits(minors, hardware.driver.version, self._host, files)
+            return lease_files.driver_edits(minors, hardware.driver.version, self._host, files)
 
         return real
 

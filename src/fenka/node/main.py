@@ -1,41 +1,197 @@
-"""Wires the node program: the only place that names its concrete parts."""
+"""Wires the node program: the only place that names its concrete parts.
+
+Checks at the start whether this node can share its cards. Each finding is one sentence.
+"""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+import os
+import re
+import tomllib
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.inventory import Card
+from fenka.core.units import card_units
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
-from fenka.dialects.sizes import parse_unit
-from fenka.hardware.network_namespace import MACHINE
+from fenka.formats.quantities import parse_unit
+from fenka.hardware.card_lock import MACHINE
 from fenka.hardware.nvml import XidListener
-from fenka.instances.keeper import InstanceKeeper
-from fenka.instances.manager import InstanceManager, geometries
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.program_lifetime import stop_requests
-from fenka.node import preflight
+from fenka.mig.keeper import InstanceKeeper
+from fenka.mig.manager import InstanceManager, geometries
 from fenka.node.advertiser import Advertised
 from fenka.node.config import Config
 from fenka.node.driver import RETRY_S, NodeDriver, lock_cards
-from fenka.node.health import CardHealth
-from fenka.node.instances import NodeInstances
+from fenka.node.inventory import CardHealth
+from fenka.node.kubelet import client
 from fenka.node.kubelet.client import Kubelet
-from fenka.node.lease import cdi, pod_processes
+from fenka.node.lease import files as lease_files
+from fenka.node.lease import pod_processes
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
-from fenka.node.monitor.card_monitor import CardMonitor
-from fenka.node.monitor.compute_feedback import FeedbackLoop
+from fenka.node.mig_instances import NodeInstances
 from fenka.node.monitor.metrics import Exporter, serve
-from fenka.node.monitor.monitor import Monitor, ViolationPolicy
+from fenka.node.monitor.monitor import CardMonitor, FeedbackLoop, Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, assemble
-from fenka.node.spot import SpotFollower
-from fenka.node.spot_metadata import ALIBABA, AWS, MetadataClient
-from fenka.procfs import boot_id
+from fenka.node.spot import ALIBABA, AWS, MetadataClient, SpotFollower
+from fenka.procfs import boot_id, mounts
+from fenka.server.program import stop_requests
+
+_CONTAINERD = Path("etc/containerd/config.toml")
+_CRIO = Path("etc/crio")
+_NVIDIA = Path("etc/nvidia-container-runtime/config.toml")
+_ACCEPT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+
+
+_RUNTIME = re.compile(r"([\w-]+)://v?(\d+)\.(\d+)")
+
+
+class PreflightError(FenkaError):
+    """This node cannot share cards as it is. The message says why and what to do."""
+
+    exit_code = INVALID_INPUT
+
+
+def check_unit(cards: Sequence[Card], unit_mib: int) -> None:
+    """Check that the cards have units of this size, and not more than the kubelet can be sent.
+
+    Raises PreflightError.
+    """
+
+    def units(mib: int) -> int:
+        return sum(card_units(card.memory_mib, mib) for card in cards)
+
+    fitting = client.fitting_unit(unit_mib, units)
+    if fitting != unit_mib:
+        raise PreflightError(
+            f"units of {unit_mib} MiB are {units(unit_mib)} on this node, more than the kubelet can be sent: "
+            f"the list would have {client.largest_bytes(units(unit_mib))} bytes, and it reads "
+            f"{client.MESSAGE_BYTES}; use --unit {fitting}MiB or larger"
+        )
+    if not units(unit_mib):
+        raise PreflightError(f"no card of this node has {unit_mib} MiB: use a smaller --unit")
+
+
+def check_runtime(version: str, *, assume_cdi: bool) -> None:
+    """Check that the container runtime serves CDI devices; others would ignore a lease silently.
+
+    Raises PreflightError.
+    """
+    match = _RUNTIME.match(version)
+    if match is None:
+        _LOG.warning("container runtime %s is not known: it must serve CDI devices", version)
+        return
+    name, release = match[1], (int(match[2]), int(match[3]))
+    if name == "containerd" and (release < (1, 7) or (release < (2, 0) and not assume_cdi)):
+        raise PreflightError(
+            f"{version} silently ignores the CDI devices that a lease is made of: use containerd 2.0 or newer"
+            + ("" if release < (1, 7) else ", or set enable_cdi and start with --assume-cdi")
+        )
+    if name == "docker":
+        raise PreflightError(f"{version} serves no CDI devices to the kubelet: use containerd 2.0")
+
+
+def nvidia_by_default(host: Path) -> str | None:
+    """Return a warning if an image can get all cards by its environment.
+
+    host: where this process sees the node's root.
+    """
+    file = _default_runtime(host)
+    if file is None or _read(host / _NVIDIA).get(_ACCEPT, True) is False:
+        return None
+    return (
+        f"NVIDIA's runtime is the default ({file}), so a container whose image or pod sets "
+        f"NVIDIA_VISIBLE_DEVICES=all gets every card without a request: set {_ACCEPT} = false in /{_NVIDIA}"
+    )
+
+
+def _default_runtime(host: Path) -> str | None:
+    """Return the file, by its path on the node, that makes NVIDIA's runtime the default."""
+    for path in _containerd_files(host):
+        plugins = _tables(_read(path).get("plugins"))
+        if any(
+            _table(plugin.get("containerd")).get("default_runtime_name") == "nvidia"
+            for plugin in plugins
+        ):
+            return f"/{path.relative_to(host)}"
+    for path in (host / _CRIO / "crio.conf", *sorted((host / _CRIO).glob("crio.conf.d/*.conf"))):
+        runtime = _table(_table(_read(path).get("crio")).get("runtime"))
+        if runtime.get("default_runtime") == "nvidia":
+            return f"/{path.relative_to(host)}"
+    return None
+
+
+def _containerd_files(host: Path) -> Iterator[Path]:
+    config = host / _CONTAINERD
+    yield config
+    imports = _read(config).get("imports", [])
+    for pattern in imports if isinstance(imports, list) else []:
+        yield from sorted(host.glob(str(pattern).lstrip("/")))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Read a TOML file; empty where it is missing or invalid."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _tables(value: object) -> Iterator[Mapping[str, Any]]:
+    for each in _table(value).values():
+        yield _table(each)
+
+
+def check_mounts(directory: Path, proc: Path = Path("/proc")) -> None:
+    """Check that the node sees what this process mounts below a directory.
+
+    The container runtime must see the mounts of a lease. Raises PreflightError.
+    """
+    if _same(proc / "self/ns/mnt", proc / "1/ns/mnt"):
+        return  # Not in a container.
+    # Later mounts lie over earlier ones.
+    mount = max(
+        (
+            mount
+            for mount in reversed([*mounts("self", proc)])
+            if directory.is_relative_to(mount.point)
+        ),
+        key=lambda mount: len(mount.point.parts),
+    )
+    if any(tag.startswith("shared:") for tag in mount.optional):
+        return
+    raise PreflightError(
+        f"mounts below {mount.point} are not seen by the node, so no container could have a lease: mount "
+        f"{directory.parent} with mountPropagation Bidirectional, and have it shared on the node "
+        f"(mount --make-rshared /)"
+    )
+
+
+def _same(link: Path, other: Path) -> bool:
+    try:
+        return os.readlink(link) == os.readlink(other)
+    except OSError:
+        return False
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,8 +215,8 @@ def run(config: Config) -> None:
     # Both raise before anything is changed.
     parse_unit(config.unit)
     _metadata_clients(config)
-    preflight.check_mounts(_LEASES)
-    library = install_native(_STATE / "lib", cdi.prepare_library)
+    check_mounts(_LEASES)
+    library = install_native(_STATE / "lib", lease_files.prepare_library)
     driver = NodeDriver(library, config.host_root, config.simulated)
     with driver.open() as hardware, contextlib.ExitStack() as locks:
         health = CardHealth(
@@ -97,11 +253,11 @@ async def _serve(
     async with await Api.connect(config.kubeconfig) as connection:
         api = NodeApi(connection, config.name)
         runtime, published = await _retry(api.read_node)
-        preflight.check_runtime(runtime, assume_cdi=config.assume_cdi)
+        check_runtime(runtime, assume_cdi=config.assume_cdi)
         locked = {card.uuid for card in health.known}
         health.restore(published)
         locks.enter_context(lock_cards([card for card in health.known if card.uuid not in locked]))
-        preflight.check_unit(health.known, unit_mib)
+        check_unit(health.known, unit_mib)
         store = LeaseStore(_STATE / "node")
         for complaint in store.load():
             _LOG.error("%s", complaint)
@@ -161,7 +317,7 @@ async def _warn_of_runtime(config: Config, api: NodeApi) -> None:
     while True:
         while not api.synced:
             await asyncio.sleep(RETRY_S)
-        if config.simulated is None and (warning := preflight.nvidia_by_default(config.host_root)):
+        if config.simulated is None and (warning := nvidia_by_default(config.host_root)):
             api.node_event("FenkaRuntime", warning)
         await asyncio.sleep(_WARN_EVERY_S)
 

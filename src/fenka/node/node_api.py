@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from fenka.cluster.compact import kept_annotations, kept_labels, limit_pod, limit_status
 from fenka.cluster.objects import MIRROR, Node, Object, ObjectMeta, Pod, node_path
-from fenka.cluster.pod_limits import kept_annotations, kept_labels, limit_pod, limit_status
 from fenka.core.inventory import Card
-from fenka.dialects import base, gpushare, node_inventory, resize
+from fenka.dialects import base, gpushare, leases, nodes
 from fenka.dialects.leases import REPORT
 from fenka.dialects.mig_records import INSTANCES
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 RESET = "fenka.io/reset"
 """Node annotation, written by users: indexes of cards that they have reset. It is removed once read."""
-_READ_ANNOTATIONS = frozenset((resize.REQUEST, resize.STATUS, resize.REFUSED, MIRROR))
+_READ_ANNOTATIONS = frozenset((leases.REQUEST, leases.STATUS, leases.REFUSED, MIRROR))
 
 
 class NodePod(Pod):
@@ -145,7 +145,7 @@ class NodeApi:
             return ()
         annotations = {base.CARDS: meta.annotations[base.CARDS]}
         try:
-            share = node_inventory.decode_node(self.name, annotations, {gpushare.MEMORY: "1"})
+            share = nodes.decode_node(self.name, annotations, {gpushare.MEMORY: "1"})
         except base.InvalidRecord as error:
             _LOG.warning("which cards the node had before is not known: %s", error)
             return ()

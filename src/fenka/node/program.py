@@ -1,8 +1,16 @@
-"""Assembles the parts of the node program. Also used by tests, with fakes at the edges."""
+"""Assembles the parts of the node program. Also used by tests, with fakes at the edges.
+
+The node's control loop.
+
+Everything is level-triggered: a pass looks at what exists (the store, the kubelet, the API server, the cards)
+and does what is missing, in any order of events and after any crash. The next pass does what fails now.
+"""
 
 import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,29 +18,96 @@ from fenka.core.inventory import DeviceId
 from fenka.dialects import nvidia_mig
 from fenka.dialects.mig_records import DividedCard
 from fenka.dialects.registry import leased_resources, node_resources
-from fenka.node.advertiser import Advertised, DeviceAdvertiser
-from fenka.node.agent import Agent
-from fenka.node.closed_cards import ClosedCards
-from fenka.node.health import CardHealth
-from fenka.node.instances import NodeInstances
-from fenka.node.inventory import NodeInventory
-from fenka.node.kubelet.client import Kubelet
+from fenka.isolation.control import InvalidControl
+from fenka.node.advertiser import Advertised, DeviceAdvertiser, ModeSelector
+from fenka.node.inventory import CardHealth, NodeInventory
+from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.kubelet.plugin import Plugin
 from fenka.node.lease import pod_processes
-from fenka.node.lease.allocations import Allocations
-from fenka.node.lease.binder import LeaseBinder
-from fenka.node.lease.collector import GarbageCollector
-from fenka.node.lease.files import LeaseFiles
-from fenka.node.lease.instances import LeaseInstances
-from fenka.node.lease.overdue import OverduePods
-from fenka.node.lease.reconciler import LeaseReconciler, LeaseService
+from fenka.node.lease.capacity import Allocations
+from fenka.node.lease.files import LeaseFiles, NoDriverFiles
+from fenka.node.lease.pod_processes import OverduePods
+from fenka.node.lease.reconciler import (
+    GarbageCollector,
+    LeaseBinder,
+    LeaseInstances,
+    LeaseReconciler,
+    LeaseService,
+)
 from fenka.node.lease.report import Denials, Reporter
 from fenka.node.lease.resize import Resizer
 from fenka.node.lease.store import LeaseStore
-from fenka.node.mig_layouts import LayoutFollower
-from fenka.node.mig_mode import MigConverter
-from fenka.node.mode import ModeSelector
+from fenka.node.mig_instances import ClosedCards, NodeInstances
+from fenka.node.mig_layouts import LayoutFollower, MigConverter
 from fenka.node.node_api import NodeApi
+
+_LOG = logging.getLogger(__name__)
+
+RECONCILE_S = 5.0
+DRAIN_S = 10.0
+"""The chart gives the program 15 s to end."""
+ADMISSION_S = 3.0
+"""From the scheduler's decision to the kubelet's call of Allocate."""
+
+
+Phase = Callable[[Sequence[Claim]], Awaitable[None]]
+"""A part of a pass, given what the kubelet says of device IDs."""
+
+
+@dataclass(eq=False)
+class Agent:
+    """Makes passes. phases: called in order. wanted: set to request a pass."""
+
+    _api: NodeApi
+    _kubelet: Kubelet
+    _mode: ModeSelector
+    _advertiser: DeviceAdvertiser
+    _phases: Sequence[Phase]
+    _wanted: asyncio.Event
+    _draining: bool = False
+
+    async def run(self) -> None:
+        """Make a pass on every change, and every few seconds, until cancelled."""
+        while True:
+            self._wanted.clear()
+            try:
+                await self.reconcile()
+            except (OSError, InvalidControl, NoDriverFiles) as error:
+                _LOG.error("the pass failed and is repeated: %s", error)
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: Python 3.11's may swallow a cancellation.
+                async with asyncio.timeout(RECONCILE_S):
+                    await self._wanted.wait()
+
+    async def reconcile(self) -> None:
+        """Make one pass. Raises OSError, InvalidControl, NoDriverFiles."""
+        self._mode.select()
+        await self._advertiser.update_inventory(draining=self._draining)
+        claims: Sequence[Claim] = ()
+        with contextlib.suppress(KubeletUnavailable):
+            claims = await self._kubelet.claims()
+            if self._api.synced:
+                for phase in self._phases:
+                    await phase(claims)
+        await self._advertiser.update_devices(claims)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the kubelet knows all devices that the node has to advertise, if any."""
+        return self._mode.sharing is not None and self._advertiser.registered
+
+    async def drain(self) -> None:
+        """Stop the scheduler from sending pods, and serve those that it sent; `run` continues meanwhile.
+
+        The kubelet fails a pod that arrives while there is no plugin, and tells the scheduler only with its
+        next status. The extender reads the inventory at once.
+        """
+        self._draining = True
+        if self._mode.sharing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_S):
+                    await self._advertiser.update_inventory(draining=True)
+                    await asyncio.sleep(ADMISSION_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,221 @@
 
 The metadata service of the cloud knows. Pods are evicted by the autoscaler's leader, which reads the
 annotation; a person may write it too. This program changes only what a service said before.
+
+Reads from a cloud's metadata service when this machine is taken back.
+
+Anything may answer at its address, so an answer is bounded in bytes and time. Redirects are not followed.
 """
 
 import asyncio
+import contextlib
+import ipaddress
 import logging
-from collections.abc import Mapping, Sequence
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from fenka.cluster.autoscaling import (
-    CAPACITY,
-    RECLAIM_AT,
-    RECLAIM_SOURCE,
-    decode_time,
-    encode_time,
-)
+import msgspec
+
+from fenka.cluster.autoscaling import CAPACITY, RECLAIM_AT, RECLAIM_SOURCE, decode_time, encode_time
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.dialects.base import InvalidRecord
+from fenka.hardware.card_lock import call_inside
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.config import SpotNotices
 from fenka.node.node_api import NodeApi
-from fenka.node.spot_metadata import AWS, MetadataClient, MetadataUnavailable
+
+TIMEOUT_S = 2.0
+"""From connecting to the last byte of an answer."""
+MAX_HEAD, MAX_BODY = 8192, 4096
+
+_TOKEN_LIFE_S = 21600
+"""The longest that both clouds grant."""
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n]*)?\r\n")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n")
+_TOKEN = re.compile(rb"[!-~]{1,1024}")
+_ADDRESS = re.compile(r"(?P<host>[0-9.]+|\[[0-9a-f:.]+\])(?::(?P<port>[1-9][0-9]{0,4}))?")
+_PORT = 80
+
+
+class InvalidAddress(FenkaError):
+    """An address of a metadata service that is none."""
+
+    exit_code = INVALID_INPUT
+
+
+class MetadataUnavailable(FenkaError):
+    """The service has not answered, or with something else. The message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataService:
+    """A cloud's metadata service.
+
+    Attributes:
+        name: the cloud's.
+        header: of requests, with the token.
+        path: of the notice.
+        decode: reads the notice. Raises InvalidRecord.
+    """
+
+    name: str
+    header: str
+    path: str
+    decode: Callable[[str], float]
+
+
+class _Action(msgspec.Struct):
+    time: str
+
+
+def _decode_action(text: str) -> float:
+    """Return the time of AWS's JSON. Hibernating and stopping take the machine back too."""
+    try:
+        return decode_time(msgspec.json.decode(text, type=_Action).time)
+    except (msgspec.MsgspecError, RecursionError):
+        raise InvalidRecord(f"{text[:60]!r} is no action with a time") from None
+
+
+AWS = MetadataService(
+    "AWS", "X-aws-ec2-metadata-token", "/latest/meta-data/spot/instance-action", _decode_action
+)
+ALIBABA = MetadataService(
+    "Alibaba Cloud",
+    "X-aliyun-ecs-metadata-token",
+    "/latest/meta-data/instance/spot/termination-time",
+    decode_time,
+)
+
+
+class _Refused(Exception):
+    """The answer has another status than 200 and 404."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class MetadataClient:
+    """Asks one service. Connections are made in a network namespace, if one is given.
+
+    A service that gives its tokens to the machine only (a hop limit of 1) gives none to a pod's own network.
+    """
+
+    def __init__(self, service: MetadataService, address: str, network: Path | None = None) -> None:
+        """Args: address: HOST or HOST:PORT, where HOST is an IP address. Raises InvalidAddress."""
+        self.service = service
+        self.address = address
+        self._family, self._target = _parse_address(address)
+        self._network = network
+        self._token: bytes = b""
+
+    async def reclaim_at(self) -> float | None:
+        """Return when the machine is taken back, None if there is no notice. Raises MetadataUnavailable."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                body = await self._read_notice()
+            text = body.decode().strip() if body else ""
+            return self.service.decode(text) if text else None
+        except TimeoutError:
+            why = f"does not answer within {TIMEOUT_S:g} s"
+        except _Refused as refused:
+            why = f"answers with status {refused.status}"
+        except (UnicodeDecodeError, asyncio.LimitOverrunError, EOFError):
+            why = "does not answer in HTTP"
+        except InvalidRecord as invalid:
+            why = f"sends an invalid notice: {invalid}"
+        except OSError as error:
+            why = f"cannot be reached: {error.strerror or error}"
+        self._token = b""
+        raise MetadataUnavailable(f"{self.service.name}'s metadata service at {self.address} {why}")
+
+    async def _read_notice(self) -> bytes | None:
+        if self._token:
+            with contextlib.suppress(_Refused):
+                return await self._get()
+        # There is none yet, or it has expired.
+        self._token = await self._new_token()
+        return await self._get()
+
+    async def _get(self) -> bytes | None:
+        """Return the notice, None for status 404."""
+        header = f"{self.service.header}: {self._token.decode()}\r\n"
+        try:
+            return await self._exchange(f"GET {self.service.path}", header)
+        except _Refused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    async def _new_token(self) -> bytes:
+        header = f"{self.service.header}-ttl-seconds: {_TOKEN_LIFE_S}\r\nContent-Length: 0\r\n"
+        token = (await self._exchange("PUT /latest/api/token", header)).strip()
+        # Anything else could end the header in which it is sent.
+        if not _TOKEN.fullmatch(token):
+            raise EOFError
+        return token
+
+    async def _exchange(self, request: str, header: str) -> bytes:
+        """Return the body of an answer with status 200. Raises _Refused."""
+        loop = asyncio.get_running_loop()
+        connection = await asyncio.to_thread(self._make_socket)
+        try:
+            await loop.sock_connect(connection, self._target)
+            reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_HEAD)
+        except BaseException:
+            connection.close()
+            raise
+        try:
+            # HTTP/1.0: a body in chunks would be no answer to it.
+            lines = f"{request} HTTP/1.0\r\nHost: {self.address}\r\n{header}\r\n"
+            writer.write(lines.encode())
+            return await _read(reader)
+        finally:
+            writer.transport.abort()
+
+    def _make_socket(self) -> socket.socket:
+        def make() -> socket.socket:
+            made = socket.socket(self._family, socket.SOCK_STREAM)
+            made.setblocking(False)
+            return made
+
+        return make() if self._network is None else call_inside(self._network, make)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    status = _STATUS.match(head)
+    if status is None:
+        raise EOFError
+    if status[1] != b"200":
+        raise _Refused(int(status[1]))
+    length = _LENGTH.search(head)
+    if length is None:
+        body = await reader.read(MAX_BODY)
+        while block := await reader.read(MAX_BODY):
+            body += block
+            if len(body) > MAX_BODY:
+                raise EOFError
+        return body
+    if int(length[1]) > MAX_BODY:
+        raise EOFError
+    return await reader.readexactly(int(length[1]))
+
+
+def _parse_address(text: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    match = _ADDRESS.fullmatch(text)
+    with contextlib.suppress(ValueError):
+        if match and (port := int(match["port"] or _PORT)) < 1 << 16:
+            host = ipaddress.ip_address(match["host"].strip("[]"))
+            family = socket.AF_INET if host.version == 4 else socket.AF_INET6
+            return family, (str(host), port)
+    raise InvalidAddress(
+        f"{text[:60]!r} is no address of a metadata service: expected an IP address, or IP:PORT"
+    )
+
 
 _LOG = logging.getLogger(__name__)
 

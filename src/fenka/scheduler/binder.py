@@ -2,29 +2,56 @@
 
 What is assumed counts against all other pods from that moment, without a lock. It is given up only when the
 pod is certainly not bound.
+
+Holds the bindings of a gang's members back until all of them may be sent.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fenka.cluster.allocation import read_allocation
 from fenka.cluster.compact import CompactPod
-from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.gang_reservations import GangScheduler
-from fenka.cluster.node_admission import Infeasible
+from fenka.cluster.gangs import GangScheduler
+from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
 from fenka.cluster.objects import Pod, Status, pod_path
-from fenka.cluster.state import ClusterState
+from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.request import Placement
 from fenka.dialects import pod_records
 from fenka.dialects.registry import names_any
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
-from fenka.scheduler.gang_barrier import GangBarrier
+
+
+class GangBarrier:
+    """Waits for what a `GangScheduler` decides."""
+
+    def __init__(self, gangs: GangScheduler) -> None:
+        self._gangs = gangs
+        self._settled: dict[str, asyncio.Event] = {}
+        gangs.on_settled = self._release
+
+    async def wait_for_members(self, pod: Pod, node: str) -> bool:
+        """Return whether the pod may be bound to this node, once that is decided."""
+        decision = self._gangs.arrive(pod, node)
+        if isinstance(decision, bool):
+            return decision
+        settled = self._settled.setdefault(decision.gang, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(decision.timeout_s):
+                await settled.wait()
+        self._gangs.expire()
+        return self._gangs.may_bind(pod, node)
+
+    def _release(self, gang: str) -> None:
+        settled = self._settled.pop(gang, None)
+        if settled is not None:
+            settled.set()
+
 
 BIND_TIMEOUT_S = 3.0
 """Of the request that binds; less if the lease ends earlier."""

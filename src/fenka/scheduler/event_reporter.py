@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from fenka.cluster.mappings import RecentDict
 from fenka.cluster.objects import PREEMPTED as PREEMPTION
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pod_placement import PodEvaluator
-from fenka.cluster.recent import RecentDict
+from fenka.cluster.placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 
 UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.pod_placement import FilterResult
-from fenka.cluster.pod_preemption import PreemptionResult
+from fenka.cluster.placement import FilterResult
+from fenka.cluster.preemption import PreemptionResult
 from fenka.core.errors import FenkaError
 
 T = TypeVar("T")

@@ -2,17 +2,52 @@
 
 So the Service may pick any replica, and a node with any of them can be drained. A call is forwarded once: it
 is answered where it arrives, whichever replica leads by then.
+
+The certificates of kube-scheduler and the replicas, as TLS uses them.
 """
 
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.certificate_names import SERVER_NAME
-from fenka.scheduler.credentials import Credentials
+from fenka.server.certificate_files import (
+    AUTHORITY_FILE,
+    CLIENT_FILE,
+    SERVER_FILE,
+    SERVER_NAME,
+    CertificateFiles,
+)
+
+
+class Credentials(CertificateFiles):
+    """The certificates of one replica. Raises InvalidCredentials."""
+
+    names = SERVER_FILE, CLIENT_FILE
+    server: ssl.SSLContext
+    """For calls to this replica: callers must have a certificate of the same authority."""
+    client: ssl.SSLContext
+    """For calls to another replica."""
+    expires_at: dict[str, float]
+    """When certificates expire, in seconds since 1970, by name."""
+
+    def load(self, contents: Mapping[str, bytes]) -> None:
+        """Make the contexts of TLS."""
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server.verify_mode = ssl.CERT_REQUIRED
+        # kube-scheduler never resumes a session, so tickets would be a third of what a handshake costs.
+        server.num_tickets = 0
+        for context, name in ((server, SERVER_FILE), (client, CLIENT_FILE)):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.load_verify_locations(self.path(AUTHORITY_FILE, "crt"))
+            context.load_cert_chain(self.path(name, "crt"), self.path(name, "key"))
+        self.expires_at = self.expiries(contents)
+        self.server, self.client = server, client
+
 
 FORWARDED = "Fenka-Forwarded"
 """Header of a forwarded call; its value is the replica that forwarded it."""

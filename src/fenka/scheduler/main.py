@@ -1,25 +1,109 @@
-"""`fenka scheduler`: serves a replica until the process is told to stop."""
+"""`fenka scheduler`: serves a replica until the process is told to stop.
+
+Keeps the pauses of Python's garbage collector short in a process with a million lasting objects.
+
+A full collection visits every object that may be in a cycle: with 5,000 nodes and 80,000 pods for a second.
+Nearly all of them live for hours, and are freed by their reference counts. So what survives a full
+collection is frozen, and the next one visits only what is new.
+
+A cycle that becomes garbage after it was frozen, such as a closed connection, is freed by the next full
+collection that visits everything.
+
+Has the C library return freed memory to the system.
+
+With 5,000 nodes the first pass over the queue frees tens of MiB of small arrays, and later ones replace
+arrays of several MiB. By default glibc would keep all of that.
+"""
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import socket
 import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.kubernetes.program_lifetime import stop_requests, working_until
-from fenka.scheduler.credentials import Credentials
-from fenka.scheduler.gc_pauses import short_gc_pauses
-from fenka.scheduler.malloc import returned_memory
+from fenka.scheduler.leader_proxy import Credentials
 from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.replica import Replica, Settings
-from fenka.scheduler.request_bodies import MIB, BodyLimits
-from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
+from fenka.scheduler.server import KEEP_ALIVE_S, MIB, Access, BodyLimits, Server
+from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.server.program import stop_requests, working_until
+
+OLDEST_GENERATION = 2
+YOUNG = 50_000
+"""New objects between two collections of the youngest. An answer of 5,000 nodes has some 10,000, none of
+them in a cycle; Python's own 700 would visit them a dozen times."""
+COMPLETE_EVERY = 1000
+"""One of this many full collections visits everything: once a day or so."""
+
+
+@contextlib.contextmanager
+def short_gc_pauses(
+    is_starting: Callable[[], bool] = lambda: False, complete_every: int = COMPLETE_EVERY
+) -> Iterator[None]:
+    """Freeze what survives full collections while the block runs.
+
+    is_starting: whether all that is made now lasts, so that it is frozen by the first collection of any kind.
+    """
+    number = count(1)
+
+    def on_collection(phase: str, info: dict[str, Any]) -> None:
+        oldest = info["generation"] == OLDEST_GENERATION
+        if phase == "stop":
+            if oldest or is_starting():
+                gc.freeze()
+        elif oldest and not next(number) % complete_every:
+            gc.unfreeze()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(YOUNG, *thresholds[1:])
+    gc.callbacks.append(on_collection)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(on_collection)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Options of mallopt(3)."""
+RETURNED_BYTES = 4 << 20
+"""Blocks of at least this size are mapped on their own, and so much is kept free at the end of the heap."""
+TRIM_S = 1.0
+"""Between looks for free pages inside the heap. A look that finds none takes 0.02 ms, the longest 4 ms."""
+
+
+@contextlib.asynccontextmanager
+async def returned_memory(
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[None]:
+    """Return freed memory while the block runs. Other C libraries than glibc are left as they are."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        yield
+        return
+    library.mallopt(_TRIM_THRESHOLD, RETURNED_BYTES)
+    library.mallopt(_MMAP_THRESHOLD, RETURNED_BYTES)
+    trimming = asyncio.create_task(_trim(library, sleep))
+    try:
+        yield
+    finally:
+        trimming.cancel()
+
+
+async def _trim(library: ctypes.CDLL, sleep: Callable[[float], Awaitable[None]]) -> None:
+    while True:
+        await sleep(TRIM_S)
+        library.malloc_trim(0)
 
 
 class ServerOptions(msgspec.Struct, frozen=True):

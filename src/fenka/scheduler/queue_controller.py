@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from math import inf
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.queue_constraints import QueueConstraints
+from fenka.cluster.placement import QueueConstraints
 from fenka.cluster.queue_state import HEAD, QueueState
+from fenka.core.backfill import complete
 from fenka.core.request import Placement
-from fenka.core.steps import complete
 
 MIN_INTERVAL_S = 0.25
 """The queue is not scheduled more often, except when a pod becomes pending and before one is rejected."""

@@ -9,40 +9,36 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fenka.cluster import scheduler_options
-from fenka.cluster.disruption import budgets_for
-from fenka.cluster.gang_members import GangMembers
-from fenka.cluster.gang_reservations import GangScheduler
+from fenka.cluster import queue_snapshot
+from fenka.cluster.columns import ColumnarPodEvaluator
+from fenka.cluster.gangs import GangMembers, GangScheduler
 from fenka.cluster.growth import GrowthReclaim
 from fenka.cluster.objects import Pod
-from fenka.cluster.pod_columns import ColumnarPodEvaluator
-from fenka.cluster.pod_preemption import PodPreemption
+from fenka.cluster.preemption import PodPreemption, budgets_for
+from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.queue_state import queue_state
-from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
-from fenka.core.fairness import Fairness
+from fenka.core.queue import Fairness
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.election import Election
+from fenka.kubernetes.election import Election, Leadership
 from fenka.kubernetes.events import EventRecorder
-from fenka.kubernetes.leadership import Leadership
-from fenka.scheduler.binder import BIND_TIMEOUT_S, SETTLE_S, Binder
-from fenka.scheduler.descheduler import Descheduler
-from fenka.scheduler.event_reporter import EventReporter
-from fenka.scheduler.extender import Extender
-from fenka.scheduler.gang_barrier import GangBarrier
-from fenka.scheduler.growth_reclaimer import GrowthReclaimer
-from fenka.scheduler.informers import ClusterInformers
-from fenka.scheduler.pin_timer import PinTimer
-from fenka.scheduler.pod_patcher import (
+from fenka.scheduler.binder import BIND_TIMEOUT_S, SETTLE_S, Binder, GangBarrier
+from fenka.scheduler.controllers import (
     REQUEUE_INTERVAL_S,
     UNGATE_INTERVAL_S,
+    Descheduler,
+    GrowthReclaimer,
+    PinTimer,
     PodPatcher,
+    SpotTimer,
     requeue_body,
     ungate_body,
 )
+from fenka.scheduler.event_reporter import EventReporter
+from fenka.scheduler.extender import Extender
+from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
-from fenka.scheduler.spot_timer import SpotTimer
 
 DRAIN_S = BIND_TIMEOUT_S + SETTLE_S + 1
 """By then the outcome of every binding that was sent is known, or it can do no harm."""
@@ -180,8 +176,8 @@ class Replica:
             settings.lease,
             identity,
             address=address,
-            annotations={scheduler_options.ANNOTATION: options.encode()},
-            labels=dict([scheduler_options.LABEL.split("=")]),
+            annotations={queue_snapshot.ANNOTATION: options.encode()},
+            labels=dict([queue_snapshot.LABEL.split("=")]),
             clock=clock,
         )
         leadership = self.leadership = Leadership(election, self.informers, sleep)

@@ -6,13 +6,26 @@ verbs to it.
 
 There are two applications: `app` has all routes and is for kube-scheduler, `readable` has the routes that
 change nothing and is for everybody.
+
+gpushare's `/inspect`: nodes, their cards and the pods on them, in units.
+
+What the screens `fenka queue` and `fenka top node` show, for users who may not list pods and nodes.
+
+Names, requests and cards: no command, no variable, no label of a pod.
+
+Reads the bodies of requests within limits: of each body, and of all bodies at a time.
+
+Both are checked before anything is read if Content-Length gives the size, else while the body is read.
 """
 
+import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import starmap
+from itertools import islice, starmap
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -20,11 +33,13 @@ from aiohttp import web
 
 from fenka import __version__
 from fenka.cluster.objects import Pod
-from fenka.cluster.state import ClusterState
-from fenka.kubernetes.http_listener import LISTENER, ThrottledText
-from fenka.kubernetes.leadership import Leadership
+from fenka.cluster.queue_snapshot import QueueSnapshot
+from fenka.cluster.state import ClusterSnapshot, ClusterState
+from fenka.core.errors import FenkaError
+from fenka.dialects import gpushare
+from fenka.dialects.base import SharedNode
+from fenka.kubernetes.election import Leadership
 from fenka.scheduler.binder import Binder
-from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.extender_api import (
     ExtenderFilterResult,
@@ -36,12 +51,153 @@ from fenka.scheduler.extender_api import (
     read_binding,
     read_preemption,
 )
-from fenka.scheduler.inspect import inspect, inspect_text
-from fenka.scheduler.leader_proxy import FORWARDED, LeaderProxy, LeaderUnreachable
+from fenka.scheduler.leader_proxy import FORWARDED, Credentials, LeaderProxy, LeaderUnreachable
 from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.queue_controller import QueueController
-from fenka.scheduler.request_bodies import BodyLimits, BodyReader, BodyRejected
-from fenka.scheduler.screens import nodes_text, queue_text
+from fenka.server.listener import LISTENER, ThrottledText
+from fenka.views.nodes import node_rows
+from fenka.views.queue import queue_rows
+
+
+def inspect_text(cluster: ClusterState) -> Iterator[bytes]:
+    """Yield the JSON of all sharing nodes, in parts."""
+    opening = b'{"nodes":['
+    for shared in cluster.shared_nodes():
+        yield opening + msgspec.json.encode(inspect(cluster, shared))
+        opening = b","
+    yield b"]}" if opening == b"," else opening + b"]}"
+
+
+def inspect(cluster: ClusterState, shared: SharedNode) -> dict[str, Any]:
+    """Return one sharing node."""
+    node = shared.node
+    pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in shared.physical_cards}
+    for allocation in cluster.allocations(node.name):
+        for index, units in gpushare.shown_units(shared, allocation.slices).items():
+            meta = allocation.pod.metadata
+            held = {"name": meta.name, "namespace": meta.namespace, "usedGPU": ceil(units)}
+            pods[index].append(held)
+    devices = [
+        {
+            "id": card.index,
+            "totalGPU": shared.card_units(card.index),
+            "usedGPU": sum(it["usedGPU"] for it in pods[card.index]),
+            "pods": pods[card.index],
+        }
+        for card in shared.physical_cards
+    ]
+    return {
+        "name": node.name,
+        "totalGPU": shared.total_units,
+        "usedGPU": sum(it["usedGPU"] for it in devices),
+        "devs": devices,
+    }
+
+
+MAX_ENTRIES = 2000
+"""Of the queue; each costs a sentence about all cards."""
+
+
+def queue_text(
+    state: ClusterState, scheduled: Callable[[], QueueSnapshot]
+) -> Callable[[], Iterator[bytes]]:
+    """Return what yields the JSON of the queue's first entries, in parts."""
+    return lambda: _array(islice(queue_rows(scheduled(), state), MAX_ENTRIES))
+
+
+def nodes_text(state: ClusterState, pods: Callable[[], list[Pod]]) -> Callable[[], Iterator[bytes]]:
+    """Return what yields the JSON of all nodes, in parts. pods: returns all pods."""
+    return lambda: _array(node_rows(ClusterSnapshot(state.nodes(), pods(), state)))
+
+
+def _array(rows: Iterable[Any]) -> Iterator[bytes]:
+    opening = b"["
+    for row in rows:
+        yield opening + msgspec.json.encode(row)
+        opening = b","
+    yield b"]" if opening == b"," else b"[]"
+
+
+MIB = 1024 * 1024
+SMALL = 64 * 1024
+"""Bodies up to this size never wait for larger ones; the number of connections bounds them."""
+WAIT_S = 4.0
+"""A body waits this long for others to be answered; kube-scheduler waits 5 s in total."""
+
+
+class BodyRejected(FenkaError):
+    """The body is not read. status: HTTP's. The message is for kube-scheduler's event."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Limits in bytes. largest: of one body; together: of all bodies that are read or answered at a time."""
+
+    largest: int = 8 * MIB
+    together: int = 64 * MIB
+
+
+class BodyReader:
+    """Reads the bodies of one server."""
+
+    def __init__(self, bounds: BodyLimits) -> None:
+        self._bounds = bounds
+        self._held = 0
+        self._freed = asyncio.Condition()
+
+    @property
+    def held(self) -> int:
+        """Return the number of bytes that are reserved now."""
+        return self._held
+
+    @contextlib.asynccontextmanager
+    async def reading(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Read the body; its reservation ends with the block. Raises BodyRejected."""
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise BodyRejected(415, "the request's body is compressed: send it uncompressed")
+        reserved = 0
+        try:
+            length = request.content_length
+            # The size of a chunked body is known only at its end.
+            reserved = await self._reserve(0, length or 0)
+            # A list of parts of one byte each would be large.
+            body = bytearray()
+            async for part in request.content.iter_any():
+                body += part
+                reserved = await self._reserve(reserved, len(body))
+            yield bytes(body)
+        finally:
+            if reserved:
+                self._held -= reserved
+                async with self._freed:
+                    self._freed.notify_all()
+
+    async def _reserve(self, reserved: int, size: int) -> int:
+        """Return the number of bytes that are reserved for a body of this size."""
+        if size > self._bounds.largest:
+            raise BodyRejected(
+                413,
+                f"the request's body has more than {self._bounds.largest // MIB} MiB: set nodeCacheCapable: "
+                "true in kube-scheduler's configuration, or raise scheduler.bodies.largestMiB of the chart",
+            )
+        if size <= max(SMALL, reserved):
+            return reserved
+        try:
+            async with asyncio.timeout(WAIT_S), self._freed:
+                await self._freed.wait_for(
+                    lambda: self._held - reserved + size <= self._bounds.together
+                )
+                self._held += size - reserved
+        except TimeoutError:
+            raise BodyRejected(
+                503, f"requests of {self._bounds.together // MIB} MiB are being answered: try again"
+            ) from None
+        return size
+
 
 log = logging.getLogger(__name__)
 

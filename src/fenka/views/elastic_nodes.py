@@ -16,7 +16,7 @@ from fenka.cluster.autoscaling import (
     Status,
 )
 from fenka.cluster.objects import Node, Pod, seconds
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot
 from fenka.core.mig.instances import usable_mib
 from fenka.core.units import mib_to_units
 from fenka.views.instances import usable_units

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from fenka.cluster.allocation import PodAllocation
+from fenka.cluster.state import PodAllocation
 from fenka.core.inventory import Card
 from fenka.core.mig.geometry import Geometry
 from fenka.core.mig.instances import instance_card, layout_of, usable_mib

@@ -7,11 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot, PodAllocation
 from fenka.core.request import ComputeMode
-from fenka.dialects import ack, base, gpushare, node_inventory, node_modes
+from fenka.dialects import ack, base, gpushare, nodes
 from fenka.dialects.base import Dialect, SharedNode, split_instance
 from fenka.views.instances import InstanceRow, node_instances, usable_units
 
@@ -198,7 +197,7 @@ def _sharing_node(snapshot: ClusterSnapshot, node: Node, shared: SharedNode) -> 
         unit_mib=shared.unit_mib,
         instances=instances,
         free=free,
-        unleased=node_inventory.unleased_memory(node.metadata.annotations),
+        unleased=nodes.unleased_memory(node.metadata.annotations),
     )
 
 
@@ -210,7 +209,7 @@ def _with_exclusive(node: Node, shared: SharedNode) -> int:
 
 def exclusive_node(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> NodeRow:
     """Return a node whose cards are only given whole. pods: those on it."""
-    topology = node.metadata.labels.get(node_modes.MODE_LABEL) == "topology"
+    topology = node.metadata.labels.get(nodes.MODE_LABEL) == "topology"
     mode: Mode = "topology" if topology else "exclusive"
     resource = RESOURCES[mode]
     allocatable = base.readable_quantity(node.status.allocatable, resource)

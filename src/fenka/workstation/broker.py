@@ -11,16 +11,20 @@
 
 The members of a gang are separate jobs with one entry in the queue. They are granted together or not at all;
 after that each has its own lifecycle, and the process that started them ends them.
+
+The MIG instances among a node's cards: those that exist, and those that are only planned for jobs.
+
+Selects the gangs to evict for pending requests of higher priority. Pure.
+
+Only trainings that use what others leave idle are evicted (`JobSpec.eviction_grace_s`), always as a whole.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fenka.core.availability import Timeline
-from fenka.core.backfill import Backfill, held_by_user
+from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
 from fenka.core.errors import FenkaError
 from fenka.core.evaluate import Policy, never_fits, restored
-from fenka.core.fairness import Fairness, UsageHistory, cards_of
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, Card, DeviceId, Node
 from fenka.core.ledger import Conflict, Ledger
@@ -31,20 +35,136 @@ from fenka.core.mig.instances import (
     never_fits_instance,
     usable_mib,
 )
-from fenka.core.queue import Allocation, PendingRequest, QueueStatus
+from fenka.core.preemption import Preemptor, VictimCandidate, cheapest_victims
+from fenka.core.queue import (
+    Allocation,
+    Fairness,
+    PendingRequest,
+    QueueStatus,
+    Reservation,
+    UsageHistory,
+    cards_of,
+)
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request, Slice
-from fenka.core.steps import complete
-from fenka.core.usage import EmptyUsage
-from fenka.workstation.eviction import Holders, gangs_to_evict
-from fenka.workstation.instance_cards import (
-    placed_on_uuids,
-    with_instances,
-    with_uuids,
-    without_plans,
-)
+from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
 from fenka.workstation.job import Job
 from fenka.workstation.protocol import JobQueued
+
+
+def with_instances(node: Node, instances: Iterable[Card], held: Collection[str]) -> Node:
+    """Return the node with these instances in place of the former ones. Planned ones stay while held.
+
+    Args:
+        node: the cards, with their former instances.
+        instances: all that exist.
+        held: devices that jobs hold.
+    """
+    former = {card.uuid: card for card in node.cards}
+    existing = (
+        replace(card, unleased_mib=former.get(card.uuid, card).unleased_mib) for card in instances
+    )
+    cards = (card for card in node.cards if card.parent is None)
+    planned = (card for card in node.cards if is_planned(card.uuid) and card.uuid in held)
+    return replace(node, cards=(*cards, *existing, *planned))
+
+
+def without_plans(node: Node, held: Collection[str]) -> Node:
+    """Return the node without planned instances that no job holds."""
+    existing = (card for card in node.cards if card.parent and not is_planned(card.uuid))
+    return with_instances(node, existing, held)
+
+
+def with_uuids(node: Node, uuids: Mapping[DeviceId, DeviceId]) -> Node:
+    """Return the node with planned instances as the devices that have been created for them."""
+    cards = (replace(card, uuid=uuids.get(card.uuid, card.uuid)) for card in node.cards)
+    return replace(node, cards=tuple(cards))
+
+
+def placed_on_uuids(placement: Placement, uuids: Mapping[DeviceId, DeviceId]) -> Placement:
+    """Return the placement on the same devices."""
+    slices = (replace(each, uuid=uuids.get(each.uuid, each.uuid)) for each in placement.slices)
+    return replace(placement, slices=tuple(slices))
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The jobs that hold slices.
+
+    Attributes:
+        view: What they hold.
+        jobs: They.
+        evicted: The ids of those that are being evicted.
+    """
+
+    view: UsageView
+    jobs: Collection[Job]
+    evicted: Collection[str]
+
+
+def gangs_to_evict(
+    pending: Iterable[tuple[QueueStatus, PendingRequest]],
+    holders: Holders,
+    node: Node,
+    policy: Policy,
+    now: float,
+) -> list[str]:
+    """Return the queue ids of the gangs to evict: for each request the cheapest that make room for it.
+
+    A request for which evicted gangs will make room evicts no others.
+
+    Args:
+        pending: The requests in their order. Those without a reservation are considered when they have one.
+        holders: The jobs that hold slices.
+        node: This machine's cards.
+        policy: How requests are placed.
+        now: Unix seconds.
+    """
+    evictable = {
+        job.id: job
+        for job in holders.jobs
+        if job.spec.eviction_grace_s is not None and job.placement
+    }
+    if not evictable:
+        return []
+    view, chosen = UsageOverlay(holders.view), dict[str, None]()
+    left = {id_: job for id_, job in evictable.items() if id_ not in holders.evicted}
+    _remove(view, (job for id_, job in evictable.items() if id_ in holders.evicted))
+    reservations: list[Reservation] = []
+    for status, request in pending:
+        if status.reservation is None:
+            continue
+        deadline = None if request.time_limit_s is None else now + request.time_limit_s
+        blocked = (it.cards for it in reservations if it.blocks(deadline))
+        victims = cheapest_victims(
+            view,
+            [_candidate(job) for job in left.values()],
+            Preemptor(request.requests, request.priority),
+            (node,),
+            policy,
+            frozenset[DeviceId]().union(*blocked),
+        )
+        if victims is None:
+            reservations.append(status.reservation)
+            continue
+        gone = [left.pop(id_) for id_ in victims.ids]
+        _remove(view, gone)
+        for placement in victims.placements:
+            view.add(placement)
+        chosen |= dict.fromkeys(job.queue_id for job in gone)
+    return list(chosen)
+
+
+def _candidate(job: Job) -> VictimCandidate:
+    assert job.placement
+    return VictimCandidate(job.id, job.placement, job.spec.priority, job.queue_id)
+
+
+def _remove(view: UsageOverlay, jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        assert job.placement
+        view.remove(job.placement)
+
 
 GRANT_TTL_S = 30.0
 """Until an unconfirmed grant expires. A client takes milliseconds; the rest covers a machine that swaps."""

@@ -1,26 +1,189 @@
-"""Observes the machine's cards: their health, the processes on them, and jobs that exceed their limits."""
+"""Observes the machine's cards: their health, the processes on them, and jobs that exceed their limits.
+
+The processes on the cards, as the driver reports them, sorted by lease.
+
+Detects jobs that exceed their limits, by the same thresholds as the node program.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fenka.core.inventory import Node
+from fenka.core.inventory import Card, Node
 from fenka.core.mig.instances import is_planned
+from fenka.core.request import Slice
 from fenka.hardware import card_lock
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Reading
-from fenka.isolation import pid_namespaces
-from fenka.isolation.unleased_memory import UnleasedMemory, UnleasedTracker
-from fenka.workstation.gpu_processes import (
-    GpuProcesses,
-    UsageSample,
-    group_by_lease,
-    unleased_memory,
-)
+from fenka.hardware.nvml import GpuProcess, Hardware, Reading
+from fenka.isolation import driver_usage, pid_namespaces
+from fenka.isolation.driver_usage import UnleasedMemory, UnleasedProgram, UnleasedTracker, measure
+from fenka.isolation.files import MIB
+from fenka.procfs import process_name, real_uid
 from fenka.workstation.job import Job
-from fenka.workstation.log import log
-from fenka.workstation.violations import ViolationDetector
+from fenka.workstation.lifetime import log
+
+
+@dataclass(frozen=True, slots=True)
+class UnleasedProcess:
+    """A process that uses a card and is in no lease."""
+
+    process: GpuProcess
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcesses:
+    """The processes on the cards at one moment."""
+
+    by_lease: Mapping[str, Sequence[GpuProcess]] = field(default_factory=dict)
+    unleased: Sequence[UnleasedProcess] = ()
+
+    def used_mib(self, lease: str, uuid: str) -> int | None:
+        """Return the memory that a lease holds of a card; None if the driver does not report it."""
+        processes = self.by_lease.get(lease, ())
+        return _total_mib([process for process in processes if process.uuid == uuid])
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSample:
+    """What the driver reports at one moment.
+
+    Attributes:
+        violations: sentences by job id.
+        unleased: what is in use by no lease, by card UUID.
+    """
+
+    readings: Mapping[str, Reading]
+    processes: GpuProcesses
+    violations: Mapping[str, list[str]]
+    unleased: Mapping[str, UnleasedMemory]
+
+
+def group_by_lease(
+    processes: Iterable[GpuProcess], lease_of: Callable[[int], str | None]
+) -> GpuProcesses:
+    """Sort the driver's processes by lease. Those that have ended meanwhile are left out."""
+    by_lease: dict[str, list[GpuProcess]] = {}
+    unleased = []
+    for process in processes:
+        lease, uid = lease_of(process.pid), real_uid(process.pid)
+        if lease is not None:
+            by_lease.setdefault(lease, []).append(process)
+        elif uid is not None:
+            unleased.append(UnleasedProcess(process, uid))
+    return GpuProcesses(by_lease, unleased)
+
+
+def unleased_memory(
+    card: Card, used_mib: int, slices_mib: int, processes: GpuProcesses, *, names_all: bool
+) -> UnleasedMemory:
+    """Return the memory of a card that is in use by no lease. The arguments are as `measure` has them."""
+    leased_mib = [
+        process.used_mib
+        for in_lease in processes.by_lease.values()
+        for process in in_lease
+        if process.uuid == card.uuid
+    ]
+    programs = [
+        UnleasedProgram(
+            process_name(outside.process.pid),
+            outside.process.used_mib,
+            outside.process.graphics,
+        )
+        for outside in processes.unleased
+        if outside.process.uuid == card.uuid
+    ]
+    return measure(card.memory_mib, used_mib, leased_mib, slices_mib, programs, names_all=names_all)
+
+
+def _total_mib(processes: Sequence[GpuProcess]) -> int | None:
+    sizes = [process.used_mib for process in processes]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+_Slices = Mapping[tuple[str, str], tuple[Job, Slice]]
+"""Slices by job id and card UUID."""
+
+
+class ViolationDetector:
+    """Compares what the driver reports with the jobs' limits, sample after sample."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._memory, self._compute = (
+            driver_usage.MemoryViolations(),
+            driver_usage.ComputeViolations(),
+        )
+        self._clock, self._sampled_at = clock, clock()
+        self._busy_ns: dict[tuple[str, str], int] = {}
+
+    def sample(
+        self,
+        jobs: Collection[Job],
+        processes: GpuProcesses,
+        contexts_mib: Mapping[str, int],
+        busy_ns: Callable[[str, str], int],
+    ) -> dict[str, list[str]]:
+        """Take one sample, and return sentences about violations by job id.
+
+        Args:
+            jobs: The jobs that hold slices.
+            processes: The processes on the cards.
+            contexts_mib: The size of a process's context, by card UUID.
+            busy_ns: Returns how long a job has used a card, by job id and card UUID.
+        """
+        slices: _Slices = {
+            (job.id, piece.uuid): (job, piece) for job in jobs for piece in job.slices
+        }
+        sentences: dict[str, list[str]] = {}
+        for key in sorted(self._memory.observe(_exceeds_memory(slices, processes, contexts_mib))):
+            job, piece = slices[key]
+            sentences.setdefault(job.id, []).append(
+                f"holds {processes.used_mib(*key)} MiB of card {piece.card} by the driver's account, "
+                f"more than its {piece.memory_mib} MiB"
+            )
+        for key in sorted(self._compute.observe(*self._compute_excess(slices, busy_ns))):
+            job, piece = slices[key]
+            sentences.setdefault(job.id, []).append(
+                f"has had more than its {job.spec.gpu.core} % of the time of card {piece.card} by the "
+                "driver's account"
+            )
+        for job in jobs:
+            pids = (process.pid for process in processes.by_lease.get(job.id, ()))
+            if job.shim_inode and (unmanaged := driver_usage.without_shim(pids, job.shim_inode)):
+                sentences.setdefault(job.id, []).append(
+                    f"uses a card without fenka's library, so without its limit: process "
+                    f"{', '.join(map(str, unmanaged))}"
+                )
+        return sentences
+
+    def _compute_excess(
+        self, slices: _Slices, busy_ns: Callable[[str, str], int]
+    ) -> tuple[float, dict[tuple[str, str], float]]:
+        """Return the seconds since the last sample, and by how much each slice exceeded its share in them."""
+        now, before = self._clock(), self._busy_ns
+        elapsed_s, self._sampled_at = now - self._sampled_at, now
+        limited = [
+            key
+            for key, (job, _) in slices.items()
+            if job.spec.gpu.core and job.spec.gpu.core_mode == "hard"
+        ]
+        self._busy_ns = {key: busy_ns(*key) for key in limited}
+        shares = driver_usage.time_shares(self._busy_ns, before, elapsed_s)
+        return elapsed_s, {
+            key: share - slices[key][0].spec.gpu.core / 100 for key, share in shares.items()
+        }
+
+
+def _exceeds_memory(
+    slices: _Slices, processes: GpuProcesses, contexts_mib: Mapping[str, int]
+) -> dict[tuple[str, str], bool]:
+    return {
+        key: (processes.used_mib(*key) or 0) * MIB
+        > driver_usage.memory_allowance(
+            piece.memory_mib * MIB, contexts_mib.get(piece.uuid, 0) * MIB
+        )
+        for key, (_, piece) in slices.items()
+    }
 
 
 @dataclass(eq=False)

@@ -15,10 +15,10 @@ import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import peer
-from fenka.jobs import session
+from fenka.jobs import processes
 from fenka.workstation import paths, protocol
+from fenka.workstation.lifetime import SIGNALS
 from fenka.workstation.paths import Runtime, UnsafeDirectory
-from fenka.workstation.shutdown import SIGNALS
 
 T = TypeVar("T")
 
@@ -332,7 +332,7 @@ def _launch(
     )
     assert process.stdout
     if lifeline is None:
-        session.outlive(process.pid)
+        processes.outlive(process.pid)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with process.stdout as pipe:

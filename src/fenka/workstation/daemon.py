@@ -11,32 +11,25 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import NoDriver
+from fenka.hardware.nvml import Hardware, NoDriver
 from fenka.hardware.spec import NodeError
-from fenka.instances.manager import InstanceManager
 from fenka.isolation import compute_feedback, pid_namespaces
 from fenka.isolation.files import account_file
+from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, paths, presence, protocol
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardMonitor
-from fenka.workstation.clients import ClientRegistry
-from fenka.workstation.connections import Connections
-from fenka.workstation.controller import Controller
-from fenka.workstation.files import Config
-from fenka.workstation.history import History
+from fenka.workstation.connections import Connections, JobResizer, RequestHandler
+from fenka.workstation.controller import ClientRegistry, Controller
+from fenka.workstation.files import Config, History
 from fenka.workstation.layouts import Layouts
-from fenka.workstation.lease_processes import LeaseProcesses
+from fenka.workstation.lease_processes import LeaseProcesses, Terminator
 from fenka.workstation.leases import Leases
-from fenka.workstation.log import log_unhandled
+from fenka.workstation.lifetime import ShutdownSignals, log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.presence import Presence
-from fenka.workstation.requests import RequestHandler
-from fenka.workstation.resize import JobResizer
-from fenka.workstation.shutdown import ShutdownSignals
 from fenka.workstation.snapshot import snapshot
-from fenka.workstation.termination import Terminator
 
 HEALTH_PERIOD_S = 5.0
 """Between two checks of the cards."""

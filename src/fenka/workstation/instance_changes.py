@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from fenka.core.inventory import Card
 from fenka.core.mig.instances import is_planned
-from fenka.hardware.mig_instances import MigError, MigNotPermitted
+from fenka.hardware.mig import MigError, MigNotPermitted
 from fenka.hardware.nvml import NoDriver
-from fenka.instances.manager import InstanceManager
-from fenka.instances.records import InstanceRecord
 from fenka.isolation.files import describe_os_error
+from fenka.mig.keeper import InstanceRecord
+from fenka.mig.manager import InstanceManager
 from fenka.workstation.broker import Broker, Effect, GrantLease, RejectJob
 from fenka.workstation.job import Job
-from fenka.workstation.log import log
+from fenka.workstation.lifetime import log
 
 CREATE_RETRY_S = 1.0
 """Between attempts to create instances for a job."""

@@ -5,8 +5,7 @@ import msgspec
 from fenka.core.request import Placement, Request, Slice
 from fenka.isolation.files import ComputeShare
 from fenka.jobs.spec import JobSpec
-from fenka.workstation.ended import EndCause
-from fenka.workstation.protocol import JobState
+from fenka.workstation.protocol import EndCause, JobState
 
 
 class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,26 +2,29 @@
 
 What a layout needs and is in use is done when that has ended. Until then the layout is recorded, and nothing
 is granted that would delay it.
+
+Which cards the daemon's option `--mig` divides.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import Geometry
 from fenka.core.mig.layouts import free_counts
-from fenka.dialects.mig_parted import CardTarget
-from fenka.hardware.mig_instances import CardLost, MigError
-from fenka.instances.layouts import CardPlan, Progress, carry_out, plan_card
-from fenka.instances.manager import InstanceManager, InstanceStatus, is_enabled
+from fenka.formats.mig_parted import CardTarget
+from fenka.hardware import mig
+from fenka.hardware.mig import CardLost, InstanceInUse, MigError
 from fenka.isolation.files import describe_os_error
+from fenka.mig.layouts import CardPlan, Progress, carry_out, plan_card
+from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
 from fenka.views.instances import InstanceView, MigCardView
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import Controller
-from fenka.workstation.log import log
+from fenka.workstation.lifetime import log
 from fenka.workstation.protocol import LayoutTarget
 
 RETRY_S = 1.0
@@ -276,3 +279,28 @@ def _answer(progress: Iterable[Progress]) -> protocol.LayoutApplied:
         answer.done.extend(each.done)
         answer.waiting.extend(each.waiting)
     return answer
+
+
+OFF, ALL = "off", "all"
+"""Values of the daemon's option `--mig` beside cards."""
+
+
+def switch(cards: Iterable[Card], wanted: Collection[str], capable: Mapping[str, Geometry]) -> None:
+    """Enable MIG on the cards that the administrator names, by index or UUID, or on all that have it.
+
+    A card that is in use stays whole, and is reported in the log. Raises MigError for a card without MIG.
+    """
+    for card in cards:
+        named = not {str(card.index), card.uuid}.isdisjoint(wanted)
+        if not named and not (ALL in wanted and card.uuid in capable):
+            continue
+        if card.uuid not in capable:
+            raise MigError(f"card {card.index} ({card.model}) has no MIG: leave it out of --mig")
+        if is_enabled(card.uuid):
+            continue
+        try:
+            mig.set_mig_mode(card.uuid, enabled=True)
+        except InstanceInUse:
+            log(
+                f"card {card.index} stays whole: programs have it open; MIG is pending until they have ended"
+            )

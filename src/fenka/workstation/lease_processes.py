@@ -1,19 +1,184 @@
-"""Finds the processes of a daemon's leases, and remembers the leases' namespaces."""
+"""Finds the processes of a daemon's leases, and remembers the leases' namespaces.
+
+Assigns the machine's processes to leases, by what the kernel says of them.
+
+A lease is a user namespace, and its processes are those in it or in a namespace nested in it. Closed
+descriptors, double forks, a killed parent, chroot and further namespaces hide nothing, and only the lease's
+user and root can enter. The process that confirms its lease shows which namespace it is.
+
+Where root cannot create user namespaces, `/proc/PID/mountinfo` decides: the lease's own directory is mounted
+there, which only root could forge. With cooperative isolation the inherited environment of the user's
+processes decides, which a program can undo.
+
+No file that a process controls is opened here: its owner decides how it answers.
+
+Watches the processes of all jobs, and of the programs that started gangs.
+
+Ends the processes of jobs, and no others, although the daemon may have the right to signal any process.
+"""
 
 import asyncio
 import os
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import proc_reader
+from fenka.isolation import pid_namespaces
 from fenka.isolation.files import account_file
-from fenka.procfs import start_ticks
-from fenka.workstation.job import Job
-from fenka.workstation.process_scan import ProcessScan, Scanner, lease_source, mounted_lease
+from fenka.isolation.sandbox import LEASE_ROOT
+from fenka.procfs import exit_status, lives, start_ticks
+from fenka.workstation.broker import Broker
+from fenka.workstation.job import Gang, Job
+
+_VARIABLE = b"FENKA_LEASE="
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessScan:
+    """The result of one scan. complete: all processes were inspected in time."""
+
+    holders: Mapping[str, list[int]] = field(default_factory=dict)
+    """Processes by lease."""
+    unreadable: Mapping[str, list[int]] = field(default_factory=dict)
+    """Processes that may be in a lease and cannot be inspected. While they live, the lease is kept."""
+    complete: bool = True
+
+    def pids(self, lease: str) -> list[int]:
+        """Return all processes that keep a lease."""
+        return [*self.holders.get(lease, ()), *self.unreadable.get(lease, ())]
+
+
+class Scanner:
+    """Assigns processes to leases, one after another."""
+
+    def __init__(self, jobs: Sequence[Job], leases: Path) -> None:
+        """Prepare a scan.
+
+        Args:
+            jobs: The jobs that hold slices.
+            leases: The directory of all leases' files.
+        """
+        self._jobs = {job.id: job for job in jobs}
+        self._own_mounts = procfs.namespace_inode("self", "mnt")
+        own = procfs.namespace_inode("self", "user")
+        known = {job.user_namespace: job.id for job in jobs if job.user_namespace not in (0, own)}
+        self._ancestry = procfs.UserNamespaceAncestry(known)
+        self._leases_by_mount = {
+            lease_source(leases, job.id): job.id for job in jobs if job.user_namespace == own
+        }
+        """Root's leases without a user namespace, by what mountinfo shows of them."""
+        self.seen: set[int] = set()
+        self.holders: dict[str, list[int]] = {}
+        self.unreadable: dict[str, list[int]] = {}
+        self.cooperative: dict[int, list[tuple[int, int]]] = {}
+        """Processes by user, with their start, that may be in a lease with cooperative isolation."""
+
+    def result(self) -> ProcessScan:
+        """Return what was found so far."""
+        holders = {lease: sorted(pids) for lease, pids in self.holders.items()}
+        return ProcessScan(holders, self.unreadable)
+
+    def visit(self, pid: int) -> None:
+        """Assign one process. Raises OSError if a resource is exhausted."""
+        try:
+            lease = self.lease(pid)
+        except PermissionError:
+            self._add_unreadable(pid)
+        else:
+            if lease is None:
+                self._add_cooperative_candidate(pid)
+            elif start_ticks(pid) is not None:
+                self.holders.setdefault(lease, []).append(pid)
+        self.seen.add(pid)
+
+    def lease(self, pid: int) -> str | None:
+        """Return a process's lease by its namespaces; None also if it has ended. Raises OSError."""
+        try:
+            lease = self._ancestry.name(pid) or self._by_mount(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if lease is None:
+            return None
+        # Root may enter any lease, and programs in root's leases may run as any user.
+        return lease if self._jobs[lease].uid in (0, procfs.real_uid(pid)) else None
+
+    def from_environment(self, uid: int, environment: bytes) -> str | None:
+        """Return the user's lease with cooperative isolation that an environment names, if any."""
+        for variable in environment.split(b"\0"):
+            if variable.startswith(_VARIABLE):
+                name = os.path.basename(os.fsdecode(variable.removeprefix(_VARIABLE)))
+                job = self._jobs.get(name)
+                valid = job and job.cooperative and job.uid == uid
+                return name if valid else None
+        return None
+
+    def _by_mount(self, pid: int) -> str | None:
+        if not self._leases_by_mount:
+            return None
+        if procfs.namespace_inode(procfs.living_thread(pid), "mnt") == self._own_mounts:
+            return None
+        # In another user namespace, programs may mount anything.
+        if not self._ancestry.is_ours(pid):
+            return None
+        mounted = mounted_lease(pid)
+        return self._leases_by_mount.get(mounted) if mounted else None
+
+    def _add_unreadable(self, pid: int) -> None:
+        """Record a process whose namespaces may not be read, for each lease that it may be in.
+
+        Raises OSError.
+        """
+        try:
+            uid, start = procfs.real_uid(pid), start_ticks(pid)
+            separate = procfs.in_other_user_namespace(pid)
+        except PermissionError:
+            return  # /proc is mounted with hidepid, which hides other users' processes.
+        if start is None or not separate:
+            return
+        for job in self._jobs.values():
+            # Processes of a lease start later than the one that requested it.
+            possible = job.uid in (0, uid) and start >= job.start_ticks
+            if possible and not job.cooperative:
+                self.unreadable.setdefault(job.id, []).append(pid)
+
+    def _add_cooperative_candidate(self, pid: int) -> None:
+        candidates = [job for job in self._jobs.values() if job.cooperative]
+        if not candidates:
+            return
+        uid, start = procfs.real_uid(pid), start_ticks(pid)
+        if start is not None and any(
+            job.uid == uid and start >= job.start_ticks for job in candidates
+        ):
+            assert uid is not None
+            self.cooperative.setdefault(uid, []).append((pid, start))
+
+
+def lease_source(leases: Path, lease: str) -> tuple[str, Path]:
+    """Return what `mounted_lease` returns in this lease, whether its files exist or not. Raises OSError."""
+    device, root = procfs.mount_source(leases)
+    return device, root / lease / "lease"
+
+
+def mounted_lease(pid: int) -> tuple[str, Path] | None:
+    """Return what a process sees mounted at the place of its lease; None also if it has ended.
+
+    Raises OSError.
+    """
+    source = None
+    try:
+        for mount in procfs.mounts(procfs.living_thread(pid)):
+            if mount.point == LEASE_ROOT / "lease":
+                source = mount.device, mount.root
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return source
+
 
 SCAN_TIMEOUT_S = 30.0
 """A scan of ten thousand processes takes half a second, longer on a busy machine. Then it is cut off."""
@@ -185,7 +350,7 @@ class LeaseProcesses:
                 for pid, start in candidates
                 if (pid, start) not in self._unresponsive
             }
-            contents = proc_reader.read_files([*files], _MAX_ENVIRON_BYTES, ENVIRON_TIMEOUT_S)
+            contents = pid_namespaces.read_files([*files], _MAX_ENVIRON_BYTES, ENVIRON_TIMEOUT_S)
             for path, process in files.items():
                 if path not in contents:
                     self._unresponsive.add(process)
@@ -214,3 +379,229 @@ class LeaseProcesses:
             except OSError:
                 continue
         return holders
+
+
+MAX_WATCHED = 16
+"""Processes of one lease that are watched at a time: users may start any number, and descriptors are few."""
+
+RESCAN_DELAY_S = 1.0
+"""After an incomplete scan, during which the lease is kept."""
+
+
+@dataclass(slots=True)
+class JobWatches:
+    """One watch for each job, and one for the starting process of each gang.
+
+    Attributes:
+        scan: Scans all processes.
+        on_exit: Called with the id of a job whose last process has ended.
+        on_gang_end: Called with the queue id of a gang whose starting process has ended.
+        on_status: Called with the id of a job and the wait status of the process that requested it.
+    """
+
+    scan: Callable[[], Awaitable[ProcessScan]]
+    on_exit: Callable[[str], None]
+    on_gang_end: Callable[[str], None]
+    on_status: Callable[[str, int], None]
+    _watches: dict[str, "ProcessWatch"] = field(default_factory=dict)
+    """By job id; for a gang's starting process, by queue id."""
+
+    def watch(self, jobs: Sequence[Job]) -> None:
+        """Watch all jobs of one queue entry."""
+        for job in jobs:
+            if not job.gang or job.pid != job.gang.pid:
+                self.watch_job(job)
+        gang = jobs[0].gang if jobs else None
+        if gang and lives(gang.pid, gang.start_ticks):
+            self._follow(gang.id, gang, self.on_gang_end, lambda _: None)
+        elif gang:
+            self.on_gang_end(gang.id)
+
+    def watch_job(self, job: Job) -> None:
+        """Watch one job, instead of the process that was watched for it before."""
+        self._follow(job.id, job, self.on_exit, partial(self.on_status, job.id))
+
+    def keep(self, names: Collection[str]) -> None:
+        """Stop all watches but those of these jobs and queue entries."""
+        for name in self._watches.keys() - set(names):
+            self._watches.pop(name).close()
+
+    def _follow(
+        self,
+        name: str,
+        process: Job | Gang,
+        on_end: Callable[[str], None],
+        on_status: Callable[[int], None],
+    ) -> None:
+        if name in self._watches:
+            self._watches.pop(name).close()
+        self._watches[name] = ProcessWatch(
+            name, (process.pid, process.start_ticks), partial(on_end, name), on_status, self.scan
+        )
+
+
+class ProcessWatch:
+    """Calls back once, when the last process of a lease has ended."""
+
+    def __init__(
+        self,
+        lease: str,
+        holder: tuple[int, int],
+        on_end: Callable[[], None],
+        on_status: Callable[[int], None],
+        scan: Callable[[], Awaitable[ProcessScan]],
+    ) -> None:
+        """Start watching.
+
+        Args:
+            lease: The lease.
+            holder: The process that requested it, which counts before it has entered the lease, and when it
+                started: another process with its PID does not count.
+            on_end: Called at most once.
+            on_status: Called with the holder's wait status when it has ended, if the kernel tells it.
+            scan: Scans all processes.
+        """
+        self._lease, self._on_end, self._scan = lease, on_end, scan
+        self._holder, self._on_status = holder, on_status
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[int, int] = {}
+        self._rescan_task: asyncio.Task[None] | None = None
+        self._follow([holder[0]])
+        if not lives(*holder):
+            self._report_status()
+            self.close()
+        if not self._watched:
+            self._start_rescan()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._rescan_task:
+            self._rescan_task.cancel()
+        for pid in list(self._watched):
+            self._unfollow(pid)
+
+    def _follow(self, pids: Iterable[int]) -> None:
+        """Watch processes that have not ended. Raises OSError."""
+        for pid in pids:
+            if pid in self._watched:
+                continue
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            self._watched[pid] = descriptor
+            self._loop.add_reader(descriptor, self._on_process_end, pid)
+
+    def _unfollow(self, pid: int) -> None:
+        descriptor = self._watched.pop(pid)
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    def _report_status(self) -> None:
+        pid, ticks = self._holder
+        if pid in self._watched:
+            status = exit_status(self._watched[pid], pid, ticks)
+            if status is not None:
+                self._on_status(status)
+
+    def _on_process_end(self, pid: int) -> None:
+        if pid == self._holder[0]:
+            self._report_status()
+        self._unfollow(pid)
+        if not self._watched:
+            self._start_rescan()
+
+    def _start_rescan(self) -> None:
+        self._rescan_task = self._loop.create_task(self._rescan())
+
+    async def _rescan(self) -> None:
+        while True:
+            scan = await self._scan()
+            try:
+                self._follow(scan.pids(self._lease)[:MAX_WATCHED])
+            except OSError:  # for instance, no descriptor is left
+                scan = ProcessScan(scan.holders, scan.unreadable, complete=False)
+            if self._watched:
+                return
+            # The processes found have ended since, and may have left children.
+            if scan.complete and not scan.pids(self._lease):
+                break
+            await asyncio.sleep(0 if scan.complete else RESCAN_DELAY_S)
+        self._rescan_task = None
+        self._on_end()
+
+
+KILL_TIMEOUT_S = 5.0
+"""SIGKILL ends a process at once, unless it waits for a device."""
+
+POLL_S = 0.02
+"""Between two checks whether the jobs have ended."""
+
+
+@dataclass(slots=True)
+class _Termination:
+    """The termination of some jobs. kill_at: when SIGKILL is sent, of CLOCK_MONOTONIC."""
+
+    kill_at: float
+    task: asyncio.Task[bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terminator:
+    """Sends signals to the processes of jobs."""
+
+    broker: Broker
+    processes: LeaseProcesses
+    _underway: dict[tuple[str, ...], _Termination] = field(default_factory=dict)
+    """By the jobs' ids. Requests wait for what is under way, so their number costs nothing."""
+
+    async def terminate(self, jobs: Sequence[Job], grace_s: float) -> bool:
+        """Send SIGTERM, and after the grace period SIGKILL. Return whether all jobs have ended.
+
+        If they are being terminated already, the shorter grace period counts. A caller that goes away ends
+        nothing of it.
+        """
+        key, kill_at = tuple(job.id for job in jobs), time.monotonic() + grace_s
+        termination = self._underway.setdefault(key, _Termination(kill_at))
+        termination.kill_at = min(termination.kill_at, kill_at)
+        if termination.task is None:
+            termination.task = asyncio.create_task(self._terminate(jobs, termination))
+            termination.task.add_done_callback(lambda _: self._underway.pop(key, None))
+        return await asyncio.shield(termination.task)
+
+    async def _terminate(self, jobs: Sequence[Job], termination: _Termination) -> bool:
+        await self._signal(jobs, signal.SIGTERM)
+        while self.broker.present(jobs) and time.monotonic() < termination.kill_at:
+            await asyncio.sleep(POLL_S)
+        await self._signal(jobs, signal.SIGKILL)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while self.broker.present(jobs) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        return not self.broker.present(jobs)
+
+    async def _signal(self, jobs: Sequence[Job], number: int) -> None:
+        if self.broker.present(jobs):
+            for pid, job in await self._running(jobs):
+                procfs.send_signal(pid, number, partial(self.may_signal, job, pid))
+
+    async def pids(self, jobs: Sequence[Job]) -> list[int]:
+        """Return the processes of the jobs that still run."""
+        return [pid for pid, _ in await self._running(jobs)]
+
+    async def _running(self, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
+        scan = await self.processes.scan()
+        return [
+            (pid, job)
+            for job in self.broker.present(jobs)
+            for pid in sorted({job.pid, *scan.holders.get(job.id, [])})
+            if self._belongs(job, pid)
+        ]
+
+    def may_signal(self, job: Job, pid: int) -> bool:
+        """Return whether the process is the job's and its user's. Root's jobs may run as any user."""
+        return self._belongs(job, pid) and job.uid in (0, procfs.real_uid(pid))
+
+    def _belongs(self, job: Job, pid: int) -> bool:
+        """Return whether the current process of this PID requested the job, or is in its lease."""
+        requested = pid == job.pid and procfs.lives(pid, job.start_ticks)
+        return requested or self.processes.lease_of(pid) == job.id

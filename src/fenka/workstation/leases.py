@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fenka.core.request import Slice
-from fenka.hardware.machine import Hardware
-from fenka.isolation import account, files, proxy, sandbox, syscalls
-from fenka.isolation.access_control import restrict_to_user
+from fenka.hardware.nvml import Hardware
+from fenka.isolation import account, files, proxy, sandbox
 from fenka.isolation.compute_feedback import ComputeFeedback, requested_compute
 from fenka.isolation.control import Limit
 from fenka.isolation.resize import resize
+from fenka.isolation.sandbox import restrict_to_user
 from fenka.workstation import protocol
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
@@ -81,7 +81,7 @@ class Leases:
             if self._runtime.system:
                 # Without the right to mount, as in a container, the account stands on /run itself.
                 with contextlib.suppress(PermissionError):
-                    syscalls.mount_small(directory / "account", account.size())
+                    sandbox.mount_small(directory / "account", account.size())
             owner = None if job.uid == 0 else job.uid
             files.create_lease(directory, job.id, self._limits(job, job.slices), owner)
             sandbox.prepare(directory, self._linker_cache)
@@ -143,7 +143,7 @@ class Leases:
 
 def _remove_files(directory: Path) -> None:
     with contextlib.suppress(OSError):
-        syscalls.unmount_all(directory / "account", syscalls.unmount)
+        sandbox.unmount_all(directory / "account", sandbox.unmount)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -1,34 +1,117 @@
-"""Wires the workstation's daemon to its hardware and files."""
+"""Wires the workstation's daemon to its hardware and files.
+
+Reads the file with the daemon's options, which outlives `fenka daemon --stop` and the machine's boot.
+
+/etc/fenka/daemon.toml is the system daemon's, ~/.config/fenka/daemon.toml every other one's. Its keys are the
+options of `fenka daemon` without the dashes. An option of the command line replaces the file's.
+"""
 
 import asyncio
 import contextlib
 import os
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, get_args
 
+import msgspec
+
+from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
-from fenka.dialects.sizes import parse_unit
+from fenka.formats.quantities import parse_unit
 from fenka.hardware import card_lock
-from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver
+from fenka.hardware.nvml import Driver, Hardware
 from fenka.hardware.peer_credentials import Peer, user_name
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.simulated_state import OtherBuild
+from fenka.hardware.simulated import OtherBuild, SimulatedNode
 from fenka.hardware.spec import parse_spec
-from fenka.instances.keeper import InstanceKeeper
-from fenka.instances.manager import InstanceManager, geometries
-from fenka.isolation import preload
+from fenka.isolation import sandbox
+from fenka.isolation.files import read_regular_file
+from fenka.mig.keeper import InstanceKeeper
+from fenka.mig.manager import InstanceManager, geometries
 from fenka.procfs import boot_id
-from fenka.workstation import files, mig_option, presence
+from fenka.workstation import files, layouts, presence
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
-from fenka.workstation.log import log
-from fenka.workstation.options_file import InvalidOption, check_policy
+from fenka.workstation.lifetime import ShutdownSignals, log
 from fenka.workstation.paths import Runtime
-from fenka.workstation.shutdown import ShutdownSignals
+
+MAX_BYTES = 1 << 20
+
+
+class InvalidOption(FenkaError):
+    """An option of the daemon is invalid."""
+
+    exit_code = INVALID_INPUT
+
+
+def check_policy(policy: str) -> None:
+    """Raise InvalidOption if no policy has this name."""
+    if policy not in SCORES:
+        raise InvalidOption(f"no policy is called {policy}: choose one of {', '.join(SCORES)}")
+
+
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "simulate": lambda spec: spec and parse_spec(spec),
+    "policy": check_policy,
+    "unit": parse_unit,
+}
+
+
+def load(runtime: Runtime) -> dict[str, Any]:
+    """Return the options that the file of this directory's daemon has; none without a file.
+
+    Raises InvalidOption, with one sentence for each mistake; OSError.
+    """
+    path = runtime.options
+    try:
+        text = read_regular_file(path, MAX_BYTES, follow_link=True).decode()
+        content = tomllib.loads(text)
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
+        raise InvalidOption(f"{path} is no TOML: {why}") from None
+    options: dict[str, Any] = {}
+    mistakes = list(_read(content, options))
+    if mistakes:
+        raise InvalidOption("; ".join(f"{path}: {mistake}" for mistake in mistakes))
+    return options
+
+
+def _read(content: dict[str, Any], options: dict[str, Any]) -> Iterator[str]:
+    """Add the valid options, and yield a sentence for each other one."""
+    fields = {field.name: field for field in msgspec.structs.fields(Config)}
+    for name, value in content.items():
+        if name not in fields:
+            similar = get_close_matches(name, fields)
+            hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(fields)}"
+            yield f"there is no option {name}: {hint}"
+            continue
+        try:
+            option = msgspec.convert(_words(value), get_args(fields[name].type)[0])
+            _CHECKS.get(name, lambda _: None)(option)
+        except msgspec.ValidationError:
+            kind = (
+                "a list of words"
+                if isinstance(fields[name].default, type(msgspec.NODEFAULT))
+                else "a word"
+            )
+            yield f"{name} must be {kind}, not {value!r}"
+        except FenkaError as why:
+            yield str(why)
+        else:
+            options[name] = option
+
+
+def _words(value: Any) -> Any:
+    """Return a list with cards' indices as words: people write 0 and "0"."""
+    if not isinstance(value, list):
+        return value
+    return [str(item) if type(item) is int else item for item in value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +152,7 @@ def run(
     check_policy(config.policy)
     with files.lock_runtime(runtime, keep_waiting):
         # An earlier daemon may have been killed before it did this.
-        preload.remove()
+        sandbox.remove()
         ended = _serve(runtime, config, ready, ending)
         if not ended.jobs and ended.moved is None:
             remove_files(runtime)
@@ -91,11 +174,11 @@ def _serve(
             library_dir = runtime.simulated / "lib" if config.simulate else None
             hardware.measure(node.cards, library_dir)
             capable = geometries(hardware, cards)
-            mig_option.switch(cards, config.mig, capable)
+            layouts.switch(cards, config.mig, capable)
             manager = InstanceManager(
                 hardware,
                 InstanceKeeper(runtime.instances, boot_id(), capable),
-                on_demand=mig_option.OFF not in config.mig,
+                on_demand=layouts.OFF not in config.mig,
                 library_dir=library_dir,
                 pci_ids={card.uuid: hardware.driver.pci_device(card.uuid) for card in cards},
             )
@@ -124,7 +207,7 @@ def remove_files(runtime: Runtime) -> None:
         shutil.rmtree(node, ignore_errors=True)
     if runtime.system:
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
-    preload.remove()
+    sandbox.remove()
 
 
 @contextlib.contextmanager
@@ -171,8 +254,8 @@ def _simulated_node(runtime: Runtime, simulate: str, native: Path) -> SimulatedN
 
 def _check_mig(config: Config, cards: tuple[Card, ...]) -> None:
     known = {
-        mig_option.OFF,
-        mig_option.ALL,
+        layouts.OFF,
+        layouts.ALL,
         *(name for card in cards for name in (str(card.index), card.uuid)),
     }
     unknown = [word for word in config.mig if word not in known]
@@ -180,7 +263,7 @@ def _check_mig(config: Config, cards: tuple[Card, ...]) -> None:
         raise InvalidOption(
             f"--mig {unknown[0]} is no card that the daemon leases: give an index, a UUID, all or off"
         )
-    if mig_option.OFF in config.mig and len(config.mig) > 1:
+    if layouts.OFF in config.mig and len(config.mig) > 1:
         raise InvalidOption("--mig off divides no card: leave out the other --mig")
 
 

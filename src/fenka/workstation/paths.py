@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
-from fenka.jobs.ports import PortReservations
+from fenka.jobs.notebook import PortReservations
 
 SYSTEM = Path("/run/fenka")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fenka.core.errors import FenkaError
 from fenka.workstation.admission import BACKLOG
 from fenka.workstation.files import lock_runtime
-from fenka.workstation.log import log
+from fenka.workstation.lifetime import log
 from fenka.workstation.paths import Runtime
 
 _INHERITED = "FENKA_NAME_SOCKET"

@@ -7,20 +7,20 @@ import time
 import psutil
 
 from fenka import __version__
-from fenka.hardware.machine import Hardware
+from fenka.hardware.nvml import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
+from fenka.isolation.driver_usage import NOTHING_UNLEASED
 from fenka.isolation.files import account_file
-from fenka.isolation.unleased_memory import NOTHING_UNLEASED
 from fenka.jobs.spec import summarise
 from fenka.procfs import process_name
 from fenka.views.instances import MigCardView
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
-from fenka.workstation.gpu_processes import GpuProcesses, UsageSample
+from fenka.workstation.cards import GpuProcesses, UsageSample
 from fenka.workstation.job import Job
+from fenka.workstation.lease_processes import ProcessScan
 from fenka.workstation.paths import Runtime
-from fenka.workstation.process_scan import ProcessScan
 
 MIB = 1 << 20
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from fenka.cloud.market import Machine, Market, Scenario, SimulatedOffer
 from fenka.cloud.port import OfferKey, Order, OutOfStock, ProviderError, Quota, TooDear
-from fenka.core.planning.case import Capacity
+from fenka.cloud.simulated import Machine, Market, Scenario, SimulatedOffer
+from fenka.core.nodes.case import Capacity
 from tests.cloud.alibaba.protocol import Call, CloudError, check_signature, read_parameters
 from tests.cloud.alibaba.state import Details, Folder, ScalingGroup, Spent, fingerprint
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from alibabacloud_ecs20140526 import models as ecs
 
-from fenka.cloud.market import Machine
 from fenka.cloud.port import Order
-from fenka.core.planning.case import Capacity
+from fenka.cloud.simulated import Machine
+from fenka.core.nodes.case import Capacity
 from tests.cloud.alibaba.cloud import Cloud, action, minute, second
 from tests.cloud.alibaba.ess import refuse_others
 from tests.cloud.alibaba.protocol import CloudError

@@ -12,8 +12,8 @@ from fenka.cloud.alibaba.calls import open_clients
 from fenka.cloud.alibaba.provider import EssProvider
 from fenka.cloud.alibaba.settings import provider_settings
 from fenka.cloud.config import Config, GroupConfig, ProviderConfig
-from fenka.cloud.market import Prices, SimulatedOffer
 from fenka.cloud.port import OfferKey
+from fenka.cloud.simulated import Prices, SimulatedOffer
 from tests.cloud.alibaba.state import Fault, FaultKind, Folder, Landscape, ScalingGroup, State
 from tests.cloud.contract import ON_DEMAND, SPOT, SPOT_CAP, Cloud
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fenka.cloud.market import CloudState, SimulatedOffer
-from fenka.core.planning.case import Capacity
+from fenka.cloud.simulated import CloudState, SimulatedOffer
+from fenka.core.nodes.case import Capacity
 
 T = TypeVar("T")
 FaultKind = Literal["lose-call", "lose-answer", "hold", "throttle", "error"]

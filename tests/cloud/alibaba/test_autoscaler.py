@@ -9,8 +9,8 @@ import pytest
 
 from fenka.cloud.alibaba.provider import EssProvider
 from fenka.cloud.config import Config
-from fenka.cloud.market import CloudState
 from fenka.cloud.port import Order
+from fenka.cloud.simulated import CloudState
 from fenka.cluster.autoscaling import ORDER
 from tests.autoscaler.harness import World, scenario
 from tests.autoscaler.views import T4, elastic_node

@@ -8,7 +8,7 @@ import pytest
 from alibabacloud_credentials.exceptions import CredentialException
 
 from fenka.cloud.alibaba import calls
-from fenka.cloud.alibaba.errors import MarketAboveCap, failed
+from fenka.cloud.alibaba.calls import MarketAboveCap, failed
 from fenka.cloud.alibaba.provider import EssProvider
 from fenka.cloud.port import Denied, Order, OutOfStock, Quota, Throttled, Unknown
 from tests.cloud.alibaba.harness import EXACT, AlibabaCloud

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 from alibabacloud_ecs20140526.models import RunInstancesRequest, RunInstancesRequestTag
 
-from fenka.cloud.config import ShapeConfig
-from fenka.cloud.config_values import InvalidConfig
+from fenka.cloud.config import InvalidConfig, ShapeConfig
 from fenka.cloud.port import Denied, InstanceState, OfferKey, Order, Unknown
 from fenka.cluster.autoscaling import CloudType
 from tests.autoscaler.views import T4

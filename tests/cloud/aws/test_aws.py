@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fenka.cloud.aws.provider import open_provider
-from fenka.cloud.config import GroupConfig, ShapeConfig
-from fenka.cloud.config_values import InvalidConfig
+from fenka.cloud.config import GroupConfig, InvalidConfig, ShapeConfig
 from fenka.cloud.port import (
     Denied,
     InstanceState,

@@ -15,8 +15,8 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from fenka.cloud.aws.errors import port_error, port_errors
-from fenka.cloud.aws.scaling_groups import room, unfit
+from fenka.cloud.aws.calls import port_error, port_errors
+from fenka.cloud.aws.provider import room, unfit
 from fenka.cloud.config import GroupConfig, SpotRules
 from fenka.cloud.port import (
     Denied,

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.mig.geometry import Place
+from fenka.core.mig.geometry import TABLES, Place
 from fenka.core.mig.instances import Division, InstancePlacer, instance_card, is_planned
-from fenka.core.mig.tables import TABLES
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request
 from fenka.core.usage import EmptyUsage

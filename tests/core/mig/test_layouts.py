@@ -4,9 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from fenka.core.mig.geometry import Geometry, Place, profile_name
+from fenka.core.mig.geometry import TABLES, Geometry, Place, profile_name
 from fenka.core.mig.layouts import Choice, all_layouts, best_place, capacity, flexibility
-from fenka.core.mig.tables import TABLES
 from tests.core.mig import exhaustive
 
 A100, A30 = TABLES["A100-40G"], TABLES["A30"]

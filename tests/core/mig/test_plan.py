@@ -18,9 +18,8 @@ from fenka.core.mig.case import (
     State,
     Target,
 )
-from fenka.core.mig.geometry import Place
+from fenka.core.mig.geometry import TABLES, Place
 from fenka.core.mig.plan import plan
-from fenka.core.mig.tables import TABLES
 from tests.core.mig.cases import random_case
 from tests.core.mig.exhaustive import best_score, check
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from fenka.core.mig.geometry import Place
-from fenka.core.mig.static import ImpossibleLayout, plan_layout
-from fenka.core.mig.tables import TABLES
+from fenka.core.mig.geometry import TABLES, Place
+from fenka.core.mig.layouts import ImpossibleLayout, plan_layout
 
 A100 = TABLES["A100-40G"]
 

@@ -2,9 +2,13 @@
 
 from typing import Any
 
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
-from fenka.jobs.manifests.service import render_address, render_version
+from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.service import (
+    GatewaySettings,
+    render_address,
+    render_gateway,
+    render_version,
+)
 from fenka.jobs.service import ServiceSpec
 
 CUSTOM = ServiceSpec(

@@ -12,10 +12,10 @@ import yaml
 
 from fenka.cluster.objects import Pod
 from fenka.core.request import InvalidRequest
-from fenka.dialects.sizes import InvalidSize
+from fenka.formats.quantities import InvalidSize
 from fenka.jobs.manifests import notebook
-from fenka.jobs.manifests.render import Rendered
-from fenka.jobs.notebook_spec import NotebookSpec, validate_password
+from fenka.jobs.manifests.training import Rendered
+from fenka.jobs.notebook import NotebookSpec, validate_password
 from tests.builders import pod
 
 GOLDEN = Path(__file__).parent / "golden"

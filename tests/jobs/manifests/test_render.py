@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.render import Rendered, render
+from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.training import Rendered, render
 from fenka.jobs.training import TensorFlowRole, TrainingSpec
 from fenka.jobs.workload import RoleSpec
-from fenka.views.jobs import TRAINERS
+from fenka.views.workloads import TRAINERS
 from tests.jobs.manifests.trainings import ALONE, CONTENTS, MPI, PYTORCH, TENSORFLOW, rendered_all
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,9 +13,9 @@ from fenka.cluster.training_objects import (
     TrainingObjects,
     TrainingPod,
 )
-from fenka.jobs.manifests.render import Rendered
-from fenka.views.cluster_jobs import training_jobs
-from fenka.views.jobs import TrainingJob
+from fenka.jobs.manifests.training import Rendered
+from fenka.views.cluster_workloads import training_jobs
+from fenka.views.workloads import TrainingJob
 from tests.builders import Json, sharing
 from tests.jobs.manifests.trainings import rendered_all
 

@@ -7,15 +7,13 @@ import msgspec
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.cluster_checks import SubmissionRefused
-from fenka.jobs.cluster_defaults import with_defaults
+from fenka.jobs.collection import Contents
+from fenka.jobs.kubernetes.checks import SubmissionRefused, with_defaults
 from fenka.jobs.manifests import notebook
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.gateway import GatewaySettings, render_gateway
-from fenka.jobs.manifests.render import render
-from fenka.jobs.manifests.security import secured
-from fenka.jobs.manifests.service import render_version
-from fenka.jobs.notebook_spec import NotebookSpec
+from fenka.jobs.manifests.common import secured
+from fenka.jobs.manifests.service import GatewaySettings, render_gateway, render_version
+from fenka.jobs.manifests.training import render
+from fenka.jobs.notebook import NotebookSpec
 from fenka.jobs.service import ServiceSpec
 from fenka.jobs.training import TrainingSpec
 from fenka.jobs.workload import PodOptions

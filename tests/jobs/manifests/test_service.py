@@ -10,9 +10,13 @@ import pytest
 import yaml
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.gateway import render_gateway
-from fenka.jobs.manifests.service import render_address, render_autoscaler, render_version
+from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.service import (
+    render_address,
+    render_autoscaler,
+    render_gateway,
+    render_version,
+)
 from fenka.jobs.service import ServiceSpec
 from tests.jobs.manifests.services import CUSTOM, SETTINGS, SPECS, TRITON, service_objects
 

@@ -9,8 +9,8 @@ import msgspec
 import psutil
 import pytest
 
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.render import render
+from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.training import render
 from tests.jobs.manifests.trainings import ALONE, INDEXED
 from tests.waiting import wait_until
 

@@ -16,9 +16,9 @@ import pytest
 
 from fenka import procfs
 from fenka.jobs.service import ServiceSpec
+from fenka.local.service_records import VersionRecord
+from fenka.local.service_replicas import ReplicaProgram
 from fenka.workstation.paths import Runtime
-from fenka.workstation.serving.records import VersionRecord
-from fenka.workstation.serving.replica import ReplicaProgram
 from tests.workstation.conftest import Workstation, eventually, kill, refused
 from tests.workstation.serving.conftest import ANSWER, Service
 

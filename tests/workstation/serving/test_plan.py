@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fenka.jobs.routing_table import ReplicaEntry, VersionEntry
 from fenka.jobs.service import PortName, ServiceSpec
-from fenka.workstation.serving import plan
-from fenka.workstation.serving.plan import GatewayUse
-from fenka.workstation.serving.records import ReplicaState, ServiceRecord, VersionRecord
+from fenka.local import service_plan
+from fenka.local.service_plan import GatewayUse
+from fenka.local.service_records import ReplicaState, ServiceRecord, VersionRecord
 
 SPEC = ServiceSpec(
     name="bert", version="v1", gpu_mem="3", restful_port=5000, port=5001, command=["a", "b"]
@@ -77,7 +77,7 @@ def test_changes_bring_a_version_nearer_to_what_is_wanted(
     wanted: int, replicas: list[Fake], start: int, drain: tuple[str, ...]
 ) -> None:
     """Each case is one pass."""
-    assert plan.changes(wanted, 1, replicas) == plan.Changes(start, drain)
+    assert service_plan.changes(wanted, 1, replicas) == service_plan.Changes(start, drain)
 
 
 @given(data=st.data(), wanted=st.integers(0, 4), room=st.integers(1, 6))
@@ -93,7 +93,7 @@ def test_update_ends_with_what_is_wanted_whatever_there_was(
     ]
     room = max(room, wanted)
     for number in range(40):
-        result = plan.changes(wanted, 1, replicas)
+        result = service_plan.changes(wanted, 1, replicas)
         ready = sum(each.state == "Ready" for each in replicas)
         ending = [each for each in replicas if each.name in result.drain]
         left = ready - sum(each.state == "Ready" for each in ending)
@@ -101,8 +101,8 @@ def test_update_ends_with_what_is_wanted_whatever_there_was(
         assert left >= min(ready, wanted) - blocked
         for each in ending:
             each.state = "Draining"
-        active = sum(plan.is_active(each) for each in replicas)
-        assert not result.start or active + result.start <= wanted + plan.SURGE
+        active = sum(service_plan.is_active(each) for each in replicas)
+        assert not result.start or active + result.start <= wanted + service_plan.SURGE
         replicas += [Fake(f"s{number}-{each}", "Pending") for each in range(result.start)]
         # The world goes on: those that end are gone, waiting ones start where there is room.
         replicas = [each for each in replicas if each.state != "Draining"]
@@ -119,7 +119,7 @@ def test_update_ends_with_what_is_wanted_whatever_there_was(
 
 def test_pause_doubles_up_to_its_limit() -> None:
     """A broken version does not keep the machine busy."""
-    assert [plan.pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
+    assert [service_plan.pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
 
 
 IDLE = GatewayUse(0, {}, {"v1": 5}, {})
@@ -130,10 +130,10 @@ IDLE = GatewayUse(0, {}, {"v1": 5}, {})
     [
         (IDLE, IDLE, 0),
         # Answered since, though nothing was in flight at either look.
-        (replace(IDLE, responses={"v1": 6}), IDLE, plan.SOME_LOAD),
+        (replace(IDLE, responses={"v1": 6}), IDLE, service_plan.SOME_LOAD),
         (replace(IDLE, in_flight={"v1": 3}, responses={"v1": 6}), IDLE, 3),
         # A gateway that was started again.
-        (replace(IDLE, responses={"v1": 1}), None, plan.SOME_LOAD),
+        (replace(IDLE, responses={"v1": 1}), None, service_plan.SOME_LOAD),
         (replace(IDLE, waiting=4), IDLE, 4),
     ],
 )
@@ -141,7 +141,7 @@ def test_version_has_load_when_it_is_used(
     use: GatewayUse, before: GatewayUse | None, load: float
 ) -> None:
     """A version that answers short requests is not idle."""
-    assert plan.loads(service(version(), v1=100), [Fake("a")], use, before) == {"v1": load}
+    assert service_plan.loads(service(version(), v1=100), [Fake("a")], use, before) == {"v1": load}
 
 
 def test_table_has_ready_and_draining_replicas_when_a_version_is_deleted() -> None:
@@ -152,7 +152,7 @@ def test_table_has_ready_and_draining_replicas_when_a_version_is_deleted() -> No
         Fake("b", "Starting", version("v1"), ports),
         Fake("c", "Draining", version("v0"), {"http-serving": 7}),
     ]
-    table = plan.routing_table("bert", service(version("v1"), v1=100, v0=0), replicas)
+    table = service_plan.routing_table("bert", service(version("v1"), v1=100, v0=0), replicas)
     table.validate()
     assert table.versions == [
         VersionEntry("v0", 0, [ReplicaEntry("127.0.0.1", {"http-serving": 7}, terminating=True)]),
@@ -164,26 +164,26 @@ def test_table_has_ready_and_draining_replicas_when_a_version_is_deleted() -> No
 
 def test_programs_learn_their_own_ports() -> None:
     """By variables, and servers of a known kind by their arguments."""
-    assert plan.environment(SPEC, {"http-serving": 7, "http-metrics": 8}) == {
+    assert service_plan.environment(SPEC, {"http-serving": 7, "http-metrics": 8}) == {
         "PORT": "7",
         "METRICS_PORT": "8",
     }
     tensorflow = ServiceSpec(
         kind="tensorflow", name="a", version="v1", model_name="m", model_path="/m"
     )
-    assert plan.program(tensorflow, {"http-serving": 7, "grpc-serving": 8}) == [
+    assert service_plan.program(tensorflow, {"http-serving": 7, "grpc-serving": 8}) == [
         "tensorflow_model_server",
         "--port=8",
         "--rest_api_port=7",
         "--model_name=m",
         "--model_base_path=/m",
     ]
-    assert plan.environment(tensorflow, {})["CUDA_VISIBLE_DEVICES"] == ""
+    assert service_plan.environment(tensorflow, {})["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_lease_is_named_like_a_pod_and_never_too_long() -> None:
     """Names of services and versions together have up to 63 characters."""
     spec = msgspec.structs.replace(SPEC, name="a" * 43, version="b" * 19)
-    name = plan.lease_name(spec, "012345")
+    name = service_plan.lease_name(spec, "012345")
     assert name.endswith("-012345")
-    assert plan.lease_request(VersionRecord(spec, 1, 0, "/", {}), f"{name}.9999")
+    assert service_plan.lease_request(VersionRecord(spec, 1, 0, "/", {}), f"{name}.9999")

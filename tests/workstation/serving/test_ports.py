@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import pytest
 
-from fenka.jobs.ports import NoFreePort, PortReservations, taken_port
-from fenka.socket_owners import NotTheOwner, check_peer, listener_uid, peer_uid
+from fenka.hardware.peer_credentials import NotTheOwner, check_peer, listener_uid, peer_uid
+from fenka.jobs.notebook import NoFreePort, PortReservations, taken_port
 from tests.workstation.conftest import PROGRAMS, eventually
 from tests.workstation.serving.conftest import Service
 from tests.workstation.users import FIRST_UID, as_root

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from fenka.core.planning.plan import Solver
+from fenka.core.nodes.plan import Solver
 
 
 def available_solver(report: Callable[[str], None]) -> Solver | None:

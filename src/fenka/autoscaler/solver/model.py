@@ -1,10 +1,22 @@
-"""A linear or integer program that is minimised by HiGHS: columns and rows by number."""
+"""A linear or integer program that is minimised by HiGHS: columns and rows by number.
 
+The rows that each program of a plan shares: counts of nodes, pods served, gangs, limits, priorities.
+
+Which nodes: an integer program of counts alone, with what is known of what they can hold.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from math import gcd
 
 import numpy as np
 from highspy import Highs, HighsModelStatus, HighsSolution, HighsVarType
+
+from fenka.core.nodes.case import whole_price
+from fenka.core.nodes.problem import Problem
+from fenka.core.nodes.solution import Solution
 
 Entries = Iterable[tuple[int, float]]
 """Coefficients by row or column."""
@@ -153,3 +165,215 @@ def _arrays(entries: Entries) -> tuple[np.ndarray, np.ndarray]:
             numbers.append(number)
             values.append(value)
     return np.array(numbers, np.int32), np.array(values, np.float64)
+
+
+@dataclass(slots=True)
+class Goals:
+    """What is settled already, and what is optimised next.
+
+    Attributes:
+        served: the least number of pods by priority.
+        price: the highest price, None for any.
+        level: the priority whose pods are counted next; None for nodes.
+        count_only: whether the number of nodes is what counts, not their price.
+    """
+
+    served: dict[int, int] = field(default_factory=dict)
+    price: int | None = None
+    level: int | None = None
+    count_only: bool = False
+
+
+class ServiceColumns:
+    """The columns for nodes and pods in a model.
+
+    Attributes:
+        nodes: how many nodes, by type.
+        pods: how many pods are served, by class.
+    """
+
+    def __init__(self, model: Model, problem: Problem, goals: Goals) -> None:
+        self._problem = problem
+        costs = costs_of(problem, goals)
+        self.nodes = {
+            number: model.column(costs.get(number, 0.0), each.least, each.most, integer=True)
+            for number, each in enumerate(problem.types)
+            if each.most
+        }
+        self.pods: dict[int, int] = {}
+        full = {level: problem.servable_pods_of(level) for level in problem.levels}
+        in_gangs = {each for gang in problem.gangs for option in gang.options for each in option}
+        for each in sorted(problem.servable):
+            level = problem.level_of(each)
+            low = 0.0
+            demand = float(problem.classes[each].demand)
+            if each not in in_gangs and goals.served.get(level) == full[level]:
+                low = demand
+            cost = -1.0 if goals.level == level else 0.0
+            self.pods[each] = model.column(cost, low, demand, integer=True)
+        self._gangs(model)
+        self._limits(model, goals)
+        for level, least in goals.served.items():
+            of_level = [
+                (column, 1.0)
+                for each, column in self.pods.items()
+                if problem.level_of(each) == level
+            ]
+            model.row(least, INFINITY, of_level)
+
+    def start(self, known: Solution) -> dict[int, float]:
+        """Return the values of these columns for a solution."""
+        copies = known.copies()
+        values = {
+            column: float(max(copies[number], self._problem.types[number].least))
+            for number, column in self.nodes.items()
+        }
+        served: Counter[int] = sum((fill.counts for fill in known.fills), Counter())
+        values |= {column: float(served[each]) for each, column in self.pods.items()}
+        values |= {
+            column: float(all(served[each] for each in option))
+            for option, column in self._options.items()
+        }
+        return values
+
+    def _gangs(self, model: Model) -> None:
+        self._options: dict[tuple[int, ...], int] = {}
+        for gang in self._problem.gangs:
+            whole = []
+            for option in self._problem.servable_options(gang):
+                serves = model.column(0.0, 0.0, 1.0, integer=True)
+                self._options[option] = serves
+                whole.append((serves, 1.0))
+                for each in option:
+                    demand = float(self._problem.classes[each].demand)
+                    model.row(0.0, 0.0, [(self.pods[each], 1.0), (serves, -demand)])
+            model.row(-INFINITY, 1.0, whole)
+
+    def _limits(self, model: Model, goals: Goals) -> None:
+        limits, types = self._problem.case.limits, self._problem.types
+        bought = [
+            (number, column)
+            for number, column in self.nodes.items()
+            if types[number].group is not None
+        ]
+        prices = [(column, float(types[number].price)) for number, column in bought]
+        scale = price_step(self._problem)
+        prices = [(column, price / scale) for column, price in prices]
+        if limits.nodes is not None:
+            model.row(-INFINITY, limits.nodes, [(column, 1.0) for _, column in bought])
+        if limits.price is not None:
+            model.row(-INFINITY, whole_price(limits.price) // scale, prices)
+        if goals.price is not None:
+            model.row(-INFINITY, goals.price // scale, prices)
+        for name, most in limits.cards.items():
+            cards = [(column, float(types[number].cards.get(name, 0))) for number, column in bought]
+            model.row(-INFINITY, most, cards)
+
+
+def price_step(problem: Problem) -> int:
+    """Return what all prices are multiples of, at least 1."""
+    return reduce(gcd, (problem.types[number].price for number in problem.offers), 0) or 1
+
+
+def costs_of(problem: Problem, goals: Goals) -> Mapping[int, float]:
+    """Return the cost of a node by type.
+
+    Prices count in multiples of their step. All nodes together add less than half a step, so that of equal
+    prices fewer nodes are better.
+    """
+    if goals.level is not None:
+        return {}
+    if goals.count_only:
+        return dict.fromkeys(problem.offers, 1.0)
+    step, types = price_step(problem), problem.types
+    many = problem.servable_pods + sum(types[number].least for number in problem.offers) + 2
+    return {number: types[number].price / step + 0.5 / many for number in problem.offers}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Nodes by type, and pods to be served by class."""
+
+    nodes: Mapping[int, int]
+    pods: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What pods are worth together is at most what the nodes can hold of it.
+
+    That is true for any worths, if no node of a type can hold more than its bound.
+
+    Attributes:
+        worths: by class.
+        bounds: by type.
+    """
+
+    worths: Mapping[int, float]
+    bounds: Mapping[int, float]
+
+    def violation(self, counts: Counts) -> float:
+        """Return by how much the pods are worth more than the nodes can hold; the dearest pod is 1."""
+        worth = sum(it * counts.pods.get(each, 0) for each, it in self.worths.items())
+        held = sum(it * self.bounds.get(number, 0.0) for number, it in counts.nodes.items())
+        return (worth - held) / max(self.worths.values(), default=1.0)
+
+
+class CutMaster:
+    """The program of counts."""
+
+    def __init__(
+        self, problem: Problem, goals: Goals, cuts: Iterable[Cut], excluded: Iterable[Counts]
+    ) -> None:
+        self._model = Model()
+        self._problem = problem
+        self._service = ServiceColumns(self._model, problem, goals)
+        for cut in cuts:
+            self._cut(cut)
+        for counts in excluded:
+            self._exclude(counts)
+
+    def solve(self, seconds: float) -> tuple[Counts | None, float] | None:
+        """Return the best counts that no cut forbids and a bound of any plan's cost; None if there are none.
+
+        The counts are None where there was no time to find them.
+        """
+        try:
+            result = self._model.solve_integer(seconds)
+        except Infeasible:
+            return None
+        if result is None:
+            return None, -INFINITY
+        nodes = {
+            number: round(result.values[column]) for number, column in self._service.nodes.items()
+        }
+        pods = {each: round(result.values[column]) for each, column in self._service.pods.items()}
+        return Counts(nodes, pods), result.bound
+
+    def _cut(self, cut: Cut) -> None:
+        scale = max(cut.worths.values(), default=0.0)
+        if scale <= 0:
+            return
+        holds = [
+            (column, cut.bounds[number] / scale) for number, column in self._service.nodes.items()
+        ]
+        worths = [(self._service.pods[each], -it / scale) for each, it in cut.worths.items()]
+        self._model.row(0.0, INFINITY, [*holds, *worths])
+
+    def _exclude(self, counts: Counts) -> None:
+        """Forbid these counts, and all with fewer nodes or more pods: they cannot be packed either."""
+        choices = []
+        for number, column in self._service.nodes.items():
+            more = counts.nodes.get(number, 0) + 1
+            if more <= self._problem.types[number].most:
+                choice = self._model.column(0.0, 0.0, 1.0, integer=True)
+                self._model.row(0.0, INFINITY, [(column, 1.0), (choice, -float(more))])
+                choices.append((choice, 1.0))
+        for each, column in self._service.pods.items():
+            demand, served = self._problem.classes[each].demand, counts.pods.get(each, 0)
+            if served:
+                choice = self._model.column(0.0, 0.0, 1.0, integer=True)
+                fewer = float(demand - served + 1)
+                self._model.row(-INFINITY, float(demand), [(column, 1.0), (choice, fewer)])
+                choices.append((choice, 1.0))
+        self._model.row(1.0, INFINITY, choices)

@@ -1,25 +1,65 @@
-"""Improves a plan: patterns made as needed, then counts of nodes and cuts (docs/autoscaling.md)."""
+"""Improves a plan: patterns made as needed, then counts of nodes and cuts (docs/autoscaling.md).
+
+Packs pods on a given number of nodes exactly: one integer program of all nodes and cards.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from fenka.autoscaler.solver.cuts import Counts, Cut, CutMaster
-from fenka.autoscaler.solver.model import Infeasible
+from fenka.autoscaler.solver.model import (
+    INFINITY,
+    Counts,
+    Cut,
+    CutMaster,
+    Goals,
+    Infeasible,
+    Model,
+    price_step,
+)
 from fenka.autoscaler.solver.patterns import (
     PRICING_NODES,
     TOLERANCE,
+    NodeColumns,
     PatternPool,
     PatternProgram,
     cut_of,
 )
-from fenka.autoscaler.solver.service import Goals, price_step
-from fenka.autoscaler.solver.slots import packed
-from fenka.core.planning.case import PRICE_UNIT
-from fenka.core.planning.plan import Remaining, Solved
-from fenka.core.planning.problem import Problem
-from fenka.core.planning.quick import base_weights
-from fenka.core.planning.solution import Fill, Solution, solution_of
+from fenka.core.nodes.case import PRICE_UNIT
+from fenka.core.nodes.plan import Remaining, Solved
+from fenka.core.nodes.problem import Problem
+from fenka.core.nodes.quick import base_weights
+from fenka.core.nodes.solution import Fill, Solution, solution_of
+
+MAX_COLUMNS = 20_000
+"""A larger program would not be solved in time."""
+
+
+def packed(pool: PatternPool, counts: Counts, seconds: float) -> Solution | None:
+    """Return a solution with these counts, None if it is not known whether there is one.
+
+    Raises:
+        Infeasible: if there is certainly none.
+    """
+    problem, model = pool.problem, Model()
+    nodes: list[tuple[int, NodeColumns]] = []
+    for number, count in counts.nodes.items():
+        pricing = pool.pricings[number]
+        for _ in range(count if pricing.classes else 0):
+            nodes.append((number, pricing.columns(model)))
+            if model.columns > MAX_COLUMNS:
+                return None
+    for each, count in counts.pods.items():
+        if count:
+            pods = [(of.pods[each], 1.0) for _, of in nodes if each in of.pods]
+            model.row(float(count), INFINITY, pods)
+    result = model.solve_integer(seconds)
+    if result is None:
+        return None
+    return solution_of(
+        problem, [Fill(number, columns.items(result.values)) for number, columns in nodes]
+    )
+
 
 CHOICE_SHARE = 0.3
 """The part of the time that is left for the best choice of known patterns."""

@@ -15,15 +15,14 @@ import typer
 from fenka.cli import tables
 from fenka.cli.cluster import ask, keep
 from fenka.cli.errors import report_errors
-from fenka.cli.instance_lines import instances_screen
+from fenka.cli.layouts import instances_screen
 from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption, register, single
-from fenka.cluster.allocation import PodAllocation
-from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import ClusterSnapshot, PodAllocation
 from fenka.core.units import format_units, percent
 from fenka.dialects import base, gpushare
 from fenka.dialects.base import SharedNode
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.cluster_reader import read_cluster
+from fenka.kubernetes.reader import read_cluster
 from fenka.views.instances import InstanceRow, node_instances, usable_units
 
 

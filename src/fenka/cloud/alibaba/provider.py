@@ -3,26 +3,163 @@
 A group with a launch template is launched exactly (RunInstances). Any other is launched by its scaling group.
 Instances have tags for their cluster and group. Their order is a tag too, or the metadata of the scaling
 activity.
+
+What the compute service (ECS) says of a region's zones, and of instance types.
+
+Prices per hour: the market's and the regular ones, as the compute service (ECS) publishes them.
 """
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fenka.cloud.alibaba.calls import default_credentials, open_clients
-from fenka.cloud.alibaba.errors import MarketAboveCap
-from fenka.cloud.alibaba.instances import SCALING_GROUP, Instances, as_instance, tags_of
-from fenka.cloud.alibaba.prices import FRESH_S, Price, Prices
-from fenka.cloud.alibaba.scaling_groups import Pause, ScalingGroups
+from alibabacloud_ecs20140526 import models as ecs
+
+from fenka.cloud.alibaba.calls import MarketAboveCap, call, default_credentials, open_clients
+from fenka.cloud.alibaba.scaling_groups import (
+    SCALING_GROUP,
+    Instances,
+    Pause,
+    ScalingGroups,
+    as_instance,
+    tags_of,
+)
 from fenka.cloud.alibaba.settings import group_settings, provider_settings
-from fenka.cloud.alibaba.types import Catalogue
 from fenka.cloud.config import Config, GroupConfig
-from fenka.cloud.port import Denied, Instance, Notice, Offer, OfferKey, Order, OutOfStock, TooDear
-from fenka.cluster.autoscaling import ORDER
+from fenka.cloud.port import (
+    Denied,
+    Instance,
+    Notice,
+    Offer,
+    OfferKey,
+    Order,
+    OutOfStock,
+    TooDear,
+    Unknown,
+)
+from fenka.cluster.autoscaling import ORDER, CloudType
+
+MOST = 10
+"""Types of one call."""
+
+GIB_MIB = 1024
+
+
+class Catalogue:
+    """Zones and types. They never change, so each is read once."""
+
+    def __init__(self, client: Any, region: str, groups: Collection[GroupConfig]) -> None:
+        self._client, self._region = client, region
+        self._missing = sorted({kind for it in groups for kind in it.types})
+        self._types: dict[str, CloudType | None] = {}
+        self._zones: frozenset[str] | None = None
+
+    async def zones(self) -> frozenset[str]:
+        """Return the region's zones. Raises ProviderError."""
+        if self._zones is None:
+            body = await call(
+                self._client.describe_zones_async,
+                ecs.DescribeZonesRequest(region_id=self._region, verbose=False),
+            )
+            if body.zones is None or not body.zones.zone:
+                raise Unknown("Alibaba Cloud listed no zones")
+            self._zones = frozenset(it.zone_id for it in body.zones.zone)
+        return self._zones
+
+    async def types(self) -> Mapping[str, CloudType | None]:
+        """Return those of the groups' types that the cloud has, by name. Raises ProviderError.
+
+        None: the cloud does not say how much memory the cards of this type have.
+        """
+        while self._missing:
+            part = self._missing[:MOST]
+            body = await call(
+                self._client.describe_instance_types_async,
+                ecs.DescribeInstanceTypesRequest(instance_types=part),
+            )
+            if body.instance_types is None:
+                raise Unknown("Alibaba Cloud listed instance types without their properties")
+            listed = body.instance_types.instance_type
+            self._types |= {it.instance_type_id: _cloud_type(it) for it in listed}
+            del self._missing[:MOST]
+        return self._types
+
+
+def _cloud_type(described: Any) -> CloudType | None:
+    """Return a type, None if the cloud does not say how much memory its cards have."""
+    cards, card_gib = described.gpuamount or 0, described.gpumemory_size or 0
+    if cards and not card_gib:
+        return None
+    return CloudType(
+        name=described.instance_type_id,
+        cpu_milli=1000 * described.cpu_core_count,
+        memory_mib=int(GIB_MIB * described.memory_size),
+        cards=cards,
+        model=described.gpuspec or "",
+        card_mib=int(GIB_MIB * card_gib),
+    )
+
+
+FRESH_S = 60.0
+"""For how long a price is used without asking again; the market changes every few minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Prices of a type in a zone. read_at: when they were read."""
+
+    spot: float
+    regular: float
+    read_at: float
+
+
+class Prices:
+    """Reads prices, and keeps them for a while."""
+
+    def __init__(self, client: Any, region: str, clock: Callable[[], float]) -> None:
+        self._client, self._region, self._clock = client, region, clock
+        self._known: dict[tuple[str, str], Price | None] = {}
+        self._read_at: dict[tuple[str, str], float] = {}
+
+    async def recent(self, kind: str, zone: str) -> Price | None:
+        """Return the prices of at most a minute ago, None if the type is not sold as spot in the zone."""
+        key = (kind, zone)
+        if key not in self._known or self._clock() - self._read_at[key] >= FRESH_S:
+            await self.now(kind, zone)
+        return self._known[key]
+
+    async def now(self, kind: str, zone: str) -> Price | None:
+        """Return the latest prices, None if the type is not sold as spot in the zone."""
+        read_at = self._clock()
+        listed = await self._history(kind, zone)
+        latest = max(listed, key=lambda it: it.timestamp, default=None)
+        price = None if latest is None else Price(latest.spot_price, latest.origin_price, read_at)
+        self._known[kind, zone], self._read_at[kind, zone] = price, read_at
+        return price
+
+    async def _history(self, kind: str, zone: str) -> list[Any]:
+        listed: list[Any] = []
+        while True:
+            body = await call(
+                self._client.describe_spot_price_history_async,
+                ecs.DescribeSpotPriceHistoryRequest(
+                    region_id=self._region,
+                    network_type="vpc",
+                    instance_type=kind,
+                    zone_id=zone,
+                    offset=len(listed),
+                ),
+            )
+            if body.spot_prices is None:
+                raise Unknown("Alibaba Cloud listed a page without its prices")
+            listed += body.spot_prices.spot_price_type
+            if not body.spot_prices.spot_price_type or (body.next_offset or 0) <= len(listed) - 1:
+                return listed
+
 
 NOTICE_S = 300.0
 """From the announcement of a take-back until it happens."""

@@ -3,21 +3,258 @@
 A scaling group chooses type and zone. An order goes to it if it has one of each, or if its plan for this
 order is what was ordered. Orders are the metadata of scaling activities. Groups and their rules are never
 changed.
+
+Instances of the compute service (ECS): lists those of a cluster, launches exactly, deletes.
+
+Whether a scaling group is set up for what is ordered. Pure: it judges what the cloud has answered.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
 import msgspec
+from alibabacloud_ecs20140526 import models as ecs
 from alibabacloud_ess20220222 import models as ess
 
-from fenka.cloud.alibaba.calls import ESS_PAGE, all_ess, call
-from fenka.cloud.alibaba.configuration import check_group
-from fenka.cloud.alibaba.errors import refused
-from fenka.cloud.alibaba.instances import parts
+from fenka.cloud.alibaba.calls import ESS_PAGE, all_ess, call, refused
+from fenka.cloud.alibaba.settings import GroupSettings
 from fenka.cloud.config import GroupConfig
-from fenka.cloud.port import Denied, Order, OutOfStock, Quota, Unknown
-from fenka.cluster.autoscaling import ORDER
+from fenka.cloud.port import (
+    Denied,
+    Instance,
+    InstanceState,
+    OfferKey,
+    Order,
+    OutOfStock,
+    Quota,
+    Unknown,
+)
+from fenka.cluster.autoscaling import GROUP, ORDER
+
+CLUSTER = "fenka.io/cluster"
+SCALING_GROUP = "acs:autoscaling:scalingGroupId"
+"""The tag that ESS sets on the instances of its groups."""
+
+MOST_INSTANCES = 100
+"""Instances of one call: the cloud's limit."""
+
+_STATES = {
+    "Pending": InstanceState.STARTING,
+    "Starting": InstanceState.STARTING,
+    "Running": InstanceState.RUNNING,
+    "Stopping": InstanceState.ENDING,
+    "Stopped": InstanceState.ENDING,
+}
+
+
+class Instances:
+    """The instances that have the tag of a cluster."""
+
+    def __init__(self, client: Any, region: str, cluster: str) -> None:
+        self._client, self._region, self._cluster = client, region, cluster
+
+    async def all(self, **filters: str) -> list[Any]:
+        """Return all pages of the list. filters: more fields of the request. Raises ProviderError."""
+        listed: dict[str, Any] = {}
+        token = ""
+        while True:
+            body = await call(
+                self._client.describe_instances_async,
+                ecs.DescribeInstancesRequest(
+                    region_id=self._region,
+                    tag=[ecs.DescribeInstancesRequestTag(key=CLUSTER, value=self._cluster)],
+                    max_results=MOST_INSTANCES,
+                    next_token=token or None,
+                    **filters,
+                ),
+            )
+            if body.instances is None:
+                raise Unknown("Alibaba Cloud listed a page without its instances")
+            listed |= {instance.instance_id: instance for instance in body.instances.instance}
+            if not body.next_token:
+                return list(listed.values())
+            if body.next_token == token:
+                raise Unknown("Alibaba Cloud listed the same page twice")
+            token = body.next_token
+
+    async def named(self, ids: Iterable[str]) -> list[Any]:
+        """Return those of some instances that exist and have the cluster's tag."""
+        return [
+            instance
+            for part in parts(sorted(set(ids)), MOST_INSTANCES)
+            for instance in await self.all(instance_ids=json.dumps(part))
+        ]
+
+    async def run(self, order: Order, settings: GroupSettings) -> list[str]:
+        """Launch an order: all of it or none if it is `whole`, else at least one. Return the ids."""
+        offer, amount = order.offer, min(order.count, MOST_INSTANCES)
+        strategy, limit = "NoSpot", None
+        if offer.capacity == "spot":
+            strategy = "SpotAsPriceGo" if order.cap is None else "SpotWithPriceLimit"
+            limit = None if order.cap is None else price_limit(order.cap)
+        tags = {CLUSTER: self._cluster, GROUP: offer.group, ORDER: order.token}
+        body = await call(
+            self._client.run_instances_async,
+            ecs.RunInstancesRequest(
+                region_id=self._region,
+                client_token=order.token,
+                launch_template_id=settings.launch_template,
+                launch_template_version=settings.launch_template_version,
+                instance_type=offer.type,
+                zone_id=offer.zone,
+                v_switch_id=settings.v_switches[offer.zone],
+                amount=order.count if order.whole else amount,
+                min_amount=None if order.whole else 1,
+                spot_strategy=strategy,
+                spot_price_limit=limit,
+                tag=[ecs.RunInstancesRequestTag(key=key, value=tags[key]) for key in tags],
+            ),
+            offer,
+        )
+        if body.instance_id_sets is None or not body.instance_id_sets.instance_id_set:
+            raise Unknown("Alibaba Cloud did not name the instances that it launched")
+        return list(body.instance_id_sets.instance_id_set)
+
+    async def delete(self, ids: Sequence[str]) -> None:
+        """End instances that exist."""
+        for part in parts(ids, MOST_INSTANCES):
+            await call(
+                self._client.delete_instances_async,
+                ecs.DeleteInstancesRequest(
+                    region_id=self._region, instance_id=list(part), force=True
+                ),
+            )
+
+
+def parts(ids: Sequence[str], most: int) -> list[Sequence[str]]:
+    """Divide a list into lists of limited length."""
+    return [ids[start : start + most] for start in range(0, len(ids), most)]
+
+
+def price_limit(cap: float) -> float:
+    """Return the highest limit that is not above a cap: the cloud takes three decimals."""
+    return float(Decimal(str(cap)).quantize(Decimal("0.001"), rounding=ROUND_DOWN))
+
+
+def tags_of(instance: Any) -> dict[str, str]:
+    """Return the tags of a listed instance."""
+    listed = [] if instance.tags is None else instance.tags.tag
+    return {tag.tag_key: tag.tag_value for tag in listed}
+
+
+def as_instance(instance: Any, order: str) -> Instance:
+    """Return a listed instance as the port has it. order: its token. Raises Unknown."""
+    state = _STATES.get(instance.status)
+    if state is None:
+        raise Unknown(f"instance {instance.instance_id} has the unknown state {instance.status}")
+    locks = [] if instance.operation_locks is None else instance.operation_locks.lock_reason
+    if any(lock.lock_reason == "Recycling" for lock in locks):
+        state = InstanceState.ENDING
+    offer = OfferKey(
+        tags_of(instance).get(GROUP, ""),
+        instance.instance_type,
+        instance.zone_id,
+        "on-demand" if instance.spot_strategy in (None, "", "NoSpot") else "spot",
+    )
+    created = datetime.strptime(instance.creation_time, "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC)
+    return Instance(
+        instance.instance_id,
+        f"{instance.region_id}.{instance.instance_id}",
+        offer,
+        order,
+        state,
+        created.timestamp(),
+    )
+
+
+_ACTS_BY_ITSELF = {
+    "auto_rebalance": "rebalancing of zones",
+    "enable_desired_capacity": "expected number of instances",
+    "spot_instance_remedy": "supplement of spot instances",
+}
+"""Fields of a group that lets it launch instances without an order."""
+
+_SPOT_POLICIES = frozenset({"BALANCE", "PRIORITY"})
+"""The others mix spot and on-demand instances."""
+
+
+def check_group(order: Order, cluster: str, group: Any, configuration: Any) -> bool:
+    """Return whether the group can launch nothing else than the order's type, in one zone.
+
+    Args:
+        order: for one of the group's offers.
+        cluster: its tag.
+        group: as ESS lists it.
+        configuration: the group's active one, as ESS lists it.
+
+    Raises:
+        Denied: the group would launch something else, or instances that are not recognised later.
+    """
+    name, offer = group.scaling_group_id, order.offer
+    if order.whole:
+        raise Denied(
+            f"scaling group {name} launches what it can get, not {order.count} nodes or none: set "
+            f"launchTemplate and vSwitches of group {offer.group}"
+        )
+    for field, title in _ACTS_BY_ITSELF.items():
+        if getattr(group, field):
+            raise Denied(
+                f"scaling group {name} would replace nodes that are replaced already: switch its {title} off"
+            )
+    _check_tags(name, {CLUSTER: cluster, GROUP: offer.group}, group, configuration)
+    types = list(configuration.instance_types or ()) or [configuration.instance_type]
+    if offer.type not in types:
+        raise Denied(
+            f"scaling group {name} does not launch {offer.type}: correct types of group {offer.group}"
+        )
+    _check_capacity(name, order, group, configuration)
+    candidates = configuration.instance_type_candidate_options
+    return (
+        len(types) == 1
+        and len(group.v_switch_ids or ()) == 1
+        and not configuration.instance_pattern_infos
+        and not (candidates is not None and candidates.enabled)
+    )
+
+
+def _check_tags(name: str, wanted: dict[str, str], group: Any, configuration: Any) -> None:
+    tags = {tag.tag_key: tag.tag_value for tag in group.tags or () if tag.propagate}
+    tags |= {tag.key: tag.value for tag in configuration.tags or ()}
+    for key, value in wanted.items():
+        if tags.get(key) != value:
+            raise Denied(
+                f"instances of scaling group {name} would not be recognised: add the tag {key}={value} to "
+                "its scaling configuration"
+            )
+
+
+def _check_capacity(name: str, order: Order, group: Any, configuration: Any) -> None:
+    strategy, offer = configuration.spot_strategy or "NoSpot", order.offer
+    if (strategy == "NoSpot") != (offer.capacity == "on-demand"):
+        raise Denied(
+            f"scaling group {name} has the spot strategy {strategy}: correct capacity of group {offer.group}"
+        )
+    if offer.capacity == "on-demand":
+        return
+    if (group.multi_azpolicy or "PRIORITY") not in _SPOT_POLICIES:
+        raise Denied(
+            f"scaling group {name} may launch on-demand nodes in place of spot: set its MultiAZPolicy to "
+            "PRIORITY"
+        )
+    if order.cap is None:
+        return
+    limits = {it.instance_type: it.price_limit for it in configuration.spot_price_limits or ()}
+    limit = limits.get(offer.type) if strategy == "SpotWithPriceLimit" else None
+    if limit is None or limit > order.cap:
+        has = "no price limit" if limit is None else f"the price limit {limit:g}"
+        raise Denied(
+            f"scaling group {name} has {has} for {offer.type}, and the cap of group {offer.group} is "
+            f"{order.cap:g}: lower the limit or raise the cap"
+        )
+
 
 POLLS_S = (0.0, 1.0, 2.0)
 """Pauses before looks at an activity. A longer one is looked at when its order is launched again."""

@@ -4,8 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fenka.cloud.config import Config, GroupConfig
-from fenka.cloud.config_values import InvalidConfig
+from fenka.cloud.config import Config, GroupConfig, InvalidConfig
 
 T = TypeVar("T")
 

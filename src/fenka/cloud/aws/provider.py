@@ -3,6 +3,13 @@
 An order's token is AWS's ClientToken, so that a repeated call answers with the instances of the first one.
 A fleet tags its instances when they are created. LaunchInstances cannot: instances of a group have the
 group's tags at once, and the order's as soon as their ids are known.
+
+What AWS says of instance types: where they are sold, and their shape where the configuration has none.
+
+What an Auto Scaling group must be, so that the autoscaler alone decides about its nodes.
+
+Without the tags nothing would find its instances again; with AZRebalance, or a minimum, AWS ends and starts
+nodes by itself.
 """
 
 import asyncio
@@ -15,23 +22,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fenka.cloud.aws.calls import Answer, Calls, in_parts, tag, tags_of
-from fenka.cloud.aws.errors import port_error
-from fenka.cloud.aws.scaling_groups import (
-    CLUSTER_TAG,
-    GROUP_TAG,
-    ORDER_TAG,
-    SCALING_GROUP_TAG,
-    room,
-    unfit,
-)
-from fenka.cloud.aws.settings import (
-    check_settings,
-    client_token,
-    launch_template,
-    subnet_of,
-)
-from fenka.cloud.aws.types import InstanceTypes
+from fenka.cloud.aws.calls import Answer, Calls, in_parts, port_error, tag, tags_of
+from fenka.cloud.aws.settings import check_settings, client_token, launch_template, subnet_of
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cloud.port import (
     Denied,
@@ -48,6 +40,159 @@ from fenka.cloud.port import (
     Unknown,
     after_the_deed,
 )
+from fenka.cluster.autoscaling import CloudType
+
+
+class InstanceTypes:
+    """Neither types nor where they are sold change, so both are read once."""
+
+    def __init__(self, calls: Calls, groups: Collection[GroupConfig]) -> None:
+        self._calls = calls
+        self._wanted = sorted({kind for each in groups for kind in each.types})
+        self._shapeless = {kind for each in groups if each.shape is None for kind in each.types}
+        self._sold: frozenset[tuple[str, str]] | None = None
+        self._known: dict[str, CloudType] = {}
+
+    async def sold(self) -> frozenset[tuple[str, str]]:
+        """Return the groups' types and the zones that AWS sells them in, whatever is in stock.
+
+        Raises ProviderError.
+        """
+        if self._sold is None:
+            listed = [
+                each
+                for part in in_parts(self._wanted, MOST)
+                for each in await self._calls.pages(
+                    "ec2",
+                    "describe_instance_type_offerings",
+                    "InstanceTypeOfferings",
+                    LocationType="availability-zone",
+                    Filters=[{"Name": "instance-type", "Values": part}],
+                )
+            ]
+            self._sold = frozenset((each["InstanceType"], each["Location"]) for each in listed)
+        return self._sold
+
+    async def described(self) -> Mapping[str, CloudType]:
+        """Return the types that are sold, of groups without a shape, by name. Raises ProviderError.
+
+        AWS refuses to describe a type that it does not have, together with all others.
+        """
+        sold = {kind for kind, _ in await self.sold()}
+        missing = sorted((sold & self._shapeless) - self._known.keys())
+        for part in in_parts(missing, MOST):
+            listed = await self._calls.pages(
+                "ec2", "describe_instance_types", "InstanceTypes", InstanceTypes=part
+            )
+            self._known |= {each["InstanceType"]: _cloud_type(each) for each in listed}
+        return self._known
+
+
+def _cloud_type(described: Answer) -> CloudType:
+    """Return a type. All cards of a type are alike."""
+    cards = described.get("GpuInfo", {}).get("Gpus", ())
+    first = cards[0] if cards else {}
+    return CloudType(
+        name=described["InstanceType"],
+        cpu_milli=1000 * described["VCpuInfo"]["DefaultVCpus"],
+        memory_mib=described["MemoryInfo"]["SizeInMiB"],
+        cards=sum(each.get("Count", 0) for each in cards),
+        model=first.get("Name", ""),
+        card_mib=first.get("MemoryInfo", {}).get("SizeInMiB", 0),
+    )
+
+
+CLUSTER_TAG = "fenka.io/cluster"
+GROUP_TAG = "fenka.io/group"
+ORDER_TAG = "fenka.io/order"
+SCALING_GROUP_TAG = "aws:autoscaling:groupName"
+"""AWS sets it on each instance of a group."""
+
+Described = Mapping[str, Any]
+Check = Callable[[GroupConfig, Described], str]
+
+
+def unfit(group: GroupConfig, cluster: str, described: Described) -> str:
+    """Return the first reason not to launch into it, as a sentence; empty if there is none."""
+    reasons = (_tag(cluster, described), *(check(group, described) for check in _CHECKS))
+    return next((f"Auto Scaling group {group.id} {why}" for why in reasons if why), "")
+
+
+def room(described: Described) -> int:
+    """Return how many instances fit below a group's maximum."""
+    return max(int(described["MaxSize"]) - int(described["DesiredCapacity"]), 0)
+
+
+def _tag(cluster: str, described: Described) -> str:
+    for each in described.get("Tags", ()):
+        if (each["Key"], each["Value"]) == (CLUSTER_TAG, cluster) and each["PropagateAtLaunch"]:
+            return ""
+    return (
+        f"does not tag its instances with {CLUSTER_TAG}={cluster}: "
+        "add this tag to it, with PropagateAtLaunch"
+    )
+
+
+def _template(_group: GroupConfig, described: Described) -> str:
+    if described.get("LaunchTemplate") or described.get("MixedInstancesPolicy"):
+        return ""
+    return "has a launch configuration: LaunchInstances wants a launch template"
+
+
+def _zones(group: GroupConfig, described: Described) -> str:
+    strange = sorted(set(group.zones) - set(described["AvailabilityZones"]))
+    return (
+        f"has no zone {strange[0]}: take it from the zones of group {group.name}" if strange else ""
+    )
+
+
+def _rebalance(_group: GroupConfig, described: Described) -> str:
+    suspended = {each["ProcessName"] for each in described.get("SuspendedProcesses", ())}
+    if len(described["AvailabilityZones"]) < 2 or "AZRebalance" in suspended:
+        return ""
+    return "balances its zones, which ends nodes in use: suspend its process AZRebalance"
+
+
+def _minimum(group: GroupConfig, described: Described) -> str:
+    if described["MinSize"] <= group.min:
+        return ""
+    return (
+        f"has MinSize {described['MinSize']}, above min {group.min} of group {group.name}: "
+        "make them equal"
+    )
+
+
+def _cap(group: GroupConfig, described: Described) -> str:
+    cap = group.spot.cap
+    if group.capacity != "spot" or cap is None:
+        return ""
+    policy = described.get("MixedInstancesPolicy", {}).get("InstancesDistribution", {})
+    highest = policy.get("SpotMaxPrice")
+    if highest and float(highest) <= cap:
+        return ""
+    return (
+        f"has SpotMaxPrice {highest or 'unset'}, so that the cap of {cap:g} cannot be kept: "
+        f"set it to {cap:g} in its MixedInstancesPolicy"
+    )
+
+
+def _market(group: GroupConfig, described: Described) -> str:
+    policy = described.get("MixedInstancesPolicy")
+    if policy is None:
+        missing = "has no MixedInstancesPolicy: spot instances are launched by one only"
+        return missing if group.capacity == "spot" else ""
+    distribution = policy.get("InstancesDistribution", {})
+    share = distribution.get("OnDemandPercentageAboveBaseCapacity", 100)
+    base = distribution.get("OnDemandBaseCapacity", 0)
+    if group.capacity == "spot" and (share or base):
+        return "launches on-demand instances too: set both of its on-demand numbers to 0"
+    if group.capacity == "on-demand" and share < 100:
+        return "launches spot instances too: set OnDemandPercentageAboveBaseCapacity to 100"
+    return ""
+
+
+_CHECKS: tuple[Check, ...] = (_template, _zones, _rebalance, _minimum, _market, _cap)
+
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from fenka.cloud.config import Config, GroupConfig
-from fenka.cloud.config_values import InvalidConfig
+from fenka.cloud.config import Config, GroupConfig, InvalidConfig
 from fenka.cloud.port import Order
 
 if TYPE_CHECKING:  # A configuration is checked where boto3 is not installed.

@@ -13,9 +13,8 @@ from fenka.core.request import InvalidRequest, Memory
 from fenka.dialects import ack, gpu_manager, gpushare
 from fenka.dialects import hami as hami_names
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
-from fenka.dialects.mig_names import parse_profile, resource_name
 from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.sizes import parse_memory
+from fenka.formats.quantities import parse_memory, parse_profile, resource_name
 from fenka.jobs.spec import GpuResources
 
 _GIB_MIB = 1024

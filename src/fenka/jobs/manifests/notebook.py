@@ -11,22 +11,26 @@ from pathlib import PurePosixPath
 import msgspec
 
 from fenka.cluster import training_objects
-from fenka.jobs.manifests import names
+from fenka.jobs.manifests import common
 from fenka.jobs.manifests.cards import CardRequest, card_request
-from fenka.jobs.manifests.mpi import encoded
-from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.manifests.render import Rendered
-from fenka.jobs.manifests.security import WORKSPACE, container_security, pod_security
-from fenka.jobs.manifests.volumes import Volume, as_manifests, claim_volumes
-from fenka.jobs.manifests.workload import (
+from fenka.jobs.manifests.common import (
+    WORKSPACE,
+    Manifest,
+    Volume,
+    as_manifests,
+    claim_volumes,
+    container_security,
     escape,
     limits,
     pod_annotations,
+    pod_security,
     pod_settings,
     variables,
     without_empty,
 )
-from fenka.jobs.notebook_spec import NotebookSpec
+from fenka.jobs.manifests.pods import encoded
+from fenka.jobs.manifests.training import Rendered
+from fenka.jobs.notebook import NotebookSpec
 
 ROLE = "notebook"
 PORT = 8888
@@ -70,7 +74,7 @@ def render_run(spec: NotebookSpec, number: int) -> Manifest:
 
 
 def _labels(spec: NotebookSpec) -> dict[str, str]:
-    return {"app": spec.name} | names.labels(spec, ROLE)
+    return {"app": spec.name} | common.labels(spec, ROLE)
 
 
 def _selector(spec: NotebookSpec) -> dict[str, str]:
@@ -85,12 +89,12 @@ def _deployment(spec: NotebookSpec, cards: CardRequest) -> Manifest:
         "selector": {"matchLabels": _selector(spec)},
         "template": _pod_template(spec, cards, "Always"),
     }
-    return names.manifest("Deployment", "apps/v1", spec.name, _labels(spec), spec=fields)
+    return common.manifest("Deployment", "apps/v1", spec.name, _labels(spec), spec=fields)
 
 
 def _job(spec: NotebookSpec, name: str, cards: CardRequest) -> Manifest:
     fields = {"backoffLimit": _MOST_RESTARTS, "template": _pod_template(spec, cards, "OnFailure")}
-    return names.manifest("Job", "batch/v1", name, _labels(spec), spec=fields)
+    return common.manifest("Job", "batch/v1", name, _labels(spec), spec=fields)
 
 
 def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manifest:
@@ -99,7 +103,7 @@ def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manif
     if spec.user:
         # The image's user has a home directory, another one may have none.
         volumes.append(Volume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE)))
-    secret = {"name": names.object_name(spec, ROLE), "key": "password"}
+    secret = {"name": common.object_name(spec, ROLE), "key": "password"}
     container = {
         "name": ROLE,
         "image": spec.image,
@@ -127,7 +131,7 @@ def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manif
         "volumes": as_manifests(volumes),
     }
     metadata = {
-        "labels": spec.label | cards.labels | _labels(spec) | {names.RELEASE: spec.name},
+        "labels": spec.label | cards.labels | _labels(spec) | {common.RELEASE: spec.name},
         "annotations": pod_annotations(spec) | cards.annotations,
     }
     return {"metadata": without_empty(metadata), "spec": without_empty(pod)}
@@ -139,28 +143,28 @@ def _command(spec: NotebookSpec) -> list[str]:
         words += ["--idle", str(math.ceil(spec.idle_s))]
     if spec.data:
         words += ["--root", escape(spec.mounts[0][1])]
-    return ["sh", "-c", escape(_START), str(names.NOTEBOOK_SERVER), *words]
+    return ["sh", "-c", escape(_START), str(common.NOTEBOOK_SERVER), *words]
 
 
 def _files_volume(spec: NotebookSpec) -> Volume:
-    source = {"configMap": {"name": names.object_name(spec, ROLE)}}
-    return Volume("fenka", source, PurePosixPath(names.NOTEBOOK_SERVER.parent))
+    source = {"configMap": {"name": common.object_name(spec, ROLE)}}
+    return Volume("fenka", source, PurePosixPath(common.NOTEBOOK_SERVER.parent))
 
 
 def _files(spec: NotebookSpec) -> Manifest:
-    file = names.NOTEBOOK_SERVER.name
-    data = {file: (resources.files("fenka.jobs") / "notebook_server" / file).read_text()}
-    return names.manifest(
-        "ConfigMap", "v1", names.object_name(spec, ROLE), names.labels(spec), data=data
+    file = common.NOTEBOOK_SERVER.name
+    data = {file: (resources.files("fenka.jobs.in_pod") / file).read_text()}
+    return common.manifest(
+        "ConfigMap", "v1", common.object_name(spec, ROLE), common.labels(spec), data=data
     )
 
 
 def _secret(spec: NotebookSpec, password: str) -> Manifest:
-    return names.manifest(
+    return common.manifest(
         "Secret",
         "v1",
-        names.object_name(spec, ROLE),
-        names.labels(spec),
+        common.object_name(spec, ROLE),
+        common.labels(spec),
         type="Opaque",
         data=encoded({"password": password}),
     )
@@ -172,7 +176,7 @@ def _service(spec: NotebookSpec) -> Manifest:
         "ports": [{"name": "jupyter", "port": SERVICE_PORT, "targetPort": PORT}],
         "selector": _selector(spec),
     }
-    return names.manifest("Service", "v1", spec.name, _labels(spec), spec=fields)
+    return common.manifest("Service", "v1", spec.name, _labels(spec), spec=fields)
 
 
 def _ingress(spec: NotebookSpec) -> Manifest:
@@ -184,6 +188,6 @@ def _ingress(spec: NotebookSpec) -> Manifest:
         if spec.tls_secret
         else [],
     }
-    return names.manifest(
+    return common.manifest(
         "Ingress", "networking.k8s.io/v1", spec.name, _labels(spec), spec=without_empty(fields)
     )

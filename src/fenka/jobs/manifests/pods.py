@@ -2,42 +2,198 @@
 
 The kubelet expands `$(NAME)` in commands and variables. What users write is escaped, so that it means the
 same as on a workstation.
+
+The init container that brings the code: by git, or from the archive of `--code`.
+
+What MPI's pods need: the launch agent, its key and the list of hosts.
 """
 
+import base64
 import math
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import PurePosixPath
 from typing import Literal
 
 from fenka.cluster import pod_groups, training_objects
 from fenka.cluster.objects import BACKFILL_CLASS
 from fenka.core.request import InvalidRequest
-from fenka.jobs import roles
-from fenka.jobs.manifests import code, mpi, names
+from fenka.jobs import training
+from fenka.jobs.collection import CLONE, GIT_CREDENTIALS, Contents, clone_variables
+from fenka.jobs.manifests import common
 from fenka.jobs.manifests.cards import card_request
-from fenka.jobs.manifests.contents import GIT_CREDENTIALS, Contents
-from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.manifests.security import WORKSPACE, container_security
-from fenka.jobs.manifests.volumes import (
+from fenka.jobs.manifests.common import (
+    NO_CARDS,
+    WORKSPACE,
+    Manifest,
     Volume,
     as_manifests,
     claim_volumes,
     config_volumes,
-    host_volumes,
-    memory_volumes,
-    workspace_volumes,
-)
-from fenka.jobs.manifests.workload import (
-    NO_CARDS,
+    container_security,
     escape,
+    host_volumes,
     limits,
+    memory_volumes,
     pod_annotations,
     pod_settings,
+    tool_security,
     variables,
     without_empty,
+    workspace_volumes,
 )
-from fenka.jobs.roles import Role, RoleName
-from fenka.jobs.training import TrainingSpec
-from fenka.views.jobs import TRAINERS
+from fenka.jobs.training import Role, RoleName, TrainingSpec
+from fenka.views.workloads import TRAINERS
+
+INIT_CONTAINER = "init-code"
+SYNC_IMAGE = "alpine/git"
+"""Used without `--sync-image`."""
+
+_UNPACK = 'set -eu; tar -xzf "$ARCHIVE" -C "$DIRECTORY"'
+
+
+def code_directory(spec: TrainingSpec) -> PurePosixPath:
+    """Return the directory that receives the code."""
+    return PurePosixPath(spec.working_dir) / "code"
+
+
+def init_containers(spec: TrainingSpec, contents: Contents, image: str) -> list[Manifest]:
+    """Return the container that brings the code, if any. `image`: that of the role's processes."""
+    if spec.sync_source:
+        return [
+            _container(spec, spec.sync_image or SYNC_IMAGE, CLONE, _git_variables(spec, contents))
+        ]
+    if spec.code:
+        variables = {"ARCHIVE": str(common.CODE_ARCHIVE), "DIRECTORY": str(code_directory(spec))}
+        unpack = _container(spec, image, _UNPACK, _values(variables))
+        unpack["volumeMounts"].append(_archive(spec).mount)
+        return [unpack]
+    return []
+
+
+def code_volumes(spec: TrainingSpec) -> list[Volume]:
+    """Return the volumes of the code."""
+    if not (spec.sync_source or spec.code):
+        return []
+    directory = Volume("code", {"emptyDir": {}}, code_directory(spec))
+    archive = _archive(spec)
+    own = [Volume(archive.name, archive.source, None)] if spec.code else []
+    return [directory, *own]
+
+
+def _archive(spec: TrainingSpec) -> Volume:
+    source = {"configMap": {"name": common.object_name(spec, "code")}}
+    return Volume("code-archive", source, common.CODE_ARCHIVE.parent)
+
+
+def _container(spec: TrainingSpec, image: str, script: str, variables: list[Manifest]) -> Manifest:
+    fields = {
+        "name": INIT_CONTAINER,
+        "image": image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": ["sh", "-c", script],
+        "env": variables,
+        "volumeMounts": [{"name": "code", "mountPath": str(code_directory(spec))}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": tool_security(spec) if spec.sync_source else container_security(spec),
+    }
+    return without_empty(fields)
+
+
+def _git_variables(spec: TrainingSpec, contents: Contents) -> list[Manifest]:
+    secret = common.object_name(spec, "git")
+    credentials = [
+        {
+            "name": name,
+            "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}},
+        }
+        for name in GIT_CREDENTIALS
+        if contents.credentials
+    ]
+    directory = str(code_directory(spec) / spec.project)
+    variables = clone_variables(
+        spec, directory, contents.revision, credentials=bool(contents.credentials)
+    )
+    return [*credentials, *_values(variables)]
+
+
+def _values(variables: dict[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+AGENT_PORT = 23457
+"""The launch agents listen on it."""
+
+
+def worker_command() -> list[str]:
+    """Return the command of a worker: it waits for mpirun's daemons to be started."""
+    return ["sh", str(common.AGENT), "serve"]
+
+
+def worker_fields() -> Manifest:
+    """Return what else a worker's container has. It is ready when its agent listens."""
+    return {
+        "ports": [{"name": "agent", "containerPort": AGENT_PORT}],
+        "readinessProbe": {"tcpSocket": {"port": AGENT_PORT}, "periodSeconds": 2},
+    }
+
+
+def launcher_environment() -> dict[str, str]:
+    """Return what makes mpirun use the agents.
+
+    Without the interface, MPICH's daemons are told a host name of the launcher that nothing resolves.
+    """
+    variables = training.mpi_environment(common.AGENT, common.HOSTS, common.HYDRA_HOSTS)
+    return variables | {"HYDRA_IFACE": "eth0"}
+
+
+def mpi_volume(spec: TrainingSpec) -> Volume:
+    """Return the volume with the agent, the hosts and the key."""
+    sources = [
+        {
+            "configMap": {
+                "name": common.object_name(spec, "mpi"),
+                "items": [
+                    {"key": "agent", "path": "agent", "mode": 0o555},
+                    {"key": "agent.py", "path": "agent.py", "mode": 0o444},
+                    {"key": "hosts", "path": "hosts", "mode": 0o444},
+                    {"key": "hydra-hosts", "path": "hydra-hosts", "mode": 0o444},
+                ],
+            }
+        },
+        {"secret": {"name": common.object_name(spec, "mpi")}},
+    ]
+    return Volume("mpi", {"projected": {"sources": sources}}, common.AGENT.parent)
+
+
+def dependents(spec: TrainingSpec, contents: Contents, hosts: list[str]) -> list[Manifest]:
+    """Return the ConfigMap and the Secret of the agents. hosts: the workers' addresses."""
+    slots = training.slots(spec)
+    name, labels = common.object_name(spec, "mpi"), common.labels(spec)
+    files = {
+        "agent": _file("mpi_agent.sh"),
+        "agent.py": _file("mpi_agent.py"),
+        "hosts": training.hostfile(hosts, slots, hydra=False),
+        "hydra-hosts": training.hostfile(hosts, slots, hydra=True),
+    }
+    secrets = {"key": contents.key}
+    if contents.ssh_keys:
+        private, public = contents.ssh_keys
+        secrets |= {"ssh-key": private, "ssh-key.pub": public}
+    return [
+        common.manifest("ConfigMap", "v1", name, labels, data=files),
+        common.manifest("Secret", "v1", name, labels, type="Opaque", data=encoded(secrets)),
+    ]
+
+
+def encoded(secrets: dict[str, str]) -> dict[str, str]:
+    """Return the data of a Secret."""
+    return {name: base64.b64encode(text.encode()).decode() for name, text in secrets.items()}
+
+
+def _file(name: str) -> str:
+    return (resources.files("fenka.jobs.in_pod") / name).read_text()
+
 
 Engine = Literal["job", "indexed-job", "jobset"]
 """What runs the pods: a Job of one pod, an Indexed Job of equal pods, or a JobSet."""
@@ -105,7 +261,7 @@ class Rendering:
     def port(self, role: RoleName, _index: int) -> int:
         """Return the port on which a process serves the others."""
         if self.spec.kind != "tensorflow":
-            return roles.MASTER_PORT
+            return training.MASTER_PORT
         if role == "worker":
             return self.spec.worker_port
         ports = {
@@ -137,16 +293,16 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
         "securityContext": container_security(spec),
     }
     if spec.kind == "mpi" and not role.runs_command:
-        container |= mpi.worker_fields()
+        container |= worker_fields()
     metadata = {
         "labels": spec.label
         | cards.labels
         | _gang(rendering, role)
-        | names.labels(spec, role.name)
-        | {names.RELEASE: spec.name},
+        | common.labels(spec, role.name)
+        | {common.RELEASE: spec.name},
         "annotations": pod_annotations(spec) | cards.annotations | _unlabelled(rendering),
     }
-    init = code.init_containers(spec, rendering.contents, image)
+    init = init_containers(spec, rendering.contents, image)
     pod = {
         **_settings(spec, role),
         "initContainers": init,
@@ -161,7 +317,7 @@ def pod_template(rendering: Rendering, role: Role) -> Manifest:
 
 def _unlabelled(rendering: Rendering) -> dict[str, str]:
     negative = rendering.spec.backfill and rendering.engine == "jobset"
-    return names.NO_PRIORITY_LABEL if negative else {}
+    return common.NO_PRIORITY_LABEL if negative else {}
 
 
 def _settings(spec: TrainingSpec, role: Role) -> Manifest:
@@ -179,7 +335,7 @@ def _settings(spec: TrainingSpec, role: Role) -> Manifest:
 
 def _command(rendering: Rendering, role: Role) -> list[str]:
     if not role.runs_command:
-        return mpi.worker_command()
+        return worker_command()
     alone = rendering.engine == "job"
     before, after = (_COUNT_RESTARTS, "") if alone else ("", _LINGER)
     script = f'{before}{_SUPERVISE}{after}exit "$code"\n'
@@ -189,9 +345,9 @@ def _command(rendering: Rendering, role: Role) -> list[str]:
 def _environment(rendering: Rendering, role: Role) -> list[Manifest]:
     """Return the variables of a container: the index first, so that later ones may refer to it."""
     spec = rendering.spec
-    given = roles.environment(spec, role, INDEX, rendering.host, rendering.port)
+    given = training.environment(spec, role, INDEX, rendering.host, rendering.port)
     if spec.kind == "mpi" and role.chief:
-        given |= mpi.launcher_environment()
+        given |= launcher_environment()
     if role.gpu is None:
         given |= NO_CARDS
     if spec.user is not None and spec.working_dir == WORKSPACE:
@@ -238,10 +394,10 @@ def _volumes(rendering: Rendering, role: Role) -> list[Volume]:
         volumes += [*claim_volumes(spec), *host_volumes(spec)]
     volumes += memory_volumes(spec)
     volumes += workspace_volumes(spec)
-    volumes += config_volumes(names.object_name(spec, "config"), contents)
-    volumes += code.volumes(spec)
+    volumes += config_volumes(common.object_name(spec, "config"), contents)
+    volumes += code_volumes(spec)
     if spec.kind == "mpi":
-        volumes.append(mpi.volume(spec))
+        volumes.append(mpi_volume(spec))
     return volumes
 
 
@@ -251,7 +407,7 @@ def _gang(rendering: Rendering, role: Role) -> dict[str, str]:
     MPI's launcher is created when the workers are ready, so it is not one of them.
     """
     spec = rendering.spec
-    together = [each for each in roles.roles(spec) if not (spec.kind == "mpi" and each.chief)]
+    together = [each for each in training.roles(spec) if not (spec.kind == "mpi" and each.chief)]
     number = sum(each.replicas for each in together)
     if not spec.gang or number == 1 or role.name not in [each.name for each in together]:
         return {}

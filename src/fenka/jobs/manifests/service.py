@@ -2,34 +2,43 @@
 
 The API server gives each replica's port a name. Services and the gateway know ports by these names, so that
 versions may use different numbers.
+
+Renders a service's gateway: a Deployment that owns its account and its rights.
 """
 
 import math
+from dataclasses import dataclass
 
 import msgspec
 
 from fenka.cluster import service_objects
-from fenka.cluster.service_objects import ADDRESS, REPLICA, SERVICE, SERVICE_KIND, TYPES, VERSION
+from fenka.cluster.service_objects import (
+    ADDRESS,
+    GATEWAY,
+    REPLICA,
+    SERVICE,
+    SERVICE_KIND,
+    TYPES,
+    VERSION,
+)
 from fenka.cluster.training_objects import KIND, ROLE, SPEC
 from fenka.core.request import InvalidRequest
-from fenka.jobs.manifests import names
+from fenka.jobs.collection import Contents
+from fenka.jobs.manifests import common
 from fenka.jobs.manifests.cards import card_request
-from fenka.jobs.manifests.contents import Contents
-from fenka.jobs.manifests.names import Manifest
-from fenka.jobs.manifests.security import container_security
-from fenka.jobs.manifests.volumes import (
+from fenka.jobs.manifests.common import (
+    NO_CARDS,
+    Manifest,
     Volume,
     as_manifests,
     claim_volumes,
     config_files,
     config_volumes,
-    host_volumes,
-    memory_volumes,
-)
-from fenka.jobs.manifests.workload import (
-    NO_CARDS,
+    container_security,
     escape,
+    host_volumes,
     limits,
+    memory_volumes,
     pod_annotations,
     pod_settings,
     variables,
@@ -91,7 +100,7 @@ def render_address(spec: ServiceSpec, *, gateway: bool) -> Manifest:
         "selector": address_selector(spec.name, gateway=gateway),
     }
     labels = service_labels(spec.name, ADDRESS)
-    return names.manifest("Service", "v1", spec.name, labels, spec=fields)
+    return common.manifest("Service", "v1", spec.name, labels, spec=fields)
 
 
 def address_selector(service: str, *, gateway: bool) -> dict[str, str]:
@@ -122,7 +131,7 @@ def render_autoscaler(spec: ServiceSpec) -> Manifest:
             "scaleDown": {"stabilizationWindowSeconds": math.ceil(spec.down_after_s)},
         },
     }
-    return names.manifest(
+    return common.manifest(
         "HorizontalPodAutoscaler",
         "autoscaling/v2",
         object_name(spec),
@@ -156,7 +165,7 @@ def _selector(spec: ServiceSpec) -> dict[str, str]:
 def _version_service(spec: ServiceSpec) -> Manifest:
     """Return the Service of one version, from which the gateway learns its replicas."""
     fields = {"ports": _service_ports(spec.ports), "selector": _selector(spec)}
-    return names.manifest("Service", "v1", object_name(spec), _labels(spec), spec=fields)
+    return common.manifest("Service", "v1", object_name(spec), _labels(spec), spec=fields)
 
 
 def _service_ports(ports: dict[PortName, int]) -> list[Manifest]:
@@ -174,7 +183,7 @@ def _deployment(spec: ServiceSpec, contents: Contents, priority: str, *, hami: b
         "strategy": strategy(surge=True),
         "template": _pod_template(spec, contents, priority, hami=hami),
     }
-    item = names.manifest("Deployment", "apps/v1", object_name(spec), _labels(spec), spec=fields)
+    item = common.manifest("Deployment", "apps/v1", object_name(spec), _labels(spec), spec=fields)
     text = msgspec.json.encode({"kind": spec.kind, **msgspec.to_builtins(spec)}).decode()
     item["metadata"]["annotations"] = {SPEC: text}
     return item
@@ -234,3 +243,144 @@ def _volumes(spec: ServiceSpec, contents: Contents) -> list[Volume]:
         *memory_volumes(spec),
         *config_volumes(f"{object_name(spec)}-config", contents),
     ]
+
+
+_PORTS = dict(zip(CLIENT_PORTS, (8080, 8081), strict=True))
+_ADMIN_PORT = 9090
+
+_LINGER_S = 5
+"""Between SIGTERM and the last new connection: Services learn of the end in between."""
+_MIN_GRACE_S = 60
+"""For requests that the gateway has begun."""
+
+_RBAC = "rbac.authorization.k8s.io"
+_UNPRIVILEGED = 65532
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """How gateways are run.
+
+    Attributes:
+        image: fenka's image.
+        pull_policy: When it is pulled; empty for Kubernetes' default.
+        replicas: How many gateways a service has.
+    """
+
+    image: str
+    pull_policy: str = ""
+    replicas: int = 1
+
+
+def gateway_name(service: str) -> str:
+    """Return the name of a gateway's objects."""
+    return f"{service}-{GATEWAY}"
+
+
+def render_gateway(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> list[Manifest]:
+    """Return a gateway's Deployment, and then what it owns. `spec`: any version of its service."""
+    name, labels = gateway_name(spec.name), service_labels(spec.name, GATEWAY)
+    return [
+        _gateway_deployment(spec, namespace, settings),
+        common.manifest("ServiceAccount", "v1", name, labels),
+        common.manifest("Role", f"{_RBAC}/v1", name, labels, rules=_rules(spec.name)),
+        common.manifest(
+            "RoleBinding",
+            f"{_RBAC}/v1",
+            name,
+            labels,
+            roleRef={"apiGroup": _RBAC, "kind": "Role", "name": name},
+            subjects=[{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        ),
+    ]
+
+
+def _rules(service: str) -> list[Manifest]:
+    reads = ["get", "list", "watch"]
+    return [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": reads},
+        {
+            "apiGroups": [""],
+            "resources": ["services"],
+            "resourceNames": [service],
+            "verbs": reads,
+        },
+    ]
+
+
+def _gateway_deployment(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> Manifest:
+    name, labels = gateway_name(spec.name), service_labels(spec.name, GATEWAY)
+    pod = {
+        "serviceAccountName": name,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _LINGER_S + _grace_s(spec) + 5,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _UNPRIVILEGED,
+            "runAsGroup": _UNPRIVILEGED,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "imagePullSecrets": [{"name": secret} for secret in spec.image_pull_secret],
+        "containers": [_container(spec, namespace, settings)],
+    }
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_ADMIN_PORT)}
+    fields = {
+        "replicas": settings.replicas,
+        "selector": {"matchLabels": labels},
+        "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": {
+            "metadata": {"labels": labels, "annotations": annotations},
+            "spec": without_empty(pod),
+        },
+    }
+    return common.manifest("Deployment", "apps/v1", name, labels, spec=fields)
+
+
+def _grace_s(spec: ServiceSpec) -> int:
+    """Return how long a gateway that ends finishes requests: those that wait, too."""
+    return max(_MIN_GRACE_S, math.ceil(spec.buffer_timeout_s))
+
+
+def _container(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> Manifest:
+    ports: dict[str, int] = {port: _PORTS[port] for port in CLIENT_PORTS if port in spec.ports}
+    listening = [f"--listen={port}=0.0.0.0:{number}" for port, number in ports.items()]
+    policy = {"imagePullPolicy": settings.pull_policy} if settings.pull_policy else {}
+    return {
+        "name": GATEWAY,
+        "image": settings.image,
+        **policy,
+        "args": [
+            GATEWAY,
+            f"--service={spec.name}",
+            f"--namespace={namespace}",
+            *listening,
+            f"--admin=0.0.0.0:{_ADMIN_PORT}",
+            f"--linger={_LINGER_S}",
+            f"--wait={spec.buffer_timeout_s:g}",
+            f"--grace={_grace_s(spec)}",
+        ],
+        "ports": [
+            {"name": port, "containerPort": number}
+            for port, number in (ports | {"admin": _ADMIN_PORT}).items()
+        ],
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "admin"},
+            "periodSeconds": 2,
+            # A slow answer of a busy machine must not take the only gateway out of its Service.
+            "timeoutSeconds": 10,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": "admin"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 10,
+        },
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "96Mi"},
+            "limits": {"memory": "512Mi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }

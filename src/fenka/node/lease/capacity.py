@@ -1,17 +1,167 @@
-"""Checks that what is given away of a card fits beside what other pods hold of it. Pure."""
+"""Checks that what is given away of a card fits beside what other pods hold of it. Pure.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+Sizes of a pod's slices: what a request asks for, what a page limits, and the pod's peak. Pure.
 
-from fenka.core.inventory import MAX_STARTS, Card
+What pods hold of the node's cards: by the leases in the store, and by the kubelet's claims.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import read_allocation
+from fenka.core.errors import FenkaError
+from fenka.core.inventory import MAX_STARTS, WHOLE_COMPUTE, Card, DeviceId
 from fenka.core.mig.geometry import Place
 from fenka.core.request import Slice
-from fenka.dialects.base import SharedNode, split_instance
+from fenka.dialects import base, gpushare
+from fenka.dialects.base import ContainerKind, ContainerUnits, SharedNode, split_instance
 from fenka.dialects.mig_records import with_instances
-from fenka.dialects.node_modes import MIG_TENANCY
+from fenka.dialects.nodes import MIG_TENANCY
+from fenka.isolation.control import InvalidControl, Limit
+from fenka.isolation.files import MIB, card_limits
+from fenka.isolation.resize import larger
+from fenka.node.inventory import NodeInventory, whole_slice
+from fenka.node.kubelet.client import Claim
 from fenka.node.lease.resolve import Misplaced
-from fenka.node.lease.sizes import ResizeRejected
-from fenka.node.lease.store import Lease
+from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.node_api import NodeApi
+
+
+class ResizeRejected(FenkaError):
+    """The resize is not possible now, and nothing has changed. The message is a sentence for the pod's user.
+
+    kind: a name of the reason that stays the same while only its numbers change.
+    """
+
+    def __init__(self, sentence: str, kind: str = "") -> None:
+        super().__init__(sentence)
+        self.kind = kind or sentence
+
+
+def has_whole_cards(token: Token, cards: Collection[Card]) -> bool:
+    """Return whether a token has its cards for itself, because no part of a card was requested."""
+    lease, sizes = token.lease, {card.uuid: card.memory_mib for card in cards}
+    if lease is None or lease.weighted or token.resource == gpushare.MEMORY:
+        return False
+    return all(
+        piece.memory_mib >= sizes.get(piece.uuid, 0) and piece.compute in (0, 100)
+        for piece in lease.slices
+    )
+
+
+def requested_leases(
+    requests: Iterable[str], leases: Mapping[str, Lease], pod: Pod
+) -> dict[str, str]:
+    """Return the token that each request is for, by the container's name in the request.
+
+    A request without a name is for the only container that has a lease. Init containers, which have ended by
+    then, count only if there is no other. leases: by token. Raises ResizeRejected.
+    """
+    tokens = {lease.container: token for token, lease in leases.items()}
+    kinds = _container_kinds(pod)
+    running = [name for name in tokens if kinds.get(name) is not ContainerKind.INIT]
+    running = running or list(tokens)
+    requested = {}
+    for name in requests:
+        if not name and len(running) > 1:
+            raise ResizeRejected(
+                f"the pod has {len(running)} containers with a slice ({', '.join(running)}): name one, "
+                f"as in {running[0]}: gpu-mem=6"
+            )
+        if name and name not in tokens:
+            raise ResizeRejected(f"the pod has no container {name} with a slice of a card")
+        requested[name] = tokens[name or running[0]]
+    return requested
+
+
+def with_peak(lease: Lease, siblings: Iterable[Lease], pod: Pod) -> Lease:
+    """Return the lease, whose pod holds at least what its containers may use at its peak."""
+    needed = peak({each.container: each.reserved(each.slices) for each in (*siblings, lease)}, pod)
+    holds = {piece.uuid: piece for piece in lease.holds}
+    for piece in needed:
+        holds[piece.uuid] = larger(holds.get(piece.uuid, piece), piece)
+    return msgspec.structs.replace(
+        lease, holds=sorted(holds.values(), key=lambda piece: piece.card)
+    )
+
+
+def peak(containers: Mapping[str, Sequence[Slice]], pod: Pod) -> list[Slice]:
+    """Return what a pod holds of each card at its peak. containers: what is reserved, by container."""
+    kinds = _container_kinds(pod)
+    order = {name: number for number, name in enumerate(kinds)}
+    of_card: dict[str, list[tuple[str, Slice]]] = {}
+    for name in sorted(containers, key=lambda name: order.get(name, len(order))):
+        for piece in containers[name]:
+            of_card.setdefault(piece.uuid, []).append((name, piece))
+
+    def most(parts: Sequence[tuple[str, Slice]], amount: Callable[[Slice], int]) -> int:
+        return gpushare.peak_units(
+            ContainerUnits(name, amount(piece), kinds.get(name, ContainerKind.APP))
+            for name, piece in parts
+        )
+
+    peaks = (
+        replace(
+            parts[0][1],
+            memory_mib=most(parts, lambda piece: piece.memory_mib),
+            compute=most(parts, lambda piece: piece.compute),
+        )
+        for parts in of_card.values()
+    )
+    return sorted(peaks, key=lambda piece: piece.card)
+
+
+def _container_kinds(pod: Pod) -> dict[str, ContainerKind]:
+    """Return the kinds of the pod's containers, in the order in which they run."""
+    return {container.name: container.kind for container in pod.request.containers}
+
+
+def as_in_force(lease: Lease, limits: Sequence[Limit], cards: Collection[Card]) -> Lease:
+    """Return a lease with the limits of its control page. Used when the store was lost.
+
+    The page says what its programs may use; the pod's record, which its owner can write, does not.
+    Raises InvalidControl.
+    """
+    placed: dict[str, Slice] = {piece.uuid: piece for piece in lease.slices}
+    by_uuid: dict[str, Card] = {card.uuid: card for card in cards}
+    slices = []
+    for limit in limits:
+        card = by_uuid.get(limit.uuid)
+        if card is None:
+            raise InvalidControl(
+                f"the control page of {lease.pod} has card {limit.uuid}, which is not here"
+            )
+        piece = placed.get(limit.uuid, Slice(card.index, card.uuid, 0, 0))
+        slices.append(with_limit(piece, limit))
+    limited = {piece.uuid for piece in slices}
+    return msgspec.structs.replace(
+        lease,
+        slices=slices,
+        holds=[piece for piece in lease.holds if piece.uuid in limited],
+        resized=slices != lease.slices,
+        weighted=_weighted(lease, limits),
+    )
+
+
+def _weighted(lease: Lease, limits: Iterable[Limit]) -> bool:
+    modes = {limit.compute_mode for limit in limits if not limit.unlimited}
+    return "weight" in modes if modes else lease.weighted
+
+
+def with_limit(piece: Slice, limit: Limit, device: int = WHOLE_COMPUTE) -> Slice:
+    """Return a slice with the page's limit. There 100 % is either the slice's compute or no limit.
+
+    device: the compute of its card or instance, in percent of the whole card. Weights are not of that.
+    """
+    device = WHOLE_COMPUTE if limit.compute_mode == "weight" else device
+    (placed,) = card_limits((piece,), {}, compute_of=lambda _: device)
+    same = limit.compute_percent == placed.compute_percent
+    compute = piece.compute if same else round(limit.compute_percent % 100 * device / 100)
+    return replace(piece, memory_mib=limit.memory_bytes // MIB, compute=compute)
+
 
 MEMORY, COMPUTE = "MiB", "% of its time"
 MAX_NAMES = 3
@@ -164,3 +314,103 @@ def _amount(piece: Slice, measure: str) -> int:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+class Allocations:
+    """Views of the store. The kubelet's claims add whole cards that another plugin has given away."""
+
+    def __init__(self, api: NodeApi, store: LeaseStore, inventory: NodeInventory) -> None:
+        self._api, self._store, self._inventory = api, store, inventory
+
+    def is_exclusive(self, token: Token) -> bool:
+        """Return whether the kubelet chose whole cards by UUID, on a node that does not share."""
+        return token.resource == base.NVIDIA_GPU and not self._inventory.by_uuid.keys().isdisjoint(
+            token.ids
+        )
+
+    def sharing_tokens(self) -> list[Token]:
+        """Return the tokens of slices."""
+        return [token for token in self._store.tokens.values() if not self.is_exclusive(token)]
+
+    def exclusive_cards(self, claims: Iterable[Claim]) -> set[str]:
+        """Return the UUIDs of cards that the kubelet has allocated by UUID."""
+        ids = {
+            device
+            for token in self._store.tokens.values()
+            if self.is_exclusive(token)
+            for device in token.ids
+        }
+        for claim in claims:
+            if claim.resource == base.NVIDIA_GPU:
+                ids |= claim.ids
+        return ids & self._inventory.by_uuid.keys()
+
+    def pod_names(self) -> dict[str, str]:
+        """Return the names of the pods that hold a lease, by UID."""
+        return {lease.uid: lease.pod_name for lease in self._store.leases.values()}
+
+    def slices_of(self, claim: Claim) -> tuple[Slice, ...]:
+        """Return the slices of the container that a claim names; none while it has no lease."""
+        for lease in self._store.leases.values():
+            same_pod = lease.uid == claim.uid or (
+                (lease.namespace, lease.pod) == (claim.namespace, claim.pod)
+            )
+            if same_pod and lease.container == claim.container:
+                return tuple(lease.slices)
+        return ()
+
+    def slices_by_pod(self, claims: Sequence[Claim]) -> dict[str, list[Slice]]:
+        """Return what each pod holds, by UID; for whole cards of another plugin by the pod's name."""
+        pods: dict[str, dict[str, Slice]] = {}
+        for lease in self._store.leases.values():
+            # All leases of a pod repeat its slices, and add different whole cards. While a pod is
+            # resized they differ: then the larger ones count.
+            slices = pods.setdefault(lease.uid, {})
+            for piece in lease.holds:
+                slices[piece.uuid] = larger(slices.get(piece.uuid, piece), piece)
+        ours = {device for token in self._store.tokens.values() for device in token.ids}
+        cards = self._inventory.by_uuid
+        for claim in claims:
+            if claim.resource != base.NVIDIA_GPU or not claim.pod:
+                continue
+            for uuid in (claim.ids - ours) & cards.keys():
+                slices = pods.setdefault(f"{claim.namespace}/{claim.pod}", {})
+                slices[uuid] = whole_slice(cards[uuid])
+        return {uid: list(slices.values()) for uid, slices in pods.items()}
+
+    def capacity(self, claims: Sequence[Claim]) -> NodeCapacity:
+        """Return the node with all that its pods hold."""
+        share = with_instances(self._inventory.shared_node(), self.held_places())
+        return NodeCapacity(share, self.slices_by_pod(claims), self.pod_names())
+
+    def expected(self, claims: Sequence[Claim]) -> NodeCapacity:
+        """Return the same with what pods hold that are placed here and have no lease yet."""
+        capacity = self.capacity(claims)
+        held, names = dict(capacity.held), dict(capacity.names)
+        for uid, pod in self._api.pods.items():
+            if uid in held or pod.finished:
+                continue
+            allocation = read_allocation(capacity.share, pod)
+            if allocation is not None and allocation.error is None:
+                held[uid], names[uid] = allocation.slices, pod.full_name
+        return NodeCapacity(capacity.share, held, names)
+
+    def holders(self, claims: Sequence[Claim]) -> dict[DeviceId, list[str]]:
+        """Return the pods that hold each card itself and each instance, also those without a lease yet."""
+        capacity = self.expected(claims)
+        holders: dict[DeviceId, set[str]] = {}
+        for uid, slices in capacity.held.items():
+            for piece in slices:
+                holders.setdefault(piece.uuid, set()).add(capacity.names.get(uid, uid))
+        for uuid in self.exclusive_cards(claims):
+            holders.setdefault(DeviceId(uuid), {"a pod"})
+        return {device: sorted(names) for device, names in holders.items()}
+
+    def held_places(self) -> frozenset[DeviceId]:
+        """Return the MIG instances that leases name, whether or not they exist."""
+        return frozenset(
+            piece.uuid
+            for lease in self._store.leases.values()
+            for piece in (*lease.slices, *lease.holds)
+            if split_instance(piece.uuid)
+        )

@@ -1,20 +1,228 @@
-"""Gives each token that a pod holds its lease, and serves the device plugins' requests for one."""
+"""Gives each token that a pod holds its lease, and serves the device plugins' requests for one.
+
+Binds tokens to the pods that hold them: the record is resolved, checked, and stored as a lease.
+
+Has the MIG instances of leases created, in the background, and recorded in the store.
+
+The order is lease, instance, lease with the instance's device, files. A program that is killed between two
+of them does what is missing when it runs again: the lease names the place, and the place is the instance's.
+
+Garbage collection: removes leases of pods that have ended, files without a token, and old libraries.
+"""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
+
+from fenka.cluster.objects import Pod
+from fenka.core.inventory import DeviceId
+from fenka.dialects.base import Dialect, split_instance
+from fenka.dialects.nodes import mig_shared
+from fenka.hardware.mig import InstanceInUse, MigError
+from fenka.hardware.nvml import NoDriver
+from fenka.isolation import control
+from fenka.isolation.control import InvalidControl
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.lease import resolve
-from fenka.node.lease.binder import LeaseBinder
+from fenka.node.lease.capacity import (
+    Allocations,
+    NodeCapacity,
+    as_in_force,
+    check_capacity,
+    with_peak,
+)
 from fenka.node.lease.files import LeaseFiles
-from fenka.node.lease.instances import LeaseInstances
 from fenka.node.lease.report import Denials, Reporter
-from fenka.node.lease.resolve import CardInUse, InstancePending, LeaseDenied, LeasePending
-from fenka.node.lease.store import LeaseStore, Token
+from fenka.node.lease.resolve import (
+    CardInUse,
+    InstancePending,
+    LeaseDenied,
+    LeasePending,
+    Misplaced,
+)
+from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.mig_instances import InstanceDevice, NodeInstances, sentence
 from fenka.node.node_api import NodeApi
+
+
+@dataclass(eq=False)
+class LeaseBinder:
+    """Stores the leases of tokens. isolates: returns whether the node enforces limits."""
+
+    _api: NodeApi
+    _store: LeaseStore
+    _files: LeaseFiles
+    _allocations: Allocations
+    _dialects: tuple[Dialect, ...]
+    _isolates: Callable[[], bool]
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def bind(self, token: Token, pod: Pod, container: str, claims: Sequence[Claim]) -> Token:
+        """Store the token's lease, and return the token with it. Raises LeaseDenied, OSError."""
+        runtime_class = pod.spec.runtime_class_name
+        handler = await self._api.runtime_handler(runtime_class) if runtime_class else ""
+        async with self._store.lock:
+            token = self._store.tokens.get(token.name, token)
+            if token.lease is not None:
+                return token
+            resolve.check_pod(pod, handler)
+            capacity = self._allocations.capacity(claims)
+            lease = self._resolve(token, pod, container, capacity)
+            labels = self._api.node.metadata.labels if self._api.node else {}
+            try:
+                check_capacity(lease, capacity, share_instances=mig_shared(labels))
+            except Misplaced as error:
+                if self._is_ending(lease, capacity):
+                    raise CardInUse(str(error)) from None
+                raise
+            lease = msgspec.structs.replace(lease, library=str(self._files.library))
+            token = msgspec.structs.replace(token, lease=lease)
+            await asyncio.to_thread(self._store.put, token)
+        slices = [f"{piece.memory_mib} MiB of card {piece.card}" for piece in lease.slices]
+        _LOG.info("%s container %s holds %s", lease.pod_name, lease.container, ", ".join(slices))
+        # Annotations that mark a pod as having its slices.
+        marks = {each.LEASED: each.ASSIGNED for each in self._dialects if each.ASSIGNED}
+        if mark := marks.get(token.resource):
+            task = asyncio.create_task(self._api.try_annotate(pod, {mark: "true"}))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return token
+
+    def _is_ending(self, lease: Lease, capacity: NodeCapacity) -> bool:
+        """Return whether a pod on the lease's cards has ended for the API server, and not on the node."""
+        cards = {piece.card for piece in lease.holds}
+        return any(
+            uid in capacity.names
+            and not self._api.runs(uid)
+            and not cards.isdisjoint(piece.card for piece in slices)
+            for uid, slices in capacity.held.items()
+            if uid != lease.uid
+        )
+
+    def _resolve(self, token: Token, pod: Pod, container: str, capacity: NodeCapacity) -> Lease:
+        if self._allocations.is_exclusive(token):
+            return resolve.whole_lease(capacity.share.node.cards, pod, container, token.ids)
+        share = resolve.with_own_instances(capacity.share, pod)
+        uid = pod.metadata.uid
+        siblings = [lease for lease in self._store.leases.values() if lease.uid == uid]
+        amount = len(token.ids)
+        lease = resolve.share_lease(share, pod, container, token.resource, amount, self._dialects)
+        if not self._isolates():
+            lease = resolve.unlimited(lease, share.node.cards)
+        in_force = self._in_force(token, lease, capacity)
+        if in_force is None:
+            resolve.check_siblings(lease, siblings)
+        return with_peak(in_force or lease, siblings, pod)
+
+    def _in_force(self, token: Token, lease: Lease, capacity: NodeCapacity) -> Lease | None:
+        """Return the lease as its page limits it: programs may run by it, even if other files are lost."""
+        page = self._files.control(token.name)
+        if lease.limits_mib or not page.exists():
+            return None
+        with contextlib.suppress(InvalidControl):
+            limits = control.read_interrupted(page).limits
+            return as_in_force(lease, limits, capacity.share.node.cards)
+        return None
+
+
+RETRY_S = 1.0
+"""An attempt that failed is the answer to all starts for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    at: float
+    error: LeaseDenied
+
+
+@dataclass(eq=False)
+class LeaseInstances:
+    """Provides leases with their instances. clock: seconds since the epoch."""
+
+    _store: LeaseStore
+    _files: LeaseFiles
+    _instances: NodeInstances
+    _clock: Callable[[], float]
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _failures: dict[str, _Failure] = field(default_factory=dict)
+
+    async def provide(self, token: Token) -> Token:
+        """Return the token with the devices of its lease's instances.
+
+        Raises:
+            InstancePending: They are being created. Repeat the call.
+            LeaseDenied: They cannot be created now.
+            OSError: Repeat the call later.
+        """
+        places = _places(token)
+        if not places:
+            return token
+        devices = self._devices(places)
+        if devices is not None and token.name not in self._tasks:
+            return await self._record(token, devices)
+        failure = self._failures.get(token.name)
+        if failure is not None and self._clock() - failure.at < RETRY_S:
+            raise failure.error
+        if token.name not in self._tasks:
+            task = self._instances.spawn(self._create(token.name, places))
+            self._tasks[token.name] = task
+            task.add_done_callback(lambda _: self._tasks.pop(token.name))
+        names = ", ".join(places)
+        raise InstancePending(
+            f"fenka: the driver has not created {names} yet; the start is repeated"
+        )
+
+    def retain(self, tokens: Collection[str]) -> None:
+        """Forget the failures of all other tokens."""
+        self._failures = {
+            name: failure for name, failure in self._failures.items() if name in tokens
+        }
+
+    def _devices(self, places: Sequence[DeviceId]) -> Mapping[str, InstanceDevice] | None:
+        found = {place: self._instances.device(place) for place in places}
+        devices: dict[str, InstanceDevice] = {
+            place: device for place, device in found.items() if device is not None
+        }
+        return devices if len(devices) == len(places) else None
+
+    async def _record(self, token: Token, devices: Mapping[str, InstanceDevice]) -> Token:
+        async with self._store.lock:
+            token = self._store.tokens.get(token.name, token)
+            lease = token.lease
+            if lease is None or lease.instances == devices:
+                return token
+            if lease.instances:
+                # The files name devices that are no more.
+                await asyncio.to_thread(self._files.remove, token.name)
+            lease = msgspec.structs.replace(lease, instances=dict(devices))
+            token = msgspec.structs.replace(token, lease=lease)
+            await asyncio.to_thread(self._store.put, token)
+            return token
+
+    async def _create(self, name: str, places: Sequence[DeviceId]) -> None:
+        try:
+            await self._instances.create(places)
+            self._failures.pop(name, None)
+        except (MigError, NoDriver, OSError) as error:
+            # Another node may have room, except for what is only waited for.
+            later = isinstance(error, (InstanceInUse, NoDriver, OSError))
+            kind: type[LeaseDenied] = InstancePending if later else Misplaced
+            denied, former = kind(f"fenka: {sentence(error)}"), self._failures.get(name)
+            if former is None or str(former.error) != str(denied):
+                _LOG.warning("%s", sentence(error))
+            self._failures[name] = _Failure(self._clock(), denied)
+
+
+def _places(token: Token) -> list[DeviceId]:
+    """Return the places of the instances that a token's slices are on."""
+    slices = token.lease.slices if token.lease else ()
+    return list(dict.fromkeys(piece.uuid for piece in slices if split_instance(piece.uuid)))
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -146,3 +354,69 @@ class LeaseService:
             raise LeasePending(
                 "fenka: neither PodResources nor the kubelet's checkpoint says which pod these units are for"
             )
+
+
+UNCLAIMED_S = 30.0
+"""A token that no container holds after this time was issued for a pod that was deleted or rejected."""
+
+
+@dataclass(eq=False)
+class GarbageCollector:
+    """Removes what no pod holds any more.
+
+    living: returns the UIDs of pods that have processes. clock: seconds since the epoch. removed: called
+    when leases were removed.
+    """
+
+    _api: NodeApi
+    _store: LeaseStore
+    _files: LeaseFiles
+    _living: Callable[[], set[str]]
+    _clock: Callable[[], float]
+    _removed: Callable[[], None] = lambda: None
+    lingering: set[str] = field(default_factory=set)
+    """UIDs of pods that have ended for the API server, but whose processes still hold cards."""
+
+    async def collect(self, claims: Sequence[Claim]) -> None:
+        """Remove all that can be removed now. Raises OSError."""
+        ended = [
+            token for token in self._store.tokens.values() if not self._is_claimed(token, claims)
+        ]
+        if ended:
+            living = await asyncio.to_thread(self._living)
+            for token in ended:
+                if token.lease is None or token.lease.uid not in living:
+                    await self._remove(token)
+            self._removed()
+        uids = {lease.uid for lease in self._store.leases.values()}
+        self.lingering = {uid for uid in uids if not self._api.runs(uid)}
+        async with self._store.lock:
+            await asyncio.to_thread(self._remove_orphans, set(self._store.tokens))
+
+    def _is_claimed(self, token: Token, claims: Sequence[Claim]) -> bool:
+        """Return whether the kubelet or the API server still shows the container that holds a token."""
+        claim = resolve.claim_of(token, claims, self._api.pods)
+        if token.lease is None:
+            if self._clock() - token.made_at < UNCLAIMED_S:
+                return True
+            return claim is not None and (not claim.uid or self._api.runs(claim.uid))
+        if self._api.runs(token.lease.uid):
+            return True
+        # PodResources shows pods that are terminating; the checkpoint also those that have ended.
+        return claim is not None and not claim.uid and token.lease.uid not in self._api.pods
+
+    async def _remove(self, token: Token) -> None:
+        async with self._store.lock:
+            await asyncio.to_thread(self._files.remove, token.name)
+            await asyncio.to_thread(self._store.drop, token.name)
+        if token.lease is not None:
+            _LOG.info("%s has ended", token.lease.pod_name)
+
+    def _remove_orphans(self, tokens: Collection[str]) -> None:
+        for name in self._files.orphans(tokens):
+            self._files.remove(name)
+        kept = {str(self._files.library), *self._files.libraries()}
+        kept |= {lease.library for lease in self._store.leases.values()}
+        for library in self._files.library.parent.iterdir():
+            if str(library) not in kept:
+                shutil.rmtree(library, ignore_errors=True)

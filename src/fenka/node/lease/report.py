@@ -14,7 +14,7 @@ from fenka.dialects.leases import REPORT, LeaseReport, Lingering, Refusal, encod
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.kubernetes.informer import newer
 from fenka.node.kubelet.client import Claim
-from fenka.node.lease.allocations import Allocations
+from fenka.node.lease.capacity import Allocations
 from fenka.node.lease.resolve import LeaseDenied, LeasePending, Misplaced
 from fenka.node.node_api import NodeApi
 

@@ -1,7 +1,7 @@
 """Resizes running pods as their annotations request (see dialects/resize.py).
 
 Level-triggered: each pass compares the request, what is in force on the control page, what the store says and
-what is recorded on the pod, and does what is missing. :mod:`fenka.isolation.resize_plan` defines the order.
+what is recorded on the pod, and does what is missing. :mod:`fenka.isolation.resize` defines the order.
 Records are the pod's annotation, then the store, then the node's report.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fenka.cluster.objects import Pod
 from fenka.core.request import InvalidRequest, Slice
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.resize import (
+from fenka.dialects.leases import (
     REFUSED,
     REQUEST,
     STATUS,
@@ -24,20 +24,19 @@ from fenka.dialects.resize import (
 )
 from fenka.isolation.account import InvalidAccount
 from fenka.isolation.control import InvalidControl
-from fenka.isolation.resize import InUse
-from fenka.isolation.resize_plan import ResizePlan, Sizes, resized
+from fenka.isolation.resize import InUse, ResizePlan, Sizes, resized
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.kubelet.client import Claim
-from fenka.node.lease.allocations import Allocations
-from fenka.node.lease.capacity import check_growth
-from fenka.node.lease.files import LeaseFiles
-from fenka.node.lease.report import Reporter
-from fenka.node.lease.sizes import (
+from fenka.node.lease.capacity import (
+    Allocations,
     ResizeRejected,
+    check_growth,
     has_whole_cards,
     peak,
     requested_leases,
 )
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.report import Reporter
 from fenka.node.lease.store import Lease, LeaseStore, Token
 from fenka.node.node_api import NodeApi
 

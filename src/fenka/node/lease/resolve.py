@@ -15,7 +15,7 @@ from fenka.core.request import Slice
 from fenka.dialects import pod_records
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
 from fenka.dialects.mig_records import decode_places, with_instances
-from fenka.dialects.placements import find_container
+from fenka.dialects.records import find_container
 from fenka.dialects.registry import DIALECTS
 from fenka.node.inventory import whole_slice
 from fenka.node.kubelet.client import Claim

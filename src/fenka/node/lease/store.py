@@ -16,8 +16,8 @@ import msgspec
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.request import ComputeMode, Slice, reserved_percent
 from fenka.isolation.files import ComputeShare, decode_json, fsync_directory, write_atomically
-from fenka.isolation.resize_plan import Sizes
-from fenka.node.instances import InstanceDevice
+from fenka.isolation.resize import Sizes
+from fenka.node.mig_instances import InstanceDevice
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

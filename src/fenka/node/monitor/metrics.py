@@ -14,16 +14,16 @@ from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as GpuManagerMetric
 from fenka.dialects.mig_records import DividedCard
 from fenka.isolation.files import MIB
-from fenka.kubernetes.http_listener import (
+from fenka.node.lease.store import Lease
+from fenka.node.mig_instances import ObservedInstance
+from fenka.node.monitor.usage import SliceUsage, UsageSample
+from fenka.server.listener import (
     MAX_READERS,
     HttpListener,
     ThrottledText,
     listening_socket,
     serve_app,
 )
-from fenka.node.instances import ObservedInstance
-from fenka.node.lease.store import Lease
-from fenka.node.monitor.usage import SliceUsage, UsageSample
 
 _CARD = ("uuid", "index", "model", "node")
 _INSTANCE = ("gi", "ci", "profile")

@@ -14,10 +14,10 @@ from fenka.core.inventory import Card
 from fenka.core.request import Slice
 from fenka.dialects.base import split_instance
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
-from fenka.isolation import account, violations
+from fenka.isolation import account, driver_usage
+from fenka.isolation.driver_usage import UnleasedMemory, UnleasedProgram, measure
 from fenka.isolation.files import MIB
 from fenka.isolation.sandbox import SHIM
-from fenka.isolation.unleased_memory import UnleasedMemory, UnleasedProgram, measure
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners
 from fenka.node.lease.store import Lease
@@ -133,8 +133,8 @@ class Usage:
         self._sampled_at = clock()
         self._unattributed: dict[str, int] = {}
         """Memory of no process in the last sample, by card UUID."""
-        self._memory_violations = violations.MemoryViolations()
-        self._compute_violations = violations.ComputeViolations()
+        self._memory_violations = driver_usage.MemoryViolations()
+        self._compute_violations = driver_usage.ComputeViolations()
 
     def sample(
         self,
@@ -224,7 +224,7 @@ class Usage:
 
     def _allowance(self, usage: SliceUsage) -> int:
         context = self._files.contexts_mib.get(usage.device, 0) * MIB
-        return violations.memory_allowance(usage.limit_bytes, context)
+        return driver_usage.memory_allowance(usage.limit_bytes, context)
 
     def _processes(
         self, leases: Mapping[str, Lease], names: Mapping[str, str]
@@ -253,7 +253,7 @@ class Usage:
         now, before = self._clock(), self._busy
         passed = now - self._sampled_at
         self._sampled_at, self._busy = now, self._busy_ns()
-        shares = violations.time_shares(self._busy, {**self._busy, **before}, passed)
+        shares = driver_usage.time_shares(self._busy, {**self._busy, **before}, passed)
         return passed, {key: min(share, 1.0) for key, share in shares.items()}
 
     def _account(self, token: str) -> account.Account:
@@ -272,7 +272,7 @@ class Usage:
             for token, lease in leases.items()
             for piece, ns in zip(lease.slices, accounts[token].charged_ns, strict=False)
         }
-        return violations.time_shares(self._charged, before, seconds)
+        return driver_usage.time_shares(self._charged, before, seconds)
 
     def _unmanaged(
         self, leases: Mapping[str, Lease], owned: Mapping[str, Sequence[GpuProcess]]
@@ -285,7 +285,7 @@ class Usage:
             except OSError:
                 continue
             pids = (process.pid for process in owned.get(token, ()))
-            for pid in violations.without_shim(pids, shim, self._proc):
+            for pid in driver_usage.without_shim(pids, shim, self._proc):
                 yield UnmanagedProcess(token, lease, pid)
 
 

@@ -1,0 +1,296 @@
+"""What is written to nodes and pods when ordered nodes come, and what is learnt of these nodes. Pure.
+
+A plan reaches the scheduler by annotations: each planned pod names its order and slot, and so does the node.
+
+Nodes that came for a part of a gang, of which the rest cannot be had. Pure.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from fenka.autoscaler.demand import Inexpressible, affinity_rules, case_request, class_key
+from fenka.autoscaler.supply import protected_until, shape_for
+from fenka.autoscaler.view import (
+    COMING,
+    ElasticNode,
+    ElasticPod,
+    Shape,
+    View,
+    allocatable,
+    coming,
+    common,
+    offer_of,
+)
+from fenka.cloud.config import GroupConfig
+from fenka.cloud.port import Instance, OfferKey
+from fenka.cluster.autoscaling import (
+    CAPACITY,
+    GROUP,
+    KEPT_FROM_OTHERS,
+    ORDER,
+    PIN,
+    PLANNED,
+    PLANNED_PODS,
+    PROTECTED_UNTIL,
+    SLOT,
+    SPOT_ADMIT,
+    OrderRecord,
+    Planned,
+    Slot,
+    encode_planned_pods,
+    encode_time,
+)
+from fenka.cluster.pod_groups import group_key
+from fenka.cluster.queue import is_open
+from fenka.core.nodes.case import Capacity, CaseRequest, NewCard, Taint
+from fenka.core.nodes.problem import ZONE_LABEL
+from fenka.dialects.base import InvalidRecord
+from fenka.dialects.registry import WITH_HAMI, resource_names
+
+
+def is_useless_half(view: View, slot: Slot) -> bool:
+    """Return whether a slot's node has waiting members of gangs alone, and their rest is not on its way."""
+    if slot.state != "offering" or not slot.pods:
+        return False
+    waiting = view.waiting(slot)
+    gangs = {group_key(pod) for pod in waiting}
+    if not waiting or None in gangs or _is_used(view, slot.node):
+        return False
+    arriving = {group_key(pod) for *_, other in coming(view.orders) for pod in view.waiting(other)}
+    return gangs.isdisjoint(arriving)
+
+
+def _is_used(view: View, node: str) -> bool:
+    """Return whether pods are there that would have to be moved."""
+    return any(
+        not (pod.of_daemon_set or pod.mirrors_file or pod.finished)
+        for pod in view.pods_on.get(node, ())
+    )
+
+
+def waiting_gangs(view: View, offered: frozenset[str]) -> frozenset[str]:
+    """Return the gangs of which members have no node yet, so that none of their pods may start.
+
+    offered: UIDs of pods whose nodes offer their cards.
+    """
+    gangs = (
+        group_key(pod) for uid, pod in view.pods.items() if is_open(pod) and uid not in offered
+    )
+    return frozenset(gang for gang in gangs if gang is not None)
+
+
+V = TypeVar("V", str, str | None)
+
+OF_ONE_NODE = ("kubernetes.io/hostname", ZONE_LABEL, "topology.kubernetes.io/region")
+"""Labels that the next node of the same type may not have."""
+_OWN_PREFIXES = ("fenka.io/", "topology.", "failure-domain.")
+
+_PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "fenka.io/")
+
+FENKA_RESOURCES = resource_names(WITH_HAMI)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """Labels and annotations that a node lacks, None for one to remove. It is one patch."""
+
+    node: ElasticNode
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str | None]
+
+
+def node_changes(view: View) -> list[NodeChange]:
+    """Return what the nodes of orders lack."""
+    changes, marked = list[NodeChange](), set[str]()
+    for name, number, record, slot in _slots(view):
+        node = view.nodes.get(slot.node)
+        if node is None:
+            continue
+        config = view.group(record.group)
+        marked.add(slot.node)
+        labels = {
+            **(config.labels if config is not None else {}),
+            ORDER: name,
+            GROUP: record.group,
+            CAPACITY: record.capacity,
+        }
+        pin = view.config.scale_out.pin
+        annotations = {
+            SLOT: str(number),
+            # The scheduler counts from when it sees the cards, and one that starts later from then.
+            PIN: f"{pin:g}" if view.now < pinned_until(view, slot) else None,
+            PLANNED_PODS: encode_planned_pods(slot.pods, slot.cards),
+            **_spot_annotations(config, record.capacity, view.instances.get(slot.instance)),
+            **KEPT_FROM_OTHERS,
+        }
+        changes.append(_change(node, labels, annotations))
+    changes += _changes_of_spot_nodes(view, marked)
+    return [change for change in changes if change.labels or change.annotations]
+
+
+def _changes_of_spot_nodes(view: View, marked: Collection[str]) -> Iterable[NodeChange]:
+    """Yield what spot nodes lack whose order is over: the configuration may have changed since."""
+    nodes = [
+        node
+        for name, node in view.nodes.items()
+        if node.metadata.labels.get(CAPACITY) == "spot" and name not in marked
+    ]
+    machines = view.machines() if nodes else {}
+    for node in nodes:
+        config = view.group(node.metadata.labels.get(GROUP, ""))
+        instance = machines.get(node.spec.provider_id)
+        yield _change(node, {}, _spot_annotations(config, "spot", instance))
+
+
+def _change(
+    node: ElasticNode, labels: Mapping[str, str], annotations: Mapping[str, str | None]
+) -> NodeChange:
+    return NodeChange(
+        node,
+        _missing(labels, node.metadata.labels),
+        _missing(annotations, node.metadata.annotations),
+    )
+
+
+def _spot_annotations(
+    config: GroupConfig | None, capacity: Capacity, instance: Instance | None
+) -> dict[str, str | None]:
+    """Return by what the scheduler knows which pods a spot node admits. What is not known stays as it is."""
+    if config is None or capacity != "spot":
+        return {}
+    annotations: dict[str, str | None] = {SPOT_ADMIT: config.spot.admit}
+    if instance is not None:
+        until = protected_until(config, instance)
+        annotations[PROTECTED_UNTIL] = None if until is None else encode_time(until)
+    return annotations
+
+
+def pinned_until(view: View, slot: Slot) -> float:
+    """Return until when a slot's node admits its planned pods only."""
+    since = view.now if slot.offering_at is None else slot.offering_at
+    return since + view.config.scale_out.pin
+
+
+def _missing(wanted: Mapping[str, V], present: Mapping[str, str]) -> dict[str, V]:
+    return {key: value for key, value in wanted.items() if present.get(key) != value}
+
+
+def planned_annotations(view: View) -> list[tuple[ElasticPod, str]]:
+    """Return the pods that do not say yet which slot they are planned for, with the annotation."""
+    changes = []
+    for name, number, _, slot in _slots(view):
+        text = msgspec.json.encode(Planned(name, number)).decode()
+        changes += [
+            (pod, text)
+            for pod in view.waiting(slot)
+            if pod.metadata.annotations.get(PLANNED) != text
+        ]
+    return changes
+
+
+def _slots(view: View) -> Iterable[tuple[str, int, OrderRecord, Slot]]:
+    for name, record in view.orders.items():
+        for number, slot in enumerate(record.slots):
+            if slot.state in COMING or slot.state == "offering":
+                yield name, number, record, slot
+
+
+def new_shapes(view: View) -> dict[str, Shape]:
+    """Return by type what nodes that offer their cards are, where that is not known yet."""
+    found: dict[str, Shape] = {}
+    for _, _, record, slot in _slots(view):
+        node = view.nodes.get(slot.node)
+        if slot.state == "offering" and node is not None and node.ready:
+            shape = shape_of_node(view, node)
+            if shape is not None:
+                known = found.get(record.type)
+                found[record.type] = common(known, shape) if known is not None else shape
+    return {kind: shape for kind, shape in found.items() if view.shapes.get(kind) != shape}
+
+
+def shape_of_node(view: View, node: ElasticNode) -> Shape | None:
+    """Return what a node is; None if some of its cards are not usable now."""
+    shared = view.state.shared_node(node.metadata.name)
+    cards = tuple(shared.physical_cards) if shared is not None and shared.shares_cards else ()
+    if any(not card.healthy for card in cards):
+        return None
+    amounts = dict(allocatable(node))
+    return Shape(
+        cpu_milli=amounts.pop("cpu", 0),
+        memory_mib=amounts.pop("memory", 0),
+        pods=amounts.pop("pods", 110),
+        resources={
+            name: amount
+            for name, amount in amounts.items()
+            if name not in FENKA_RESOURCES and name != "ephemeral-storage" and amount
+        },
+        labels={
+            key: value
+            for key, value in node.metadata.labels.items()
+            if key not in OF_ONE_NODE and not key.startswith(_OWN_PREFIXES)
+        },
+        taints=tuple(
+            Taint(key=taint.key, value=taint.value, effect=taint.effect)
+            for taint in node.spec.taints
+            if not taint.key.startswith(_PASSING_TAINTS)
+        ),
+        cards=tuple(NewCard(model=card.model, memory_mib=card.memory_mib) for card in cards),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A pod that an offer does not help. pod_class: names all pods that are equal to it."""
+
+    offer: OfferKey
+    pod: ElasticPod
+    pod_class: str
+
+
+def new_misfits(view: View) -> list[Misfit]:
+    """Return pods that an offer does not help, though the plan says so.
+
+    Their node has come and admitted nobody else for as long as it was pinned, and they are still pending. By
+    its real shape the plan would buy the same again.
+    """
+    late = [
+        (record, slot)
+        for _, _, record, slot in _slots(view)
+        if slot.offering_at is not None and view.now > pinned_until(view, slot)
+    ]
+    if not late:
+        return []
+    gangs = waiting_gangs(view, frozenset(uid for _, slot in late for uid in slot.pods))
+    return [
+        misfit
+        for record, slot in late
+        for pod in view.waiting(slot)
+        if group_key(pod) not in gangs and (misfit := _misfit(view, record, pod)) is not None
+    ]
+
+
+def _misfit(view: View, record: OrderRecord, pod: ElasticPod) -> Misfit | None:
+    """Return what a pod is that is pending still; None if its shape or itself explains that."""
+    config, key = view.group(record.group), offer_of(record)
+    if config is None or record.type not in view.shapes or pod.unschedulable is None:
+        return None
+    try:
+        request = case_request(pod, view.state.dialects)
+    except (Inexpressible, InvalidRecord):
+        return None
+    if not _fits(shape_for(view, config, record.type), request):
+        return None
+    name = class_key(request, affinity_rules(pod).affinity)
+    return None if name in view.misfits.get(key, ()) else Misfit(key, pod, name)
+
+
+def _fits(shape: Shape, request: CaseRequest) -> bool:
+    """Return whether a node of this shape would serve the pod by the plan's rules, as far as cards decide."""
+    asked = request.card_request()
+    if asked is None or asked.memory is None:
+        return True
+    sizes = [asked.memory.mib_on(card.memory_mib, 1) for card in shape.cards]
+    return sum(size is not None for size in sizes) >= request.cards

@@ -1,0 +1,514 @@
+"""Nodes as a planning case has them: those there, those coming, and offers of new ones.
+
+Nodes that were asked for count with their shape until they offer their cards. Pods planned for a node hold
+their room there until they are bound: nobody buys for them again, and nobody is planned in their place. The
+room of pods that are being deleted counts as free: it is by the time a new node would be there.
+
+How long offers are not tried after they failed. Pure: it follows from the failed orders that are kept.
+
+An offer pauses for `start.backoff`, twice as long after each further failure, up to `start.backoffMost`. A
+failure is forgotten after three hours.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fenka.autoscaler.demand import (
+    UNLIMITED_S,
+    Inexpressible,
+    affinity_rules,
+    case_request,
+    case_tolerations,
+)
+from fenka.autoscaler.view import (
+    DaemonSet,
+    ElasticNode,
+    ElasticPod,
+    Shape,
+    UnknownShape,
+    View,
+    allocatable,
+    bounded,
+    coming,
+    offer_of,
+    shape_of,
+    without_daemons,
+)
+from fenka.cloud.config import NOT_COUNTED, GroupConfig, Start
+from fenka.cloud.port import Instance, Offer, OfferKey
+from fenka.cluster.autoscaling import (
+    CAPACITY,
+    ENDING,
+    GROUP,
+    RECLAIMED,
+    Failure,
+    OrderRecord,
+    Slot,
+    read_spot_rule,
+)
+from fenka.cluster.objects import seconds
+from fenka.cluster.queue import OVERDUE_TTL_S
+from fenka.core.inventory import WHOLE_COMPUTE, Card
+from fenka.core.nodes.case import Capacity, CaseNode, CaseRequest, Group, Held, HeldCard, Taint
+from fenka.core.nodes.problem import ZONE_LABEL
+from fenka.core.usage import UsageOverlay
+from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
+from fenka.dialects.registry import WITH_HAMI, resource_names
+
+FORGOTTEN_S = 3 * 3600.0
+TOO_DEAR_S = 300.0
+"""Between two looks at a market that was above the cap."""
+
+OF_GROUP: frozenset[Failure] = frozenset({"quota", "denied"})
+"""Failures that concern all offers of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Until when an offer is not tried, and why."""
+
+    until: float
+    failure: Failure
+    why: str
+
+
+def pauses(view: View) -> dict[OfferKey, Pause]:
+    """Return the offers that are not tried now."""
+    failures = [
+        record
+        for record in view.orders.values()
+        if record.failure is not None and _failed_at(record) > view.now - FORGOTTEN_S
+    ]
+    failures.sort(key=_failed_at)
+    found: dict[OfferKey, Pause] = {}
+    for key in view.offers:
+        own = [each for each in failures if _concerns(each, key)]
+        ends = [_pause(view.config.start, own[: number + 1]) for number in range(len(own))]
+        longest = max(ends, key=lambda pause: pause.until, default=None)
+        if longest is not None and longest.until > view.now:
+            found[key] = longest
+    return found
+
+
+def is_forgotten(record: OrderRecord, now: float) -> bool:
+    """Return whether a failed order is of no more use."""
+    return record.failure is None or _failed_at(record) <= now - FORGOTTEN_S
+
+
+def _concerns(record: OrderRecord, key: OfferKey) -> bool:
+    if record.failure in OF_GROUP:
+        return record.group == key.group
+    return offer_of(record) == key
+
+
+def _pause(start: Start, failures: list[OrderRecord]) -> Pause:
+    """Return the pause after the last of these failures."""
+    last = failures[-1]
+    assert last.failure is not None
+    doubling = min(len(failures) - 1, 20)
+    length = min(start.backoff * 2**doubling, start.backoff_most)
+    if last.failure in OF_GROUP:
+        length = start.backoff_most
+    elif last.failure == "too dear":
+        length = TOO_DEAR_S
+    return Pause(_failed_at(last) + length, last.failure, last.why)
+
+
+def _failed_at(record: OrderRecord) -> float:
+    return record.changed_at if record.changed_at is not None else record.written_at
+
+
+def next_try(paused: Mapping[OfferKey, Pause]) -> float | None:
+    """Return when the first of these offers is tried again."""
+    return min((pause.until for pause in paused.values()), default=None)
+
+
+IMPLIED_LABELS = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+"""Labels of nodes where neither configuration nor an earlier node says otherwise."""
+TYPE_LABEL = "node.kubernetes.io/instance-type"
+
+PRICE_DECIMALS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedGroup:
+    """An offer as a group of a case. labels: of its nodes, also those that a case implies."""
+
+    offer: OfferKey
+    group: Group
+    labels: Mapping[str, str]
+
+
+# ---- offers ----
+
+
+def offered_groups(view: View) -> list[OfferedGroup]:
+    """Return the offers of all groups whose shape is known, without joint limits of groups."""
+    paused = pauses(view)
+    groups = []
+    for config in view.config.groups:
+        keys = [key for key in config.offers if key in view.offers]
+        for key in keys:
+            try:
+                shape = shape_for(view, config, key.type)
+            except UnknownShape:
+                continue
+            name = config.name if len(keys) == 1 else f"{config.name}:{key.type}:{key.zone}"
+            groups.append(_offered(view, config, view.offers[key], name, shape, paused))
+    return groups
+
+
+def shape_for(view: View, config: GroupConfig, kind: str) -> Shape:
+    """Return what a node of a group will be, DaemonSets included. Raises UnknownShape."""
+    configured = None
+    if config.shape is not None:
+        given = config.shape
+        configured = Shape(
+            cpu_milli=given.cpu_milli,
+            memory_mib=given.memory_mib,
+            pods=given.pods,
+            resources=given.resources,
+            cards=given.cards,
+        )
+    cloud = next(
+        (
+            offer.machine
+            for key, offer in view.offers.items()
+            if (key.group, key.type) == (config.name, kind) and offer.machine is not None
+        ),
+        None,
+    )
+    shape = shape_of(kind, seen=view.shapes.get(kind), configured=configured, cloud=cloud)
+    labels = {**IMPLIED_LABELS, TYPE_LABEL: kind, **shape.labels, **config.labels}
+    return replace(shape, labels=labels, taints=config.taints or shape.taints)
+
+
+def _offered(
+    view: View,
+    config: GroupConfig,
+    offer: Offer,
+    name: str,
+    shape: Shape,
+    paused: Mapping[OfferKey, Pause],
+) -> OfferedGroup:
+    key = offer.key
+    price = offer.price or config.price or 0.0
+    stock = offer.stock
+    if key in paused or (config.spot.cap is not None and price > config.spot.cap):
+        stock = 0
+    labels = machine_labels(shape.labels, key)
+    group = Group(
+        name=name,
+        zone=key.zone,
+        capacity=key.capacity,
+        labels=shape.labels,
+        taints=shape.taints,
+        cpu_milli=shape.cpu_milli,
+        memory_mib=shape.memory_mib,
+        pods=shape.pods,
+        resources=shape.resources,
+        price=round(price, PRICE_DECIMALS),
+        stock=stock,
+        protection_s=_protection(config, config.spot.protection - config.startup),
+        cards=shape.cards,
+    )
+    return OfferedGroup(key, less_daemons(view, group, labels), labels)
+
+
+def machine_labels(labels: Mapping[str, str], key: OfferKey) -> dict[str, str]:
+    """Return all labels of an offer's nodes."""
+    return {**labels, ZONE_LABEL: key.zone, CAPACITY: key.capacity, GROUP: key.group}
+
+
+def less_daemons(view: View, group: Group, labels: Mapping[str, str]) -> Group:
+    """Return the group less the DaemonSets that run on nodes with these labels."""
+    return without_daemons(group, _daemons(view.daemons, labels))
+
+
+def _daemons(daemons: Iterable[DaemonSet], labels: Mapping[str, str]) -> Iterable[CaseRequest]:
+    for daemon in daemons:
+        template = daemon.spec.template
+        pod = ElasticPod(metadata=daemon.metadata, spec=template.spec)
+        selector = template.spec.node_selector
+        if any(labels.get(key) != value for key, value in selector.items()):
+            continue
+        if affinity_rules(pod).admit(labels):
+            host = pod.host_amounts()
+            yield CaseRequest(
+                name=pod.full_name,
+                cards=0,
+                cpu_milli=host.pop("cpu", 0),
+                memory_mib=host.pop("memory", 0),
+                resources={
+                    name: it
+                    for name, it in host.items()
+                    if name not in NOT_COUNTED and name not in _PLACED
+                },
+                tolerations=case_tolerations(template.spec),
+            )
+
+
+_PLACED = resource_names(WITH_HAMI)
+
+
+def _protection(config: GroupConfig, seconds_left: float) -> float:
+    if config.spot.admit == "all":
+        return UNLIMITED_S
+    return max(seconds_left, 0.0)
+
+
+# ---- nodes ----
+
+
+def case_nodes(view: View, *, without_cards: bool) -> list[CaseNode]:
+    """Return the nodes that may be used, and those that are coming.
+
+    without_cards: also nodes that have none, for requests of no cards.
+    """
+    arriving = {slot.node for *_, slot in coming(view.orders) if slot.node}
+    nodes = [
+        case_node(view, node)
+        for name, node in view.nodes.items()
+        if name not in arriving and _is_usable(node) and (without_cards or has_cards(view, node))
+    ]
+    return [*nodes, *coming_nodes(view)]
+
+
+def has_cards(view: View, node: ElasticNode) -> bool:
+    """Return whether pods may request anything of a card there."""
+    return view.state.shared_node(node.metadata.name) is not None or has_whole_cards(node)
+
+
+def has_whole_cards(node: ElasticNode) -> bool:
+    """Return whether the kubelet gives away whole cards, or instances of them."""
+    return any(
+        amount > 0 and (name == NVIDIA_GPU or name.startswith("nvidia.com/mig-"))
+        for name, amount in allocatable(node)
+    )
+
+
+def _is_usable(node: ElasticNode) -> bool:
+    leaving = any(taint.key in (ENDING, RECLAIMED) for taint in node.spec.taints)
+    deleted = node.metadata.deletion_timestamp is not None
+    return node.ready and not node.spec.unschedulable and not leaving and not deleted
+
+
+def case_node(view: View, node: ElasticNode, leaving: frozenset[str] = frozenset()) -> CaseNode:
+    """Return a node as it is. leaving: UIDs of pods that count as gone already."""
+    name, labels = node.metadata.name, node.metadata.labels
+    amounts = dict(allocatable(node))
+    staying = [pod for pod in view.pods_on.get(name, ()) if not _goes(view, pod, leaving)]
+    held = _held(staying)
+    group = labels.get(GROUP, "")
+    capacity: Capacity = "spot" if labels.get(CAPACITY) == "spot" else "on-demand"
+    case = CaseNode(
+        name=name,
+        group=group,
+        zone=labels.get(ZONE_LABEL, ""),
+        capacity=capacity,
+        protected_s=_protected(view, node) if capacity == "spot" else 0.0,
+        labels=labels,
+        taints=tuple(
+            Taint(key=taint.key, value=taint.value, effect=taint.effect)
+            for taint in node.spec.taints
+        ),
+        cpu_milli=amounts.pop("cpu", 0),
+        memory_mib=amounts.pop("memory", 0),
+        pods=amounts.pop("pods", 110),
+        resources=amounts,
+        held=held,
+        cards=_cards(view, node, leaving),
+    )
+    return with_planned(view, case, _slots_of(view, name))
+
+
+def _slots_of(view: View, node: str) -> Iterable[Slot]:
+    for record in view.orders.values():
+        for slot in record.slots:
+            if slot.node == node and slot.state == "offering":
+                yield slot
+
+
+def coming_nodes(view: View) -> list[CaseNode]:
+    """Return the nodes that are asked for and do not offer their cards yet, with their planned pods."""
+    nodes = []
+    for name, number, record, slot in coming(view.orders):
+        config = view.group(record.group)
+        if config is None:
+            continue
+        try:
+            shape = shape_for(view, config, record.type)
+        except UnknownShape:
+            continue
+        nodes.append(with_planned(view, _coming_node(view, name, number, record, shape), [slot]))
+    return nodes
+
+
+def coming_name(order: str, slot: int) -> str:
+    """Return the name that a case has for a node that is on its way."""
+    return f"coming:{order}:{slot}"
+
+
+def _coming_node(view: View, name: str, number: int, record: OrderRecord, shape: Shape) -> CaseNode:
+    key, config = offer_of(record), view.group(record.group)
+    assert config is not None
+    group = Group(
+        name=record.group,
+        price=0,
+        taints=shape.taints,
+        cpu_milli=shape.cpu_milli,
+        memory_mib=shape.memory_mib,
+        pods=shape.pods,
+        resources=shape.resources,
+    )
+    group = less_daemons(view, group, machine_labels(shape.labels, key))
+    return CaseNode(
+        name=coming_name(name, number),
+        group=record.group,
+        zone=record.zone,
+        capacity=record.capacity,
+        protected_s=_protection(config, config.spot.protection - config.startup),
+        labels=shape.labels,
+        taints=shape.taints,
+        cpu_milli=group.cpu_milli,
+        memory_mib=group.memory_mib,
+        pods=group.pods,
+        resources=group.resources,
+        cards=tuple(HeldCard(model=card.model, memory_mib=card.memory_mib) for card in shape.cards),
+    )
+
+
+def _protected(view: View, node: ElasticNode) -> float:
+    """Return for how long a spot node is protected, as the scheduler reads it."""
+    rule = read_spot_rule(node)
+    return UNLIMITED_S if rule is None else rule.left_s(view.now)
+
+
+def protected_until(config: GroupConfig, instance: Instance) -> float | None:
+    """Return until when a group's spot instance is certainly not taken back; None without protection."""
+    if config.capacity != "spot" or not config.spot.protection:
+        return None
+    return instance.launched_at + config.spot.protection
+
+
+def _goes(view: View, pod: ElasticPod, leaving: frozenset[str]) -> bool:
+    """Return whether the pod's room is free soon. One that should have ended long ago may never end."""
+    if pod.metadata.uid in leaving:
+        return True
+    deleted = seconds(pod.metadata.deletion_timestamp or "")
+    return deleted is not None and view.now < deleted + OVERDUE_TTL_S
+
+
+def _held(pods: Sequence[ElasticPod]) -> Held:
+    sums: dict[str, int] = {}
+    for pod in pods:
+        for name, amount in pod.host_amounts().items():
+            sums[name] = sums.get(name, 0) + amount
+    cpu, memory = sums.pop("cpu", 0), sums.pop("memory", 0)
+    return _bounded(Held(cpu_milli=cpu, memory_mib=memory, pods=len(pods), resources=sums))
+
+
+def _bounded(held: Held) -> Held:
+    return Held(
+        cpu_milli=bounded(held.cpu_milli),
+        memory_mib=bounded(held.memory_mib),
+        pods=held.pods,
+        resources={name: bounded(amount) for name, amount in held.resources.items()},
+    )
+
+
+def _cards(view: View, node: ElasticNode, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
+    name = node.metadata.name
+    shared = view.state.shared_node(name)
+    if shared is None or not shared.shares_cards:
+        return _whole_cards(view, node, leaving)
+    usage = UsageOverlay(view.state)
+    pods = {pod.metadata.uid: pod for pod in view.pods_on.get(name, ())}
+    for allocation in view.state.allocations(name):
+        pod = pods.get(allocation.pod.metadata.uid)
+        if pod is not None and _goes(view, pod, leaving):
+            for placement in allocation.placements:
+                usage.remove(placement)
+    closed = view.state.node_error(name) is not None
+    return tuple(_held_card(usage, name, card, closed=closed) for card in shared.physical_cards)
+
+
+def _held_card(usage: UsageOverlay, node: str, card: Card, *, closed: bool) -> HeldCard:
+    used = usage.card_usage(node, card.uuid)
+    free = HeldCard(
+        model=card.model,
+        memory_mib=card.memory_mib,
+        whole=used.whole > 0,
+        closed=closed or not card.open,
+    )
+    # A slice may hold nothing but a weight of the card's time; then the card is not idle.
+    return _holding(free, used.memory_mib + card.unleased_mib, used.compute)
+
+
+def _holding(card: HeldCard, mib: int, compute: int) -> HeldCard:
+    """Return the card with so much more held of it: no more than it has, whatever pods record."""
+    return replace(
+        card,
+        held_mib=min(card.held_mib + max(mib, 0), card.memory_mib),
+        held_compute=min(card.held_compute + max(compute, 0), WHOLE_COMPUTE),
+    )
+
+
+def _whole_cards(view: View, node: ElasticNode, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
+    """Return the cards of a node that the kubelet gives away whole: only their number is known."""
+    total = dict(allocatable(node)).get(NVIDIA_GPU, 0)
+    used = sum(
+        pod.amount(NVIDIA_GPU)
+        for pod in view.pods_on.get(node.metadata.name, ())
+        if not _goes(view, pod, leaving)
+    )
+    return tuple(HeldCard(whole=number < used) for number in range(min(total, MAX_WHOLE)))
+
+
+MAX_WHOLE = 64
+"""Cards of one node: a node's own word is not trusted for more."""
+
+
+# ---- planned pods ----
+
+
+def with_planned(view: View, node: CaseNode, slots: Iterable[Slot]) -> CaseNode:
+    """Return the node with what the pods planned for these slots will hold of it."""
+    for slot in slots:
+        waiting = {pod.metadata.uid: pod for pod in view.waiting(slot)}
+        cards = slot.cards or ((),) * len(slot.pods)
+        for uid, of_pod in zip(slot.pods, cards, strict=False):
+            if uid in waiting:
+                node = _with_pod(view, node, waiting[uid], of_pod)
+    return node
+
+
+def _with_pod(view: View, node: CaseNode, pod: ElasticPod, indices: tuple[int, ...]) -> CaseNode:
+    try:
+        request = case_request(pod, view.state.dialects)
+    except (Inexpressible, InvalidRecord):
+        return node
+    held, resources = node.held, dict(node.held.resources)
+    for name, amount in request.resources.items():
+        resources[name] = resources.get(name, 0) + amount
+    held = _bounded(
+        Held(
+            cpu_milli=held.cpu_milli + request.cpu_milli,
+            memory_mib=held.memory_mib + request.memory_mib,
+            pods=held.pods + 1,
+            resources=resources,
+        )
+    )
+    if len(indices) != request.cards or any(index >= len(node.cards) for index in indices):
+        # The node has other cards than were planned: nobody else is planned there while the pod is pending.
+        closed = tuple(replace(card, closed=True) for card in node.cards)
+        return replace(node, held=held, cards=closed)
+    cards = list(node.cards)
+    asked = request.card_request()
+    for index in indices:
+        assert asked is not None
+        card = cards[index]
+        mib = asked.memory.mib_on(card.memory_mib, 1) if asked.memory is not None else 0
+        held_card = _holding(card, card.memory_mib if mib is None else mib, asked.compute)
+        cards[index] = replace(held_card, whole=card.whole or asked.whole)
+    return replace(node, held=held, cards=tuple(cards))

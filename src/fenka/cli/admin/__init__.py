@@ -1,0 +1,1 @@
+"""Commands for operators, and the programs of a cluster."""

@@ -1,0 +1,376 @@
+"""`fenka daemon`.
+
+Ends a daemon of any version, and replaces it by one of this version under running programs.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+from fenka import procfs
+from fenka.build import build_id
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.hardware.peer_credentials import peer
+from fenka.workstation import files, lifetime, main, paths, protocol
+from fenka.workstation.client import (
+    EXIT_ALREADY_RUNNING,
+    READY,
+    START_TIMEOUT_S,
+    WAITING,
+    Connection,
+    DaemonUnavailable,
+    RequestFailed,
+    await_return,
+    check_server,
+    daemon_environment,
+    open_log,
+    start_daemon,
+    unavailable_reason,
+)
+from fenka.workstation.daemon import Daemon
+from fenka.workstation.files import AlreadyRunning, Config
+from fenka.workstation.lifetime import ShutdownSignals
+from fenka.workstation.paths import Runtime, UnsafeDirectory
+
+END_TIMEOUT_S = 10.0
+
+
+class NotReplaced(FenkaError):
+    """The daemon could not be ended or replaced."""
+
+
+def stop_daemon(runtime: Runtime, *, force: bool) -> None:
+    """End the daemon of a directory, whatever its version, and wait until it has ended.
+
+    It is found even if its directory was removed. force: even if programs hold slices; they go on.
+
+    Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch, RequestFailed, NotReplaced.
+    """
+    with _reach(runtime) as connection:
+        pid = peer(connection).pid
+        ending = os.pidfd_open(pid)
+        try:
+            answer = _request_stop(runtime, connection, force=force)
+            if answer is None:
+                _end_old(pid, ending, force=force)
+            elif answer.type == "failure":
+                raise RequestFailed(answer.reason)
+            if not select.select([ending], [], [], END_TIMEOUT_S)[0]:
+                raise NotReplaced(
+                    f"the daemon, process {pid}, has not ended within {END_TIMEOUT_S:.0f} s: `kill {pid}`, "
+                    "and its programs go on"
+                )
+        finally:
+            os.close(ending)
+
+
+def _reach(runtime: Runtime) -> socket.socket:
+    """Connect to the daemon by its directory, or by its name if that was removed or replaced."""
+    try:
+        directory = runtime.open()
+        try:
+            connection = paths.connect(directory)
+        finally:
+            os.close(directory)
+    except (OSError, UnsafeDirectory) as why:
+        try:
+            connection = paths.connect_to(runtime.name)
+        except OSError:
+            if isinstance(why, UnsafeDirectory):
+                raise why from None
+            raise DaemonUnavailable(unavailable_reason(runtime, why)) from None
+    try:
+        check_server(runtime, connection)
+    except FenkaError:
+        connection.close()
+        raise
+    connection.settimeout(START_TIMEOUT_S)
+    return connection
+
+
+def _request_stop(
+    runtime: Runtime, connection: socket.socket, *, force: bool
+) -> protocol.StopAnswer | None:
+    """Return the daemon's answer; None if it is older than the request."""
+    with connection.makefile("rb") as lines:
+        try:
+            connection.sendall(protocol.encode(protocol.StopDaemon(force)) + b"\n")
+            protocol.decode_first_line(lines.readline(), runtime.socket)
+            return protocol.decode_stop_answer(lines.readline())
+        except ConnectionError:
+            return None
+        except TimeoutError:
+            raise NotReplaced(
+                f"the daemon, process {peer(connection).pid}, does not answer: `kill` ends it, and its "
+                "programs go on"
+            ) from None
+
+
+def _end_old(pid: int, process: int, *, force: bool) -> None:
+    if not force:
+        raise RequestFailed(
+            f"the daemon, process {pid}, is of an older version that cannot say whether programs run: add "
+            "--force to end it; programs go on"
+        )
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        raise RequestFailed(f"the daemon, process {pid}, is another user's") from None
+
+
+def restart_daemon(runtime: Runtime, options: list[str]) -> None:
+    """Replace the daemon by one of this build, or start one if none runs. Programs go on.
+
+    The new one is ready to serve before the other is ended, so that no client starts one in between.
+
+    Raises:
+        NotReplaced: systemd runs the daemon.
+        InvalidState: This build does not understand the other's records. Nothing was changed.
+        DaemonUnavailable, UnsafeDirectory, RequestFailed: The daemon was not replaced.
+    """
+    files.load_config(runtime)
+    files.load_jobs(runtime)
+    files.load_layouts(runtime)
+    await_return(runtime)
+    _check_unit(runtime)
+
+    def end_other() -> None:
+        with contextlib.suppress(DaemonUnavailable):  # It has ended meanwhile.
+            stop_daemon(runtime, force=True)
+
+    start_daemon(runtime, ["--replace", *options], on_waiting=end_other)
+
+
+def _check_unit(runtime: Runtime) -> None:
+    try:
+        with _reach(runtime) as connection:
+            pid = peer(connection).pid
+    except DaemonUnavailable:
+        return
+    unit = unit_of(pid)
+    if unit:
+        raise NotReplaced(
+            f"systemd runs the daemon, process {pid}: `systemctl restart {unit}` goes over to this build, "
+            "and programs go on if the unit has KillMode=process"
+        )
+
+
+def unit_of(pid: int) -> str:
+    """Return the unit whose main process this is, if systemd has started it; else nothing."""
+    process = procfs.PROC / str(pid)
+    try:
+        environment = (process / "environ").read_bytes().split(b"\0")
+        groups = (process / "cgroup").read_text().split()
+    except OSError:
+        return ""
+    if b"SYSTEMD_EXEC_PID=%d" % pid not in environment:
+        return ""
+    return next(
+        (name for name in (Path(path).name for path in groups) if name.endswith(".service")), ""
+    )
+
+
+def daemon(
+    context: typer.Context,
+    config: Config,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="run in the background")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="end the running daemon")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="with --stop: even if programs run; they go on")
+    ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="replace the running daemon by this build's; programs go on"
+        ),
+    ] = False,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="print the options, and where they come from")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
+    replace: Annotated[bool, typer.Option("--replace", hidden=True)] = False,
+    background_child: Annotated[bool, typer.Option("--background-child", hidden=True)] = False,
+    lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True)] = False,
+    no_file: Annotated[bool, typer.Option("--no-file", hidden=True)] = False,
+) -> None:
+    """Start, run or end the daemon.
+
+    Args:
+        context: The command line, for the options that it names.
+        config: What to lease.
+        background: Return once the daemon answers.
+        stop: End the daemon that runs.
+        force: End it even if programs hold slices.
+        restart: Replace the daemon that runs.
+        show_config: Print the options.
+        resume: Use the configuration of the previous daemon, if it left one.
+        replace: Wait for the end of the daemon that runs.
+        background_child: start_daemon started this; stdout and stderr are its pipe until clients can connect.
+        lifeline: End when standard input reaches its end.
+        no_file: Do not read the file of options.
+    """
+    if sum((background, stop, restart, show_config)) > 1:
+        raise UserError(
+            "--background, --stop, --restart and --show-config exclude each other", INVALID_INPUT
+        )
+    given = {
+        name: getattr(config, name)
+        for name in config.__struct_fields__
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
+    if stop:
+        stop_daemon(paths.current(), force=force)
+        print("the fenka daemon has ended")
+    elif show_config:
+        _show(paths.current(), given)
+    elif restart:
+        _restart(given)
+    elif background:
+        _start(given)
+    else:
+        runtime = paths.own()
+        recorded = files.load_config(runtime) if resume else None
+        config = recorded or _resolve(runtime, given, no_file=no_file)
+        _serve(runtime, config, replace, background_child, lifeline)
+
+
+def _resolve(runtime: Runtime, given: dict[str, Any], *, no_file: bool = False) -> Config:
+    """Return the options of the command line, else the file's, else the defaults. Raises InvalidOption."""
+    return Config(**({} if no_file else main.load(runtime)) | given)
+
+
+def _start(given: dict[str, Any]) -> None:
+    runtime = paths.own()
+    if runtime.answers():
+        raise UserError("a fenka daemon already runs here: `fenka doctor` describes it")
+    start_daemon(runtime, [*_words(_resolve(runtime, given)), "--no-file"])
+    print("the fenka daemon is running; `fenka daemon --stop` ends it")
+
+
+def _restart(given: dict[str, Any]) -> None:
+    """Replace the daemon, with its options unless the command line has others."""
+    runtime = paths.own()
+    recorded = files.load_config(runtime)
+    config = msgspec.structs.replace(recorded, **given) if recorded else _resolve(runtime, given)
+    restart_daemon(runtime, [*_words(config), "--no-file"])
+    with Connection(runtime) as connection:
+        pid = connection.daemon_pid
+    print(f"the fenka daemon is now process {pid}, build {build_id()}; programs went on")
+
+
+def _show(runtime: Runtime, given: dict[str, Any]) -> None:
+    """Print the options as a file has them, with their origin in comments."""
+    from_file = main.load(runtime)
+    config = Config(**from_file | given)
+    print(f"# the daemon's options; {runtime.options} may have them")
+    for name, value in msgspec.structs.asdict(config).items():
+        origin = (
+            "the command line"
+            if name in given
+            else str(runtime.options)
+            if name in from_file
+            else "default"
+        )
+        print(f"{name} = {json.dumps(value, ensure_ascii=False)}  # {origin}")
+    running = files.load_config(runtime) if runtime.answers() else None
+    for name, value in msgspec.structs.asdict(running).items() if running else ():
+        if value != getattr(config, name):
+            print(f"# the running daemon has {name} = {json.dumps(value, ensure_ascii=False)}")
+
+
+def _words(config: Config) -> list[str]:
+    """Return a configuration as words of a command line."""
+    words: list[str] = []
+    for name, value in msgspec.structs.asdict(config).items():
+        for word in filter(None, value if isinstance(value, list) else [value]):
+            words += [f"--{name}", word]
+    return words
+
+
+def _serve(
+    runtime: Runtime, config: Config, replace: bool, background_child: bool, lifeline: bool
+) -> None:
+    ending = ShutdownSignals(0 if lifeline else None)
+    # Now, when a reason to end can still be reported.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log = open_log(str(runtime.log), flags) if background_child else None
+    parent, waiting = os.getppid(), False
+
+    def ready(daemon: Daemon) -> None:
+        if log is not None:
+            _redirect_to_log(log)
+        with contextlib.suppress(OSError):  # The disk is full: that is no reason to end.
+            _announce(daemon)
+        lifetime.notify("READY=1")
+
+    def keep_waiting() -> bool:
+        nonlocal waiting
+        if replace and not waiting:
+            waiting = True
+            os.write(1, WAITING)
+        return replace and not ending.signals and os.getppid() == parent
+
+    try:
+        ended = main.run(runtime, config, ready, ending, keep_waiting)
+    except AlreadyRunning as why:
+        raise UserError(str(why), EXIT_ALREADY_RUNNING if background_child else 1) from None
+    except Exception:
+        # Ctrl-C may have ended a program that the start needs.
+        if signal.SIGINT in ending.signals:
+            raise KeyboardInterrupt from None
+        raise
+    if ended.moved is not None and not ending.signals:
+        environment = {
+            **daemon_environment(runtime),
+            **lifetime.environment(),
+            **ended.moved,
+        }
+        _serve_again(environment, background_child, lifeline)
+    if ended.jobs:
+        print(f"fenka daemon: ended; {', '.join(ended.jobs)} go on, and the next daemon knows them")
+    if signal.SIGINT in ending.signals:
+        raise KeyboardInterrupt
+
+
+def _serve_again(environment: dict[str, str], background_child: bool, lifeline: bool) -> NoReturn:
+    """Become the next daemon, in the same process, as its service manager and its user know it."""
+    flags = [
+        flag
+        for flag, is_set in (("--background-child", background_child), ("--lifeline", lifeline))
+        if is_set
+    ]
+    words = [sys.executable, "-Pm", "fenka", "daemon", "--resume", *flags]
+    os.chdir("/")
+    os.execve(sys.executable, words, environment)
+
+
+def _redirect_to_log(log: int) -> None:
+    """Tell who started us, and talk to the log from now on. Raises BrokenPipeError."""
+    os.write(1, READY)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+
+
+def _announce(daemon: Daemon) -> None:
+    cards = ", ".join(
+        f"{card.model} {card.memory_mib}MiB"
+        for card in daemon.broker.node.cards
+        if card.parent is None
+    )
+    kind = "simulated cards" if daemon.hardware.driver.simulated else "cards"
+    print(f"fenka daemon: leasing {kind} {cards} at {daemon.runtime.socket}", flush=True)

@@ -1,0 +1,189 @@
+"""`fenka doctor`: checks drivers, cards, limits and the daemon."""
+
+import sys
+from typing import Literal
+
+import msgspec
+
+from fenka import native
+from fenka.cli import tables
+from fenka.cli.options import OutputOption
+from fenka.core.units import card_units
+from fenka.formats.quantities import UNITS_MIB
+from fenka.hardware.nvml import Driver, NoDriver
+from fenka.isolation import sandbox
+from fenka.workstation import paths, protocol
+from fenka.workstation.client import DaemonUnavailable, get_snapshot
+from fenka.workstation.paths import UnsafeDirectory
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of one check. `note` is information that is neither good nor bad."""
+
+    subject: str
+    status: Literal["ok", "note", "wrong"]
+    detail: str
+
+
+def doctor(output: OutputOption = "table") -> None:
+    """Print the checks; exit code 1 if anything is wrong."""
+    checks = [_libraries(), *_daemon(), _isolation(), _compute(), _jupyter()]
+    if not tables.print_data(checks, output):
+        rows = [(check.status, check.subject, check.detail) for check in checks]
+        print("\n".join(tables.align(rows)))
+    if any(check.status == "wrong" for check in checks):
+        sys.exit(1)
+
+
+def _libraries() -> Check:
+    shim = native.DIRECTORY / "libfenka.so"
+    if shim.exists():
+        return Check("shim", "ok", str(shim))
+    return Check("shim", "wrong", f"{shim} is missing: run `make build`")
+
+
+def _daemon() -> list[Check]:
+    runtime = paths.current()
+    try:
+        snapshot = get_snapshot(runtime)
+    except DaemonUnavailable as why:
+        check = Check("daemon", "wrong", str(why))
+        if not runtime.foreign:
+            hint = f"none runs at {runtime.socket}; commands start it by themselves"
+            check = Check("daemon", "note", hint)
+        return [check, *_cards_without_daemon()]
+    except (protocol.ProtocolMismatch, UnsafeDirectory) as why:
+        return [Check("daemon", "wrong", str(why))]
+    unit = "GiB" if snapshot.unit_mib == UNITS_MIB["GiB"] else f"{snapshot.unit_mib} MiB"
+    detail = (
+        f"fenka {snapshot.version}, process {snapshot.pid}, {runtime.socket}, "
+        f"policy {snapshot.policy}, unit {unit}"
+    )
+    libraries = snapshot.library_dir if snapshot.simulated else None
+    return [
+        Check("daemon", "ok", detail),
+        _driver(snapshot.driver, snapshot.cuda, libraries),
+        *(_card(card, snapshot) for card in snapshot.cards),
+        _leases(snapshot),
+        *_violations(snapshot),
+        *_unreadable(snapshot),
+    ]
+
+
+def _cards_without_daemon() -> list[Check]:
+    try:
+        with Driver.open() as driver:
+            libraries = "" if driver.simulated else None
+            checks = [_driver(driver.version, driver.cuda_version, libraries)]
+            for card in driver.cards():
+                detail = f"{card.model}, {card.memory_mib} MiB, {card.uuid}"
+                checks.append(Check(f"card {card.index}", "ok", detail))
+            return checks
+    except NoDriver as why:
+        return [Check("driver", "wrong", str(why))]
+
+
+def _driver(version: str, cuda: str, libraries: str | None) -> Check:
+    """Args: libraries: where those of a simulated driver are, empty if unknown; None for NVIDIA's."""
+    if libraries is None:
+        return Check("driver", "ok", f"NVIDIA {version}, CUDA {cuda}")
+    real = "; frameworks on the CUDA runtime, such as PyTorch and CuPy, need a real card"
+    hint = f"; see its cards from outside a lease with LD_LIBRARY_PATH={libraries}"
+    return Check(
+        "driver", "note", f"simulated {version}, CUDA {cuda}{real}{hint if libraries else ''}"
+    )
+
+
+def _card(card: protocol.CardView, snapshot: protocol.Snapshot) -> Check:
+    units = card_units(card.memory_mib, snapshot.unit_mib)
+    context = "unknown" if card.context_mib is None else f"{card.context_mib} MiB"
+    subject = f"card {card.index}"
+    detail = (
+        f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, "
+        f"context {context} a process, {card.uuid}"
+    )
+    if not card.healthy:
+        return Check(subject, "wrong", f"{detail}; the driver has lost it")
+    unleased = [_describe(process) for process in snapshot.unleased if process.card == card.index]
+    if unleased:
+        why = (
+            f"programs without a lease use it: {', '.join(unleased)}: start them with `fenka run`, "
+            "or leave part of the card unleased for them"
+        )
+        return Check(subject, "note", f"{detail}; {why}")
+    if card.unleased:
+        return Check(subject, "note", f"{detail}; {card.unleased}: no lease can have that")
+    return Check(subject, "ok", detail)
+
+
+def _describe(process: protocol.ProcessView) -> str:
+    used = "" if process.used_mib is None else f", {process.used_mib} MiB"
+    return f"process {process.pid} of {process.user} ({process.program}{used})"
+
+
+def _violations(snapshot: protocol.Snapshot) -> list[Check]:
+    checks = []
+    for job in snapshot.jobs:
+        for violation in job.violations:
+            detail = f"{job.name} of {job.user} {violation}: end it with `fenka stop {job.name}`"
+            checks.append(Check("limit", "wrong", detail))
+    return checks
+
+
+def _leases(snapshot: protocol.Snapshot) -> Check:
+    unenforced = [
+        job.name
+        for job in snapshot.jobs
+        if job.slices and (job.isolation == "cooperative" or job.allow_user_namespaces)
+    ]
+    running = sum(1 for job in snapshot.jobs if job.slices)
+    waiting = len(snapshot.jobs) - running
+    text = f"{running} held, {waiting} waiting"
+    if not unenforced:
+        return Check("leases", "ok", text)
+    undo = f"these programs could undo their limits: {', '.join(unenforced)}"
+    return Check("leases", "note", f"{text}; {undo}")
+
+
+def _unreadable(snapshot: protocol.Snapshot) -> list[Check]:
+    """Return jobs that keep their slice because of processes that cannot be read."""
+    return [
+        Check(
+            f"job {job.name}",
+            "note",
+            f"processes {', '.join(map(str, job.unreadable_pids))} may be in its lease and cannot be read: "
+            "it holds its slice until they end",
+        )
+        for job in snapshot.jobs
+        if job.unreadable_pids
+    ]
+
+
+def _isolation() -> Check:
+    obstacle = sandbox.probe()
+    if obstacle:
+        return Check("memory limit", "wrong", obstacle)
+    return Check(
+        "memory limit",
+        "ok",
+        "hard, per program and card, by the shim in a user and mount namespace of each lease, in which "
+        "programs cannot create user namespaces",
+    )
+
+
+def _compute() -> Check:
+    return Check(
+        "compute limit",
+        "ok",
+        "by the shim, from measured kernel times; corrected with the driver's data on each process, "
+        "where it has them (not on MIG instances)",
+    )
+
+
+def _jupyter() -> Check:
+    from fenka.jobs.notebook import NoJupyter, find
+
+    try:
+        return Check("jupyter", "ok", " ".join(find()))
+    except NoJupyter as why:
+        return Check("jupyter", "note", str(why))

@@ -1,0 +1,160 @@
+"""`fenka groups` and `fenka nodes`: what an autoscaler may buy, and what it has bought."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from fenka.cli import cluster, tables
+from fenka.cli.errors import UserError, print_error
+from fenka.cli.options import ClusterTarget, OutputOption, short_duration
+from fenka.cluster.autoscaling import OfferStatus, Status
+from fenka.core.units import format_units
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_cluster
+from fenka.views.elastic_nodes import ElasticNodeRow, elastic_nodes
+
+OLD_S = 60
+"""A leader renews its lease each second, and another one takes over within seconds."""
+
+GROUPS_LESS_IMPORTANT = ("CAP", "MAX", "STARTING", "CAPACITY", "TYPE")
+NODES_LESS_IMPORTANT = ("CAPACITY", "AGE", "CARDS")
+"""Columns that narrow terminals do not show."""
+
+NOT_INSTALLED = (
+    "no autoscaler is installed: set autoscaler.enabled in the chart, or name its namespace with -n"
+)
+
+AutoscalerNamespaceOption = Annotated[
+    str, typer.Option("-n", "--namespace", help="the autoscaler's; default: as the chart publishes")
+]
+
+
+def groups(
+    cluster_target: ClusterTarget,
+    namespace: AutoscalerNamespaceOption = "",
+    output: OutputOption = "table",
+) -> None:
+    """Print the offers of all groups. Raises UserError."""
+    state, status = published(
+        cluster.ask(
+            cluster_target.target,
+            lambda api: read_autoscaler(api, namespace),
+            cluster.explain_cluster_denial,
+        )
+    )
+    now = time.time()
+    if not tables.print_data(status.offers, output):
+        rows = groups_table(status.offers, now)
+        tables.print_lines(tables.align_to_terminal(rows, GROUPS_LESS_IMPORTANT))
+    _report_age(state, now)
+
+
+def nodes(
+    cluster_target: ClusterTarget,
+    namespace: AutoscalerNamespaceOption = "",
+    output: OutputOption = "table",
+) -> None:
+    """Print the nodes of groups, and those that are asked for. Raises UserError."""
+
+    async def read(api: Api) -> tuple[AutoscalerState, list[ElasticNodeRow]]:
+        state, snapshot = await asyncio.gather(read_autoscaler(api, namespace), read_cluster(api))
+        state, status = published(state)
+        return state, elastic_nodes(cluster.keep(snapshot), status, state.orders)
+
+    state, rows = cluster.ask(cluster_target.target, read, cluster.explain_cluster_denial)
+    now = time.time()
+    if not tables.print_data(rows, output):
+        if rows:
+            tables.print_lines(
+                tables.align_to_terminal(nodes_table(rows, now), NODES_LESS_IMPORTANT)
+            )
+        else:
+            print("no group has a node: they come when requests do not fit (fenka groups)")
+    _report_age(state, now)
+
+
+def groups_table(offers: tuple[OfferStatus, ...], now: float) -> list[list[str]]:
+    """Return the table with its head line."""
+    columns: dict[str, Callable[[OfferStatus], str]] = {
+        "NAME": lambda offer: offer.group,
+        "TYPE": lambda offer: offer.type,
+        "ZONE": lambda offer: offer.zone,
+        "CAPACITY": lambda offer: offer.capacity,
+        "PRICE": lambda offer: price(offer.price),
+        "CAP": lambda offer: "-" if offer.cap is None else price(offer.cap),
+        "NODES": lambda offer: str(offer.nodes),
+        "STARTING": lambda offer: str(offer.starting),
+        "MAX": lambda offer: str(offer.max),
+        "STATE": lambda offer: _offer_state(offer, now),
+    }
+    return tables.tabulate(offers, columns)
+
+
+def nodes_table(rows: list[ElasticNodeRow], now: float) -> list[list[str]]:
+    """Return the table with its head line."""
+    columns: dict[str, Callable[[ElasticNodeRow], str]] = {
+        "NAME": lambda row: row.name or "-",
+        "GROUP": lambda row: row.group,
+        "CAPACITY": lambda row: row.capacity or "-",
+        "AGE": lambda row: "-" if row.created_at is None else short_duration(now - row.created_at),
+        "CARDS": lambda row: "-" if row.cards is None else str(row.cards),
+        "FREE": lambda row: "-" if row.free is None else f"{format_units(row.free)}/{row.total}",
+        "STATE": lambda row: _node_state(row, now),
+    }
+    return tables.tabulate(rows, columns)
+
+
+def price(amount: float) -> str:
+    """Return a price with two decimals, or four if it has more."""
+    return f"{amount:.2f}" if round(amount, 2) == round(amount, 4) else f"{amount:.4f}"
+
+
+def _offer_state(offer: OfferStatus, now: float) -> str:
+    if offer.again_at is None or offer.again_at <= now:
+        return offer.state
+    return f"{offer.state}, again in {short_duration(offer.again_at - now)}"
+
+
+def _node_state(row: ElasticNodeRow, now: float) -> str:
+    left = None if row.until is None else short_duration(row.until - now)
+    if row.state == "starting":
+        return f"starting (order {row.order})"
+    if row.state == "idle":
+        ends = f", ends in {left}" if left else ""
+        return f"idle for {short_duration(now - (row.since or now))}{ends}"
+    if row.state == "taken back" and left:
+        return f"taken back in {left}"
+    if row.protected_until is not None and row.protected_until > now:
+        return f"{row.state}; protected for {short_duration(row.protected_until - now)}"
+    return row.state
+
+
+def published(state: AutoscalerState | None) -> tuple[AutoscalerState, Status]:
+    """Return the state with its status. Raises UserError if there is none."""
+    if state is None:
+        raise UserError(NOT_INSTALLED)
+    if state.status is None:
+        raise UserError(
+            f"the autoscaler in namespace {state.namespace} has not published anything yet: see whether "
+            f"its pods run (kubectl get pods -n {state.namespace})"
+        )
+    return state, state.status
+
+
+def _report_age(state: AutoscalerState, now: float) -> None:
+    """Say so if nobody has kept the status up to date."""
+    if sentence := out_of_date(state, now):
+        print_error(sentence)
+
+
+def out_of_date(state: AutoscalerState, now: float) -> str:
+    """Return that nobody has kept the status up to date; empty if that is not so, or not known."""
+    if state.renewed_at is None or now - state.renewed_at <= OLD_S:
+        return ""
+    return (
+        f"no autoscaler has run for {short_duration(now - state.renewed_at)}, so this is out of date: "
+        f"see its pods (kubectl get pods -n {state.namespace})"
+    )

@@ -1,0 +1,39 @@
+"""The process of the node program, which has imported nothing of the command line's libraries.
+
+`fenka node` replaces itself by it: option parsing would keep 10 MB on every node. Allocation is configured
+for little memory, because the program's threads mostly wait.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fenka.cli.errors import report_errors
+from fenka.node.config import Config
+
+_MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}
+
+
+def start(config: Config) -> NoReturn:
+    """Replace this process by the node program."""
+    options = msgspec.json.encode(config, enc_hook=os.path.abspath).decode()
+    words = [sys.executable, "-Pm", "fenka.cli.admin.node_process", options]
+    os.chdir("/")
+    os.execve(sys.executable, words, {**_MALLOC, **os.environ})
+
+
+def main() -> None:
+    """Run the node program with the options of the first argument."""
+    from fenka.node.main import run
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    with report_errors():
+        run(msgspec.json.decode(sys.argv[1], type=Config, dec_hook=lambda _, path: Path(path)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Commands about services, of a cluster or of this machine."""

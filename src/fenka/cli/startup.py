@@ -1,0 +1,42 @@
+"""What Ctrl-C does where nothing has to be undone. It is imported first, so it imports almost nothing.
+
+Keeps Python's garbage collector away while a command makes only what it keeps.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import Iterator
+
+from fenka.core.errors import INTERRUPTED
+
+
+def leave_at_once() -> None:
+    """From now on Ctrl-C ends this process without a traceback, unless it is ignored or handled already."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def raise_it() -> None:
+    """From now on it is a KeyboardInterrupt again, if it was not ignored to begin with."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    os._exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Look for no garbage while the block runs, and never among what it leaves.
+
+    They take 15 ms of the import of a command's modules, and a quarter of the time of reading a cluster.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

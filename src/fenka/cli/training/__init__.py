@@ -1,1 +1,0 @@
-"""Commands about training jobs, of a cluster or of this machine."""

@@ -1,0 +1,1 @@
+"""Trainings, services and notebooks on a cluster or on this machine, behind one interface."""

@@ -1,0 +1,166 @@
+"""Trainings and notebooks of this machine, for the commands about training jobs.
+
+Services of this machine, for the commands about them.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from fenka.cli import local_logs
+from fenka.cli.errors import UserError, print_error, report_errors
+from fenka.cli.local_logs import LogPart
+from fenka.cli.workloads.backend import GatewayChoice, LogRequest, find_replica
+from fenka.core.errors import INVALID_INPUT
+from fenka.hardware.peer_credentials import user_name
+from fenka.jobs.service import ServiceSpec
+from fenka.local import notebooks, run_jobs, service_commands, service_records, training_commands
+from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob
+from fenka.workstation import paths
+
+
+class LocalJobs:
+    """The trainings and notebooks of this user on this machine; see JobBackend."""
+
+    @property
+    def namespace(self) -> str:
+        """The user."""
+        return user_name(os.geteuid())
+
+    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
+        """Return all jobs, or the one with this name, the newest first. Their positions are known."""
+        del positions
+        jobs = [*training_commands.jobs(name), *notebooks.jobs(name), *run_jobs.jobs(name)]
+        return sorted(jobs, key=lambda job: -job.created)
+
+    def events(self, job: TrainingJob) -> list[JobEvent]:
+        """Return what the record tells of the job's past."""
+        if job.trainer == "run":
+            return run_jobs.events(job.name)
+        return [] if job.trainer == "notebook" else training_commands.events(job.name)
+
+    def logs(self, name: str, request: LogRequest) -> TrainingJob:
+        """Print a log. Return the job as it is at the end of it."""
+        log = training_commands.log_file(name, request.instance, request.container)
+        if not (log.exists() or request.follow):
+            raise UserError(
+                f"{log.parent.name} has no log yet: {name} is {training_commands.record(name).status}"
+            )
+        part = LogPart(request.tail, request.since_s, request.timestamps)
+        local_logs.print_log(
+            log, part, lambda: not request.follow or training_commands.record(name).finished
+        )
+        return self.jobs(name)[0]
+
+    def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> NoReturn:
+        """Become a command in an instance's lease."""
+        if notebooks.exists(job.name):
+            raise UserError(f"{job.name} is a notebook: open a terminal in it", INVALID_INPUT)
+        sys.stdout.flush()
+        if job.trainer == "run":
+            run_jobs.attach_to(job.name, request.instance, command)
+        run_jobs.run(job.name, request.instance, command)
+
+    def delete(self, jobs: Sequence[TrainingJob]) -> None:
+        """Delete jobs with all that is left of them."""
+        for job in jobs:
+            if job.trainer == "run":
+                run_jobs.delete(job.name)
+            elif notebooks.exists(job.name):
+                notebooks.delete(job.name)
+            else:
+                training_commands.delete(job.name)
+
+
+class LocalServices:
+    """The services of this user on this machine; see ServiceBackend."""
+
+    @property
+    def namespace(self) -> str:
+        """The user."""
+        return user_name(os.geteuid())
+
+    def versions(self, name: str | None = None) -> list[ServiceVersion]:
+        """Return the versions of all services, or of those with this name, sorted."""
+        return service_commands.versions(name)
+
+    def deploy(self, spec: ServiceSpec, gateway: GatewayChoice) -> list[str]:
+        """Deploy a version. Return the versions that the service had before."""
+        _refuse_gateway_options(gateway)
+        return service_commands.deploy(paths.current(), spec, print_error, report_errors)
+
+    def update(
+        self,
+        name: str,
+        version: str,
+        change: Callable[[ServiceSpec], ServiceSpec],
+        gateway: GatewayChoice,
+        surge: bool | None,
+    ) -> ServiceSpec:
+        """Change a version, or the only one if none is named. Return it as it is now."""
+        _refuse_gateway_options(gateway)
+        _refuse_surge(surge)
+        return service_commands.update(
+            paths.current(), name, version, change, print_error, report_errors
+        )
+
+    def undo(self, name: str, version: str, surge: bool | None) -> ServiceSpec:
+        """Make a version what it was before its last update. Return it as it is now."""
+        _refuse_surge(surge)
+        return service_commands.undo(paths.current(), name, version, print_error, report_errors)
+
+    def delete(self, name: str, version: str) -> None:
+        """Delete a version, or all of a service."""
+        service_commands.delete(name, version)
+
+    def split(self, name: str, weights: Mapping[str, int], route: str) -> None:
+        """Divide a service's requests among its versions."""
+        if route:
+            raise UserError(
+                "--http-route requires a cluster: leave it out, the service's own gateway divides requests",
+                INVALID_INPUT,
+            )
+        service_commands.split(name, weights)
+
+    def logs(self, version: ServiceVersion, request: LogRequest) -> None:
+        """Print the log of a replica."""
+        if request.container:
+            raise UserError(
+                "a replica on this machine has one log: leave out --container", INVALID_INPUT
+            )
+        replica = find_replica(version, request.instance)
+        log = service_records.log_of(service_records.directory_of(version.name), replica)
+        if not (log.exists() or request.follow):
+            raise UserError(f"replica {replica} has no log yet: see fenka serve get {version.name}")
+
+        def ended() -> bool:
+            return not request.follow or not service_commands.has_replica(version.name, replica)
+
+        part = LogPart(request.tail, request.since_s, request.timestamps)
+        local_logs.print_log(log, part, ended)
+
+    def attach(
+        self, version: ServiceVersion, request: LogRequest, command: Sequence[str]
+    ) -> NoReturn:
+        """Become a command in a replica's lease."""
+        replica = find_replica(version, request.instance)
+        sys.stdout.flush()
+        service_commands.attach_to(version.name, replica, command)
+
+
+def _refuse_surge(surge: bool | None) -> None:
+    if surge is not None:
+        raise UserError(
+            "--surge and --no-surge require a cluster: on this machine an old replica ends first when its "
+            "successor finds no room, leave them out",
+            INVALID_INPUT,
+        )
+
+
+def _refuse_gateway_options(gateway: GatewayChoice) -> None:
+    if gateway != GatewayChoice():
+        raise UserError(
+            "--gateway-image and --gateway-replicas require a cluster: leave them out",
+            INVALID_INPUT,
+        )

@@ -1,0 +1,299 @@
+"""The provider `karpenter`: one NodeClaim for each node, whose name is made of the order's token.
+
+Karpenter answers later than it is asked: it deletes a claim whose offer is out of stock. So `launch` looks
+at new claims for some seconds. What vanishes later is missing from `instances`, as if it were taken back.
+
+NodeClaims: what Karpenter launches a node for, and the access to them that the provider needs.
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from fenka.cloud.config import Config, GroupConfig, InvalidConfig
+from fenka.cloud.port import (
+    Denied,
+    Instance,
+    InstanceState,
+    Notice,
+    Offer,
+    OfferKey,
+    Order,
+    OutOfStock,
+    ProviderError,
+    after_the_deed,
+)
+from fenka.cluster.autoscaling import CAPACITY, GROUP
+from fenka.cluster.objects import Condition, Event, Object, ObjectMeta, seconds
+
+CLUSTER = "fenka.io/cluster"
+"""Label of the claims of this cluster's autoscaler. Karpenter copies labels and annotations to the node."""
+TOKEN = "fenka.io/token"
+"""Annotation with the token of the order."""
+
+TYPE = "node.kubernetes.io/instance-type"
+ZONE = "topology.kubernetes.io/zone"
+CAPACITY_TYPE = "karpenter.sh/capacity-type"
+
+_UNDISTURBED = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true",
+}
+"""Annotations that keep other autoscalers from ending the node."""
+
+
+class Requirement(Object):
+    """A condition on the node."""
+
+    key: str = ""
+    values: tuple[str, ...] = ()
+
+
+class NodeClaimSpec(Object):
+    """What the node must be."""
+
+    requirements: tuple[Requirement, ...] = ()
+
+
+class NodeClaimStatus(Object):
+    """What became of it."""
+
+    provider_id: str = msgspec.field(default="", name="providerID")
+    conditions: tuple[Condition, ...] = ()
+
+
+class NodeClaim(Object):
+    """A node that Karpenter launches, or has launched."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: NodeClaimSpec = msgspec.field(default_factory=NodeClaimSpec)
+    status: NodeClaimStatus = msgspec.field(default_factory=NodeClaimStatus)
+
+    @property
+    def offer(self) -> OfferKey:
+        """Return what it was made for."""
+        wanted = {each.key: each.values[0] for each in self.spec.requirements if each.values}
+        return OfferKey(
+            self.metadata.labels.get(GROUP, ""),
+            wanted.get(TYPE, ""),
+            wanted.get(ZONE, ""),
+            "spot" if wanted.get(CAPACITY_TYPE) == "spot" else "on-demand",
+        )
+
+    @property
+    def state(self) -> InstanceState:
+        """Return where its instance is. Karpenter has registered the Node of a running one."""
+        if self.metadata.deletion_timestamp is not None:
+            return InstanceState.ENDING
+        return InstanceState.RUNNING if self.is_true("Registered") else InstanceState.STARTING
+
+    def is_true(self, condition: str) -> bool:
+        """Return whether a condition holds."""
+        return any((it.type, it.status) == (condition, "True") for it in self.status.conditions)
+
+
+class NodeClaims(Protocol):
+    """The access to NodeClaims and their events. Every method may raise ProviderError."""
+
+    async def list(self, selector: str) -> Sequence[NodeClaim]:
+        """Return all claims with a label, never a part of them."""
+
+    async def create(self, body: Mapping[str, Any]) -> bool:
+        """Create a claim. Return False if there is one with its name."""
+
+    async def delete(self, claim: NodeClaim) -> None:
+        """Delete this claim. One that is gone, or replaced by another of its name, is no error."""
+
+    async def events(self, name: str) -> Sequence[Event]:
+        """Return the events on the claim with this name, also if it is gone."""
+
+
+def render(name: str, cluster: str, group: GroupConfig, order: Order) -> Mapping[str, Any]:
+    """Return a claim for one node of an order.
+
+    It has no label `karpenter.sh/nodepool`, so that Karpenter does not consolidate it. It requests no
+    resources: Karpenter does not know fenka's, and would find no type that has them.
+    """
+    offer = order.offer
+    wanted = {TYPE: offer.type, ZONE: offer.zone, CAPACITY_TYPE: offer.capacity}
+    spec: dict[str, Any] = {
+        "nodeClassRef": dict(group.settings["nodeClass"]),
+        "requirements": [
+            {"key": key, "operator": "In", "values": [value]} for key, value in wanted.items()
+        ],
+        # Karpenter's default ends nodes after 720 hours.
+        "expireAfter": "Never",
+        "resources": {"requests": {}},
+    }
+    if group.taints:
+        spec["taints"] = [
+            {"key": it.key, "value": it.value, "effect": it.effect} for it in group.taints
+        ]
+    labels = {CLUSTER: cluster, GROUP: group.name, CAPACITY: offer.capacity}
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodeClaim",
+        "metadata": {
+            "name": name,
+            "labels": dict(group.labels) | labels,
+            "annotations": _UNDISTURBED | {TOKEN: order.token},
+        },
+        "spec": spec,
+    }
+
+
+LOOKS, LOOK_S = 10, 1.0
+"""How often, and after which pause, new claims are looked at. Most clouds answer within seconds."""
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+
+
+class KarpenterProvider:
+    """A `Provider` for the groups of a configuration."""
+
+    def __init__(
+        self,
+        config: Config,
+        claims: NodeClaims,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Use claims. pause: waits. Raises InvalidConfig for groups that Karpenter cannot serve."""
+        self._cluster, self._claims, self._pause = config.cluster, claims, pause
+        self._groups = {group.name: group for group in config.groups}
+        self._created: set[str] = set()
+        """Names of claims: those that are gone are not created again for the same token."""
+        self._ended: set[str] = set()
+        check_settings(config)
+
+    async def offers(self) -> Sequence[Offer]:
+        """Return all offers at the prices of the configuration."""
+        return [
+            Offer(key, group.price or 0.0)
+            for group in self._groups.values()
+            for key in group.offers
+        ]
+
+    async def instances(self) -> Sequence[Instance]:
+        """Return the instances of all claims of this cluster."""
+        return [
+            Instance(
+                claim.metadata.name,
+                claim.status.provider_id,
+                claim.offer,
+                claim.metadata.annotations.get(TOKEN, ""),
+                claim.state,
+                seconds(claim.metadata.creation_timestamp) or 0.0,
+            )
+            for claim in await self._listed()
+        ]
+
+    async def launch(self, order: Order) -> Sequence[str]:
+        """Create the claims of an order, and look whether Karpenter keeps them."""
+        group = self._groups.get(order.offer.group)
+        if group is None or order.offer not in [offer.key for offer in await self.offers()]:
+            raise Denied(f"there is no offer {order.offer}")
+        if order.cap is not None:
+            raise Denied(_no_cap(group.name))
+        names = claim_names(order)
+        for name in names:
+            await self._create(name, group, order)
+        return await self._settle(order, names)
+
+    async def end(self, ids: Collection[str]) -> None:
+        """Delete the claims with these names; Karpenter drains and ends their nodes."""
+        for claim in await self._listed():
+            if claim.metadata.name in ids and claim.state != InstanceState.ENDING:
+                self._ended.add(claim.metadata.name)
+                await self._claims.delete(claim)
+
+    async def notices(self) -> Sequence[Notice]:
+        """Return none: Karpenter acts on them by itself, and nodes see their own."""
+        return ()
+
+    async def _listed(self) -> Sequence[NodeClaim]:
+        return await self._claims.list(f"{CLUSTER}={self._cluster}")
+
+    async def _create(self, name: str, group: GroupConfig, order: Order) -> None:
+        """Create a claim, unless this was done before for the same order."""
+        if name in self._created:
+            return
+        others = self._created.intersection(claim_names(order))
+        with after_the_deed() if others else nullcontext():
+            if not await self._claims.create(render(name, self._cluster, group, order)):
+                await self._check_same(name, order)
+        self._created.add(name)
+
+    async def _check_same(self, name: str, order: Order) -> None:
+        """Raise Denied if a claim that was there already is not of this order."""
+        for claim in await self._listed():
+            if claim.metadata.name == name:
+                token = claim.metadata.annotations.get(TOKEN)
+                if (claim.offer, token) == (order.offer, order.token):
+                    return
+                raise Denied(f"token {order.token} is that of another order")
+
+    async def _settle(self, order: Order, names: Sequence[str]) -> Sequence[str]:
+        """Return the claims that are there when all are launched or gone, or after some seconds."""
+        here: list[str] = []
+        for look in range(LOOKS):
+            if look:
+                await self._pause(LOOK_S)
+            with after_the_deed():
+                listed = {claim.metadata.name: claim for claim in await self._listed()}
+            here = [it for it in names if it in listed and listed[it].state != InstanceState.ENDING]
+            short = len(here) < len(names) and order.whole
+            if short or all(listed[name].is_true("Launched") for name in here):
+                break
+        gone = [name for name in names if name not in here and name not in self._ended]
+        if gone and (order.whole or not here):
+            with after_the_deed():
+                await self.end(here)
+            raise await self._why(order, gone)
+        return here
+
+    async def _why(self, order: Order, gone: Sequence[str]) -> ProviderError:
+        """Return why Karpenter has deleted claims. Out of stock is the usual reason."""
+        with suppress(ProviderError):
+            for name in gone:
+                for event in await self._claims.events(name):
+                    if event.reason == "NodeClassNotReady":
+                        return Denied(f"Karpenter deleted NodeClaim {name}: {event.message}")
+        return OutOfStock(order.offer)
+
+
+@asynccontextmanager
+async def open_provider(config: Config, claims: NodeClaims) -> AsyncIterator[KarpenterProvider]:
+    """Provide the nodes of a configuration whose provider is `karpenter`. Raises InvalidConfig."""
+    yield KarpenterProvider(config, claims)
+
+
+def claim_names(order: Order) -> list[str]:
+    """Return the names of an order's claims: its token and their numbers."""
+    plain = _NAME.fullmatch(order.token)
+    base = order.token if plain else hashlib.sha256(order.token.encode()).hexdigest()[:40]
+    return [f"{base}-{number}" for number in range(order.count)]
+
+
+def _no_cap(group: str) -> str:
+    return f"group {group} has a `cap`, but NodeClaims have no maximum price: leave it out"
+
+
+def check_settings(config: Config) -> None:
+    """Raise InvalidConfig for the first group that Karpenter cannot serve."""
+    for group in config.groups:
+        reference = group.settings.get("nodeClass")
+        if not isinstance(reference, Mapping) or set(reference) != {"group", "kind", "name"}:
+            raise InvalidConfig(
+                f"group {group.name} needs `nodeClass: {{group: …, kind: …, name: …}}`: add it"
+            )
+        if group.price is None:
+            raise InvalidConfig(
+                f"group {group.name} has no `price`, and NodeClaims tell none: add it"
+            )
+        if group.spot.cap is not None:
+            raise InvalidConfig(_no_cap(group.name))

@@ -1,0 +1,561 @@
+"""Gangs: pods that are placed together or not at all, and bound together.
+
+kube-scheduler asks about one pod at a time and may drop any of them afterwards. So all of a gang is placed
+when its first pod comes. The reservation holds the cards, and each member is answered with its own node. No
+member is bound before all of them may be. A reservation that is not used in time ends completely. Two gangs
+never each hold a half: neither holds anything before it has all.
+
+Which pods a gang consists of, and how many of them lack a card.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fenka.cluster.columns import LiveColumns
+from fenka.cluster.node_admission import admits, excluded_nodes, exclusion, ineligibility_reasons
+from fenka.cluster.objects import Pod
+from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
+from fenka.cluster.state import ClusterState
+from fenka.core.columnar_placer import ColumnarPlacer
+from fenka.core.evaluate import Policy
+from fenka.core.gangs import GangReservation, GangReservations, Limits, Placer, place_all
+from fenka.core.inventory import DeviceId
+from fenka.core.mig.instances import GANG_IN_INSTANCES
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.dialects.base import InvalidRecord, SliceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class GangStatus:
+    """The state of a gang's pods.
+
+    Attributes:
+        alive: pods that have not ended, the oldest first.
+        succeeded: the number of pods that have succeeded. They count as present.
+        missing: the number of pods that still need a node; 0 or less if the gang is complete.
+    """
+
+    alive: tuple[Pod, ...]
+    succeeded: int
+    missing: int
+
+    @property
+    def present(self) -> int:
+        """Return the number of pods that exist or have succeeded."""
+        return len(self.alive) + self.succeeded
+
+
+class GangMembers:
+    """Looks gangs up among the pods of the cluster."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        pods: Callable[[], Mapping[str, Pod]],
+        groups: Callable[[], Mapping[str, PodGroup]],
+    ) -> None:
+        """Args:
+        cluster: the nodes.
+        pods: returns all pods that name a gang, by UID.
+        groups: returns all PodGroups, by namespace/name.
+        """
+        self._cluster, self._pods, self._groups = cluster, pods, groups
+
+    def gang(self, pod: Pod) -> Gang | None:
+        """Return the pod's gang; None for a pod that requests nothing of fenka. Raises InvalidRecord."""
+        in_gang = group_name(pod) is not None and self.requests_cards(pod)
+        if in_gang and pod.demand(self._cluster.dialects).in_instances:
+            raise InvalidRecord(GANG_IN_INSTANCES)
+        return pod_group(pod, self._groups()) if in_gang else None
+
+    def gang_or_none(self, pod: Pod) -> Gang | None:
+        """Return the pod's gang; None also if its size cannot be read."""
+        try:
+            return self.gang(pod)
+        except InvalidRecord:
+            return None
+
+    def requests_cards(self, pod: Pod) -> bool:
+        """Return whether fenka places the pod. Whole cards and instances only on nodes that share."""
+        demand = pod.demand(self._cluster.dialects)
+        if not demand.served_by_kubelet:
+            return demand.requests_gpu
+        nodes = (shared.node.name for shared in self._cluster.shared_nodes())
+        return any(
+            self._cluster.shares_with(name, demand) and admits(self._cluster, name, demand.parts)
+            for name in nodes
+        )
+
+    def part(self, pod: Pod) -> SliceRequest:
+        """Return what the one container of the pod requests. Raises InvalidRecord."""
+        parts = pod.demand(self._cluster.dialects).parts
+        if len(parts) != 1:
+            raise InvalidRecord(
+                f"pod {pod.metadata.name} of a gang requests cards in {len(parts)} containers: "
+                "let one container of each of its pods request them"
+            )
+        return parts[0]
+
+    def of(self, key: str) -> list[Pod]:
+        """Return all pods of a gang, with those that request no card."""
+        return [pod for pod in self._pods().values() if group_key(pod) == key]
+
+    def exist(self, uids: Iterable[str]) -> bool:
+        """Return whether all these pods exist."""
+        pods = self._pods()
+        return all(uid in pods for uid in uids)
+
+    def names(self, uids: Iterable[str]) -> list[str]:
+        """Return the names of those of these pods that exist, sorted."""
+        pods = self._pods()
+        return sorted(pods[uid].metadata.name for uid in uids if uid in pods)
+
+    def by_gang(self) -> dict[Gang, list[Pod]]:
+        """Return all pods of each gang whose size can be read."""
+        by_key: dict[str, list[Pod]] = {}
+        for pod in self._pods().values():
+            if (key := group_key(pod)) is not None:
+                by_key.setdefault(key, []).append(pod)
+        gangs = {}
+        for pods in by_key.values():
+            gang = next(filter(None, map(self.gang_or_none, reversed(pods))), None)
+            if gang is not None:
+                gangs[gang] = pods
+        return gangs
+
+    def status(self, gang: Gang, pods: Iterable[Pod] | None = None) -> GangStatus:
+        """Return the state of the gang. pods: all of its pods, if the caller has them.
+
+        Members that request no card count as soon as they exist: kube-scheduler places them.
+        """
+        alive, succeeded, placed = list[Pod](), 0, 0
+        for pod in self.of(gang.key) if pods is None else pods:
+            succeeded += pod.status.phase == "Succeeded"
+            if not pod.finished and pod.metadata.deletion_timestamp is None:
+                alive.append(pod)
+                placed += bool(pod.spec.node_name) or not self.requests_cards(pod)
+        alive.sort(key=lambda pod: (pod.metadata.creation_timestamp, pod.metadata.name))
+        return GangStatus(tuple(alive), succeeded, gang.minimum - placed - succeeded)
+
+    def is_placeable(self, pod: Pod) -> bool:
+        """Return whether kube-scheduler will ask where to place the pod."""
+        gated = bool(pod.spec.scheduling_gates) or pod.metadata.deletion_timestamp is not None
+        return not (pod.spec.node_name or pod.finished or gated) and self.requests_cards(pod)
+
+    def all_exist(self, pods: Sequence[Pod]) -> bool:
+        """Return whether enough pods of a gang exist to start it. pods: some of them."""
+        try:
+            gang = self.gang(pods[0])
+        except InvalidRecord:
+            return False
+        return gang is None or self.status(gang).present >= gang.minimum
+
+
+RESERVATION_TTL_S = 30.0
+"""A reservation waits this long for its members: twice kube-scheduler's longest backoff, and more."""
+
+NODE_MISSING_TTL_S = 1.0
+"""A reservation ends when a member's node is not offered twice, this far apart. Once is not enough: callers
+over plain HTTP may be anybody, and kube-scheduler asks again."""
+
+MAX_BACKOFF_S = 600.0
+"""A gang that does not use its reservation gets the next one after a pause that doubles, up to this: it must
+not hold cards indefinitely."""
+
+INCOMPLETE_TTL_S = 60.0
+"""A gang that has lost members may run without them for this long before all of it is restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangPending:
+    """The gang cannot be placed now. queued: it waits for cards, not for its own pods."""
+
+    sentence: str
+    queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlacement:
+    """Where a member goes. others: members that kube-scheduler should try now."""
+
+    placement: Placement
+    others: tuple[Pod, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MembersAwaited:
+    """The decision is made when `GangScheduler.on_settled` is called for this gang, or after the timeout."""
+
+    gang: str
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Members of a reservation that kube-scheduler has brought.
+
+    Attributes:
+        arrived: UIDs of members that may be bound.
+        not_offered_since: when kube-scheduler first did not offer a member's node, by UID.
+    """
+
+    arrived: set[str] = field(default_factory=set)
+    not_offered_since: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Backoff:
+    """No reservation is made for a gang until this time."""
+
+    failures: int
+    until: float
+    reason: str
+
+
+class GangScheduler:
+    """Reserves cards for gangs."""
+
+    def __init__(
+        self,
+        members: GangMembers,
+        cluster: ClusterState,
+        policy: Policy,
+        clock: Callable[[], float],
+    ) -> None:
+        """Args:
+        members: the gangs' pods.
+        cluster: the nodes, and what is used of them.
+        policy: the placement policy.
+        clock: seconds, monotonic.
+        """
+        self._members, self._cluster, self._policy, self._clock = members, cluster, policy, clock
+        self._reservations = GangReservations(cluster)
+        self.live = LiveColumns(cluster, self._reservations.usage)
+        """The nodes, and what is used of their cards, reservations included."""
+        self._arrivals: dict[str, _Arrivals] = {}
+        self._incomplete_since: dict[str, float] = {}
+        self._backoffs: dict[str, _Backoff] = {}
+        self.on_settled: Callable[[str], None] = lambda _: None
+        """Called with a gang's key when all its members have arrived, or its reservation has ended."""
+
+    def reserved(self) -> dict[str, tuple[Placement, ...]]:
+        """Return what is reserved for members that have not started, by gang."""
+        return self._reservations.outstanding()
+
+    # ---- placing ----
+
+    def gang(self, pod: Pod) -> Gang | None:
+        """Return the pod's gang; None for a pod that requests nothing of fenka. Raises InvalidRecord."""
+        return self._members.gang(pod)
+
+    def key(self, pod: Pod) -> str | None:
+        """Return the key of the pod's gang; None for a single pod, or if the gang's size cannot be read."""
+        gang = self._members.gang_or_none(pod)
+        return gang.key if gang else None
+
+    def place(
+        self,
+        pod: Pod,
+        gang: Gang,
+        nodes: Sequence[str],
+        reserved: frozenset[DeviceId] = frozenset(),
+    ) -> MemberPlacement | GangPending | None:
+        """Return where a member goes. If the gang has no reservation, one is made for all of it.
+
+        Args:
+            pod: the member.
+            gang: its gang.
+            nodes: nodes that kube-scheduler offers. They are taken to be the other members' too.
+            reserved: cards that are held for others.
+
+        Returns:
+            None if enough of the gang runs already: the pod is placed like a single one.
+
+        Raises:
+            InvalidRecord: a member's request cannot be read.
+        """
+        self.expire()
+        reservation, uid = self._reservations.get(gang.key), pod.metadata.uid
+        if reservation is not None and uid in reservation.placements:
+            answer = self._place_reserved(pod, gang, reservation.placements[uid], nodes)
+            if answer is not None:
+                return answer
+        elif reservation is not None:
+            return GangPending(f"gang {gang.name} is being placed without this pod")
+        status = self._members.status(gang)
+        if status.missing <= 0:
+            return None
+        unplaced = [it for it in status.alive if self._members.is_placeable(it)]
+        if len(unplaced) < status.missing:
+            return GangPending(_why_not_ready(gang, status, status.missing - len(unplaced)))
+        backoff = self._backoffs.get(gang.key)
+        if backoff is not None and self._clock() < backoff.until:
+            pause_s = round(backoff.until - self._clock())
+            return GangPending(f"{backoff.reason}; cards are reserved again in {pause_s} s")
+        others = [it for it in unplaced if it.metadata.uid != uid][: status.missing - 1]
+        return self._reserve(gang, [pod, *others], nodes, reserved)
+
+    def fits_after_preemption(self, pod: Pod, may_evict: Callable[[Pod, Pod], bool]) -> bool:
+        """Return whether all of the pod's gang would fit if all pods that may be evicted for it were.
+
+        It is True for a single pod.
+        """
+        key = self.key(pod)
+        if key is None:
+            return True
+        members = [it for it in self._members.of(key) if self._members.is_placeable(it)]
+        try:
+            requests = [self._members.part(it).request for it in members]
+        except InvalidRecord:
+            return False
+        closed = excluded_nodes(self._cluster, pod)
+        columns = self.live.read().copy()
+        names = [name for name in self._open_nodes() if name not in closed]
+        columns.remove(
+            *(
+                placement
+                for name in names
+                for allocation in self._cluster.allocations(name)
+                if not allocation.lingering and may_evict(pod, allocation.pod)
+                for placement in allocation.placements
+            )
+        )
+        placer = ColumnarPlacer(columns)
+        placed = place_all(placer, requests, self._policy, Limits(among=frozenset(names)))
+        return not isinstance(placed, Unschedulable)
+
+    def _place_reserved(
+        self, pod: Pod, gang: Gang, placement: Placement, nodes: Sequence[str]
+    ) -> MemberPlacement | GangPending | None:
+        """Return None if the member's node is no longer possible: then the reservation has ended."""
+        arrivals = self._arrivals[gang.key]
+        if placement.node in nodes:
+            arrivals.not_offered_since.pop(pod.metadata.uid, None)
+            return MemberPlacement(placement)
+        if self._is_lost(pod, placement.node, arrivals):
+            self._release(gang.key)
+            return None
+        return GangPending(
+            f"gang {gang.name} has reserved node {placement.node} for this pod, which was not offered"
+        )
+
+    def _is_lost(self, pod: Pod, node: str, arrivals: _Arrivals) -> bool:
+        """Return whether a member cannot go to its reserved node, which kube-scheduler does not offer."""
+        uid = pod.metadata.uid
+        if not self._is_eligible(pod, node):
+            return True
+        if uid in arrivals.arrived:
+            # kube-scheduler has chosen that node.
+            return False
+        now = self._clock()
+        return now - arrivals.not_offered_since.setdefault(uid, now) >= NODE_MISSING_TTL_S
+
+    def _is_eligible(self, pod: Pod, name: str) -> bool:
+        node = self._cluster.node(name)
+        if node is None or self._cluster.shared_node(name) is None:
+            return False
+        return self._cluster.node_error(name) is None and not ineligibility_reasons(pod, node)
+
+    def _reserve(
+        self,
+        gang: Gang,
+        members: Sequence[Pod],
+        names: Sequence[str],
+        reserved: frozenset[DeviceId],
+    ) -> MemberPlacement | GangPending:
+        reason = "no node of the cluster shares cards with it"
+        parts = {it.metadata.uid: self._members.part(it) for it in members}
+        nodes = frozenset(
+            name
+            for name in names
+            if self._is_eligible(members[0], name)
+            and admits(self._cluster, name, list(parts.values()))
+        )
+        if nodes:
+            requests = {uid: part.request for uid, part in parts.items()}
+            placer = ColumnarPlacer(self.live.read().copy())
+            fixed = self._as_planned(members, requests, placer, Limits(reserved, nodes))
+            closed = [
+                excluded_nodes(self._cluster, it) for it in members if it.metadata.uid not in fixed
+            ]
+            left = nodes.difference(*closed)
+            reservation = self._reservations.reserve(
+                gang.key,
+                requests,
+                self._policy,
+                placer,
+                self._clock() + RESERVATION_TTL_S,
+                Limits(reserved, left),
+                fixed=fixed,
+            )
+            if not isinstance(reservation, Unschedulable):
+                self._arrivals[gang.key] = _Arrivals()
+                first, *others = members
+                return MemberPlacement(reservation.placements[first.metadata.uid], tuple(others))
+            reason = reservation.sentence()
+            if not left and not fixed:
+                # Whatever the cards have free, each of these nodes excludes a member.
+                every = (exclusion(self._cluster, name, it) for name in nodes for it in members)
+                reason = next(filter(None, every))
+        sentence = f"no room for all {len(members)} pods of gang {gang.name}: {reason}"
+        return GangPending(sentence, queued=True)
+
+    def _as_planned(
+        self,
+        members: Sequence[Pod],
+        requests: Mapping[str, Request],
+        placer: Placer,
+        limits: Limits,
+    ) -> dict[str, Placement]:
+        """Return placements of the members for which nodes were bought, on those that have room for them."""
+        fixed: dict[str, Placement] = {}
+        for pod in members:
+            uid = pod.metadata.uid
+            name = self._cluster.pins.node_of(uid) or ""
+            shared, among = self._cluster.shared_node(name), limits.among or ()
+            if shared is None or name not in among or exclusion(self._cluster, name, pod):
+                continue
+            cards = self._cluster.pins.planned_cards(name, uid)
+            others = frozenset(it.uuid for it in shared.node.cards if it.index not in cards)
+            # All pods there are planned together, so nothing is reserved of another's cards.
+            on_node = Limits(others if cards else limits.reserved, frozenset({name}))
+            placed = placer.place(requests[uid], self._policy, on_node)
+            if not isinstance(placed, Unschedulable):
+                fixed[uid] = placed
+                placer.add(placed)
+        for placement in fixed.values():
+            placer.remove(placement)
+        return fixed
+
+    def _open_nodes(self) -> list[str]:
+        """Return the nodes that share cards."""
+        names = (shared.node.name for shared in self._cluster.shared_nodes())
+        return [name for name in names if self._cluster.node_error(name) is None]
+
+    # ---- binding ----
+
+    def planned_placement(self, pod: Pod, node: str) -> Placement | None:
+        """Return what is reserved for the pod on this node."""
+        _, reservation = self._reservation_of(pod)
+        placement = reservation.placements[pod.metadata.uid] if reservation else None
+        return placement if placement is not None and placement.node == node else None
+
+    def _reservation_of(self, pod: Pod) -> tuple[str, GangReservation | None]:
+        """Return the key of the pod's gang, and the reservation that has the pod, if there is one."""
+        key = self.key(pod) or ""
+        reservation = self._reservations.get(key)
+        has_pod = reservation is not None and pod.metadata.uid in reservation.placements
+        return key, reservation if has_pod else None
+
+    def arrive(self, pod: Pod, node: str) -> bool | MembersAwaited:
+        """Record that kube-scheduler binds the pod to this node.
+
+        Returns:
+            True if it may be bound now, False if it may not. Else what to wait for: after that `may_bind`
+            decides.
+        """
+        if group_name(pod) is None:
+            return True
+        try:
+            gang = self.gang(pod)
+        except InvalidRecord:
+            return False
+        reservation = self._reservations.get(gang.key) if gang else None
+        if gang is None or reservation is None or self.planned_placement(pod, node) is None:
+            # A pod without a reservation may start only if the gang is complete without it.
+            return gang is None or self._members.status(gang).missing <= 0
+        self._arrivals[gang.key].arrived.add(pod.metadata.uid)
+        if self.may_bind(pod, node):
+            self.on_settled(gang.key)
+            self.expire()
+            return self.may_bind(pod, node)
+        return MembersAwaited(gang.key, reservation.expires_at - self._clock())
+
+    def may_bind(self, pod: Pod, node: str) -> bool:
+        """Return whether the pod is reserved this node and all members of the reservation have arrived.
+
+        The reservation may be another than the one for which the pod arrived.
+        """
+        if self.planned_placement(pod, node) is None:
+            return False
+        key, reservation = self._reservation_of(pod)
+        assert reservation is not None
+        present = self._arrivals[key].arrived | reservation.started
+        return present >= reservation.placements.keys()
+
+    def waiting_status(self, pod: Pod) -> str | None:
+        """Return how many members a pod waits for; None if it does not wait for any."""
+        key, reservation = self._reservation_of(pod)
+        if reservation is None:
+            return None
+        arrived, total = self._arrivals[key].arrived, len(reservation.placements)
+        present = len(arrived | reservation.started)
+        sentence = f"waiting for the rest of its gang: {present} of {total} pods can be bound"
+        return sentence if present < total else None
+
+    def start(self, pod: Pod) -> None:
+        """Record that the pod is bound as reserved: the cluster's state counts it from now on."""
+        key, reservation = self._reservation_of(pod)
+        if reservation is None:
+            return
+        self._reservations.mark_started(key, pod.metadata.uid)
+        if self._reservations.get(key) is None:
+            self._arrivals.pop(key, None)
+            self._backoffs.pop(key, None)
+
+    def expire(self) -> None:
+        """End reservations whose time is over or that have lost a member. Members that are bound stay."""
+        now, members = self._clock(), self._members
+        for key in self._reservations.overdue(now):
+            self._backoffs[key] = self._next_backoff(key, now)
+            self._release(key)
+        for key in list(self._arrivals):
+            reservation = self._reservations.get(key)
+            if reservation is not None and not members.exist(reservation.placements):
+                # Another pod replaces a member that was deleted.
+                self._release(key)
+
+    def incomplete_gangs(self) -> list[Pod]:
+        """Return members to evict: their gang has been incomplete for too long, and restarts completely."""
+        now, by_gang = self._clock(), self._members.by_gang()
+        incomplete: dict[str, list[Pod]] = {}
+        for gang, pods in by_gang.items():
+            status = self._members.status(gang, pods)
+            bound = [it for it in status.alive if it.spec.node_name]
+            if status.missing > 0 and any(map(self._members.requests_cards, bound)):
+                incomplete[gang.key] = bound
+        self._incomplete_since = {key: self._incomplete_since.get(key, now) for key in incomplete}
+        keys = {gang.key for gang in by_gang}
+        self._backoffs = {key: it for key, it in self._backoffs.items() if key in keys}
+        return [
+            pod
+            for key, bound in incomplete.items()
+            if now - self._incomplete_since[key] >= INCOMPLETE_TTL_S
+            for pod in bound
+        ]
+
+    def _next_backoff(self, key: str, now: float) -> _Backoff:
+        reservation = self._reservations.get(key)
+        assert reservation is not None
+        absent = reservation.placements.keys() - self._arrivals[key].arrived - reservation.started
+        names = self._members.names(absent)
+        failures = self._backoffs[key].failures + 1 if key in self._backoffs else 1
+        reason = (
+            f"kube-scheduler did not bind all of gang {key.partition('/')[2]} within "
+            f"{RESERVATION_TTL_S:g} s, something else blocks {', '.join(names[:3]) or 'its pods'}"
+        )
+        pause_s = min(RESERVATION_TTL_S * 2 ** (failures - 1), MAX_BACKOFF_S)
+        return _Backoff(failures, now + pause_s, reason)
+
+    def _release(self, key: str) -> None:
+        self._reservations.release(key)
+        if self._arrivals.pop(key, None) is not None:
+            self.on_settled(key)
+
+
+def _why_not_ready(gang: Gang, status: GangStatus, unready: int) -> str:
+    """Return why the gang cannot be placed while this number of its pods cannot."""
+    if status.present < gang.minimum:
+        return f"gang {gang.name} is incomplete: {status.present} of its {gang.minimum} pods exist"
+    return f"gang {gang.name} waits for pods with scheduling gates: {unready} of its {gang.minimum}"

@@ -1,0 +1,1 @@
+"""Formats of files and of values that people write."""

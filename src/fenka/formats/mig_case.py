@@ -1,0 +1,204 @@
+"""Cases and plans for MIG as JSON: what `fenka mig plan` reads and writes (docs/mig.md)."""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec.json import Decoder
+
+from fenka.core.mig.case import (
+    Case,
+    Create,
+    Destroy,
+    Enable,
+    Instance,
+    InvalidCase,
+    Plan,
+    PlannedCard,
+    ProfileRequest,
+    Room,
+    SliceRequest,
+    State,
+    Step,
+)
+from fenka.core.mig.geometry import TABLES, Geometry, Place
+
+MODELS = ("A100-40G", "H100-80G", "B200", "A30")
+"""The models of version 1."""
+
+MOST_VALUE = 2**45
+"""Of all requests together: so far, the search compares values without error."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Memory = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
+Value = Annotated[int, msgspec.Meta(ge=0, le=10**9)] | Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Budget = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Slice(_Record, frozen=True):
+    memory_mib: Memory
+    compute: Percent = 0
+
+
+class _Instance(_Record, frozen=True):
+    profile: Name
+    start: Annotated[int, msgspec.Meta(ge=0, le=63)]
+    state: State
+    id: Name | None = None
+    slices: tuple[_Slice, ...] = ()
+
+
+class _Card(_Record, frozen=True):
+    id: Name
+    model: Name
+    mig: bool
+    busy: bool = False
+    instances: tuple[_Instance, ...] = ()
+
+
+class _Request(_Record, frozen=True):
+    id: Name
+    profile: Name | None = None
+    memory_mib: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
+    compute: Percent | None = None
+    value: Value = 1
+
+
+class _Allow(_Record, frozen=True):
+    moves: Budget = 0
+    conversions: Budget = 0
+
+
+class _Case(_Record, frozen=True):
+    version: Literal[1]
+    cards: Annotated[tuple[_Card, ...], msgspec.Meta(max_length=1000)]
+    requests: Annotated[tuple[_Request, ...], msgspec.Meta(max_length=10_000)]
+    allow: _Allow = _Allow()
+
+
+_CASE = Decoder(_Case)
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+"""JSON's words for msgspec's."""
+
+
+def decode_case(text: bytes) -> Case:
+    """Return a case. Raises InvalidCase with a sentence that names the field, card, profile or request."""
+    try:
+        record = _CASE.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as why:
+        raise InvalidCase(f"the case is not understood: {_plain(str(why))[:200]}") from None
+    values = _whole_values([each.value for each in record.requests])
+    return Case(
+        tuple(_card(each) for each in record.cards),
+        tuple(_request(each, value) for each, value in zip(record.requests, values, strict=True)),
+        record.allow.moves,
+        record.allow.conversions,
+    )
+
+
+def _plain(error: str) -> str:
+    """Return msgspec's error in the words of somebody who writes JSON."""
+    text, _, path = error.partition(" - at `$")
+    where = path.removesuffix("`").lstrip(".") or "the case"
+    named = text.partition("`")[2].partition("`")[0]
+    if text.startswith("Object missing"):
+        return f"{where} has no {named}"
+    if text.startswith("Object contains unknown"):
+        return f"{where} has {named}, which is no field of it"
+    if text.startswith("Invalid enum value"):
+        return f"{where} must not be {text.removeprefix('Invalid enum value ')}"
+    if text.startswith("Expected"):
+        expected, _, given = text.removeprefix("Expected ").partition(", got ")
+        words = f"{where} must be {_words(expected)}"
+        return f"{words}, not {_words(given)}" if given else words
+    return f"it is no valid JSON ({text})"
+
+
+def _words(types: str) -> str:
+    """Return types of msgspec's errors by their names in JSON, with what is said of their sizes."""
+    return re.sub(
+        "`([^`]*)`",
+        lambda match: " or ".join(_TYPES.get(name, name) for name in match[1].split(" | ")),
+        types,
+    ).replace(" of length <= ", " of a length of at most ")
+
+
+def _card(record: _Card) -> PlannedCard:
+    if record.model not in MODELS:
+        raise InvalidCase(
+            f"card {record.id!r}: model {record.model!r} is unknown; known are {', '.join(MODELS)}"
+        )
+    geometry = TABLES[record.model]
+    instances = tuple(_instance(record.id, geometry, each) for each in record.instances)
+    return PlannedCard(record.id, geometry, record.mig, record.busy, instances)
+
+
+def _instance(card: str, geometry: Geometry, record: _Instance) -> Instance:
+    profile = geometry.by_name.get(record.profile)
+    if profile is None:
+        raise InvalidCase(
+            f"card {card!r}: {geometry.model} has no profile {record.profile!r}, "
+            f"but {', '.join(geometry.by_name)}"
+        )
+    slices = tuple(Room(each.memory_mib, each.compute) for each in record.slices)
+    return Instance(Place(profile, record.start), record.state, record.id or "", slices)
+
+
+def _whole_values(values: Sequence[float]) -> list[int]:
+    """Return whole numbers in the values' proportions, rounded where those would be too large."""
+    # As they are written: 0.1 and 0.2 together are worth 0.3.
+    exact = [Fraction(str(value)) for value in values]
+    scale = Fraction(lcm(*(value.denominator for value in exact)))
+    total = sum(exact, Fraction(0))
+    if total * scale > MOST_VALUE:
+        scale = MOST_VALUE / total
+    return [round(value * scale) for value in exact]
+
+
+def _request(record: _Request, value: int) -> ProfileRequest | SliceRequest:
+    if (record.profile is None) == (record.memory_mib is None):
+        raise InvalidCase(f"request {record.id!r} needs either profile or memory_mib")
+    if record.memory_mib is not None:
+        return SliceRequest(record.id, Room(record.memory_mib, record.compute or 0), value)
+    if record.compute is not None:
+        raise InvalidCase(
+            f"request {record.id!r} has a profile, which fixes its compute: leave it out"
+        )
+    assert record.profile is not None
+    return ProfileRequest(record.id, record.profile, value)
+
+
+def plan_record(plan: Plan) -> dict[str, object]:
+    """Return a plan as version 1 has it."""
+    return {
+        "version": 1,
+        "steps": [_step(each) for each in plan.steps],
+        "served": {name: [target.card, target.start] for name, target in plan.served.items()},
+        "moved": {name: [target.card, target.start] for name, target in plan.moved.items()},
+    }
+
+
+def _step(step: Step) -> dict[str, object]:
+    match step:
+        case Enable(card):
+            return {"do": "enable", "card": card}
+        case Destroy(card, place):
+            return {"do": "destroy", "card": card, "start": place.start}
+        case Create(card, place):
+            profile = place.profile.name
+            return {"do": "create", "card": card, "profile": profile, "start": place.start}

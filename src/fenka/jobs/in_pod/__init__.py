@@ -1,0 +1,1 @@
+"""Programs that are mounted into pods: single files that import nothing of fenka."""

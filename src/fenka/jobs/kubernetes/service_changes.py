@@ -1,0 +1,420 @@
+"""Changes services that run: updates and deletes versions, divides requests among them.
+
+Each change is one request, or leaves a service that works after each of several.
+
+Divides requests among a service's versions by a HTTPRoute of the Gateway API, without fenka's gateway.
+
+The route leads to the versions' own Services. Wire facts: gateway.networking.k8s.io/v1.
+
+Lets an old replica of a service end before its successor starts, where there is no room for both.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fenka.cluster.service_objects import (
+    PREVIOUS,
+    SERVICES_API,
+    VERSION,
+    WEIGHTS,
+    AddressService,
+    ServiceObjects,
+    ServingDeployment,
+)
+from fenka.cluster.training_objects import SPEC, TrainingPod
+from fenka.core.scaling import shares
+from fenka.jobs.collection import Contents
+from fenka.jobs.kubernetes import checks
+from fenka.jobs.kubernetes.checks import SubmissionRefused, completed
+from fenka.jobs.kubernetes.service_deployment import (
+    GatewayOptions,
+    ServiceState,
+    explain_zero,
+    insert_gateway,
+    owner_of,
+    read_state,
+    recorded_spec,
+)
+from fenka.jobs.kubernetes.submission import (
+    change,
+    collection,
+    create_or_keep,
+    owner_reference,
+    remove,
+)
+from fenka.jobs.manifests.common import Manifest
+from fenka.jobs.manifests.service import render_autoscaler, render_version, strategy
+from fenka.jobs.service import ServiceSpec, check_change, check_versions
+from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.reader import read_services
+
+_API = "/apis/gateway.networking.k8s.io/v1"
+_PORT = "http-serving"
+
+Ref = dict[str, Any]
+
+
+async def split_route(
+    api: Api, state: ServiceState, route: str, weights: Mapping[str, int]
+) -> None:
+    """Set the weights of versions that exist, in all rules of a route that lead to the service.
+
+    Raises SubmissionRefused, ApiError, ApiUnreachable.
+    """
+    path = f"{_API}/namespaces/{state.namespace}/httproutes/{route}"
+    known = await if_accepted(api.get(path, dict[str, Any]))
+    if known is None:
+        installed = await if_accepted(api.get(_API, msgspec.Raw))
+        reason = (
+            f"HTTPRoute {route} not found in namespace {state.namespace}: create it, or leave out "
+            "--http-route"
+            if installed is not None
+            else "--http-route requires the Gateway API, which this cluster does not have: leave it out"
+        )
+        raise SubmissionRefused(reason)
+    ports = await asyncio.gather(*(_port(api, state, version) for version in weights))
+    refs = [
+        {"kind": "Service", "name": f"{state.name}-{version}", "port": port, "weight": weight}
+        for (version, weight), port in zip(weights.items(), ports, strict=True)
+    ]
+    rules = replaced_rules(known.get("spec", {}).get("rules") or [], state, refs)
+    if not rules:
+        raise SubmissionRefused(
+            f"HTTPRoute {route} has no rule that leads to service {state.name}: add a backendRef of Service "
+            f"{state.name} to it"
+        )
+    version = known["metadata"]["resourceVersion"]
+    changes = {"metadata": {"resourceVersion": version}, "spec": {"rules": rules}}
+    await api.patch(path, msgspec.Raw, changes)
+
+
+def replaced_rules(
+    rules: Sequence[dict[str, Any]], state: ServiceState, refs: Sequence[Ref]
+) -> list[dict[str, Any]]:
+    """Return the rules, with `refs` in place of those to the service; nothing if there are none."""
+    own = {state.name, *(f"{state.name}-{version}" for version in state.versions)}
+    replaced, leads = [], False
+    for rule in rules:
+        others = [ref for ref in rule.get("backendRefs") or [] if not _leads_to(ref, own, state)]
+        if len(others) == len(rule.get("backendRefs") or []):
+            replaced.append(rule)
+            continue
+        leads = True
+        replaced.append({**rule, "backendRefs": [*refs, *others]})
+    return replaced if leads else []
+
+
+def _leads_to(ref: Ref, names: set[str], state: ServiceState) -> bool:
+    return (
+        ref.get("kind", "Service") == "Service"
+        and ref.get("namespace", state.namespace) == state.namespace
+        and ref.get("name") in names
+    )
+
+
+async def _port(api: Api, state: ServiceState, version: str) -> int:
+    path = f"{SERVICES_API.format(namespace=state.namespace)}/{state.name}-{version}"
+    service = await api.get(path, AddressService)
+    ports = {port.name: port.port for port in service.spec.ports}
+    if _PORT not in ports:
+        raise SubmissionRefused(
+            f"version {version} of service {state.name} has no port of HTTP: leave out --http-route"
+        )
+    return ports[_PORT]
+
+
+POLL_S = 0.5
+LOOKS = 60
+"""How often an update looks for a new replica that finds no room, before it leaves that to --wait."""
+
+_PLACED = (
+    *("gpus", "gpu_mem", "gpu_core", "gpu_core_mode", "cards", "cpu", "memory", "device"),
+    *("selector", "toleration", "scheduler", "priority", "interruptible", "share_memory"),
+    *("data", "data_dir", "label", "annotation"),
+)
+"""Fields on which it may depend where a replica can be placed."""
+
+
+def fits_in_place(old: ServiceSpec, new: ServiceSpec) -> bool:
+    """Return whether a new replica certainly fits where an old one has ended."""
+    return all(getattr(old, field) == getattr(new, field) for field in _PLACED)
+
+
+async def make_room(
+    api: Api, deployment: ServingDeployment, spec: ServiceSpec, report: Callable[[str], None]
+) -> None:
+    """Wait until a new replica has been placed. If none can be, let an old one end first.
+
+    Args:
+        api: The cluster.
+        deployment: The version, which has just been changed.
+        spec: The version as it is now.
+        report: Prints a sentence.
+
+    Raises:
+        ApiError, ApiUnreachable: The API server refused it or did not answer.
+    """
+    namespace = deployment.metadata.namespace
+    for _ in range(LOOKS):
+        objects = await read_services(api, namespace, spec.name)
+        known = next((each for each in objects.versions if each.version == spec.version), None)
+        if known is None or known.metadata.uid != deployment.metadata.uid or known.rolled_out:
+            return
+        if known.status.observed_generation >= known.metadata.generation:
+            pending = _pending(objects, spec.version)
+            if any(pod.unschedulable and not pod.status.nominated_node_name for pod in pending):
+                await api.patch(known.path, msgspec.Raw, _in_place(known))
+                report(
+                    f"there is no room for one more replica of {spec.name}: an old one ends before its "
+                    "successor starts (--surge waits for room instead)"
+                )
+                return
+            if known.status.updated_replicas and not pending:
+                return
+        await asyncio.sleep(POLL_S)
+
+
+def _pending(objects: ServiceObjects, version: str) -> list[TrainingPod]:
+    """Return the replicas of a version that have no node yet."""
+    return [
+        pod
+        for pod in objects.pods
+        if pod.metadata.labels.get(VERSION) == version
+        and not (pod.spec.node_name or pod.gone or pod.finished)
+    ]
+
+
+def _in_place(known: ServingDeployment) -> dict[str, object]:
+    # Another one of its name would be changed otherwise.
+    return {"metadata": {"uid": known.metadata.uid}, "spec": {"strategy": strategy(surge=False)}}
+
+
+async def split(
+    api: Api, namespace: str, name: str, weights: Mapping[str, int], route: str = ""
+) -> None:
+    """Divide a service's requests by its gateway, or by a HTTPRoute if one is named.
+
+    Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
+    """
+    state = await read_state(api, namespace, name)
+    state.require()
+    check_versions(name, weights, state.versions)
+    if route:
+        await split_route(api, state, route, weights)
+    else:
+        await _set_weights(api, state, weights)
+
+
+async def _set_weights(api: Api, state: ServiceState, weights: Mapping[str, int]) -> None:
+    if state.address is None:
+        raise SubmissionRefused(
+            f"service {state.name} has no address: its deployment was interrupted, delete it (fenka serve "
+            f"delete {state.name}) and deploy it again"
+        )
+    text = msgspec.json.encode(weights).decode()
+    # Of what was read only: since then a version may have been added, or withdrawn.
+    known = state.address.metadata
+    meta = {
+        "uid": known.uid,
+        "resourceVersion": known.resource_version,
+        "annotations": {WEIGHTS: text},
+    }
+    try:
+        await api.patch(state.address.path, msgspec.Raw, {"metadata": meta})
+    except ApiError as why:
+        if why.status != 409:
+            raise
+        raise _changed(state.name) from None
+
+
+async def delete(api: Api, namespace: str, name: str, version: str = "") -> None:
+    """Delete a version, or all of them. What they own is collected with the last one.
+
+    Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
+    """
+    state = await read_state(api, namespace, name)
+    state.require()
+    if version:
+        check_versions(name, {version: 1}, state.versions)
+    removed = {version: state.versions[version]} if version else state.versions
+    rest = state.versions.keys() - removed.keys()
+    if rest and state.address is not None:
+        # New requests go elsewhere before its replicas end.
+        await _withdraw(api, state, version, rest)
+    await asyncio.gather(*(remove(api, each.path, each.metadata.uid) for each in removed.values()))
+
+
+async def _withdraw(api: Api, state: ServiceState, version: str, rest: set[str]) -> None:
+    weights = shares(state.weights, rest)
+    if not weights and state.versions[version].interrupted:
+        return
+    if not weights:
+        raise SubmissionRefused(
+            f"version {version} gets all requests of service {state.name}: move them first, by fenka "
+            f"traffic-split --name {state.name} -v {min(rest)}:100"
+        )
+    await _set_weights(api, state, weights)
+
+
+async def update(  # noqa: PLR0913
+    api: Api,
+    namespace: str,
+    name: str,
+    version: str,
+    changed: Callable[[ServiceSpec], ServiceSpec],
+    options: GatewayOptions,
+    *,
+    surge: bool | None = None,
+) -> ServiceSpec:
+    """Change a version: its replicas are replaced one by one. Return it as it is now.
+
+    Args:
+        api: The cluster.
+        namespace: The service's.
+        name: The service.
+        version: The version; empty for the only one.
+        changed: Returns the version as it shall be.
+        options: How a gateway is made.
+        surge: Whether a replica ends when its successor is ready, or before it starts. None: before,
+            if there is no room for both.
+
+    Raises:
+        SubmissionRefused, InvalidRequest, InvalidSize, ApiError, ApiUnreachable.
+    """
+    state = await read_state(api, namespace, name)
+    deployment = state.version(version)
+    if deployment.interrupted:
+        raise SubmissionRefused(
+            f"the deployment of version {deployment.version} of service {name} was interrupted: delete it "
+            f"(fenka serve delete {name} -v {deployment.version}) and deploy it again"
+        )
+    old = recorded_spec(deployment, name)
+    spec = changed(old)
+    spec.validate()
+    check_change(old, spec)
+    hami, (spec, published) = await asyncio.gather(
+        checks.check_service(api, namespace, spec), completed(api, namespace, spec)
+    )
+    # The files themselves stay in their object.
+    contents = Contents(config_files={path: b"" for _, path in spec.config_files})
+    objects = render_version(spec, contents, priority=published.get("priorityClass", ""), hami=hami)
+    if spec.range.scales:
+        await _check_autoscaler(api, namespace, spec)
+        if not state.uses_gateway:
+            owners = [owner_of(each) for each in state.versions.values()]
+            settings = await options.settings(api)
+            await insert_gateway(api, state, spec, settings, owners, options.report)
+    elif old.range.scales:
+        await if_accepted(api.delete(_autoscaler_path(namespace, spec)))
+    objects[0]["spec"]["strategy"] = strategy(surge=surge is not False)
+    await _replace(api, deployment, objects[0], spec)
+    if spec.range.scales:
+        await _set_autoscaler(api, namespace, spec, deployment)
+    if surge is None and fits_in_place(old, spec):
+        await make_room(api, deployment, spec, options.report)
+    return spec
+
+
+async def undo(
+    api: Api,
+    namespace: str,
+    name: str,
+    version: str,
+    options: GatewayOptions,
+    *,
+    surge: bool | None = None,
+) -> ServiceSpec:
+    """Make a version what it was before its last update, as `update` does. Return it as it is now."""
+    state = await read_state(api, namespace, name)
+    deployment = state.version(version)
+    if PREVIOUS not in deployment.metadata.annotations:
+        raise SubmissionRefused(
+            f"version {deployment.version} of service {name} has not been updated: there is nothing to undo"
+        )
+    previous = recorded_spec(deployment, name, PREVIOUS)
+    return await update(
+        api, namespace, name, deployment.version, lambda _: previous, options, surge=surge
+    )
+
+
+async def _replace(
+    api: Api, deployment: ServingDeployment, rendered: Manifest, spec: ServiceSpec
+) -> None:
+    """Patch a version's Deployment, so that its pods are those that would be deployed now.
+
+    Raises SubmissionRefused if it is no longer the one that was read.
+    """
+    read = deployment.metadata
+
+    def replaced(known: Manifest) -> Manifest:
+        meta = known["metadata"]
+        if (meta["uid"], meta.get("annotations", {}).get(SPEC)) != (
+            read.uid,
+            read.annotations[SPEC],
+        ):
+            raise _changed(spec.name)
+        return _patch(known, rendered, spec)
+
+    await change(api, deployment.path, replaced)
+
+
+def _patch(known: Manifest, rendered: Manifest, spec: ServiceSpec) -> Manifest:
+    template = replacement(known["spec"]["template"], rendered["spec"]["template"])
+    # An autoscaler whose range begins at 1 leaves a Deployment without replicas alone.
+    keep = spec.range.scales and known["spec"]["replicas"] >= spec.range.least
+    replicas = {} if keep else {"replicas": rendered["spec"]["replicas"]}
+    annotations = dict(rendered["metadata"]["annotations"])
+    before = known["metadata"]["annotations"][SPEC]
+    if before != annotations[SPEC]:
+        annotations[PREVIOUS] = before
+    return {
+        "metadata": {"annotations": annotations},
+        "spec": {**replicas, "strategy": rendered["spec"]["strategy"], "template": template},
+    }
+
+
+def _changed(name: str) -> SubmissionRefused:
+    return SubmissionRefused(
+        f"service {name} was changed by somebody else at this moment: look at it (fenka serve list), and "
+        "try again"
+    )
+
+
+def replacement(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that makes `wanted` of an object; the API server adds its defaults again."""
+    patch: dict[str, Any] = dict.fromkeys(known.keys() - wanted.keys())
+    for name, value in wanted.items():
+        before = known.get(name)
+        nested = isinstance(before, Mapping) and isinstance(value, Mapping)
+        patch[name] = replacement(before or {}, value) if nested else value
+    return patch
+
+
+def _autoscaler_path(namespace: str, spec: ServiceSpec) -> str:
+    item = render_autoscaler(spec)
+    return f"{collection(namespace, item)}/{item['metadata']['name']}"
+
+
+async def _check_autoscaler(api: Api, namespace: str, spec: ServiceSpec) -> None:
+    """Check that the API server accepts the range, before anything is changed."""
+    item = render_autoscaler(spec)
+    try:
+        await api.create(collection(namespace, item), msgspec.Raw, item, dry_run=True)
+    except ApiError as why:
+        if why.reason != "AlreadyExists":
+            raise explain_zero(spec, why) from None
+
+
+async def _set_autoscaler(
+    api: Api, namespace: str, spec: ServiceSpec, deployment: ServingDeployment
+) -> None:
+    """Create the autoscaler of a version, or change it."""
+    item = render_autoscaler(spec)
+    meta = deployment.metadata
+    kind = {"apiVersion": "apps/v1", "kind": "Deployment"}
+    item["metadata"]["ownerReferences"] = [owner_reference(kind, meta.name, meta.uid)]
+    await create_or_keep(api, namespace, item, msgspec.Raw)
+    await api.patch(_autoscaler_path(namespace, spec), msgspec.Raw, {"spec": item["spec"]})

@@ -1,0 +1,608 @@
+"""Reads a cluster once, by lists instead of watches.
+
+Reads the objects of training jobs once: one LIST for each kind, all at the same time.
+
+Reads the objects of services once: one LIST for each kind, all at the same time.
+
+Reads what the autoscaler has published: its status and its orders.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from fenka.cluster import queue_snapshot
+from fenka.cluster.autoscaling import (
+    ORDERS_MAP,
+    STATUS_KEY,
+    STATUS_MAP,
+    OrderRecord,
+    Status,
+    decode_order,
+    decode_status,
+)
+from fenka.cluster.objects import (
+    Condition,
+    ConfigMap,
+    Container,
+    ContainerStatus,
+    Node,
+    Object,
+    ObjectMeta,
+    OwnerReference,
+    Pod,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+    Toleration,
+    node_path,
+    seconds,
+)
+from fenka.cluster.queue_snapshot import SchedulerOptions
+from fenka.cluster.service_objects import (
+    ADDRESS,
+    GATEWAY,
+    REPLICA,
+    SERVICE,
+    SERVICE_KIND,
+    VERSION,
+    AddressService,
+    ServiceObjects,
+    ServingDeployment,
+)
+from fenka.cluster.state import ClusterSnapshot, ClusterState
+from fenka.cluster.training_objects import (
+    ARENAS_NAME,
+    CREATION_FAILED,
+    DEPLOYMENTS_API,
+    FOREIGN_NAME_LABELS,
+    JOB,
+    JOBS_API,
+    JOBSET_NAME,
+    JOBSETS_API,
+    KIND,
+    ROLE,
+    BatchJob,
+    Deployment,
+    ForeignJob,
+    ForeignKind,
+    JobSet,
+    Root,
+    Service,
+    TrainingEvent,
+    TrainingObjects,
+    TrainingPod,
+)
+from fenka.dialects import gpushare, nodes
+from fenka.dialects.base import Dialect, InvalidRecord
+from fenka.dialects.registry import DIALECTS
+from fenka.kubernetes.client import Api, ApiError, decoded, if_accepted
+from fenka.kubernetes.election import Lease
+
+PAGE = 2000
+"""Objects a page: a round trip costs more than the server's memory for this many."""
+
+MAX_NAMED = 5
+"""Objects that an error names."""
+
+HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
+"""Field selector of the pods that can hold anything."""
+
+_NONE: Mapping[str, str | int] = MappingProxyType({})
+
+
+class _Meta(ObjectMeta):
+    owner_references: tuple[OwnerReference, ...] = msgspec.field(default=(), name="-owners")
+
+
+class _Resources(ResourceRequirements):
+    requests: Mapping[str, str | int] = msgspec.field(default=_NONE, name="-requests")
+
+
+class _Container(Container):
+    image: str = msgspec.field(default="", name="-image")
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _Spec(PodSpec):
+    containers: tuple[_Container, ...] = ()
+    init_containers: tuple[_Container, ...] = ()
+
+
+class _Status(PodStatus):
+    container_statuses: tuple[ContainerStatus, ...] = msgspec.field(default=(), name="-containers")
+
+
+class _Listed(Pod):
+    """A pod with the fields that decide about cards.
+
+    Renaming fields to names that no server sends leaves them empty. Not decoding them saves 5 % of a screen.
+    """
+
+    metadata: _Meta = msgspec.field(default_factory=_Meta)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _HolderSpec(_Spec):
+    tolerations: tuple[Toleration, ...] = msgspec.field(default=(), name="-tolerations")
+
+
+class _HolderStatus(_Status):
+    conditions: tuple[Condition, ...] = msgspec.field(default=(), name="-conditions")
+
+
+class _Holder(_Listed):
+    """A pod read only for what it holds."""
+
+    spec: _HolderSpec = msgspec.field(default_factory=_HolderSpec)
+    status: _HolderStatus = msgspec.field(default_factory=_HolderStatus)
+
+
+def collection_path(api: str, namespace: str | None, kind: str) -> str:
+    """Return the path of a collection; of all namespaces for None."""
+    return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
+
+
+async def read_cluster(
+    api: Api,
+    node: str | None = None,
+    *,
+    dialects: tuple[Dialect, ...] = DIALECTS,
+    all_pods: bool = False,
+) -> ClusterSnapshot:
+    """Return the cluster, or one node of it.
+
+    Args:
+        all_pods: include pods that hold nothing: pending and finished ones. Only then do pods have their
+            tolerations and conditions. None has its owners and images, or its containers' states.
+    """
+    selector = HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
+    state = ClusterState(dialects=dialects)
+    state.set_time(time.time())
+    nodes, pods, cards = await asyncio.gather(
+        _read_nodes(api, node, state),
+        _read_pods(api, _Listed, {}, state)
+        if all_pods
+        else _read_pods(api, _Holder, {"fieldSelector": selector}, state),
+        _list_unhealthy_cards(api),
+    )
+    return ClusterSnapshot.of(nodes, pods, cards, state=state)
+
+
+async def read_scheduler_options(api: Api) -> SchedulerOptions:
+    """Return the options that the scheduler has published on its Lease; the defaults if it has not.
+
+    Raises:
+        ApiError: without the right to list Leases.
+        InvalidRecord: if they are invalid, or several Leases have some. Without the chart's admission
+            policies whoever may write Leases in a namespace can publish options there.
+    """
+    leases, _ = await api.list(
+        "/apis/coordination.k8s.io/v1/leases", Lease, labelSelector=queue_snapshot.LABEL
+    )
+    name = queue_snapshot.ANNOTATION
+    publishing = [lease.metadata for lease in leases if name in lease.metadata.annotations]
+    if len(publishing) > 1:
+        full_names = ", ".join(
+            sorted(f"{meta.namespace}/{meta.name}" for meta in publishing)[:MAX_NAMED]
+        )
+        raise InvalidRecord(
+            f"{len(publishing)} Leases have the annotation {name} ({full_names}): remove it where it is not "
+            "the scheduler's"
+        )
+    if not publishing:
+        return SchedulerOptions()
+    return queue_snapshot.decode(publishing[0].annotations[name])
+
+
+async def _read_nodes(api: Api, name: str | None, state: ClusterState) -> list[Node]:
+    if name is None:
+        nodes, _ = await api.list("/api/v1/nodes", Node, limit=PAGE)
+    else:
+        nodes = [await api.get(node_path(name), Node)]
+    for node in nodes:
+        state.set_node(node)
+    return nodes
+
+
+async def _read_pods(
+    api: Api, kind: type[Pod], query: dict[str, str], state: ClusterState
+) -> list[Pod]:
+    pods = list[Pod]()
+    async for page in api.pages("/api/v1/pods", kind, limit=PAGE, **query):
+        # Meanwhile the server prepares the next page.
+        for pod in page.items or ():
+            state.set_pod(pod)
+        pods += page.items or ()
+    return pods
+
+
+async def _list_unhealthy_cards(api: Api) -> dict[str, frozenset[int]]:
+    """Return indexes of cards by node; nothing without the right to read ConfigMaps."""
+    try:
+        maps, _ = await api.list("/api/v1/namespaces/kube-system/configmaps", ConfigMap)
+    except ApiError:
+        return {}
+    return {
+        node: nodes.parse_indexes(config_map.data.get("gpus", ""))
+        for config_map in maps
+        if (node := gpushare.node_of_config_map(config_map.metadata.name))
+    }
+
+
+OPERATORS = {
+    "kubeflow.org": ("mpijobs", "tfjobs", "pytorchjobs"),
+    "trainer.kubeflow.org": ("trainjobs",),
+}
+"""API groups of other operators, and their kinds of jobs."""
+
+
+class _Group(msgspec.Struct):
+    name: str
+    versions: list[dict[str, str]] = []
+
+
+class _Groups(msgspec.Struct):
+    groups: list[_Group] = []
+
+
+async def read_training_objects(
+    api: Api, namespace: str | None, name: str | None = None, *, pods_only: bool = False
+) -> TrainingObjects:
+    """Return the objects of all training jobs, or of those with this name.
+
+    Args:
+        namespace: None for all namespaces.
+        pods_only: read neither Services nor nodes.
+
+    Raises:
+        ApiError: without the right to list Jobs, JobSets or pods.
+        ApiUnreachable: if the API server does not answer.
+    """
+    own = f"{JOB}={name}" if name else JOB
+    (roots, runs), pods, foreign, (services, nodes) = await asyncio.gather(
+        read_roots(api, namespace, name),
+        api.list(
+            collection_path("/api/v1", namespace, "pods"),
+            TrainingPod,
+            limit=PAGE,
+            labelSelector=own,
+        ),
+        read_foreign(api, namespace, name),
+        _no_addresses() if pods_only else _read_addresses(api, namespace, own),
+    )
+    own_jobs = TrainingObjects(roots, pods=pods[0], runs=runs)
+    others, tensorboards, failures = await asyncio.gather(
+        _read_foreign_pods(api, namespace, name, {job.kind for job in foreign}),
+        _read_tensorboards(api, namespace, name) if foreign and not pods_only else _none(),
+        _read_creation_failures(api, namespace) if own_jobs.incomplete else _none(),
+    )
+    pods_of_all = [*pods[0], *others]
+    return TrainingObjects(
+        roots, foreign, pods_of_all, services, nodes, runs, tensorboards, failures
+    )
+
+
+async def _read_addresses(
+    api: Api, namespace: str | None, own: str
+) -> tuple[list[Service], list[Node] | None]:
+    """Return Services and nodes; no Services, and None for nodes, without the right to list them."""
+    services, nodes = await asyncio.gather(
+        if_accepted(
+            api.list(collection_path("/api/v1", namespace, "services"), Service, labelSelector=own),
+            (403,),
+        ),
+        if_accepted(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
+    )
+    return services[0] if services else [], nodes[0] if nodes else None
+
+
+async def _no_addresses() -> tuple[list[Service], list[Node] | None]:
+    return [], None
+
+
+async def _none() -> list[Any]:
+    return []
+
+
+async def _read_creation_failures(api: Api, namespace: str | None) -> list[TrainingEvent]:
+    """Return the events about Jobs whose pods cannot be created; none without the right to list them."""
+    path = collection_path("/api/v1", namespace, "events")
+    selector = f"involvedObject.kind=Job,reason={CREATION_FAILED}"
+    listed = await if_accepted(
+        api.list(path, TrainingEvent, limit=PAGE, fieldSelector=selector), (403,)
+    )
+    return sorted(listed[0], key=lambda event: event.at) if listed else []
+
+
+async def _read_tensorboards(api: Api, namespace: str | None, name: str | None) -> list[Service]:
+    """Return the Services of arena's TensorBoards; none without the right to list them."""
+    job = f"{ARENAS_NAME}={name}" if name else ARENAS_NAME
+    path = collection_path("/api/v1", namespace, "services")
+    selector = f"role=tensorboard,{job}"
+    listed = await if_accepted(api.list(path, Service, labelSelector=selector), (403,))
+    return listed[0] if listed else []
+
+
+async def read_roots(
+    api: Api, namespace: str | None, name: str | None = None
+) -> tuple[list[Root], list[BatchJob]]:
+    """Return the root objects of fenka's jobs, and later runs of notebooks.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    own = f"{JOB}={name}" if name else JOB
+    (jobs, _), job_sets, notebooks = await asyncio.gather(
+        # JobSet's child Jobs have the label too.
+        api.list(
+            collection_path(JOBS_API, namespace, "jobs"),
+            BatchJob,
+            limit=PAGE,
+            labelSelector=f"{own},!{JOBSET_NAME}",
+        ),
+        if_accepted(
+            api.list(
+                collection_path(JOBSETS_API, namespace, "jobsets"),
+                JobSet,
+                limit=PAGE,
+                labelSelector=own,
+            )
+        ),
+        # Rights of earlier releases do not include them.
+        if_accepted(
+            api.list(
+                collection_path(DEPLOYMENTS_API, namespace, "deployments"),
+                Deployment,
+                limit=PAGE,
+                labelSelector=f"{own},{KIND}=notebook",
+            ),
+            (403,),
+        ),
+    )
+    roots: list[Root] = [
+        *jobs,
+        *(job_sets[0] if job_sets else ()),
+        *(notebooks[0] if notebooks else ()),
+    ]
+    # The label alone does not make a root: its dependents have the label as well.
+    named = [root for root in roots if root.metadata.labels[JOB] == root.metadata.name]
+    return named, [job for job in jobs if job.metadata.owner_references]
+
+
+async def read_events(
+    api: Api, namespace: str, concerns: Callable[[TrainingEvent], bool]
+) -> list[TrainingEvent]:
+    """Return those events of a namespace, the oldest first. Raises ApiError, ApiUnreachable."""
+    events, _ = await api.list(
+        collection_path("/api/v1", namespace, "events"), TrainingEvent, limit=PAGE
+    )
+    return sorted(filter(concerns, events), key=lambda event: event.at)
+
+
+async def read_foreign(api: Api, namespace: str | None, name: str | None) -> list[ForeignJob]:
+    """Return the jobs of other operators whose kinds the cluster has, and which may be listed."""
+    groups = await if_accepted(api.get("/apis", _Groups), (403, 404))
+    paths = [
+        collection_path(f"/apis/{group.name}/{version['version']}", namespace, kind)
+        for group in (groups.groups if groups else ())
+        for kind in OPERATORS.get(group.name, ())
+        for version in group.versions
+    ]
+    selected = {"fieldSelector": f"metadata.name={name}"} if name else {}
+    answers = await asyncio.gather(
+        *(
+            if_accepted(api.list(path, msgspec.Raw, limit=PAGE, **selected), (403, 404))
+            for path in paths
+        )
+    )
+    jobs: dict[str, ForeignJob] = {}
+    for answer in answers:
+        for raw in answer[0] if answer else ():
+            try:
+                job = decoded(raw, ForeignJob)
+            except ApiError:
+                # Some versions of these kinds accept any status.
+                continue
+            jobs.setdefault(job.metadata.uid, job)
+    return [*jobs.values()]
+
+
+async def _read_foreign_pods(
+    api: Api, namespace: str | None, name: str | None, kinds: set[ForeignKind]
+) -> list[TrainingPod]:
+    """Return the pods of other operators' jobs of these kinds."""
+    labels = dict.fromkeys(label for kind in kinds for label in FOREIGN_NAME_LABELS[kind])
+    answers = await asyncio.gather(
+        *(
+            api.list(
+                collection_path("/api/v1", namespace, "pods"),
+                TrainingPod,
+                limit=PAGE,
+                labelSelector=f"{label}={name},!{JOB}" if name else f"{label},!{JOB}",
+            )
+            for label in labels
+        )
+    )
+    return [*{pod.metadata.uid: pod for pods, _ in answers for pod in pods}.values()]
+
+
+T = TypeVar("T")
+PUBLISHED = "/api/v1/namespaces/kube-public/configmaps/fenka"
+"""What the chart publishes for all users."""
+
+
+class Published(Object):
+    """The chart's ConfigMap for users."""
+
+    data: Mapping[str, str] = {}
+
+
+async def read_services(
+    api: Api, namespace: str | None, name: str | None = None, *, pods: bool = True
+) -> ServiceObjects:
+    """Return the objects of all services, or of the one with this name.
+
+    Args:
+        api: The cluster.
+        namespace: None for all namespaces.
+        name: None for all services.
+        pods: Read the versions' pods and all nodes too.
+
+    Raises:
+        ApiError: Without the right to list Deployments, Services or pods.
+        ApiUnreachable: The API server does not answer.
+    """
+    own = f"{KIND}={SERVICE_KIND}" + (f",{SERVICE}={name}" if name else f",{SERVICE}")
+    (deployments, _), (addresses, _), (replicas, nodes) = await asyncio.gather(
+        api.list(
+            collection_path(DEPLOYMENTS_API, namespace, "deployments"),
+            ServingDeployment,
+            limit=PAGE,
+            labelSelector=own,
+        ),
+        api.list(
+            collection_path("/api/v1", namespace, "services"),
+            AddressService,
+            limit=PAGE,
+            labelSelector=f"{own},{ROLE}={ADDRESS}",
+        ),
+        _read_replicas(api, namespace, f"{own},{ROLE}={REPLICA}") if pods else _no_pods(),
+    )
+    roles: dict[str, list[ServingDeployment]] = {REPLICA: [], GATEWAY: []}
+    for each in deployments:
+        labels, role = each.metadata.labels, each.metadata.labels.get(ROLE, "")
+        # Labels alone do not make a version: whoever may create Deployments writes them.
+        suffix = labels.get(VERSION, "") if role == REPLICA else GATEWAY
+        if role in roles and suffix and each.metadata.name == f"{labels[SERVICE]}-{suffix}":
+            roles[role].append(each)
+    return ServiceObjects(
+        roles[REPLICA],
+        roles[GATEWAY],
+        [each for each in addresses if each.metadata.name == each.metadata.labels[SERVICE]],
+        replicas,
+        nodes,
+    )
+
+
+async def read_published(api: Api) -> Mapping[str, str]:
+    """Return what the chart publishes for users; nothing if it does not. Raises ApiError, ApiUnreachable."""
+    published = await if_accepted(api.get(PUBLISHED, Published), (403, 404))
+    return published.data if published else {}
+
+
+async def read_screen(api: Api, screen: str, row: type[T]) -> list[T] | None:
+    """Return the rows of a screen as the scheduler serves them, None if this user may not read them.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    namespace, _, service = (await read_published(api)).get("screens", "").partition("/")
+    if not service:
+        return None
+    path = f"/api/v1/namespaces/{namespace}/services/{service}/proxy/gpushare-scheduler/{screen}"
+    return await if_accepted(api.get(path, list[row]), (403, 404))  # type: ignore[valid-type]
+
+
+async def _read_replicas(
+    api: Api, namespace: str | None, own: str
+) -> tuple[list[TrainingPod], list[Node] | None]:
+    (pods, _), nodes = await asyncio.gather(
+        api.list(
+            collection_path("/api/v1", namespace, "pods"),
+            TrainingPod,
+            limit=PAGE,
+            labelSelector=own,
+        ),
+        if_accepted(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
+    )
+    return pods, nodes[0] if nodes else None
+
+
+async def _no_pods() -> tuple[list[TrainingPod], list[Node] | None]:
+    return [], None
+
+
+NAMESPACE, NAME = "autoscalerNamespace", "autoscalerName"
+"""Keys of the chart's ConfigMap for users: where the autoscaler's objects are."""
+
+DEFAULT_NAME = "fenka-autoscaler"
+
+CONFIG_KEY = "config.yaml"
+"""Key of the ConfigMap with the configuration."""
+
+
+class _LeaseSpec(Object):
+    renew_time: str | None = None
+
+
+class _Lease(Object):
+    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerState:
+    """What the autoscaler has published.
+
+    Attributes:
+        namespace: where its objects are.
+        name: of its Lease, and the beginning of its configuration's name.
+        status: None if it has published none yet.
+        orders: by their names.
+        renewed_at: when a leader last renewed its lease, None if that is not known.
+    """
+
+    namespace: str
+    name: str = DEFAULT_NAME
+    status: Status | None = None
+    orders: Mapping[str, OrderRecord] = field(default_factory=dict)
+    renewed_at: float | None = None
+
+
+async def read_autoscaler(api: Api, namespace: str = "") -> AutoscalerState | None:
+    """Return what the autoscaler has published; None if none is installed.
+
+    Args:
+        api: the cluster.
+        namespace: the autoscaler's, if the chart does not publish it.
+
+    Raises:
+        ApiError: without the right to read its ConfigMaps.
+        ApiUnreachable: if the API server does not answer.
+        InvalidRecord: if something else wrote the ConfigMaps.
+    """
+    name = DEFAULT_NAME
+    if not namespace:
+        published = await read_published(api)
+        namespace, name = published.get(NAMESPACE, ""), published.get(NAME, name)
+    if not namespace:
+        return None
+    maps = f"/api/v1/namespaces/{namespace}/configmaps"
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    status, orders, renewed = await asyncio.gather(
+        if_accepted(api.get(f"{maps}/{STATUS_MAP}", ConfigMap)),
+        if_accepted(api.get(f"{maps}/{ORDERS_MAP}", ConfigMap)),
+        if_accepted(api.get(f"{leases}/{name}", _Lease), (403, 404)),
+    )
+    text = status.data.get(STATUS_KEY) if status else None
+    return AutoscalerState(
+        namespace,
+        name,
+        decode_status(text) if text else None,
+        {name: decode_order(name, text) for name, text in orders.data.items()} if orders else {},
+        seconds((renewed.spec.renew_time if renewed else None) or ""),
+    )
+
+
+async def read_config_text(api: Api, state: AutoscalerState) -> str | None:
+    """Return the configuration that the chart has installed, None if there is none.
+
+    Raises ApiError, ApiUnreachable.
+    """
+    path = f"/api/v1/namespaces/{state.namespace}/configmaps/{state.name}-config"
+    found = await if_accepted(api.get(path, ConfigMap))
+    return found.data.get(CONFIG_KEY) if found else None

@@ -1,0 +1,563 @@
+"""What users do with services of this machine: deploy, change, divide requests, delete.
+
+Services of this machine as values of the screens: records, and what the daemon knows of their leases.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
+from fenka.core.request import InvalidRequest
+from fenka.core.scaling import shares
+from fenka.formats.quantities import InvalidSize
+from fenka.hardware.peer_credentials import user_name
+from fenka.jobs.notebook import LOOPBACK
+from fenka.jobs.processes import ErrorReporter, JobNotStarted, start_in_background
+from fenka.jobs.routing_table import check_socket_path
+from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec, check_change, check_versions
+from fenka.local import run_jobs, service_plan, service_records, service_supervisor, workload
+from fenka.local.launch import Launcher, LeaseNotGranted
+from fenka.local.service_records import (
+    InvalidService,
+    ReplicaRecord,
+    ReplicaState,
+    ServiceRecord,
+    ServiceStatus,
+    VersionRecord,
+)
+from fenka.local.views import requested_cards, requested_units
+from fenka.local.workload import end_process, end_writers
+from fenka.views.workloads import Replica, ServiceVersion, ServingPort
+from fenka.workstation.client import connect, known_snapshot, own_jobs
+from fenka.workstation.paths import Runtime
+from fenka.workstation.protocol import JobView, Snapshot
+from fenka.workstation.snapshot import address as machine_address
+
+_PORTS: Mapping[PortName, str] = {"grpc-serving": "GRPC", "http-serving": "RESTFUL"}
+"""arena's names of ports, in the order in which it prints them."""
+
+_STATUS: Mapping[ReplicaState, str] = {
+    "Pending": "Pending",
+    "Starting": "Running",
+    "Ready": "Running",
+    "Draining": "Terminating",
+    "Ending": "Terminating",
+    "Backoff": "CrashLoopBackOff",
+}
+"""kubectl's words."""
+
+
+def service_versions(
+    name: str,
+    record: ServiceRecord,
+    status: ServiceStatus | None,
+    snapshot: Snapshot | None,
+    user: str,
+) -> list[ServiceVersion]:
+    """Return the versions of a service as screens show them.
+
+    Args:
+        name: The service.
+        record: What is wanted.
+        status: What there is; None if its supervisor does not live.
+        snapshot: What the daemon knows; None if none answers.
+        user: The user whose service it is.
+    """
+    leases = {job.gang or job.name: job for job in own_jobs(snapshot)}
+    return [
+        _version(record, each, status, leases, snapshot, user)
+        for each in sorted(record.versions, key=lambda each: each.spec.version)
+        if each.spec.name == name
+    ]
+
+
+def unreadable_service(error: InvalidService, user: str) -> ServiceVersion:
+    """Return a service whose record cannot be read."""
+    return ServiceVersion(error.name, user, "", "custom", "", 0, 0, 0, note=str(error))
+
+
+def _version(
+    record: ServiceRecord,
+    version: VersionRecord,
+    status: ServiceStatus | None,
+    leases: Mapping[str, JobView],
+    snapshot: Snapshot | None,
+    user: str,
+) -> ServiceVersion:
+    spec = version.spec
+    known = [each for each in status.replicas if each.version == spec.version] if status else []
+    requested, units = _requested(version, snapshot)
+    compute = spec.gpu.core if spec.gpu else 0
+    replicas = [
+        replace(
+            _replica(each, leases.get(each.lease), requested), memory_units=units, compute=compute
+        )
+        for each in known
+    ]
+    # The supervisor has not seen a version yet that is missing.
+    wanted = status.wanted.get(spec.version, max(spec.range.least, 1)) if status else 0
+    several = len(record.versions) > 1
+    current = all(each.revision == version.revision and each.state == "Ready" for each in known)
+    return ServiceVersion(
+        spec.name,
+        user,
+        f"{record.uid}-{spec.version}",
+        spec.kind,
+        spec.version,
+        wanted,
+        sum(each.ready for each in replicas),
+        version.created_at,
+        LOOPBACK if record.address == LOOPBACK else machine_address(),
+        tuple(
+            ServingPort(word, record.ports[port])
+            for port, word in _PORTS.items()
+            if port in record.ports
+        ),
+        record.weight(spec.version) if several else None,
+        tuple(replicas),
+        _note(spec, status),
+        rolled_out=current and len(known) == wanted,
+    )
+
+
+def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | None) -> Replica:
+    running = record.state not in ("Pending", "Backoff")
+    return Replica(
+        record.name,
+        _STATUS[record.state],
+        record.created_at,
+        ready=int(record.state == "Ready"),
+        restarts=record.restarts,
+        node=socket.gethostname() if running else "",
+        node_address=machine_address() if running else "",
+        address=LOOPBACK if running else "",
+        requested=requested,
+        why=(lease.reason if lease and lease.reason else record.reason),
+        sockets=tuple(each for each in record.ports.values() if isinstance(each, str)),
+    )
+
+
+def _requested(version: VersionRecord, snapshot: Snapshot | None) -> tuple[float | None, float]:
+    """Return the cards that a replica requests, None if that is not known, and its units of memory."""
+    gpu = version.spec.gpu
+    if gpu is None:
+        return 0, 0
+    if snapshot is None:
+        return None, 0
+    try:
+        return requested_cards(gpu, snapshot), requested_units(gpu, snapshot)
+    except (InvalidSize, InvalidRequest):
+        return None, 0
+
+
+def _note(spec: ServiceSpec, status: ServiceStatus | None) -> str:
+    if status is None:
+        return (
+            "its supervisor has ended, and nothing of it runs: start it again (fenka serve update "
+            f"{spec.kind} --name {spec.name} -v {spec.version}) or delete it (fenka serve delete {spec.name})"
+        )
+    return status.reason
+
+
+STARTED = "started"
+"""The status line after which clients can connect."""
+
+Announce = Callable[[str], None]
+
+_IN_PLACE = ("replicas", "target", "up_after_s", "down_after_s")
+"""Fields whose change replaces no replica."""
+
+
+class ServiceRefused(FenkaError):
+    """The change is not possible as the service is now."""
+
+    exit_code = INVALID_INPUT
+
+
+def deploy(
+    runtime: Runtime, spec: ServiceSpec, announce: Announce, report_errors: ErrorReporter
+) -> list[str]:
+    """Deploy a version; return the versions that there were before. If it fails, nothing is left of it.
+
+    Args:
+        runtime: The daemon's runtime directory.
+        spec: The version.
+        announce: Receives sentences for the user.
+        report_errors: The command's reporter of errors.
+
+    Raises:
+        InvalidRequest: This machine cannot run it as requested.
+        ServiceRefused: The service has a version of this name, or other ports.
+        InvalidService: The service's record cannot be read.
+        JobNotStarted: It could not be started.
+    """
+    spec.validate()
+    workload.refuse_cluster_options(spec, {})
+    workload.check_mounts(spec)
+    directory = workload.working_directory(spec)
+    with service_records.changing() as lock:
+        record = service_records.load(spec.name) if service_records.exists(spec.name) else None
+        if record is not None:
+            _check_version(record, spec)
+            if sentence := _ignored_ports(record, spec):
+                announce(sentence)
+        _check_program(spec, directory)
+        _check_sockets(spec)
+        _check_cards(runtime, spec, announce, report_errors)
+        _announce_ignored(spec, announce)
+        version = VersionRecord(spec, _revision(spec), time.time(), directory, _environment())
+        if record is None:
+            new = ServiceRecord(
+                secrets.token_hex(8), _address(spec), _client_ports(spec), [], {spec.version: 100}
+            )
+            service_records.create(spec.name, new)
+        new = record or new
+        try:
+            _add(new, version)
+            _ensure_supervised(runtime, spec.name, lock, announce, report_errors)
+        except BaseException:
+            _restore(spec.name, record)
+            raise
+    return [] if record is None else [each.spec.version for each in record.versions]
+
+
+def _revision(spec: ServiceSpec) -> int:
+    """Return a revision that no replica has, also of a deleted version of the same name."""
+    status = service_records.load_status(spec.name)
+    replicas = status.replicas if status else []
+    return 1 + max((each.revision for each in replicas if each.version == spec.version), default=0)
+
+
+def _add(record: ServiceRecord, version: VersionRecord) -> None:
+    place = service_records.place_of(version.spec.name)
+    files = place / "files" / version.spec.version
+    shutil.rmtree(files, ignore_errors=True)
+    files.mkdir(mode=0o700, parents=True)
+    binds = workload.provide_files(version.spec, files)
+    version = msgspec.structs.replace(version, binds=binds)
+    service_records.save(
+        place, msgspec.structs.replace(record, versions=[*record.versions, version])
+    )
+
+
+def _restore(name: str, record: ServiceRecord | None) -> None:
+    """Leave a service as it was."""
+    if record is None:
+        shutil.rmtree(service_records.place_of(name), ignore_errors=True)
+    else:
+        service_records.save(service_records.place_of(name), record)
+
+
+def _check_version(record: ServiceRecord, spec: ServiceSpec) -> None:
+    if record.version(spec.version):
+        name, version = spec.name, spec.version
+        raise ServiceRefused(
+            f"version {version} of service {name} already exists on this machine: use fenka serve update "
+            f"{spec.kind}, delete it (fenka serve delete {name} -v {version}) or choose another --version"
+        )
+    if not record.versions:
+        raise ServiceRefused(f"service {spec.name} is being deleted: try again, or delete it again")
+    if len(record.versions) >= service_records.MAX_VERSIONS:
+        raise ServiceRefused(f"a service has at most {service_records.MAX_VERSIONS} versions")
+    served, given = sorted(record.ports), sorted(_client_ports(spec))
+    if served != given:
+        raise ServiceRefused(
+            f"service {spec.name} has the ports {', '.join(served)}, and this version {', '.join(given)}: "
+            "give it the same by --restful-port and --port"
+        )
+
+
+def _ignored_ports(record: ServiceRecord, spec: ServiceSpec) -> str:
+    """Return a sentence about ports of a further version that are not those of its service; else nothing."""
+    other = {
+        name: port for name, port in _client_ports(spec).items() if record.ports.get(name) != port
+    }
+    if not other:
+        return ""
+    ignored = ", ".join(str(port) for port in other.values())
+    used = ", ".join(str(record.ports[name]) for name in other if name in record.ports)
+    return (
+        f"port {ignored} is ignored: all versions of service {spec.name} are reached at port {used}"
+    )
+
+
+def _check_program(spec: ServiceSpec, directory: str) -> None:
+    program = spec.argv[0]
+    there = Path(directory, program).exists() if "/" in program else shutil.which(program)
+    if not there:
+        raise InvalidRequest(f"there is no program called {program[:80]} on this machine")
+
+
+def _check_sockets(spec: ServiceSpec) -> None:
+    """Check that the kernel can have the paths of replicas' Unix sockets. Raises InvalidRequest."""
+    if spec.unix_socket:
+        try:
+            check_socket_path(service_records.socket_path(service_records.place_of(spec.name)))
+        except ValueError as why:
+            raise InvalidRequest(
+                f"--unix-socket: {why}: give the service a shorter --name, or set XDG_STATE_HOME to a "
+                "directory with a shorter path"
+            ) from None
+
+
+def _check_cards(
+    runtime: Runtime, spec: ServiceSpec, announce: Announce, report_errors: ErrorReporter
+) -> None:
+    """Check that the daemon could ever grant a replica's request. Raises LeaseNotGranted."""
+    version = VersionRecord(spec, 0, 0, str(Path.cwd()), {})
+    request = service_plan.lease_request(
+        version, service_plan.lease_name(spec, secrets.token_hex(3))
+    )
+    if request is None:
+        return
+    launcher = Launcher(runtime, request, report_errors, wait=False)
+    try:
+        # It is not confirmed, so the daemon takes it back.
+        launcher.acquire(announce)[0].close()
+    except LeaseNotGranted as why:
+        if why.exit_code != TEMPORARY_FAILURE:
+            raise
+
+
+def _announce_ignored(spec: ServiceSpec, announce: Announce) -> None:
+    if ignored := workload.ignored_options(spec):
+        have = "have" if len(ignored) > 1 else "has"
+        announce(f"{', '.join(ignored)} {have} no effect on a workstation")
+
+
+def _client_ports(spec: ServiceSpec) -> dict[PortName, int]:
+    return {name: spec.ports[name] for name in CLIENT_PORTS if name in spec.ports}
+
+
+def _address(spec: ServiceSpec) -> str:
+    """Return where the gateway listens: a service that is reached from outside does so everywhere."""
+    return LOOPBACK if spec.service == "ClusterIP" else "0.0.0.0"
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's variables that are text."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if (name + value).encode(errors="replace") == os.fsencode(name + value)
+    }
+
+
+def _ensure_supervised(
+    runtime: Runtime, name: str, lock: int, announce: Announce, report_errors: ErrorReporter
+) -> None:
+    """Start the service's supervisor unless it lives. Raises JobNotStarted.
+
+    lock: what keeps other commands from changing services; not for the supervisor.
+    """
+    if service_records.load_status(name) is not None:
+        return
+    if any(version.spec.gpu for version in service_records.load(name).versions):
+        # Not by a replica, or its end would be that of the daemon's parent.
+        connect(runtime, announce).close()
+
+    def body(notify: Announce, started: Callable[[], None]) -> None:
+        os.close(lock)
+
+        def ready() -> None:
+            notify(STARTED)
+            started()
+
+        service_supervisor.run(runtime, name, ready, report_errors)
+
+    log = service_records.place_of(name) / "log"
+    with start_in_background(body, log, report_errors) as process:
+        for line in process.status_lines():
+            if line == STARTED:
+                return
+    raise JobNotStarted(f"the supervisor of {name} ended while it started: see {log}", 1)
+
+
+# --- look -----------------------------------------------------------------------------------------------
+
+
+def versions(name: str | None) -> list[ServiceVersion]:
+    """Return the versions of all services, or of the one with this name, sorted.
+
+    A service whose record cannot be read is shown, so that it can be deleted.
+    """
+    snapshot, user = known_snapshot(), user_name(os.geteuid())
+    shown: list[ServiceVersion] = []
+    for each in service_records.names() if name is None else filter(service_records.exists, [name]):
+        try:
+            record = service_records.load(each)
+        except InvalidService as why:
+            shown.append(unreadable_service(why, user))
+            continue
+        shown += service_versions(each, record, service_records.load_status(each), snapshot, user)
+    return shown
+
+
+def attach_to(name: str, replica: str, command: Sequence[str]) -> NoReturn:
+    """Become a command in the lease of a replica. It is ended with the replica.
+
+    Raises ServiceNotFound, InvalidService, NotRunning, IsolationError, JobNotStarted.
+    """
+    record, status = service_records.load(name), service_records.load_status(name)
+    known = [each for each in status.replicas if each.name == replica] if status else []
+    version = record.version(known[0].version) if known else None
+    if version is None:
+        raise run_jobs.NotRunning(f"{replica} is not running")
+    run_jobs.become(replica, known[0].program, version.directory, command)
+
+
+def has_replica(name: str, replica: str) -> bool:
+    """Return whether there is a replica of this name, which may be started again."""
+    status = service_records.load_status(name)
+    return status is not None and any(each.name == replica for each in status.replicas)
+
+
+# --- changes --------------------------------------------------------------------------------------------
+
+
+def update(
+    runtime: Runtime,
+    name: str,
+    version: str,
+    change: Callable[[ServiceSpec], ServiceSpec],
+    announce: Announce,
+    report_errors: ErrorReporter,
+) -> ServiceSpec:
+    """Change a version, or the only one if none is named; return it as it is now.
+
+    If it fails, nothing changes. Its replicas are replaced one by one. A service whose supervisor has been
+    killed is started again.
+
+    Raises:
+        ServiceNotFound, InvalidService, ServiceRefused: There is no such version.
+        InvalidRequest: This machine cannot run it as requested.
+        JobNotStarted: Its supervisor could not be started.
+    """
+    with service_records.changing() as lock:
+        record = service_records.load(name)
+        old = _chosen(record, name, version)
+        spec = change(old.spec)
+        spec.validate()
+        check_change(old.spec, spec)
+        workload.refuse_cluster_options(spec, {})
+        workload.check_mounts(spec)
+        _check_sockets(spec)
+        if spec.argv != old.spec.argv:
+            _check_program(spec, old.directory)
+        if spec.gpu != old.spec.gpu:
+            _check_cards(runtime, spec, announce, report_errors)
+        unchanged = {field: getattr(old.spec, field) for field in _IN_PLACE}
+        same = msgspec.structs.replace(spec, **unchanged) == old.spec
+        new = msgspec.structs.replace(
+            old,
+            spec=spec,
+            revision=old.revision + (not same),
+            previous=old.previous if spec == old.spec else old.spec,
+        )
+        versions = [new if each is old else each for each in record.versions]
+        service_records.save(
+            service_records.place_of(name), msgspec.structs.replace(record, versions=versions)
+        )
+        try:
+            _ensure_supervised(runtime, name, lock, announce, report_errors)
+        except BaseException:
+            _restore(name, record)
+            raise
+    return spec
+
+
+def undo(
+    runtime: Runtime, name: str, version: str, announce: Announce, report_errors: ErrorReporter
+) -> ServiceSpec:
+    """Make a version what it was before its last update. Return it as it is now. Raises as `update`."""
+    chosen = _chosen(service_records.load(name), name, version)
+    previous, version = chosen.previous, chosen.spec.version
+    if previous is None:
+        raise ServiceRefused(
+            f"version {version} of service {name} has not been updated: there is nothing to undo"
+        )
+    return update(runtime, name, version, lambda _: previous, announce, report_errors)
+
+
+def _chosen(record: ServiceRecord, name: str, version: str) -> VersionRecord:
+    names = [each.spec.version for each in record.versions]
+    if not version and len(names) != 1:
+        raise ServiceRefused(
+            f"service {name} has several versions: choose {', '.join(sorted(names))} by --version"
+        )
+    check_versions(name, {version or names[0]: 1}, names)
+    chosen = record.version(version or names[0])
+    assert chosen
+    return chosen
+
+
+def split(name: str, weights: Mapping[str, int]) -> None:
+    """Divide a service's requests. Raises ServiceNotFound, InvalidService, InvalidRequest."""
+    with service_records.changing():
+        record = service_records.load(name)
+        check_versions(name, weights, [each.spec.version for each in record.versions])
+        service_records.save(
+            service_records.place_of(name), msgspec.structs.replace(record, weights=dict(weights))
+        )
+
+
+def delete(name: str, version: str) -> None:
+    """Delete a version, or the whole service with all that is left of it.
+
+    Raises ServiceNotFound, InvalidService, ServiceRefused, InvalidRequest, JobNotEnded.
+    """
+    with service_records.changing():
+        directory = service_records.directory_of(name)
+        if version and not _delete_version(name, version):
+            return
+        _end(name, directory)
+        while directory.exists():
+            # Another command may be deleting it, too.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(directory)
+
+
+def _delete_version(name: str, version: str) -> bool:
+    """Withdraw a version. Return whether it is the last one, which is not withdrawn."""
+    record = service_records.load(name)
+    names = [each.spec.version for each in record.versions]
+    check_versions(name, {version: 1}, names)
+    rest = [each for each in record.versions if each.spec.version != version]
+    if not rest:
+        return True
+    weights = shares(record.weights, [each.spec.version for each in rest])
+    if not weights:
+        raise ServiceRefused(
+            f"version {version} gets all requests of service {name}: move them first, by fenka "
+            f"traffic-split --name {name} -v {rest[0].spec.version}:100"
+        )
+    changed = msgspec.structs.replace(record, versions=rest, weights=weights)
+    service_records.save(service_records.place_of(name), changed)
+    return False
+
+
+def _end(name: str, directory: Path) -> None:
+    """End the supervisor with all that it runs."""
+    grace_s = ServiceSpec().grace_s
+    with contextlib.suppress(InvalidService):
+        record = service_records.load(name)
+        # The gateway finishes requests, and then the programs.
+        grace_s = 2 * max((each.spec.grace_s for each in record.versions), default=grace_s)
+        # A supervisor that is being started again may miss the signal. On a full disk there is only that.
+        with contextlib.suppress(OSError):
+            service_records.save(directory, msgspec.structs.replace(record, versions=[]))
+    status = service_records.load_status(name)
+    if status is not None:
+        end_process(status.pid, lambda: status.supervised, name, grace_s)
+    # If a guard was killed, its supervisor ends by itself.
+    end_writers(directory / "log", name, grace_s)

@@ -1,0 +1,309 @@
+"""What trainings and services of this machine have in common: their options, mounts and directories.
+
+Leaves no process behind, whichever process of a training is killed.
+
+A training has two processes besides its programs. The guard starts the supervisor. Orphans among the
+supervisor's descendants become its children (subreaper); it ends them after each attempt. If it is killed,
+they become the guard's, which ends them. If the guard is killed, the supervisor gets SIGTERM. Neither ever
+ends a process that is not its own child: without a guard the supervisor's parent is init, whose children
+are everybody's. The daemon does the same for programs in leases; this is for those without, and for the
+time without a daemon.
+
+Ends the supervisors of trainings and services.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from fenka import procfs
+from fenka.core.errors import FAILURE, FenkaError
+from fenka.core.request import InvalidRequest
+from fenka.jobs.processes import JobNotStarted
+from fenka.jobs.workload import RoleSpec, WorkloadSpec
+from fenka.workstation.client import DAEMON_MARK
+
+NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+"""For processes outside of leases, which could use every card of the machine."""
+
+_REFUSED = {
+    "data": "use --data-dir DIRECTORY",
+    "checkpoint": "use --data-dir DIRECTORY",
+    "toleration": "leave it out",
+    "device": "leave it out",
+    "queue": "use --priority N",
+    "ttl_after_finished_s": "use fenka prune",
+}
+"""Options that mean something only on a cluster, and what to do instead."""
+
+_ROLE_REFUSED = {
+    "selector": "leave it out",
+    "cpu": "no limit of processors is enforced here, so leave it out",
+    "memory": "no limit of memory is enforced here, so leave it out",
+}
+
+_IGNORED = (
+    "image",
+    "sync_image",
+    "tensorboard_image",
+    "image_pull_secret",
+    "image_pull_policy",
+    "share_memory",
+    "scheduler",
+    "annotation",
+    "label",
+    "clean_task_policy",
+    "mounts_on_launcher",
+    "gang",
+    "interruptible",
+    "security",
+    "run_as",
+)
+
+
+def refuse_cluster_options(spec: WorkloadSpec, roles: Mapping[str, RoleSpec]) -> None:
+    """Raise InvalidRequest for an option that a workstation cannot provide.
+
+    Args:
+        spec: The training, or the version of a service.
+        roles: The parts that have options of their own, by the prefix of these.
+    """
+    given = [(_option(field), advice) for field, advice in _REFUSED.items() if _given(spec, field)]
+    given += [
+        (prefix + field, advice)
+        for prefix, part in {"": spec, **roles}.items()
+        for field, advice in _ROLE_REFUSED.items()
+        if getattr(part, field)
+    ]
+    for option, advice in given:
+        raise InvalidRequest(f"--{option} requires a cluster: {advice}")
+
+
+def ignored_options(spec: WorkloadSpec) -> list[str]:
+    """Return the options that have no effect on a workstation."""
+    return [
+        f"--{'no-' if field == 'gang' else ''}{_option(field)}"
+        for field in _IGNORED
+        if _given(spec, field)
+    ]
+
+
+def _given(spec: WorkloadSpec, field: str) -> bool:
+    return field in spec.__struct_fields__ and getattr(spec, field) != getattr(type(spec)(), field)
+
+
+def _option(field: str) -> str:
+    return field.removesuffix("_s").replace("_", "-")
+
+
+def parse_priority(text: str) -> int:
+    """Return the number of `--priority`. Raises InvalidRequest."""
+    try:
+        return int(text or "0")
+    except ValueError:
+        raise InvalidRequest(
+            f"invalid --priority {text[:40]!r}: on a workstation it is a number, larger ones are served first"
+        ) from None
+
+
+# --- directories ----------------------------------------------------------------------------------------
+
+
+def working_directory(spec: WorkloadSpec) -> str:
+    """Return the directory that is named, else the current one. Raises InvalidRequest."""
+    if not _given(spec, "working_dir"):
+        return str(Path.cwd())
+    if not Path(spec.working_dir).is_dir():
+        raise InvalidRequest(
+            f"--working-dir {spec.working_dir} is not a directory on this machine: leave it out for the "
+            "current one"
+        )
+    return spec.working_dir
+
+
+def change_directory(directory: str) -> None:
+    """Enter a program's working directory. Raises JobNotStarted."""
+    try:
+        os.chdir(directory)
+    except OSError as why:
+        raise JobNotStarted(
+            f"the working directory {directory} cannot be entered: {why.strerror}", FAILURE
+        ) from None
+
+
+def check_mounts(spec: WorkloadSpec) -> None:
+    """Check that what programs see in another place exists, here and there. Raises InvalidRequest."""
+    for option, kind, exists, pairs in (
+        ("data-dir", "directory", Path.is_dir, spec.host_mounts),
+        ("config-file", "file", Path.is_file, spec.config_files),
+    ):
+        for source, target in pairs:
+            if not exists(Path(source)):
+                raise InvalidRequest(f"--{option} {source} is not a {kind} on this machine")
+            if not exists(Path(target)):
+                raise InvalidRequest(
+                    f"--{option} {source}:{target} requires a {kind} {target} to be covered for the "
+                    f"programs: create it, or use {source} itself"
+                )
+
+
+def provide_files(spec: WorkloadSpec, directory: Path) -> list[tuple[str, str]]:
+    """Return what programs see in other places. Files are copied to a directory: they may change."""
+    binds = [pair for pair in spec.host_mounts if pair[0] != pair[1]]
+    for number, (source, target) in enumerate(spec.config_files):
+        copy = directory / f"file-{number}"
+        shutil.copyfile(source, copy)
+        binds.append((str(copy), target))
+    return binds
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(body: Callable[[], int]) -> int:
+    """Run a supervisor in a child, and return its wait status when nothing of it is left.
+
+    SIGINT and SIGTERM are forwarded to it.
+    """
+    # Where it is ignored, the kernel reaps children unasked, and others may get their PIDs.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    adopt_orphans()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    guard, child = os.getpid(), os.fork()
+    if child == 0:
+        code = 1
+        try:
+            die_with_parent(signal.SIGTERM)
+            adopt_orphans()
+            if os.getppid() == guard:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                code = body()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    # By a descriptor: signals may come after its end, when another process may have its PID.
+    supervisor = os.pidfd_open(child)
+
+    def forward(number: int, _frame: object) -> None:
+        # It has ended, and its descriptor may be closed.
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(supervisor, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    status = _wait(child)
+    os.close(supervisor)
+    end_orphans()
+    return status
+
+
+def die_with_parent(number: int) -> None:
+    """Send this process a signal when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _wait(child: int) -> int:
+    """Wait for the supervisor, and reap orphans meanwhile."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            return status
+
+
+def end_orphans(kept: Collection[int] = ()) -> None:
+    """Kill and reap this process's children, and what they leave behind, also in sessions of their own.
+
+    Args:
+        kept: Children that are no orphans.
+    """
+    me = os.getpid()
+    while orphans := [pid for pid in procfs.children(me) if pid not in kept and _is_orphan(pid)]:
+        for pid in orphans:
+            # PermissionError: it has become root since.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    for pid in procfs.children(me):
+        if pid not in kept:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _is_orphan(pid: int) -> bool:
+    """Return whether a process lives, may be killed, and is no daemon that was started meanwhile."""
+    try:
+        os.kill(pid, 0)
+        lives = procfs.start_ticks(pid) is not None
+    except OSError:
+        # It has ended, or it is of another user: a program that has become root.
+        return False
+    environment = b""
+    # Programs may forbid their own user to read it. Daemons do not.
+    with contextlib.suppress(OSError):
+        environment = (procfs.PROC / str(pid) / "environ").read_bytes()
+    return lives and f"{DAEMON_MARK}=1".encode() not in environment.split(b"\0")
+
+
+END_TIMEOUT_S = 30.0
+"""Beyond the grace period, for a supervisor to end its processes and itself."""
+
+
+class JobNotEnded(FenkaError):
+    """A supervisor does not end."""
+
+
+def end_process(pid: int, is_meant: Callable[[], bool], name: str, grace_s: float) -> None:
+    """End a supervisor, or its guard, with all its processes, and wait for its end. Raises JobNotEnded.
+
+    Args:
+        pid: The process. Another one may have taken the PID by now.
+        is_meant: Returns whether the current process of the PID is the one to end.
+        name: What it supervises.
+        grace_s: How long its programs may take.
+    """
+    try:
+        ending = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with contextlib.closing(os.fdopen(ending, "rb", buffering=0)):
+        if not is_meant():
+            return
+        signal.pidfd_send_signal(ending, signal.SIGTERM)
+        if not select.select([ending], [], [], grace_s + END_TIMEOUT_S)[0]:
+            raise JobNotEnded(f"{name} does not end: see whether process {pid} can be killed")
+
+
+def end_writers(log: Path, name: str, grace_s: float) -> None:
+    """End the supervisor whose output is this file, for which no readable record names it."""
+    pids = writers(log)
+    # The guard forwards the signal. A second one would kill the programs at once.
+    for pid in [pid for pid in pids if procfs.parent_pid(pid) not in pids]:
+        end_process(pid, lambda pid=pid: pid in writers(log), name, grace_s)  # type: ignore[misc]
+
+
+def writers(log: Path) -> set[int]:
+    """Return the processes whose output is this file."""
+    path, pids = str(log.parent.resolve() / log.name), set[int]()
+    for pid in procfs.pids():
+        # Those of other users cannot be read, and others may have ended.
+        with contextlib.suppress(OSError):
+            if os.readlink(procfs.PROC / str(pid) / "fd" / "1").removesuffix(" (deleted)") == path:
+                pids.add(pid)
+    return pids

@@ -1,0 +1,182 @@
+"""Divides cards as fixed layouts say, one instance after the other: what is in use stays until it has ended.
+
+`plan_card` has the steps that are possible now, and what the others wait for. The workstation's daemon and
+the node program carry them out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fenka.core.inventory import Card
+from fenka.core.mig.geometry import Geometry, Place
+from fenka.core.mig.layouts import Layout, plan_layout
+from fenka.formats.mig_parted import CardTarget
+from fenka.hardware import mig
+from fenka.hardware.mig import InstanceInUse, MigError, ResetRequired
+from fenka.mig.keeper import InstanceKeeper, InstanceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of a card. place: the instance that is destroyed or created."""
+
+    action: Literal["destroy", "disable", "enable", "create"]
+    card: Card
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        if self.place is None:
+            return f"{self.action} MIG on card {self.card.index}"
+        return f"{self.action} {_name(self.card, self.place)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CardPlan:
+    """How a card comes nearer to what it is to be.
+
+    Attributes:
+        card: the card.
+        layout: the instances that it has in the end; None while it cannot be switched to MIG.
+        steps: what can be done now, in order.
+        waiting: what cannot, each as a sentence that names what must end.
+    """
+
+    card: Card
+    layout: Layout | None = None
+    steps: tuple[Step, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the card is what it is to be."""
+        return not self.steps and not self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What was done, and what waits for something to end, in sentences.
+
+    in_use: whether a step failed because a program without a lease uses the instance or the card.
+    """
+
+    done: list[str]
+    waiting: list[str]
+    in_use: bool = False
+
+
+def plan_card(
+    card: Card,
+    geometry: Geometry | None,
+    present: Mapping[Place, Sequence[str] | None],
+    holders: Sequence[str],
+    target: CardTarget,
+) -> CardPlan:
+    """Return the fewest changes to what a card is to be.
+
+    Args:
+        card: the card, marked if it is in MIG mode.
+        geometry: what it can be divided into; None without MIG.
+        present: its instances, each with the names of what holds it; None for an administrator's.
+        holders: names of what holds slices of the card itself.
+        target: what it is to be.
+
+    Raises:
+        ImpossibleLayout: The card cannot have these instances.
+        MigError: It has no MIG.
+    """
+    if geometry is None:
+        if target.enabled:
+            raise MigError(f"card {card.index} ({card.model}) has no MIG")
+        return CardPlan(card)
+    idle = [place for place, names in present.items() if names is not None and not names]
+    used = [place for place in present if place not in idle]
+    change = plan_layout(geometry, target.counts, idle, used)
+    steps = [Step("destroy", card, place) for place in change.destroy]
+    waiting = list[str]()
+    if target.enabled != card.divided:
+        switch = Step("enable" if target.enabled else "disable", card)
+        if holders:
+            waiting.append(f"{switch}: {', '.join(holders)} must end")
+            return CardPlan(card, None, tuple(steps), tuple(waiting))
+        if change.leaving:
+            waiting.append(f"{switch}: its instances are in use")
+        else:
+            steps.append(switch)
+    steps += [Step("create", card, place) for place in change.create]
+    for place, ways in change.blocked.items():
+        in_the_way = ", ".join(_holder(card, way, present[way]) for way in ways)
+        waiting.append(f"create {_name(card, place)}: {in_the_way}")
+    waiting += [f"destroy {_holder(card, place, present[place])}" for place in change.leaving]
+    return CardPlan(card, change.layout, tuple(steps), tuple(waiting))
+
+
+def carry_out(keeper: InstanceKeeper, plan: CardPlan) -> Progress:
+    """Make the changes that are possible now. What is in use after all stays, and what comes after it waits.
+
+    Raises:
+        MigError: The driver refuses a step; the rest is not done.
+        DriverLost, OSError: The same.
+    """
+    done, waiting, in_use = list[str](), list(plan.waiting), False
+    for number, step in enumerate(plan.steps):
+        try:
+            _make(keeper, step)
+        except (InstanceInUse, ResetRequired) as why:
+            reason = str(why) if isinstance(why, ResetRequired) else _user(step)
+            waiting[:0] = [f"{each}: {reason}" for each in plan.steps[number:]]
+            in_use = True
+            break
+        done.append(str(step))
+    for record, kept in marks(keeper, plan):
+        keeper.keep(record, kept=kept)
+    return Progress(done, waiting, in_use)
+
+
+def marks(keeper: InstanceKeeper, plan: CardPlan) -> list[tuple[InstanceRecord, bool]]:
+    """Return which records must change: the layout's instances stay, the others go with their programs."""
+    return [
+        (record, kept)
+        for record in keeper.records
+        if plan.layout is not None and record.card == plan.card.uuid
+        for kept in [any(_is_at(record, place) for place in plan.layout)]
+        if kept != record.kept
+    ]
+
+
+def _make(keeper: InstanceKeeper, step: Step) -> None:
+    card = step.card.uuid
+    match step:
+        case Step("create", place=Place() as place):
+            keeper.create(card, place, kept=True)
+        case Step("destroy", place=Place() as place):
+            for record in keeper.records:
+                if record.card == card and _is_at(record, place):
+                    keeper.destroy(record)
+        case Step(action):
+            try:
+                mig.set_mig_mode(card, enabled=action == "enable")
+            except InstanceInUse:
+                # Else the driver would switch by itself, also when the layout has been given up.
+                mig.set_mig_mode(card, enabled=action != "enable")
+                raise
+
+
+def _is_at(record: InstanceRecord, place: Place) -> bool:
+    return (record.profile, record.start) == (place.profile.name, place.start)
+
+
+def _user(step: Step) -> str:
+    if step.place is None:
+        return f"programs have card {step.card.index} open"
+    return f"a program that has not ended uses {_name(step.card, step.place)}"
+
+
+def _name(card: Card, place: Place) -> str:
+    return f"{card.index}/{place.start} {place.profile.name}"
+
+
+def _holder(card: Card, place: Place, names: Sequence[str] | None) -> str:
+    if names is None:
+        return f"{_name(card, place)} is an administrator's, destroy it with nvidia-smi mig"
+    return f"{_name(card, place)} is held by {', '.join(names)}"

@@ -1,0 +1,527 @@
+"""The MIG instances of the node's cards: created for leases, destroyed when no lease names them any more.
+
+NVML takes about a second for a change, and up to ten for a reading under load. So changes and readings are
+made in a thread, one after the other. Everything else reads what was seen last, and never waits.
+
+An instance is named by its place, `<UUID of the card>/<start>/<profile>`, as pods' records do.
+
+Closes cards whose division is about to change, so that no pod comes meanwhile.
+
+The scheduler is shown a divided card on which nothing is created. What it decided before arrives here soon
+after the Node shows that.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.mig.geometry import Geometry, Place
+from fenka.core.mig.instances import instance_card
+from fenka.dialects.base import InvalidRecord, split_instance
+from fenka.dialects.mig_records import TAKEN, DividedCard, InstanceState, decode_instances
+from fenka.hardware import mig
+from fenka.hardware.mig import (
+    CardLost,
+    InstanceInUse,
+    MigError,
+    MigNotEnabled,
+    NoRoomForInstance,
+    NoSuchInstance,
+)
+from fenka.hardware.nvml import NoDriver
+from fenka.isolation.files import describe_os_error
+from fenka.mig.keeper import InstanceRecord
+from fenka.mig.layouts import CardPlan, Progress, carry_out
+from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
+from fenka.node.node_api import NodeApi
+from fenka.procfs import users_of
+
+_LOG = logging.getLogger(__name__)
+
+OBSERVE_S = 5.0
+"""Between two readings, for what an administrator does."""
+
+RETRY_S = 1.0
+"""Between attempts to destroy what is in use: a driver frees a killed process's memory with some delay."""
+
+_Result = TypeVar("_Result")
+
+
+class InstanceDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An instance that exists.
+
+    Attributes:
+        uuid: the device's. One that is created again at the same place has the same.
+        generation: a number that no other instance of the node has.
+        compute: in percent of the whole card.
+        files: its device files, beside those of its card.
+    """
+
+    uuid: str
+    generation: int
+    compute: int
+    files: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedInstance:
+    """An instance of a card, for metrics.
+
+    Attributes:
+        card: UUID of its card.
+        uuid: the device's; empty without a compute instance.
+        gpu_instance: the driver's number; empty if that was not seen.
+        compute_instance: the same of its compute instance.
+    """
+
+    card: str
+    profile: str
+    memory_mib: int
+    state: InstanceState
+    uuid: str
+    gpu_instance: str
+    compute_instance: str
+
+
+def place_id(record: InstanceRecord) -> DeviceId:
+    """Return the place of a recorded instance, as pods' records name it."""
+    return DeviceId(f"{record.card}/{record.start}/{record.profile}")
+
+
+def error_key(record: InstanceRecord) -> str:
+    """Return the name under which errors of an instance are recorded. An instance made again has none."""
+    return f"{place_id(record)}#{record.generation}"
+
+
+@dataclass(eq=False)
+class NodeInstances:
+    """The instances of the node's cards.
+
+    Attributes:
+        manager: Its records change only in a turn.
+        cards: Returns the node's cards.
+        held: Returns the places that leases name.
+        changed: Called when something has changed.
+        error: Returns why an instance is unhealthy, by its `error_key`; None if it is healthy.
+        on_demand: Cards on which instances are created for pods.
+        closed: Cards that admit nothing because their mode is about to change.
+        withdrawn: Places of instances that take no new pods, because a layout does not have them.
+        recovered: Whether the leases are known. Until then nothing is destroyed.
+        observed: What was seen last on each card in MIG mode.
+    """
+
+    manager: InstanceManager
+    cards: Callable[[], Sequence[Card]]
+    held: Callable[[], Collection[DeviceId]] = frozenset
+    changed: Callable[[], object] = lambda: None
+    error: Callable[[str], str | None] = lambda _: None
+    on_demand: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+    withdrawn: frozenset[DeviceId] = frozenset()
+    recovered: bool = False
+    observed: Mapping[str, tuple[InstanceStatus, ...]] = field(default_factory=dict)
+    _changing: frozenset[DeviceId] = frozenset()
+    """Places that are being created or destroyed."""
+    _files: dict[int, list[str]] = field(default_factory=dict)
+    """Device files of instances by generation."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        """Read the cards. Raises NoDriver, OSError."""
+        if self.geometries:
+            self.manager.keeper.observe()
+            self.observed = self._read(frozenset(), ())
+
+    @property
+    def geometries(self) -> Mapping[str, Geometry]:
+        """What each card that has MIG can be divided into, by UUID."""
+        return self.manager.keeper.geometries
+
+    # --- what there is ------------------------------------------------------------------------------
+
+    def divided(self) -> tuple[DividedCard, ...]:
+        """Return the cards in MIG mode."""
+        return tuple(card for card in self.published() if card.uuid in self.observed)
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """UUIDs of the cards in MIG mode, and of those that are about to be."""
+        return self.closed | self.observed.keys()
+
+    def published(self) -> tuple[DividedCard, ...]:
+        """Return the cards in MIG mode, and those that are about to be, for the scheduler."""
+        return tuple(
+            DividedCard(
+                card.uuid,
+                self.geometries[card.uuid],
+                card.uuid in self.on_demand - self.closed,
+                {each.place: self._state(each) for each in self.observed.get(card.uuid, ())},
+            )
+            for card in self.cards()
+            if card.uuid in self.withheld
+        )
+
+    def _state(self, status: InstanceStatus) -> InstanceState:
+        record = status.record
+        if status.state != "own" or record is None:
+            return status.state
+        broken = record.stage != "ready" or self.error(error_key(record)) is not None
+        return "unhealthy" if broken or place_id(record) in self.withdrawn else "own"
+
+    def listed(self) -> list[ObservedInstance]:
+        """Return all instances of the cards in MIG mode."""
+        return [
+            ObservedInstance(
+                *(card, each.place.profile.name, each.place.profile.memory_mib),
+                *(self._state(each), each.uuid),
+                str(each.gpu.id) if each.gpu else "",
+                str(each.gpu.compute[0].id) if each.gpu and each.gpu.compute else "",
+            )
+            for card, statuses in self.observed.items()
+            for each in statuses
+        ]
+
+    def device(self, place: DeviceId) -> InstanceDevice | None:
+        """Return the instance at a place; None while it does not exist, or changes."""
+        if place in self._changing:
+            return None
+        for record in self.manager.keeper.records:
+            if record.stage == "ready" and place_id(record) == place:
+                geometry = self.geometries[record.card]
+                compute = geometry.compute_percent(geometry.by_name[record.profile])
+                files = self._files.get(record.generation)
+                if files is not None:
+                    return InstanceDevice(record.uuid, record.generation, compute, files)
+        return None
+
+    def unhealthy(self) -> list[tuple[InstanceRecord, str]]:
+        """Return the instances for which the driver has reported an error, each with it."""
+        errors = ((each, self.error(error_key(each))) for each in self.manager.keeper.records)
+        return [(record, error) for record, error in errors if error is not None]
+
+    def unhealthy_places(self) -> list[str]:
+        """Return the places of the same."""
+        return [place_id(record) for record, _ in self.unhealthy()]
+
+    def offered(self) -> tuple[DividedCard, ...]:
+        """Return the cards that have, or may have, instances for pods, also before they are divided."""
+        published = {card.uuid: card for card in self.published()}
+        return tuple(
+            published.get(uuid)
+            or DividedCard(uuid, self.geometries[uuid], on_demand=True, instances={})
+            for uuid in (card.uuid for card in self.cards())
+            if uuid in published or uuid in self.on_demand
+        )
+
+    def record_of(self, card: str, gpu_instance: int) -> InstanceRecord | None:
+        """Return fenka's record of a GPU instance by the driver's number; None if it is not fenka's."""
+        for record in self.manager.keeper.records:
+            if (record.card, record.gpu_instance) == (card, gpu_instance):
+                return record
+        return None
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    def trigger(self) -> None:
+        """Have the cards read, and unused instances destroyed, soon."""
+        self._wanted.set()
+
+    def on_recovered(self) -> None:
+        """Note that all leases are known: what none of them names may be destroyed."""
+        if not self.recovered:
+            self.recovered = True
+            self.trigger()
+
+    def spawn(self, change: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Make a change in the background, at most until `run` is cancelled."""
+        task = asyncio.create_task(change)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run(self) -> None:
+        """Read the cards and destroy unused instances until cancelled."""
+        try:
+            await self._run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            self._wanted.clear()
+            lingering = True
+            try:
+                lingering = await self.settle()
+            except (MigError, NoDriver, OSError) as error:
+                _LOG.warning("MIG instances: %s", sentence(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if lingering else OBSERVE_S):
+                    await self._wanted.wait()
+
+    async def settle(self) -> bool:
+        """Destroy unused instances, and read the cards. Return whether some are still in use.
+
+        Raises NoDriver, OSError.
+        """
+        if not self.geometries:
+            return False
+        async with self._turn:
+            lingering = await self._destroy_unused() if self.recovered else []
+            await self._observe(lingering)
+        return bool(lingering)
+
+    async def create(self, places: Collection[DeviceId]) -> None:
+        """Create the instances that do not exist yet, all or none. Unused ones in their way are destroyed.
+
+        Raises:
+            InstanceInUse: One in the way is still in use. Repeat the call later.
+            MigError: They cannot be created.
+            NoDriver, OSError: Repeat the call later.
+        """
+        async with self._turn:
+            lingering: Sequence[InstanceRecord] = ()
+            try:
+                lingering = await self._destroy_unused()
+                self._changing |= frozenset(places)
+                await self._in_thread(self._create, places, self._leased(), lingering)
+            finally:
+                self._changing -= frozenset(places)
+                await self._observe(lingering)
+
+    async def switch(self, card: DeviceId, *, enabled: bool) -> None:
+        """Switch the mode of a card on which nothing is.
+
+        Raises:
+            MigError: It stays as it is, also when what uses it has ended.
+            NoDriver, OSError: The same, as far as is known.
+        """
+        async with self._turn:
+            try:
+                await self._in_thread(_switch, card, enabled)
+            finally:
+                await self._observe(())
+
+    async def carry_out(self, plan: Callable[[], CardPlan]) -> Progress:
+        """Change a card as a plan says, which is made when nothing else changes.
+
+        Raises:
+            ImpossibleLayout: By the plan.
+            MigError, NoDriver, OSError: The rest is not done.
+        """
+        async with self._turn:
+            await self._observe(())
+            made = plan()
+            self._changing = frozenset(
+                DeviceId(f"{made.card.uuid}/{step.place.start}/{step.place.profile.name}")
+                for step in made.steps
+                if step.place is not None
+            )
+            try:
+                return await self._in_thread(carry_out, self.manager.keeper, made)
+            finally:
+                self._changing = frozenset()
+                await self._observe(())
+
+    async def users(self, card: DeviceId, *, idle: bool = False) -> set[int]:
+        """Return the processes that have a context on a card. Raises NoDriver.
+
+        idle: also those that only have its device file open.
+        """
+
+        def find() -> set[int]:
+            with self.manager.hardware.in_use() as driver:
+                found = {each.pid for each in driver.processes() if each.uuid == card}
+                if idle and not driver.simulated:
+                    found |= users_of(Path(f"/dev/nvidia{driver.minor(card)}"))
+            return found - {os.getpid()}
+
+        return await asyncio.to_thread(find)
+
+    async def _in_thread(self, step: Callable[..., _Result], *arguments: object) -> _Result:
+        def call() -> _Result:
+            with self.manager.hardware.in_use():
+                return step(*arguments)
+
+        return await asyncio.to_thread(call)
+
+    async def _observe(self, leaving: Collection[InstanceRecord]) -> None:
+        before = self.published()
+        self.observed = await self._in_thread(self._read, self._leased(), leaving)
+        if self.published() != before:
+            self.changed()
+
+    async def _destroy_unused(self) -> list[InstanceRecord]:
+        """Destroy the instances that no lease names. Return those that are still in use."""
+        unused = await self._in_thread(self.manager.keeper.unused, self._leased())
+        held = self.held()
+        # Leases may have come meanwhile.
+        unused = [each for each in unused if each.stage != "ready" or place_id(each) not in held]
+        if not unused:
+            return []
+        self._changing = frozenset(map(place_id, unused))
+        try:
+            # The scheduler uses their places again only after they have gone.
+            await self._observe(unused)
+            return await self._in_thread(self.manager.keeper.destroy_all, unused)
+        finally:
+            self._changing = frozenset()
+
+    def _leased(self) -> set[str]:
+        """Return the devices that leases name. An instance whose creation is unfinished is none."""
+        held = self.held()
+        return {
+            record.uuid
+            for record in self.manager.keeper.records
+            if record.uuid and place_id(record) in held
+        }
+
+    # --- in a thread, in a turn ---------------------------------------------------------------------
+
+    def _read(
+        self, leased: Collection[str], leaving: Collection[InstanceRecord]
+    ) -> Mapping[str, tuple[InstanceStatus, ...]]:
+        observed = dict[str, tuple[InstanceStatus, ...]]()
+        for card in self.cards():
+            if card.uuid not in self.geometries:
+                continue
+            try:
+                if not is_enabled(card.uuid):
+                    continue
+                observed[card.uuid] = tuple(self.manager.statuses(card.uuid, leased, leaving))
+            except CardLost:  # It stays what it was.
+                if card.uuid in self.observed:
+                    observed[card.uuid] = self.observed[card.uuid]
+                continue
+            for record in self.manager.keeper.records:
+                if record.card == card.uuid and record.stage == "ready":
+                    self._learn(card, record)
+        present = {record.generation for record in self.manager.keeper.records}
+        self._files = {number: self._files[number] for number in self._files.keys() & present}
+        return observed
+
+    def _learn(self, card: Card, record: InstanceRecord) -> None:
+        if record.generation not in self._files:
+            self.manager.learn_context(card, record.uuid)
+            files = self.manager.capabilities(record.uuid)
+            self._files[record.generation] = [str(file) for file in files]
+
+    def _create(
+        self,
+        places: Collection[DeviceId],
+        leased: Collection[str],
+        lingering: Collection[InstanceRecord],
+    ) -> None:
+        cards = {card.uuid: card for card in self.cards()}
+        planned = []
+        for place in places:
+            card, wanted = self._find(place, cards)
+            same = [each for each in self.manager.keeper.records if place_id(each) == place]
+            if any(each.stage == "ready" for each in same):
+                continue
+            for record in same:  # Destroyed by somebody else, entirely or in part.
+                self.manager.keeper.destroy(record)
+            self._check_free(card, wanted, leased, lingering)
+            planned.append(instance_card(card, self.geometries[card.uuid], wanted))
+        self.manager.create(Node("", tuple(cards.values())), planned)
+
+    def _find(self, place: DeviceId, cards: Mapping[DeviceId, Card]) -> tuple[Card, Place]:
+        """Return the card and the place of an id. Raises MigError."""
+        uuid, start, name = split_instance(place) or (place, 0, "")
+        geometry, card = self.geometries.get(uuid), cards.get(uuid)
+        profile = geometry.by_name.get(name) if geometry else None
+        if card is None or profile is None or start not in profile.starts:
+            raise NoSuchInstance(f"no card of this node can have the instance {place}")
+        if uuid not in self.on_demand - self.closed or not is_enabled(uuid):
+            raise MigNotEnabled(f"card {card.index} is not divided on demand now")
+        return card, Place(profile, start)
+
+    def _check_free(
+        self,
+        card: Card,
+        place: Place,
+        leased: Collection[str],
+        lingering: Collection[InstanceRecord],
+    ) -> None:
+        """Raise NoRoomForInstance or InstanceInUse with a sentence if a place is taken."""
+        for other in self.manager.statuses(card.uuid, leased):
+            if not other.place.mask & place.mask:
+                continue
+            name = f"{card.index}/{other.place.start} {other.place.profile.name}"
+            wanted = f"{card.index}/{place.start} {place.profile.name} cannot be created"
+            if other.record in lingering:
+                raise InstanceInUse(f"{wanted} yet: a program that has not ended still uses {name}")
+            taken = TAKEN["foreign"]
+            if other.record is not None:
+                taken = "belongs to a layout" if other.record.kept else "is held by another pod"
+            raise NoRoomForInstance(f"{wanted}: {name} {taken}")
+
+
+def sentence(error: Exception) -> str:
+    """Return what people are told of an error of a change."""
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)
+
+
+def _switch(card: str, enabled: bool) -> None:
+    try:
+        mig.set_mig_mode(card, enabled=enabled)
+    except MigError:
+        # The driver would switch by itself later, perhaps while a pod has the card.
+        mig.set_mig_mode(card, enabled=not enabled)
+        raise
+
+
+CLOSED_S = 3.0
+"""From the scheduler's decision to its arrival at this node."""
+
+
+@dataclass(eq=False)
+class ClosedCards:
+    """The cards that are closed. clock: seconds since the epoch."""
+
+    _api: NodeApi
+    _instances: NodeInstances
+    _clock: Callable[[], float]
+    _since: dict[str, float] = field(default_factory=dict)
+    """Since when the Node shows that a card is closed."""
+
+    @property
+    def published(self) -> set[str]:
+        """UUIDs of the cards that the Node shows closed."""
+        return set(self._since)
+
+    def open(self, card: Card) -> None:
+        """Have a card used again."""
+        self._since.pop(card.uuid, None)
+        if card.uuid in self._instances.closed:
+            self._instances.closed -= {card.uuid}
+            self._instances.changed()
+
+    def close(self, card: Card) -> bool:
+        """Close a card. Return whether the scheduler has known for long enough."""
+        if card.uuid not in self._instances.closed:
+            self._instances.closed |= {card.uuid}
+            self._instances.changed()
+        if card.uuid not in self._since:
+            if self._is_published(card):
+                self._since[card.uuid] = self._clock()
+            return False
+        return self._clock() - self._since[card.uuid] >= CLOSED_S
+
+    def _is_published(self, card: Card) -> bool:
+        node = self._api.node
+        try:
+            shown = decode_instances(node.metadata.annotations) if node else ()
+        except InvalidRecord:  # somebody else's
+            return False
+        return any(each.uuid == card.uuid and not each.on_demand for each in shown)

@@ -1,0 +1,1 @@
+"""What all programs of fenka need to serve: listeners, certificates and an orderly life."""

@@ -1,1 +1,0 @@
-"""Services of this machine: replicas in leases, with a gateway as their address."""

@@ -1,1 +1,0 @@
-"""Trainings on this machine: gangs of processes with leases, supervised and recorded."""

@@ -17,20 +17,11 @@ from operator import itemgetter
 
 from msgspec.structs import replace as structs_replace
 
+from fenka.autoscaler import plan_case
 from fenka.autoscaler.actor_context import Hands
 from fenka.autoscaler.demand import Demand, demand
 from fenka.autoscaler.metrics import Counts
 from fenka.autoscaler.orders import answered, launchable, refused
-from fenka.autoscaler.plan_case import (
-    PlanCase,
-    case_of,
-    is_below_min,
-    new_slots,
-    planned_by_node,
-    unplanned,
-    unserved_pods,
-    within_most,
-)
 from fenka.autoscaler.planner import PlanFailed, Planner
 from fenka.autoscaler.stores import new_name
 from fenka.autoscaler.supply import next_try, pauses
@@ -167,16 +158,16 @@ MAX_NODES = 100
 """Of one order: what clouds accept in one call."""
 
 
-def purchases(view: View, case: PlanCase, plan: Plan) -> dict[str, OrderRecord]:
+def purchases(view: View, case: plan_case.PlanCase, plan: Plan) -> dict[str, OrderRecord]:
     """Return the new orders of a plan, and those whose coming nodes get more pods."""
-    placed = planned_by_node(plan)
+    placed = plan_case.planned_by_node(plan)
     gang_members = {each.name for each in case.case.requests if each.gang is not None}
     changed: dict[str, OrderRecord] = {}
     for new in plan.nodes:
         offer = case.offers[new.group]
         config = view.group(offer.group)
         price = next(each.price for each in case.case.groups if each.name == new.group)
-        for names in _parts(list(new_slots(new.group, new.count))):
+        for names in _parts(list(plan_case.new_slots(new.group, new.count))):
             pods = [placed.get(name, []) for name in names]
             in_gang = any(request in gang_members for of_node in pods for request, _ in of_node)
             name = new_name(offer.group, view.now, {*view.orders, *changed})
@@ -203,7 +194,7 @@ def purchases(view: View, case: PlanCase, plan: Plan) -> dict[str, OrderRecord]:
 
 
 def _with_pods(
-    view: View, slot: Slot, case: PlanCase, pods: Iterable[tuple[str, tuple[int, ...]]]
+    view: View, slot: Slot, case: plan_case.PlanCase, pods: Iterable[tuple[str, tuple[int, ...]]]
 ) -> Slot:
     """Return the slot with these pods more, and without those that are gone: there is room for few."""
     added = [(case.pods[name], cards) for name, cards in pods]
@@ -225,7 +216,7 @@ def _parts(names: list[str]) -> Iterable[list[str]]:
         yield names[start : start + MAX_NODES]
 
 
-def without_stale(view: View, case: PlanCase, plan: Plan) -> Plan:
+def without_stale(view: View, case: plan_case.PlanCase, plan: Plan) -> Plan:
     """Return the plan without pods that were bound or deleted since, and without the nodes for them alone.
 
     Pods come and go all the time, and a plan takes seconds: what concerns the others is still right. A gang
@@ -246,8 +237,8 @@ def without_stale(view: View, case: PlanCase, plan: Plan) -> Plan:
     idle = {pod.node for pod in plan.placements} - {pod.node for pod in live}
     names, nodes = dict[str, str](), list[NewNodes]()
     for new in plan.nodes:
-        left = [name for name in new_slots(new.group, new.count) if name not in idle]
-        names |= zip(left, new_slots(new.group, len(left)), strict=True)
+        left = [name for name in plan_case.new_slots(new.group, new.count) if name not in idle]
+        names |= zip(left, plan_case.new_slots(new.group, len(left)), strict=True)
         nodes += [NewNodes(new.group, len(left))] if left else []
     placements = tuple(dataclasses.replace(pod, node=names.get(pod.node, pod.node)) for pod in live)
     return dataclasses.replace(plan, nodes=tuple(nodes), placements=placements)
@@ -273,7 +264,7 @@ def _is_there(view: View, slot: tuple[str, int] | None) -> bool:
     return name in view.orders and number < len(view.orders[name].slots)
 
 
-def summary(case: PlanCase, plan: Plan) -> dict[str, str]:
+def summary(case: plan_case.PlanCase, plan: Plan) -> dict[str, str]:
     """Return by pod's request a sentence about the nodes that are asked for, for events."""
     counts = {each.group: each.count for each in plan.nodes}
     prices = {each.name: each.price for each in case.case.groups}
@@ -350,16 +341,16 @@ class Buyer:
         await self._asker.act(hands)
         view = hands.view()
         line = demand(view)
-        requests = unplanned(view, line)
+        requests = plan_case.unplanned(view, line)
         if self._is_hindered(hands, view, line, requests):
             return {}
         self._windows.see(requests, view.now)
-        if not requests and not is_below_min(view):
+        if not requests and not plan_case.is_below_min(view):
             # Most of the time: nodes need not be looked at.
             self._plan_again()
             self._tell(hands, view, line.unserved)
             return {}
-        case = case_of(view, requests, line)
+        case = plan_case.case_of(view, requests, line)
         if self._is_due(view, case):
             await self._plan(hands, case)
             await self._asker.act(hands)
@@ -374,7 +365,7 @@ class Buyer:
         view = hands.view()
         line = demand(view)
         self._hindered = True
-        told = _nothing_is_bought(unplanned(view, line), why)
+        told = _nothing_is_bought(plan_case.unplanned(view, line), why)
         self._tell(hands, view, {**told, **line.unserved})
 
     def _is_hindered(self, hands: Hands, view: View, line: Demand, requests: Iterable[str]) -> bool:
@@ -395,7 +386,7 @@ class Buyer:
             self._tell(hands, view, line.unserved)
         return self._hindered
 
-    def _tell_of_problem(self, hands: Hands, view: View, case: PlanCase) -> None:
+    def _tell_of_problem(self, hands: Hands, view: View, case: plan_case.PlanCase) -> None:
         told = _nothing_is_bought(case.pods.values(), self.problem)
         self._tell(hands, view, {**told, **case.unserved})
 
@@ -403,7 +394,7 @@ class Buyer:
         """Take planning for possible: at once, and without a problem."""
         self.problem, self._retry_at, self._retry_s = "", float("-inf"), REPLAN_S
 
-    def _is_due(self, view: View, case: PlanCase) -> bool:
+    def _is_due(self, view: View, case: plan_case.PlanCase) -> bool:
         if view.now < self._retry_at:
             return False
         due_at = self._windows.due_at()
@@ -411,12 +402,12 @@ class Buyer:
             return view.now >= due_at
         return view.now >= self._planned_at + REPLAN_S and _lasting(case.case) != self._planned
 
-    async def _plan(self, hands: Hands, case: PlanCase) -> None:
+    async def _plan(self, hands: Hands, case: plan_case.PlanCase) -> None:
         limit = hands.view().config.scale_out.time_limit
         try:
             plan, seconds = await self._planner.plan(case.case, limit)
             for _ in case.most:
-                narrower = within_most(case, plan)
+                narrower = plan_case.within_most(case, plan)
                 if narrower is None:
                     break
                 plan, seconds = await self._planner.plan(narrower, limit)
@@ -444,7 +435,7 @@ class Buyer:
         self._report(hands, case, current, orders)
 
     def _report(
-        self, hands: Hands, case: PlanCase, plan: Plan, orders: Mapping[str, OrderRecord]
+        self, hands: Hands, case: plan_case.PlanCase, plan: Plan, orders: Mapping[str, OrderRecord]
     ) -> None:
         view = hands.view()
         for name, record in orders.items():
@@ -455,7 +446,9 @@ class Buyer:
             if pod is not None:
                 hands.recorder.record_on_pod(pod, SCALE_OUT, sentence, normal=True)
         self._tell(
-            hands, view, {**_with_next_try(view, unserved_pods(case, plan)), **case.unserved}
+            hands,
+            view,
+            {**_with_next_try(view, plan_case.unserved_pods(case, plan)), **case.unserved},
         )
 
     def _tell(self, hands: Hands, view: View, unserved: Mapping[str, str]) -> None:

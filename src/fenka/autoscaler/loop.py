@@ -24,16 +24,7 @@ from fenka.autoscaler.view import UnknownShape, View, coming, offer_of
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cloud.port import InstanceState, OfferKey, Provider, ProviderError
-from fenka.cluster.autoscaling import (
-    ENDING,
-    RECLAIMED,
-    STATUS_KEY,
-    STATUS_MAP,
-    NodeStatus,
-    OfferStatus,
-    Status,
-    decode_status,
-)
+from fenka.cluster import autoscaling
 from fenka.cluster.queue import is_open
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
@@ -44,7 +35,9 @@ MAX_UNSERVED = 400_000
 """Characters of names and reasons, which are the tenants': a ConfigMap has 1 MiB. Events have them all."""
 
 
-def status_of(view: View, nodes: Mapping[str, NodeStatus], unserved: Mapping[str, str]) -> Status:
+def status_of(
+    view: View, nodes: Mapping[str, autoscaling.NodeStatus], unserved: Mapping[str, str]
+) -> autoscaling.Status:
     """Return the status.
 
     Args:
@@ -63,7 +56,7 @@ def status_of(view: View, nodes: Mapping[str, NodeStatus], unserved: Mapping[str
         left -= len(name) + (len(sentence) if sentence not in sentences else 0)
         if left >= 0:
             sentences.setdefault(sentence, []).append(name)
-    return Status(
+    return autoscaling.Status(
         offers=tuple(_offers(view)),
         nodes=dict(sorted(nodes.items())),
         unserved={sentence: sorted(names) for sentence, names in sorted(sentences.items())},
@@ -71,7 +64,7 @@ def status_of(view: View, nodes: Mapping[str, NodeStatus], unserved: Mapping[str
     )
 
 
-def _offers(view: View) -> list[OfferStatus]:
+def _offers(view: View) -> list[autoscaling.OfferStatus]:
     paused = pauses(view)
     on_the_way: dict[OfferKey, int] = {}
     arriving = set[str]()
@@ -89,7 +82,7 @@ def _offers(view: View) -> list[OfferStatus]:
             elif pause is None and offer is not None:
                 state = _offer_state(offer.stock, price, config.spot.cap)
             statuses.append(
-                OfferStatus(
+                autoscaling.OfferStatus(
                     group=config.name,
                     type=key.type,
                     zone=key.zone,
@@ -152,7 +145,7 @@ class Memory:
         return cls(
             OrderStore(api, namespace),
             ShapeStore(api, namespace, config),
-            StoredMap(api, namespace, STATUS_MAP),
+            StoredMap(api, namespace, autoscaling.STATUS_MAP),
         )
 
     async def load(self) -> None:
@@ -181,7 +174,7 @@ class Loop:
         self._leadership: Leadership | None = None
         self._cloud = CloudCache(provider, now)
         self._missing: Mapping[str, float] = {}
-        self._status = Status()
+        self._status = autoscaling.Status()
         self._loaded_term: Term | None = None
         self._seen_at = float("-inf")
         self._before: Sequence[Actor] = ()
@@ -309,7 +302,7 @@ class Loop:
         self._was_busy = busy
         await self._cloud.refresh(busy=busy, spot=self._has_spot())
         self._missing = listed_missing(self.view())
-        states, orders = dict[str, NodeStatus](), self._memory.orders.records
+        states, orders = dict[str, autoscaling.NodeStatus](), self._memory.orders.records
         problem = ""
         for actor in (*self._before, self._buyer, *self._after):
             if not self.leading():
@@ -324,13 +317,13 @@ class Loop:
         await self._publish(states)
         self._provider_problem = problem
 
-    async def _publish(self, states: Mapping[str, NodeStatus]) -> None:
+    async def _publish(self, states: Mapping[str, autoscaling.NodeStatus]) -> None:
         assert self._buyer is not None
         status = status_of(self.view(), states, self._buyer.unserved)
         self._status = status
         text = msgspec.json.encode(status, order="deterministic").decode()
-        if self.leading() and self._memory.status.data.get(STATUS_KEY) != text:
-            await self._memory.status.write({STATUS_KEY: text})
+        if self.leading() and self._memory.status.data.get(autoscaling.STATUS_KEY) != text:
+            await self._memory.status.write({autoscaling.STATUS_KEY: text})
 
     async def _publish_problem(self, problem: str) -> None:
         """Tell people why passes fail, until an operator has changed what the API server refuses."""
@@ -346,12 +339,12 @@ class Loop:
         except (ApiError, ApiUnreachable):
             log.info("the status cannot be written either")
 
-    def _published(self) -> Status:
-        text = self._memory.status.data.get(STATUS_KEY)
+    def _published(self) -> autoscaling.Status:
+        text = self._memory.status.data.get(autoscaling.STATUS_KEY)
         try:
-            return decode_status(text) if text else Status()
+            return autoscaling.decode_status(text) if text else autoscaling.Status()
         except InvalidRecord:
-            return Status()
+            return autoscaling.Status()
 
     def _is_busy(self) -> bool:
         """Return whether nodes are coming or going."""
@@ -362,7 +355,7 @@ class Loop:
             or bool(self._missing)
             or any(it.state is not InstanceState.RUNNING for it in self._cloud.instances.values())
             or any(
-                taint.key in (ENDING, RECLAIMED)
+                taint.key in (autoscaling.ENDING, autoscaling.RECLAIMED)
                 for node in self._cluster.nodes.by_name.values()
                 for taint in node.spec.taints
             )

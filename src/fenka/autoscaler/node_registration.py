@@ -26,23 +26,7 @@ from fenka.autoscaler.view import (
 )
 from fenka.cloud.config import GroupConfig
 from fenka.cloud.port import Instance, OfferKey
-from fenka.cluster.autoscaling import (
-    CAPACITY,
-    GROUP,
-    KEPT_FROM_OTHERS,
-    ORDER,
-    PIN,
-    PLANNED,
-    PLANNED_PODS,
-    PROTECTED_UNTIL,
-    SLOT,
-    SPOT_ADMIT,
-    OrderRecord,
-    Planned,
-    Slot,
-    encode_planned_pods,
-    encode_time,
-)
+from fenka.cluster import autoscaling
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.queue import is_open
 from fenka.core.nodes.case import Capacity, CaseRequest, NewCard, Taint
@@ -51,7 +35,7 @@ from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI, resource_names
 
 
-def is_useless_half(view: View, slot: Slot) -> bool:
+def is_useless_half(view: View, slot: autoscaling.Slot) -> bool:
     """Return whether a slot's node has waiting members of gangs alone, and their rest is not on its way."""
     if slot.state != "offering" or not slot.pods:
         return False
@@ -113,18 +97,18 @@ def node_changes(view: View) -> list[NodeChange]:
         marked.add(slot.node)
         labels = {
             **(config.labels if config is not None else {}),
-            ORDER: name,
-            GROUP: record.group,
-            CAPACITY: record.capacity,
+            autoscaling.ORDER: name,
+            autoscaling.GROUP: record.group,
+            autoscaling.CAPACITY: record.capacity,
         }
         pin = view.config.scale_out.pin
         annotations = {
-            SLOT: str(number),
+            autoscaling.SLOT: str(number),
             # The scheduler counts from when it sees the cards, and one that starts later from then.
-            PIN: f"{pin:g}" if view.now < pinned_until(view, slot) else None,
-            PLANNED_PODS: encode_planned_pods(slot.pods, slot.cards),
+            autoscaling.PIN: f"{pin:g}" if view.now < pinned_until(view, slot) else None,
+            autoscaling.PLANNED_PODS: autoscaling.encode_planned_pods(slot.pods, slot.cards),
             **_spot_annotations(config, record.capacity, view.instances.get(slot.instance)),
-            **KEPT_FROM_OTHERS,
+            **autoscaling.KEPT_FROM_OTHERS,
         }
         changes.append(_change(node, labels, annotations))
     changes += _changes_of_spot_nodes(view, marked)
@@ -136,11 +120,11 @@ def _changes_of_spot_nodes(view: View, marked: Collection[str]) -> Iterable[Node
     nodes = [
         node
         for name, node in view.nodes.items()
-        if node.metadata.labels.get(CAPACITY) == "spot" and name not in marked
+        if node.metadata.labels.get(autoscaling.CAPACITY) == "spot" and name not in marked
     ]
     machines = view.machines() if nodes else {}
     for node in nodes:
-        config = view.group(node.metadata.labels.get(GROUP, ""))
+        config = view.group(node.metadata.labels.get(autoscaling.GROUP, ""))
         instance = machines.get(node.spec.provider_id)
         yield _change(node, {}, _spot_annotations(config, "spot", instance))
 
@@ -161,14 +145,16 @@ def _spot_annotations(
     """Return by what the scheduler knows which pods a spot node admits. What is not known stays as it is."""
     if config is None or capacity != "spot":
         return {}
-    annotations: dict[str, str | None] = {SPOT_ADMIT: config.spot.admit}
+    annotations: dict[str, str | None] = {autoscaling.SPOT_ADMIT: config.spot.admit}
     if instance is not None:
         until = protected_until(config, instance)
-        annotations[PROTECTED_UNTIL] = None if until is None else encode_time(until)
+        annotations[autoscaling.PROTECTED_UNTIL] = (
+            None if until is None else autoscaling.encode_time(until)
+        )
     return annotations
 
 
-def pinned_until(view: View, slot: Slot) -> float:
+def pinned_until(view: View, slot: autoscaling.Slot) -> float:
     """Return until when a slot's node admits its planned pods only."""
     since = view.now if slot.offering_at is None else slot.offering_at
     return since + view.config.scale_out.pin
@@ -182,16 +168,16 @@ def planned_annotations(view: View) -> list[tuple[ElasticPod, str]]:
     """Return the pods that do not say yet which slot they are planned for, with the annotation."""
     changes = []
     for name, number, _, slot in _slots(view):
-        text = msgspec.json.encode(Planned(name, number)).decode()
+        text = msgspec.json.encode(autoscaling.Planned(name, number)).decode()
         changes += [
             (pod, text)
             for pod in view.waiting(slot)
-            if pod.metadata.annotations.get(PLANNED) != text
+            if pod.metadata.annotations.get(autoscaling.PLANNED) != text
         ]
     return changes
 
 
-def _slots(view: View) -> Iterable[tuple[str, int, OrderRecord, Slot]]:
+def _slots(view: View) -> Iterable[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]:
     for name, record in view.orders.items():
         for number, slot in enumerate(record.slots):
             if slot.state in COMING or slot.state == "offering":
@@ -272,7 +258,7 @@ def new_misfits(view: View) -> list[Misfit]:
     ]
 
 
-def _misfit(view: View, record: OrderRecord, pod: ElasticPod) -> Misfit | None:
+def _misfit(view: View, record: autoscaling.OrderRecord, pod: ElasticPod) -> Misfit | None:
     """Return what a pod is that is pending still; None if its shape or itself explains that."""
     config, key = view.group(record.group), offer_of(record)
     if config is None or record.type not in view.shapes or pod.unschedulable is None:

@@ -14,40 +14,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from fenka.autoscaler import node_registration
 from fenka.autoscaler.actor_context import Hands
 from fenka.autoscaler.metrics import Counts
-from fenka.autoscaler.node_registration import (
-    NodeChange,
-    is_useless_half,
-    new_misfits,
-    new_shapes,
-    node_changes,
-    planned_annotations,
-)
 from fenka.autoscaler.stores import ShapeStore, failed_order, new_name
 from fenka.autoscaler.supply import has_whole_cards, is_forgotten, shape_for
 from fenka.autoscaler.view import COMING, ElasticNode, ElasticPod, UnknownShape, View, offer_of
-from fenka.cloud.port import (
-    Denied,
-    Instance,
-    InstanceState,
-    OfferKey,
-    Order,
-    OutOfStock,
-    ProviderError,
-    Quota,
-    Throttled,
-    TooDear,
-)
-from fenka.cluster.autoscaling import (
-    ORDER,
-    PLANNED,
-    Failure,
-    NodeStatus,
-    OrderRecord,
-    OrderState,
-    Slot,
-)
+from fenka.cloud import port
+from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, Object, node_path
 from fenka.kubernetes.client import ApiError, if_accepted
 
@@ -66,8 +40,15 @@ HALF_S = 300.0
 MAX_WHY = 500
 """Characters of the cloud's sentence that are remembered."""
 
-_PROGRESS: tuple[OrderState, ...] = ("written", "asked", "known", "joined", "offering", "ending")
-OVER: frozenset[OrderState] = frozenset({"gone", "failed"})
+_PROGRESS: tuple[autoscaling.OrderState, ...] = (
+    "written",
+    "asked",
+    "known",
+    "joined",
+    "offering",
+    "ending",
+)
+OVER: frozenset[autoscaling.OrderState] = frozenset({"gone", "failed"})
 
 _TOKEN = re.compile(r"(?P<name>.+)-(?P<attempt>[0-9]+)")
 
@@ -84,7 +65,7 @@ class Missed:
     """
 
     order: str
-    failure: Failure
+    failure: autoscaling.Failure
     why: str
     node: ElasticNode | None
     pods: tuple[ElasticPod, ...]
@@ -101,7 +82,7 @@ class Decision:
         missed: what did not come, for events.
     """
 
-    orders: Mapping[str, OrderRecord | None] = field(default_factory=dict)
+    orders: Mapping[str, autoscaling.OrderRecord | None] = field(default_factory=dict)
     ends: frozenset[str] = frozenset()
     removed: tuple[ElasticNode, ...] = ()
     missed: tuple[Missed, ...] = ()
@@ -121,9 +102,9 @@ def order_of_token(cluster: str, text: str) -> str:
     return match["name"] if match and text.startswith(f"{cluster}-") else ""
 
 
-def launchable(cluster: str, name: str, record: OrderRecord) -> Order:
+def launchable(cluster: str, name: str, record: autoscaling.OrderRecord) -> port.Order:
     """Return an order as the cloud is asked for it. It is the same for the same attempt."""
-    return Order(
+    return port.Order(
         token(cluster, name, record.attempt),
         offer_of(record),
         len(record.slots),
@@ -135,7 +116,9 @@ def launchable(cluster: str, name: str, record: OrderRecord) -> Order:
 # ---- answers of the cloud ----
 
 
-def answered(record: OrderRecord, ids: Sequence[str], now: float) -> OrderRecord:
+def answered(
+    record: autoscaling.OrderRecord, ids: Sequence[str], now: float
+) -> autoscaling.OrderRecord:
     """Return the order after the cloud has accepted it. ids: the instances that are known by now."""
     known = {slot.instance for slot in record.slots}
     new = [each for each in ids if each not in known]
@@ -144,13 +127,15 @@ def answered(record: OrderRecord, ids: Sequence[str], now: float) -> OrderRecord
     return _settled(replace(record, slots=tuple(slots), asked_at=now), now)
 
 
-def refused(record: OrderRecord, error: ProviderError, now: float) -> OrderRecord:
+def refused(
+    record: autoscaling.OrderRecord, error: port.ProviderError, now: float
+) -> autoscaling.OrderRecord:
     """Return the order after an error.
 
     A token that is spent is replaced. Otherwise a throttled call keeps it: the call before may have had an
     effect, although nobody has received its answer.
     """
-    if isinstance(error, Throttled) and error.spent:
+    if isinstance(error, port.Throttled) and error.spent:
         return replace(record, attempt=record.attempt + 1)
     failure = next((word for kind, word in _FAILURES if isinstance(error, kind)), None)
     if failure is None:
@@ -162,11 +147,11 @@ def refused(record: OrderRecord, error: ProviderError, now: float) -> OrderRecor
     )
 
 
-_FAILURES: tuple[tuple[type[ProviderError], Failure], ...] = (
-    (OutOfStock, "out of stock"),
-    (TooDear, "too dear"),
-    (Quota, "quota"),
-    (Denied, "denied"),
+_FAILURES: tuple[tuple[type[port.ProviderError], autoscaling.Failure], ...] = (
+    (port.OutOfStock, "out of stock"),
+    (port.TooDear, "too dear"),
+    (port.Quota, "quota"),
+    (port.Denied, "denied"),
 )
 
 
@@ -178,7 +163,7 @@ def advance(view: View) -> Decision:
     if view.instances_at is None:
         # What cannot be read is never none.
         return Decision()
-    orders: dict[str, OrderRecord | None] = {}
+    orders: dict[str, autoscaling.OrderRecord | None] = {}
     missed: list[Missed] = []
     for name, record in _with_adopted(view).items():
         changed, late = _advance(view, name, record)
@@ -192,19 +177,21 @@ def advance(view: View) -> Decision:
     return Decision(changes, _ends(view, orders), tuple(_removed(view)), tuple(missed))
 
 
-def _is_over(view: View, record: OrderRecord) -> bool:
+def _is_over(view: View, record: autoscaling.OrderRecord) -> bool:
     """Return whether nothing has to be remembered of an order any more."""
     if record.failure is not None:
         return is_forgotten(record, view.now)
     if any(slot.state not in {"offering", *OVER} for slot in record.slots):
         return False
-    if any(is_useless_half(view, slot) for slot in record.slots):
+    if any(node_registration.is_useless_half(view, slot) for slot in record.slots):
         return False
     settled = (record.changed_at or record.written_at) + view.config.scale_out.pin + SETTLED_S
     return record.state in OVER or view.now >= settled
 
 
-def _advance(view: View, name: str, record: OrderRecord) -> tuple[OrderRecord, list[Missed]]:
+def _advance(
+    view: View, name: str, record: autoscaling.OrderRecord
+) -> tuple[autoscaling.OrderRecord, list[Missed]]:
     instances = _new_instances(view, name, record)
     if record.failure is not None and not record.slots and not instances:
         return record, []
@@ -226,19 +213,21 @@ def _advance(view: View, name: str, record: OrderRecord) -> tuple[OrderRecord, l
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    slot: Slot
-    failure: Failure | None = None
+    slot: autoscaling.Slot
+    failure: autoscaling.Failure | None = None
     why: str = ""
 
 
-def _step(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _Step:
+def _step(
+    view: View, record: autoscaling.OrderRecord, slot: autoscaling.Slot, *, partial: bool
+) -> _Step:
     """Return the slot as cloud and cluster show it."""
     if slot.state in OVER:
         return _Step(slot)
     instance = view.instances.get(slot.instance)
     if slot.instance and instance is None:
         return _unlisted(view, slot)
-    if slot.state == "ending" or (instance and instance.state is InstanceState.ENDING):
+    if slot.state == "ending" or (instance and instance.state is port.InstanceState.ENDING):
         return _Step(replace(slot, state="ending"))
     node = view.node_of(instance) if instance is not None else None
     if node is not None:
@@ -251,17 +240,19 @@ def _step(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _Ste
                 offering_at=view.now if ready else None,
             )
     if slot.state == "offering":
-        useless = is_useless_half(view, slot) and view.now > half_ends_at(slot)
+        useless = node_registration.is_useless_half(view, slot) and view.now > half_ends_at(slot)
         return _Step(replace(slot, state="ending") if useless else slot)
     return _overdue(view, record, slot, partial=partial) or _Step(slot)
 
 
-def half_ends_at(slot: Slot) -> float:
+def half_ends_at(slot: autoscaling.Slot) -> float:
     """Return until when a node with a part of a gang is kept."""
     return (slot.offering_at or 0.0) + HALF_S
 
 
-def _overdue(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _Step | None:
+def _overdue(
+    view: View, record: autoscaling.OrderRecord, slot: autoscaling.Slot, *, partial: bool
+) -> _Step | None:
     """Return what follows if the node should be ready by now, or will not come; None otherwise."""
     instance, node = view.instances.get(slot.instance), view.nodes.get(slot.node)
     if view.now > record.written_at + view.config.start.timeout:
@@ -273,7 +264,7 @@ def _overdue(view: View, record: OrderRecord, slot: Slot, *, partial: bool) -> _
     return None
 
 
-def _unlisted(view: View, slot: Slot) -> _Step:
+def _unlisted(view: View, slot: autoscaling.Slot) -> _Step:
     node = view.nodes.get(slot.node)
     # A node that answers runs, unless this program has just ended it. Then the list is of another account,
     # region or cluster's name, and must not cost the pods that run there.
@@ -293,7 +284,7 @@ def is_gone(view: View, name: str) -> bool:
     return since is not None and (view.instances_at or 0.0) >= since + GONE_S
 
 
-def _lack(view: View, instance: Instance | None, node: ElasticNode | None) -> str:
+def _lack(view: View, instance: port.Instance | None, node: ElasticNode | None) -> str:
     """Return what a node lacks, as a sentence's part."""
     if instance is None:
         return "the cloud has started no machine"
@@ -308,7 +299,7 @@ def _lack(view: View, instance: Instance | None, node: ElasticNode | None) -> st
     )
 
 
-def offers_cards(view: View, record: OrderRecord, node: ElasticNode) -> bool:
+def offers_cards(view: View, record: autoscaling.OrderRecord, node: ElasticNode) -> bool:
     """Return whether pods can use what the node was bought for."""
     if not node.ready:
         return False
@@ -321,7 +312,7 @@ def offers_cards(view: View, record: OrderRecord, node: ElasticNode) -> bool:
         return False
 
 
-def _filled(slots: Sequence[Slot], new: Iterable[str]) -> Iterable[Slot]:
+def _filled(slots: Sequence[autoscaling.Slot], new: Iterable[str]) -> Iterable[autoscaling.Slot]:
     """Yield the slots with these instances: in those that have none, then in further ones."""
     names = iter(new)
     for slot in slots:
@@ -329,25 +320,25 @@ def _filled(slots: Sequence[Slot], new: Iterable[str]) -> Iterable[Slot]:
         name = next(names, "") if fillable else ""
         yield replace(slot, instance=name, state="known") if name else slot
     for name in names:
-        yield Slot(state="known", instance=name)
+        yield autoscaling.Slot(state="known", instance=name)
 
 
-def _new_instances(view: View, name: str, record: OrderRecord) -> list[str]:
+def _new_instances(view: View, name: str, record: autoscaling.OrderRecord) -> list[str]:
     known = {slot.instance for slot in record.slots}
     own = [
         each
         for each in view.instances.values()
         if each.id not in known
-        and each.state is not InstanceState.ENDING
+        and each.state is not port.InstanceState.ENDING
         and adopted_name(view.config.cluster, each) == name
     ]
     return [each.id for each in sorted(own, key=lambda it: (it.launched_at, it.id))]
 
 
-def _settled(record: OrderRecord, now: float) -> OrderRecord:
+def _settled(record: autoscaling.OrderRecord, now: float) -> autoscaling.OrderRecord:
     """Return the order with the state that follows from its slots."""
     live = [slot.state for slot in record.slots if slot.state not in OVER]
-    state: OrderState = min(live, key=_PROGRESS.index) if live else "gone"
+    state: autoscaling.OrderState = min(live, key=_PROGRESS.index) if live else "gone"
     if not live and any(slot.state == "failed" for slot in record.slots):
         state = "failed"
     return replace(record, state=state, changed_at=now) if state != record.state else record
@@ -356,12 +347,12 @@ def _settled(record: OrderRecord, now: float) -> OrderRecord:
 # ---- what no order has ----
 
 
-def adopted_name(cluster: str, instance: Instance) -> str:
+def adopted_name(cluster: str, instance: port.Instance) -> str:
     """Return the name of the order that an instance is of. One that has none is an order of its own."""
     return order_of_token(cluster, instance.order) or f"{instance.offer.group}-{instance.id}"
 
 
-def _with_adopted(view: View) -> dict[str, OrderRecord]:
+def _with_adopted(view: View) -> dict[str, autoscaling.OrderRecord]:
     """Return the orders, with those of instances that are of none: the ConfigMap may have been deleted."""
     orders = dict(view.orders)
     held = {slot.instance for record in orders.values() for slot in record.slots}
@@ -376,16 +367,16 @@ def _with_adopted(view: View) -> dict[str, OrderRecord]:
     for instance in view.instances.values():
         name = adopted_name(view.config.cluster, instance)
         node = by_provider_id.get(instance.provider_id)
-        if name in orders or instance.id in held or instance.state is InstanceState.ENDING:
+        if name in orders or instance.id in held or instance.state is port.InstanceState.ENDING:
             continue
         if not instance.order and instance.offer in unanswered:
             # A cloud may tag instances after it has launched them. The call will be repeated, and name them.
             continue
-        if node is not None and ORDER in node.metadata.labels:
+        if node is not None and autoscaling.ORDER in node.metadata.labels:
             continue
-        key: OfferKey = instance.offer
+        key: port.OfferKey = instance.offer
         price = view.offers[key].price if key in view.offers else 0.0
-        orders[name] = OrderRecord(
+        orders[name] = autoscaling.OrderRecord(
             group=key.group,
             type=key.type,
             zone=key.zone,
@@ -399,7 +390,7 @@ def _with_adopted(view: View) -> dict[str, OrderRecord]:
     return orders
 
 
-def _adopted_at(view: View, instance: Instance) -> float:
+def _adopted_at(view: View, instance: port.Instance) -> float:
     """Return from when on the instance has time to join: its launch.
 
     If that was long ago, its Node may have been deleted by hand, and can come again.
@@ -408,7 +399,7 @@ def _adopted_at(view: View, instance: Instance) -> float:
     return instance.launched_at if recent else view.now
 
 
-def _ends(view: View, orders: Mapping[str, OrderRecord | None]) -> frozenset[str]:
+def _ends(view: View, orders: Mapping[str, autoscaling.OrderRecord | None]) -> frozenset[str]:
     """Return the instances of slots that end, as long as they are listed."""
     return frozenset(
         slot.instance
@@ -417,7 +408,7 @@ def _ends(view: View, orders: Mapping[str, OrderRecord | None]) -> frozenset[str
         for slot in record.slots
         if slot.state == "ending"
         and slot.instance in view.instances
-        and view.instances[slot.instance].state is not InstanceState.ENDING
+        and view.instances[slot.instance].state is not port.InstanceState.ENDING
     )
 
 
@@ -472,7 +463,7 @@ class OrderKeeper:
         self._refused: dict[str, str] = {}
         """What could not be done, by its path or instance: each is logged once."""
 
-    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, autoscaling.NodeStatus]:
         """Advance all orders. Return the states of nodes that do not offer their cards yet."""
         view = hands.view()
         decision = advance(view)
@@ -504,10 +495,10 @@ class OrderKeeper:
     async def _mark(self, hands: Hands) -> dict[str, str]:
         """Write what nodes and pods lack. Return what the API server refuses, by path."""
         refused = dict[str, str]()
-        for change in node_changes(hands.view()):
+        for change in node_registration.node_changes(hands.view()):
             if hands.leading():
                 refused |= await _patch_node(hands, change)
-        for pod, text in planned_annotations(hands.view()):
+        for pod, text in node_registration.planned_annotations(hands.view()):
             if hands.leading():
                 refused |= await _annotate(hands, pod, text)
         await self._learn(hands)
@@ -515,7 +506,7 @@ class OrderKeeper:
 
     async def _learn(self, hands: Hands) -> None:
         view = hands.view()
-        misfits = new_misfits(view)
+        misfits = node_registration.new_misfits(view)
         for misfit in misfits:
             note = (
                 f"it does not fit the node of {misfit.offer} that was bought for it: that offer is "
@@ -527,13 +518,14 @@ class OrderKeeper:
             for each in misfits:
                 classes[each.offer].add(each.pod_class)
             await self._shapes.save(
-                new_shapes(view), {offer: frozenset(names) for offer, names in classes.items()}
+                node_registration.new_shapes(view),
+                {offer: frozenset(names) for offer, names in classes.items()},
             )
 
 
-def _starting(view: View) -> dict[str, NodeStatus]:
+def _starting(view: View) -> dict[str, autoscaling.NodeStatus]:
     return {
-        slot.node: NodeStatus(record.group, "starting", record.written_at)
+        slot.node: autoscaling.NodeStatus(record.group, "starting", record.written_at)
         for record in view.orders.values()
         for slot in record.slots
         if slot.node and slot.state == "joined"
@@ -546,8 +538,8 @@ async def _end(hands: Hands, instances: list[str]) -> dict[str, str]:
         return {}
     try:
         await hands.provider.end(instances)
-    except ProviderError as why:
-        if len(instances) == 1 or isinstance(why, Throttled):
+    except port.ProviderError as why:
+        if len(instances) == 1 or isinstance(why, port.Throttled):
             return dict.fromkeys(instances, str(why))
     else:
         return {}
@@ -558,7 +550,7 @@ async def _end(hands: Hands, instances: list[str]) -> dict[str, str]:
     return refused
 
 
-async def _patch_node(hands: Hands, change: NodeChange) -> dict[str, str]:
+async def _patch_node(hands: Hands, change: node_registration.NodeChange) -> dict[str, str]:
     meta = change.node.metadata
     body = {
         "metadata": {
@@ -577,7 +569,7 @@ async def _delete_node(hands: Hands, node: ElasticNode) -> None:
 
 
 async def _annotate(hands: Hands, pod: ElasticPod, text: str) -> dict[str, str]:
-    body = {"metadata": {"uid": pod.metadata.uid, "annotations": {PLANNED: text}}}
+    body = {"metadata": {"uid": pod.metadata.uid, "annotations": {autoscaling.PLANNED: text}}}
     return await _patch(hands, pod.path, Object, body)
 
 

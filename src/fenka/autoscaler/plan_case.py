@@ -14,17 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from fenka.autoscaler import supply
 from fenka.autoscaler.demand import RULE_LABEL, Demand, Rules, demand, planned_uids
 from fenka.autoscaler.reclaim import displaced_pods
 from fenka.autoscaler.stores import ShapeStore
-from fenka.autoscaler.supply import (
-    TYPE_LABEL,
-    OfferedGroup,
-    case_nodes,
-    coming_name,
-    less_daemons,
-    offered_groups,
-)
 from fenka.autoscaler.view import View, coming, offer_of
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import Config
@@ -97,8 +90,8 @@ def is_below_min(view: View) -> bool:
 
 def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> PlanCase:
     """Return the case of these pods. requests: by UID, some of those of the line."""
-    offered = offered_groups(view)
-    nodes = case_nodes(view, without_cards=any(not each.cards for each in requests.values()))
+    offered = supply.offered_groups(view)
+    nodes = supply.case_nodes(view, without_cards=any(not each.cards for each in requests.values()))
     groups, most = _bounded(view, offered)
     rules = {uid: line.rules[uid] for uid in requests}
     groups, nodes, requests = _with_rules(view, offered, groups, nodes, requests, rules)
@@ -116,7 +109,8 @@ def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> Pl
         pods={each.name: uid for uid, each in requests.items()},
         offers={each.group.name: each.offer for each in offered},
         slots={
-            coming_name(name, number): (name, number) for name, number, *_ in coming(view.orders)
+            supply.coming_name(name, number): (name, number)
+            for name, number, *_ in coming(view.orders)
         },
         unserved=line.unserved,
         most=most,
@@ -143,7 +137,9 @@ def sizes(view: View) -> dict[OfferKey, int]:
     return counts
 
 
-def _bounded(view: View, offered: Sequence[OfferedGroup]) -> tuple[list[Group], dict[str, int]]:
+def _bounded(
+    view: View, offered: Sequence[supply.OfferedGroup]
+) -> tuple[list[Group], dict[str, int]]:
     """Return the groups with their sizes and bounds, and how many nodes each group may still get."""
     counts = sizes(view)
     most, groups = dict[str, int](), dict[str, Group]()
@@ -226,7 +222,7 @@ def _limits(view: View, groups: Sequence[Group]) -> BuyLimits:
 
 def _with_rules(
     view: View,
-    offered: Sequence[OfferedGroup],
+    offered: Sequence[supply.OfferedGroup],
     groups: Sequence[Group],
     nodes: Sequence[CaseNode],
     requests: Mapping[str, CaseRequest],
@@ -270,7 +266,7 @@ def _relevant(view: View, rules: Rules) -> Rules:
     return rules if known else replace(rules, pod_class="")
 
 
-def _admits_offer(view: View, rules: Rules, offered: OfferedGroup) -> bool:
+def _admits_offer(view: View, rules: Rules, offered: supply.OfferedGroup) -> bool:
     if rules.pod_class in view.misfits.get(offered.offer, ()):
         return False
     return rules.admit(offered.labels) and _admits_mode(rules, offered.labels)
@@ -278,7 +274,7 @@ def _admits_offer(view: View, rules: Rules, offered: OfferedGroup) -> bool:
 
 def _admits_node(view: View, rules: Rules, node: CaseNode) -> bool:
     labels = labels_of(node)
-    offer = OfferKey(node.group, labels.get(TYPE_LABEL, ""), node.zone, node.capacity)
+    offer = OfferKey(node.group, labels.get(supply.TYPE_LABEL, ""), node.zone, node.capacity)
     if rules.pod_class in view.misfits.get(offer, ()) or not rules.admit(labels, node.name):
         return False
     if view.state.node(node.name) is None:
@@ -406,7 +402,7 @@ def what_if(view: View, case: PlanCase, added: Mapping[str, int]) -> PlanCase:
     made = with_nodes(case.case, added)
     groups = tuple(
         # Of offers they are taken off already.
-        group if group.name in case.offers else less_daemons(view, group, labels_of(group))
+        group if group.name in case.offers else supply.less_daemons(view, group, labels_of(group))
         for group in made.groups
     )
     return replace(case, case=replace(made, groups=groups), most={})

@@ -11,19 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+from fenka.cloud import port
 from fenka.cloud.config import Config
 from fenka.cloud.karpenter import NodeClaim
-from fenka.cloud.port import (
-    Denied,
-    Instance,
-    Notice,
-    Offer,
-    OfferKey,
-    Provider,
-    ProviderError,
-    Throttled,
-    Unknown,
-)
 from fenka.cluster.objects import Event
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, if_accepted
@@ -71,17 +61,17 @@ async def _translated(answer: Awaitable[T]) -> T:
     try:
         return await answer
     except ApiUnreachable as why:
-        raise Unknown(str(why)) from None
+        raise port.Unknown(str(why)) from None
     except ApiError as why:
         if why.status == 429:
-            raise Throttled(AFTER_S) from None
+            raise port.Throttled(AFTER_S) from None
         if why.status == 0 or why.status >= 500:
-            raise Unknown(str(why)) from None
+            raise port.Unknown(str(why)) from None
         if why.status == 404:
-            raise Denied(
+            raise port.Denied(
                 "the API server has no NodeClaims: install Karpenter 1.14 or newer"
             ) from None
-        raise Denied(f"the API server refuses: {why}") from None
+        raise port.Denied(f"the API server refuses: {why}") from None
 
 
 MODULES = {
@@ -99,7 +89,7 @@ class ProviderMissing(FenkaError):
     exit_code = INVALID_INPUT
 
 
-def open_provider(config: Config, api: Api) -> AbstractAsyncContextManager[Provider]:
+def open_provider(config: Config, api: Api) -> AbstractAsyncContextManager[port.Provider]:
     """Return the provider of a configuration. Raises ProviderMissing.
 
     api: the API server, where a provider's objects are in the cluster.
@@ -115,7 +105,7 @@ def open_provider(config: Config, api: Api) -> AbstractAsyncContextManager[Provi
             f"provider.kind is {kind}, but {why.name} is not installed: install fenka[{extra}]"
         ) from None
     objects = (ApiNodeClaims(api),) if kind == "karpenter" else ()
-    provider: AbstractAsyncContextManager[Provider] = loaded.open_provider(config, *objects)
+    provider: AbstractAsyncContextManager[port.Provider] = loaded.open_provider(config, *objects)
     return provider
 
 
@@ -133,12 +123,12 @@ TIMEOUT_S = 20.0
 class CloudCache:
     """Instances, offers and notices. Attributes: problem: why the last call failed, empty if it did not."""
 
-    def __init__(self, provider: Provider, now: Callable[[], float]) -> None:
+    def __init__(self, provider: port.Provider, now: Callable[[], float]) -> None:
         self._provider, self._now = provider, now
-        self.instances: dict[str, Instance] = {}
+        self.instances: dict[str, port.Instance] = {}
         self.instances_at: float | None = None
-        self.offers: dict[OfferKey, Offer] = {}
-        self.notices: tuple[Notice, ...] = ()
+        self.offers: dict[port.OfferKey, port.Offer] = {}
+        self.notices: tuple[port.Notice, ...] = ()
         self._offers_until = self._notices_until = self._paused_until = 0.0
         self._stale = True
         self.problem = ""
@@ -169,9 +159,9 @@ class CloudCache:
         except TimeoutError:
             self.problem = f"the cloud does not answer within {TIMEOUT_S:g} s"
             self._paused_until = now + RETRY_S
-        except ProviderError as why:
+        except port.ProviderError as why:
             self.problem = str(why)
-            pause = why.after_s if isinstance(why, Throttled) else RETRY_S
+            pause = why.after_s if isinstance(why, port.Throttled) else RETRY_S
             self._paused_until = now + pause
 
     async def _read(self, now: float, *, busy: bool, spot: bool) -> None:

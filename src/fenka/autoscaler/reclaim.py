@@ -21,17 +21,7 @@ from typing import Final
 from fenka.autoscaler.actor_context import Hands
 from fenka.autoscaler.view import ElasticNode, ElasticPod, View
 from fenka.cloud.port import Instance, InstanceState, OfferKey
-from fenka.cluster.autoscaling import (
-    CAPACITY,
-    ENDING,
-    GROUP,
-    ORDER,
-    RECLAIM_AT,
-    RECLAIMED,
-    NodeStatus,
-    decode_time,
-    encode_time,
-)
+from fenka.cluster import autoscaling
 from fenka.cluster.objects import seconds
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.queue import is_open
@@ -68,7 +58,9 @@ class Takeback:
         if not self.noticed:
             return "spot instance is taken back without notice"
         left = max(math.floor(self.at - now), 0)
-        return f"spot instance is taken back at {encode_time(self.at)[11:]}, in {left} s"
+        return (
+            f"spot instance is taken back at {autoscaling.encode_time(self.at)[11:]}, in {left} s"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +118,9 @@ def decide_reclaims(view: View) -> Reclaims:
         try:
             takeback = _takeback(view, node, machines)
         except InvalidRecord as why:
-            invalid[node.metadata.name] = f"annotation {RECLAIM_AT} is not understood: {why}"
+            invalid[node.metadata.name] = (
+                f"annotation {autoscaling.RECLAIM_AT} is not understood: {why}"
+            )
         else:
             if takeback is not None:
                 takebacks.append(takeback)
@@ -134,7 +128,7 @@ def decide_reclaims(view: View) -> Reclaims:
     restored = tuple(
         node
         for name, node in view.nodes.items()
-        if has_taint(node, RECLAIMED)
+        if has_taint(node, autoscaling.RECLAIMED)
         and name not in reclaimed
         and name not in invalid
         and _runs(node, machines)
@@ -150,8 +144,8 @@ def has_taint(node: ElasticNode, key: str) -> bool:
 
 def _takeback(view: View, node: ElasticNode, machines: Machines) -> Takeback | None:
     """Return the earliest notice. Raises InvalidRecord."""
-    text = node.metadata.annotations.get(RECLAIM_AT)
-    times = [] if text is None else [decode_time(text)]
+    text = node.metadata.annotations.get(autoscaling.RECLAIM_AT)
+    times = [] if text is None else [autoscaling.decode_time(text)]
     instance = machines.get(node.spec.provider_id)
     if instance is not None:
         times += [notice.at for notice in view.notices if notice.instance == instance.id]
@@ -163,12 +157,18 @@ def _takeback(view: View, node: ElasticNode, machines: Machines) -> Takeback | N
 def _is_lost(view: View, node: ElasticNode, instance: Instance | None) -> bool:
     """Return whether a spot node ends, or is gone, that neither scale-in nor its order has ended."""
     labels = node.metadata.labels
-    if ORDER not in labels or labels.get(CAPACITY) != "spot" or has_taint(node, ENDING):
+    if (
+        autoscaling.ORDER not in labels
+        or labels.get(autoscaling.CAPACITY) != "spot"
+        or has_taint(node, autoscaling.ENDING)
+    ):
         return False
     if instance is not None:
         ends = instance.state is InstanceState.ENDING
         # From the second pass on the order says that it ends, whoever did it.
-        return ends and (has_taint(node, RECLAIMED) or not _ends_by_order(view, instance))
+        return ends and (
+            has_taint(node, autoscaling.RECLAIMED) or not _ends_by_order(view, instance)
+        )
     # A single list without it is not enough while the node answers.
     return not node.ready and node.spec.provider_id in view.missing
 
@@ -183,7 +183,7 @@ def _ends_by_order(view: View, instance: Instance) -> bool:
 
 def _runs(node: ElasticNode, machines: Machines) -> bool:
     instance = machines.get(node.spec.provider_id)
-    if ORDER not in node.metadata.labels:
+    if autoscaling.ORDER not in node.metadata.labels:
         return True
     return instance is not None and instance.state is InstanceState.RUNNING
 
@@ -192,7 +192,7 @@ def _reclaim(view: View, takeback: Takeback, machines: Machines) -> Reclaim:
     node = takeback.node
     return Reclaim(
         takeback,
-        announce=not has_taint(node, RECLAIMED),
+        announce=not has_taint(node, autoscaling.RECLAIMED),
         backs_off=_offer_to_back_off(view, node, machines.get(node.spec.provider_id)),
         removals=tuple(_removals(view, takeback)),
     )
@@ -204,7 +204,7 @@ def back_off_reason(node: ElasticNode) -> str:
 
 
 def _offer_to_back_off(view: View, node: ElasticNode, instance: Instance | None) -> OfferKey | None:
-    if ORDER not in node.metadata.labels:
+    if autoscaling.ORDER not in node.metadata.labels:
         return None
     labels = node.metadata.labels
     offer = OfferKey(group_of(node), labels.get(_TYPE, ""), labels.get(ZONE_LABEL, ""), "spot")
@@ -274,7 +274,7 @@ def own_grace_s(pod: ElasticPod) -> int:
 
 def group_of(node: ElasticNode) -> str:
     """Return the group of a node that was bought."""
-    return node.metadata.labels.get(GROUP, "")
+    return node.metadata.labels.get(autoscaling.GROUP, "")
 
 
 Owner = tuple[str, str, str]
@@ -296,7 +296,7 @@ def displaced_pods(
     leaving = [
         pod
         for name, node in nodes.items()
-        if has_taint(node, RECLAIMED)
+        if has_taint(node, autoscaling.RECLAIMED)
         for pod in evictable(pods_on.get(name, ()))
     ]
     if not leaving:
@@ -357,7 +357,7 @@ class Reclaimer:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, autoscaling.NodeStatus]:
         """Decide by a view, and do it. Return the states of nodes that are taken back."""
         view = hands.view()
         decided = decide_reclaims(view)
@@ -377,17 +377,17 @@ class Reclaimer:
         return {
             reclaim.takeback.node.metadata.name: _status(view, reclaim)
             for reclaim in decided.reclaims
-            if ORDER in reclaim.takeback.node.metadata.labels
+            if autoscaling.ORDER in reclaim.takeback.node.metadata.labels
         }
 
     async def _restore(self, hands: Hands, node: ElasticNode) -> None:
-        if hands.leading() and await accepted(remove_taint(hands.api, node, RECLAIMED)):
+        if hands.leading() and await accepted(remove_taint(hands.api, node, autoscaling.RECLAIMED)):
             hands.recorder.record_on_node(node, RECLAIM, "the take-back was withdrawn")
 
     async def _reclaim(self, hands: Hands, view: View, reclaim: Reclaim) -> None:
         node = reclaim.takeback.node
         if reclaim.announce:
-            if not await accepted(add_taint(hands.api, node, RECLAIMED)):
+            if not await accepted(add_taint(hands.api, node, autoscaling.RECLAIMED)):
                 # Somebody else wrote the Node, or it is gone; the pods are told in any case.
                 log.info("the taint of node %s is written again", node.metadata.name)
             else:
@@ -444,8 +444,10 @@ async def accepted(request: Awaitable[None]) -> bool:
     return True
 
 
-def _status(view: View, reclaim: Reclaim) -> NodeStatus:
+def _status(view: View, reclaim: Reclaim) -> autoscaling.NodeStatus:
     name = reclaim.takeback.node.metadata.name
     known = view.status.nodes.get(name)
     since = known.since if known is not None and known.state == TAKEN_BACK else view.now
-    return NodeStatus(group_of(reclaim.takeback.node), TAKEN_BACK, since, reclaim.takeback.at)
+    return autoscaling.NodeStatus(
+        group_of(reclaim.takeback.node), TAKEN_BACK, since, reclaim.takeback.at
+    )

@@ -34,16 +34,7 @@ from fenka.autoscaler.view import (
     coming,
 )
 from fenka.cloud.port import Instance, InstanceState
-from fenka.cluster.autoscaling import (
-    ENDING,
-    KEEP,
-    RECLAIM_AT,
-    RECLAIMED,
-    NodeStatus,
-    decode_time,
-    encode_time,
-    is_interruptible,
-)
+from fenka.cluster import autoscaling
 from fenka.cluster.objects import Taint, node_path
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.preemption import budgets_for
@@ -61,7 +52,11 @@ def why_node_is_kept(node: ElasticNode) -> str:
     leave it alone.
     """
     meta = node.metadata
-    return KEEP if "true" in (meta.labels.get(KEEP), meta.annotations.get(KEEP)) else ""
+    return (
+        autoscaling.KEEP
+        if "true" in (meta.labels.get(autoscaling.KEEP), meta.annotations.get(autoscaling.KEEP))
+        else ""
+    )
 
 
 def why_pods_are_kept(view: View, pods: Sequence[ElasticPod]) -> str:
@@ -81,7 +76,7 @@ def _why_pod_is_kept(pod: ElasticPod) -> str:
         return f"has {SAFE_TO_EVICT}=false"
     if not any(owner.controller and owner.kind != "Node" for owner in owners):
         return "has no controller that would make it anew"
-    if not is_interruptible(pod) and any(
+    if not autoscaling.is_interruptible(pod) and any(
         volume.empty_dir is not None or volume.host_path is not None for volume in pod.spec.volumes
     ):
         return "has a local volume"
@@ -123,7 +118,7 @@ def fit_elsewhere(view: View, pods: Sequence[ElasticPod], without: Collection[st
     """
     if not pods:
         return True
-    gone = encode_time(view.now)
+    gone = autoscaling.encode_time(view.now)
     leaving = {pod.metadata.uid: _with_metadata(pod, deletion_timestamp=gone) for pod in pods}
     what_if = replace(
         view,
@@ -205,7 +200,9 @@ def _no_time() -> float:
 
 
 def _without_taint(node: ElasticNode) -> ElasticNode:
-    taints: tuple[Taint, ...] = tuple(each for each in node.spec.taints if each.key != ENDING)
+    taints: tuple[Taint, ...] = tuple(
+        each for each in node.spec.taints if each.key != autoscaling.ENDING
+    )
     return structs.replace(node, spec=structs.replace(node.spec, taints=taints))
 
 
@@ -266,7 +263,7 @@ class Step:
 class ScaleIn:
     """What is decided in a pass. states: of the nodes that were bought."""
 
-    states: Mapping[str, NodeStatus] = field(default_factory=dict)
+    states: Mapping[str, autoscaling.NodeStatus] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
 
@@ -301,7 +298,7 @@ class _Pass:
         self._moving: list[ElasticPod] = []
         """Pods that leave the nodes chosen in this pass."""
         self._looks = 0
-        self._states: dict[str, NodeStatus] = {}
+        self._states: dict[str, autoscaling.NodeStatus] = {}
         self._steps: list[Step] = []
 
     def run(self) -> ScaleIn:
@@ -451,7 +448,9 @@ class _Pass:
         )
 
     def _may_repack(self, leaving: Sequence[ElasticPod]) -> bool:
-        return self._view.config.scale_in.mode == "repack" and all(map(is_interruptible, leaving))
+        return self._view.config.scale_in.mode == "repack" and all(
+            map(autoscaling.is_interruptible, leaving)
+        )
 
     # ---- facts ----
 
@@ -543,7 +542,7 @@ class _Pass:
         if since is None:
             since = self._since(node, state)
         protected = self._protected_until(node)
-        status = NodeStatus(group_of(node), state, since, until, protected)
+        status = autoscaling.NodeStatus(group_of(node), state, since, until, protected)
         self._states[node.metadata.name] = status
 
     def _protected_until(self, node: ElasticNode) -> float | None:
@@ -576,10 +575,10 @@ def group_min(view: View, node: ElasticNode) -> GroupMin:
 
 def _is_being_reclaimed(view: View, node: ElasticNode) -> bool:
     """Return whether the cloud is about to end the node. Once that is overdue, scale-in ends it."""
-    if not has_taint(node, RECLAIMED):
+    if not has_taint(node, autoscaling.RECLAIMED):
         return False
     with contextlib.suppress(InvalidRecord):
-        at = decode_time(node.metadata.annotations.get(RECLAIM_AT, ""))
+        at = autoscaling.decode_time(node.metadata.annotations.get(autoscaling.RECLAIM_AT, ""))
         return view.now < at + OVERDUE_S
     return True
 
@@ -597,7 +596,7 @@ class ScaleInActor:
     def __init__(self) -> None:
         self._marked: dict[str, Marked] = {}
 
-    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, autoscaling.NodeStatus]:
         """Decide by a view, and do it. Return the states of nodes that offer their cards."""
         view = hands.view()
         self._remember(view)
@@ -610,7 +609,9 @@ class ScaleInActor:
 
     def _remember(self, view: View) -> None:
         """Follow which nodes have the taint, with the pods that were there at first."""
-        tainted = [node.metadata.name for node in view.own_nodes() if has_taint(node, ENDING)]
+        tainted = [
+            node.metadata.name for node in view.own_nodes() if has_taint(node, autoscaling.ENDING)
+        ]
         unseen = {
             name: marked
             for name, marked in self._marked.items()
@@ -632,13 +633,13 @@ class ScaleInActor:
         node, name = step.node, step.node.metadata.name
         match step.action:
             case "mark":
-                if await accepted(add_taint(hands.api, node, ENDING)):
+                if await accepted(add_taint(hands.api, node, autoscaling.ENDING)):
                     # Only from now on schedulers can know.
                     now = hands.view().now
                     self._marked[name] = replace(_marked(view, name), since=now, seen=False)
                     hands.recorder.record_on_node(node, SCALE_IN, step.why)
             case "unmark":
-                if await accepted(remove_taint(hands.api, node, ENDING)):
+                if await accepted(remove_taint(hands.api, node, autoscaling.ENDING)):
                     del self._marked[name]
                     hands.recorder.record_on_node(node, SCALE_IN, step.why)
             case "empty":

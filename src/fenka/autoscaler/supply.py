@@ -13,13 +13,7 @@ failure is forgotten after three hours.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fenka.autoscaler.demand import (
-    UNLIMITED_S,
-    Inexpressible,
-    affinity_rules,
-    case_request,
-    case_tolerations,
-)
+from fenka.autoscaler import demand
 from fenka.autoscaler.view import (
     DaemonSet,
     ElasticNode,
@@ -36,16 +30,7 @@ from fenka.autoscaler.view import (
 )
 from fenka.cloud.config import NOT_COUNTED, GroupConfig, Start
 from fenka.cloud.port import Instance, Offer, OfferKey
-from fenka.cluster.autoscaling import (
-    CAPACITY,
-    ENDING,
-    GROUP,
-    RECLAIMED,
-    Failure,
-    OrderRecord,
-    Slot,
-    read_spot_rule,
-)
+from fenka.cluster import autoscaling
 from fenka.cluster.objects import seconds
 from fenka.cluster.queue import OVERDUE_TTL_S
 from fenka.core.inventory import WHOLE_COMPUTE, Card
@@ -59,7 +44,7 @@ FORGOTTEN_S = 3 * 3600.0
 TOO_DEAR_S = 300.0
 """Between two looks at a market that was above the cap."""
 
-OF_GROUP: frozenset[Failure] = frozenset({"quota", "denied"})
+OF_GROUP: frozenset[autoscaling.Failure] = frozenset({"quota", "denied"})
 """Failures that concern all offers of a group."""
 
 
@@ -68,7 +53,7 @@ class Pause:
     """Until when an offer is not tried, and why."""
 
     until: float
-    failure: Failure
+    failure: autoscaling.Failure
     why: str
 
 
@@ -90,18 +75,18 @@ def pauses(view: View) -> dict[OfferKey, Pause]:
     return found
 
 
-def is_forgotten(record: OrderRecord, now: float) -> bool:
+def is_forgotten(record: autoscaling.OrderRecord, now: float) -> bool:
     """Return whether a failed order is of no more use."""
     return record.failure is None or _failed_at(record) <= now - FORGOTTEN_S
 
 
-def _concerns(record: OrderRecord, key: OfferKey) -> bool:
+def _concerns(record: autoscaling.OrderRecord, key: OfferKey) -> bool:
     if record.failure in OF_GROUP:
         return record.group == key.group
     return offer_of(record) == key
 
 
-def _pause(start: Start, failures: list[OrderRecord]) -> Pause:
+def _pause(start: Start, failures: list[autoscaling.OrderRecord]) -> Pause:
     """Return the pause after the last of these failures."""
     last = failures[-1]
     assert last.failure is not None
@@ -114,7 +99,7 @@ def _pause(start: Start, failures: list[OrderRecord]) -> Pause:
     return Pause(_failed_at(last) + length, last.failure, last.why)
 
 
-def _failed_at(record: OrderRecord) -> float:
+def _failed_at(record: autoscaling.OrderRecord) -> float:
     return record.changed_at if record.changed_at is not None else record.written_at
 
 
@@ -217,7 +202,12 @@ def _offered(
 
 def machine_labels(labels: Mapping[str, str], key: OfferKey) -> dict[str, str]:
     """Return all labels of an offer's nodes."""
-    return {**labels, ZONE_LABEL: key.zone, CAPACITY: key.capacity, GROUP: key.group}
+    return {
+        **labels,
+        ZONE_LABEL: key.zone,
+        autoscaling.CAPACITY: key.capacity,
+        autoscaling.GROUP: key.group,
+    }
 
 
 def less_daemons(view: View, group: Group, labels: Mapping[str, str]) -> Group:
@@ -232,7 +222,7 @@ def _daemons(daemons: Iterable[DaemonSet], labels: Mapping[str, str]) -> Iterabl
         selector = template.spec.node_selector
         if any(labels.get(key) != value for key, value in selector.items()):
             continue
-        if affinity_rules(pod).admit(labels):
+        if demand.affinity_rules(pod).admit(labels):
             host = pod.host_amounts()
             yield CaseRequest(
                 name=pod.full_name,
@@ -244,7 +234,7 @@ def _daemons(daemons: Iterable[DaemonSet], labels: Mapping[str, str]) -> Iterabl
                     for name, it in host.items()
                     if name not in NOT_COUNTED and name not in _PLACED
                 },
-                tolerations=case_tolerations(template.spec),
+                tolerations=demand.case_tolerations(template.spec),
             )
 
 
@@ -253,7 +243,7 @@ _PLACED = resource_names(WITH_HAMI)
 
 def _protection(config: GroupConfig, seconds_left: float) -> float:
     if config.spot.admit == "all":
-        return UNLIMITED_S
+        return demand.UNLIMITED_S
     return max(seconds_left, 0.0)
 
 
@@ -288,7 +278,9 @@ def has_whole_cards(node: ElasticNode) -> bool:
 
 
 def _is_usable(node: ElasticNode) -> bool:
-    leaving = any(taint.key in (ENDING, RECLAIMED) for taint in node.spec.taints)
+    leaving = any(
+        taint.key in (autoscaling.ENDING, autoscaling.RECLAIMED) for taint in node.spec.taints
+    )
     deleted = node.metadata.deletion_timestamp is not None
     return node.ready and not node.spec.unschedulable and not leaving and not deleted
 
@@ -299,8 +291,8 @@ def case_node(view: View, node: ElasticNode, leaving: frozenset[str] = frozenset
     amounts = dict(allocatable(node))
     staying = [pod for pod in view.pods_on.get(name, ()) if not _goes(view, pod, leaving)]
     held = _held(staying)
-    group = labels.get(GROUP, "")
-    capacity: Capacity = "spot" if labels.get(CAPACITY) == "spot" else "on-demand"
+    group = labels.get(autoscaling.GROUP, "")
+    capacity: Capacity = "spot" if labels.get(autoscaling.CAPACITY) == "spot" else "on-demand"
     case = CaseNode(
         name=name,
         group=group,
@@ -322,7 +314,7 @@ def case_node(view: View, node: ElasticNode, leaving: frozenset[str] = frozenset
     return with_planned(view, case, _slots_of(view, name))
 
 
-def _slots_of(view: View, node: str) -> Iterable[Slot]:
+def _slots_of(view: View, node: str) -> Iterable[autoscaling.Slot]:
     for record in view.orders.values():
         for slot in record.slots:
             if slot.node == node and slot.state == "offering":
@@ -349,7 +341,9 @@ def coming_name(order: str, slot: int) -> str:
     return f"coming:{order}:{slot}"
 
 
-def _coming_node(view: View, name: str, number: int, record: OrderRecord, shape: Shape) -> CaseNode:
+def _coming_node(
+    view: View, name: str, number: int, record: autoscaling.OrderRecord, shape: Shape
+) -> CaseNode:
     key, config = offer_of(record), view.group(record.group)
     assert config is not None
     group = Group(
@@ -380,8 +374,8 @@ def _coming_node(view: View, name: str, number: int, record: OrderRecord, shape:
 
 def _protected(view: View, node: ElasticNode) -> float:
     """Return for how long a spot node is protected, as the scheduler reads it."""
-    rule = read_spot_rule(node)
-    return UNLIMITED_S if rule is None else rule.left_s(view.now)
+    rule = autoscaling.read_spot_rule(node)
+    return demand.UNLIMITED_S if rule is None else rule.left_s(view.now)
 
 
 def protected_until(config: GroupConfig, instance: Instance) -> float | None:
@@ -472,7 +466,7 @@ MAX_WHOLE = 64
 # ---- planned pods ----
 
 
-def with_planned(view: View, node: CaseNode, slots: Iterable[Slot]) -> CaseNode:
+def with_planned(view: View, node: CaseNode, slots: Iterable[autoscaling.Slot]) -> CaseNode:
     """Return the node with what the pods planned for these slots will hold of it."""
     for slot in slots:
         waiting = {pod.metadata.uid: pod for pod in view.waiting(slot)}
@@ -485,8 +479,8 @@ def with_planned(view: View, node: CaseNode, slots: Iterable[Slot]) -> CaseNode:
 
 def _with_pod(view: View, node: CaseNode, pod: ElasticPod, indices: tuple[int, ...]) -> CaseNode:
     try:
-        request = case_request(pod, view.state.dialects)
-    except (Inexpressible, InvalidRecord):
+        request = demand.case_request(pod, view.state.dialects)
+    except (demand.Inexpressible, InvalidRecord):
         return node
     held, resources = node.held, dict(node.held.resources)
     for name, amount in request.resources.items():

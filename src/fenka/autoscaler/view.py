@@ -23,30 +23,8 @@ import msgspec
 
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cloud.port import Instance, Notice, Offer, OfferKey
-from fenka.cluster.autoscaling import (
-    INTERRUPTIBLE,
-    ORDER,
-    PLANNED,
-    CloudType,
-    OrderRecord,
-    OrderState,
-    Slot,
-    Status,
-)
+from fenka.cluster import autoscaling, objects
 from fenka.cluster.compact import MAX_RESOURCES, kept_annotations, kept_labels, limit_pod
-from fenka.cluster.objects import (
-    MIRROR,
-    Affinity,
-    Container,
-    Node,
-    NodeSpec,
-    Object,
-    ObjectMeta,
-    Pod,
-    PodSpec,
-    PodStatus,
-    drop_notes,
-)
 from fenka.cluster.pod_groups import PodGroup
 from fenka.cluster.preemption import PodDisruptionBudget
 from fenka.cluster.state import ClusterState
@@ -60,46 +38,48 @@ from fenka.hardware.spec import MODELS
 MIB = 1024 * 1024
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-_READ_ANNOTATIONS = frozenset((PLANNED, INTERRUPTIBLE, DO_NOT_DISRUPT, SAFE_TO_EVICT, MIRROR))
+_READ_ANNOTATIONS = frozenset(
+    (autoscaling.PLANNED, autoscaling.INTERRUPTIBLE, DO_NOT_DISRUPT, SAFE_TO_EVICT, objects.MIRROR)
+)
 DAEMON_SETS_PATH = "/apis/apps/v1/daemonsets"
 
 
-class ContainerPort(Object):
+class ContainerPort(objects.Object):
     """A port of a container."""
 
     host_port: int | None = None
 
 
-class ElasticContainer(Container):
+class ElasticContainer(objects.Container):
     """A container with its ports."""
 
     ports: tuple[ContainerPort, ...] = ()
 
 
-class Present(Object):
+class Present(objects.Object):
     """Something of which only the presence matters."""
 
 
-class PodTerms(Object):
+class PodTerms(objects.Object):
     """Affinity or anti-affinity to pods."""
 
     required_during_scheduling_ignored_during_execution: tuple[Present, ...] = ()
 
 
-class ElasticAffinity(Affinity):
+class ElasticAffinity(objects.Affinity):
     """All affinity of a pod."""
 
     pod_affinity: PodTerms | None = None
     pod_anti_affinity: PodTerms | None = None
 
 
-class TopologySpread(Object):
+class TopologySpread(objects.Object):
     """A rule that spreads pods over nodes or zones."""
 
     when_unsatisfiable: str = ""
 
 
-class Volume(Object):
+class Volume(objects.Object):
     """A volume of a pod. host_path, empty_dir: None if it is of another kind."""
 
     name: str = ""
@@ -107,7 +87,7 @@ class Volume(Object):
     empty_dir: dict[str, Any] | None = None
 
 
-class ElasticPodSpec(PodSpec):
+class ElasticPodSpec(objects.PodSpec):
     """A pod's spec with everything that restricts where it may run, or whether it may be moved."""
 
     affinity: ElasticAffinity | None = None
@@ -142,13 +122,13 @@ def _limit_elastic_spec(spec: ElasticPodSpec) -> None:
         spec.overhead = {}
 
 
-class ElasticPodStatus(PodStatus):
+class ElasticPodStatus(objects.PodStatus):
     """A pod's status. nominated_node_name: where preemption makes room for it."""
 
     nominated_node_name: str = ""
 
 
-class ElasticPod(Pod):
+class ElasticPod(objects.Pod):
     """A pod as the autoscaler keeps it."""
 
     spec: ElasticPodSpec = msgspec.field(default_factory=ElasticPodSpec)
@@ -169,7 +149,7 @@ class ElasticPod(Pod):
     @property
     def mirrors_file(self) -> bool:
         """Return whether the kubelet runs it from a file, so that nothing else can end it."""
-        return MIRROR in self.metadata.annotations
+        return objects.MIRROR in self.metadata.annotations
 
     def host_amounts(self) -> dict[str, int]:
         """Return what kube-scheduler counts of it: `cpu` in thousandths, `memory` in MiB, other names whole.
@@ -179,7 +159,7 @@ class ElasticPod(Pod):
         return dict(_amounts(msgspec.json.encode(_host(self))))
 
 
-class _Host(Object):
+class _Host(objects.Object):
     containers: tuple[ElasticContainer, ...]
     init_containers: tuple[ElasticContainer, ...]
     overhead: Mapping[str, str | int]
@@ -248,7 +228,7 @@ def _milli(quantity: str | int) -> int:
     return parse_quantity(text) * 1000
 
 
-def allocatable(node: Node) -> Iterator[tuple[str, int]]:
+def allocatable(node: objects.Node) -> Iterator[tuple[str, int]]:
     """Yield what pods may request of a node: CPU in thousandths, memory in MiB rounded down, others whole."""
     for name, quantity in node.status.allocatable.items():
         if name == "memory":
@@ -260,42 +240,42 @@ def allocatable(node: Node) -> Iterator[tuple[str, int]]:
             yield name, host_amount(name, quantity)
 
 
-class ElasticNodeSpec(NodeSpec):
+class ElasticNodeSpec(objects.NodeSpec):
     """A node's spec. provider_id: the machine's name in the cloud's words."""
 
     provider_id: str = msgspec.field(default="", name="providerID")
 
 
-class ElasticNode(Node):
+class ElasticNode(objects.Node):
     """A node as the autoscaler keeps it."""
 
     spec: ElasticNodeSpec = msgspec.field(default_factory=ElasticNodeSpec)
 
 
-class PodTemplate(Object):
+class PodTemplate(objects.Object):
     """The pods of a DaemonSet."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
     spec: ElasticPodSpec = msgspec.field(default_factory=ElasticPodSpec)
 
 
-class DaemonSetSpec(Object):
+class DaemonSetSpec(objects.Object):
     """The spec of a DaemonSet."""
 
     template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
-class DaemonSet(Object):
+class DaemonSet(objects.Object):
     """A DaemonSet, whose pods every new node receives."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
     spec: DaemonSetSpec = msgspec.field(default_factory=DaemonSetSpec)
 
     def __post_init__(self) -> None:
-        drop_notes(self.metadata)
+        objects.drop_notes(self.metadata)
         template = self.spec.template
         # Tenants may write DaemonSets, too. The limits are those of the pod that is made of it.
-        drop_notes(template.metadata)
+        objects.drop_notes(template.metadata)
         ElasticPod(spec=template.spec)
 
 
@@ -330,7 +310,7 @@ def shape_of(
     *,
     seen: Shape | None = None,
     configured: Shape | None = None,
-    cloud: CloudType | None = None,
+    cloud: autoscaling.CloudType | None = None,
 ) -> Shape:
     """Return the shape of an instance type.
 
@@ -408,7 +388,7 @@ def _has_room(group: Group, daemon: CaseRequest) -> bool:
     )
 
 
-def _card(cloud: CloudType) -> NewCard:
+def _card(cloud: autoscaling.CloudType) -> NewCard:
     """Return the card as its driver reports it, where that is known."""
     words = set(re.findall(r"[a-z0-9]+", cloud.model.lower()))
     for model in MODELS.values():
@@ -422,7 +402,7 @@ def _lowered(amount: int) -> int:
     return int(amount * (1 - CLOUD_MARGIN))
 
 
-COMING: frozenset[OrderState] = frozenset({"written", "asked", "known", "joined"})
+COMING: frozenset[autoscaling.OrderState] = frozenset({"written", "asked", "known", "joined"})
 """States of slots whose nodes do not offer their cards yet."""
 
 
@@ -460,7 +440,7 @@ class View:
     groups: Mapping[str, PodGroup] = field(default_factory=dict)
     budgets: Sequence[PodDisruptionBudget] = ()
     daemons: Sequence[DaemonSet] = ()
-    orders: Mapping[str, OrderRecord] = field(default_factory=dict)
+    orders: Mapping[str, autoscaling.OrderRecord] = field(default_factory=dict)
     instances: Mapping[str, Instance] = field(default_factory=dict)
     instances_at: float | None = None
     missing: Mapping[str, float] = field(default_factory=dict)
@@ -468,7 +448,7 @@ class View:
     notices: Sequence[Notice] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     misfits: Mapping[OfferKey, frozenset[str]] = field(default_factory=dict)
-    status: Status = field(default_factory=Status)
+    status: autoscaling.Status = field(default_factory=autoscaling.Status)
     displaced: frozenset[str] = frozenset()
     schedulers: frozenset[str] = frozenset()
     cloud_problem: str = ""
@@ -498,7 +478,7 @@ class View:
 
     def own_nodes(self) -> list[ElasticNode]:
         """Return the nodes that were bought, by name. A node is this autoscaler's by its label."""
-        own = (node for node in self.nodes.values() if ORDER in node.metadata.labels)
+        own = (node for node in self.nodes.values() if autoscaling.ORDER in node.metadata.labels)
         return sorted(own, key=lambda node: node.metadata.name)
 
     def planned_pods(self, node: str) -> list[ElasticPod]:
@@ -511,7 +491,7 @@ class View:
             for pod in self.waiting(slot)
         ]
 
-    def waiting(self, slot: Slot) -> list[ElasticPod]:
+    def waiting(self, slot: autoscaling.Slot) -> list[ElasticPod]:
         """Return the pods planned for a slot that exist and have no node yet."""
         return [
             pod
@@ -523,12 +503,14 @@ class View:
         ]
 
 
-def offer_of(record: OrderRecord) -> OfferKey:
+def offer_of(record: autoscaling.OrderRecord) -> OfferKey:
     """Return the offer of an order."""
     return OfferKey(record.group, record.type, record.zone, record.capacity)
 
 
-def coming(orders: Mapping[str, OrderRecord]) -> Iterable[tuple[str, int, OrderRecord, Slot]]:
+def coming(
+    orders: Mapping[str, autoscaling.OrderRecord],
+) -> Iterable[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]:
     """Yield the slots whose nodes are on their way, with their order's name and number."""
     for name, record in orders.items():
         for number, slot in enumerate(record.slots):

@@ -18,17 +18,9 @@ from typing import Annotated
 
 import typer
 
-from fenka.cli import cluster, jobs
+from fenka.cli import cluster, jobs, options
 from fenka.cli.errors import UserError, print_error
 from fenka.cli.local_logs import LogPart
-from fenka.cli.options import (
-    CoreModeOption,
-    CoreOption,
-    MemoryOption,
-    NamespaceOption,
-    Target,
-    parse_duration,
-)
 from fenka.cli.tables import escape
 from fenka.cli.workloads.backend import (
     AllNamespacesOption,
@@ -133,15 +125,15 @@ _LOOK_S = 0.1
 
 
 def resize(
-    target: Target,
+    target: options.Target,
     name: Annotated[str, typer.Argument(help="a running job or pod, or NAMESPACE/NAME")],
-    gpu_mem: MemoryOption = "",
-    gpu_core: CoreOption = None,
-    gpu_core_mode: CoreModeOption = None,
+    gpu_mem: options.MemoryOption = "",
+    gpu_core: options.CoreOption = None,
+    gpu_core_mode: options.CoreModeOption = None,
     container: Annotated[
         str, typer.Option("-c", "--container", help="for pods in which several have a slice")
     ] = "",
-    namespace: NamespaceOption = "",
+    namespace: options.NamespaceOption = "",
     wait: Annotated[
         bool,
         typer.Option(
@@ -252,7 +244,7 @@ def logs(
     ] = None,
 ) -> None:
     """Print the log of a job's chief, or of the instance that is named."""
-    since_s = parse_duration("--since", since) if since else None
+    since_s = options.parse_duration("--since", since) if since else None
     elsewhere = target.of_cluster or records.exists(name)
     if not elsewhere and (jobs.has_log(name) or _local(target)):
         if instance or container:
@@ -314,7 +306,7 @@ def prune(
     all_namespaces: AllNamespacesOption = False,
 ) -> None:
     """Delete jobs that ended some time ago."""
-    age_s = parse_duration("--since", since)
+    age_s = options.parse_duration("--since", since)
     backend = open_backend(target, all_namespaces=all_namespaces)
     now = time.time()
     ended: Sequence[TrainingJob] = [

@@ -15,17 +15,10 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 
+from fenka.cli import workload_options
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, parse_duration
 from fenka.cli.run import JobOptions, detach, with_directory
-from fenka.cli.workload_options import (
-    DryRunOption,
-    DryRunOutput,
-    DryRunOutputOption,
-    add_options,
-    given_fields,
-    options_of,
-)
 from fenka.cli.workloads.backend import JobTarget
 from fenka.cli.workloads.selection import runs_here
 from fenka.core.errors import INVALID_INPUT
@@ -107,7 +100,9 @@ _HERE_ONLY = (*("model", "no_wait", "isolation", "allow_user_namespaces", "time_
 _OF_ALL_JOBS = {parameter.name for parameter in fields(JobOptions)}
 
 _ON_CLUSTER = tuple(
-    field for field in options_of(NotebookSpec) if field.parameter not in _OF_ALL_JOBS
+    field
+    for field in workload_options.options_of(NotebookSpec)
+    if field.parameter not in _OF_ALL_JOBS
 )
 """The options of notebooks on a cluster that others do not have."""
 
@@ -145,8 +140,8 @@ def notebook(
     reach_options: ReachOptions,
     target: Target,
     namespace: NamespaceOption = "",
-    dry_run: DryRunOption = False,
-    output: DryRunOutputOption = "yaml",
+    dry_run: workload_options.DryRunOption = False,
+    output: workload_options.DryRunOutputOption = "yaml",
     directory: Annotated[
         Path | None,
         typer.Option("--directory", help="the notebook's root directory, on this machine"),
@@ -161,7 +156,7 @@ def notebook(
 ) -> None:
     """Start a Jupyter server; print its URL when it answers."""
     idle_s = parse_duration("--idle", idle) if idle else None
-    given = given_fields(values, _ON_CLUSTER)
+    given = workload_options.given_fields(values, _ON_CLUSTER)
     if runs_here(target, namespace):
         _refuse_cluster_options([*given, *(["dry-run"] if dry_run else [])])
         place = directory or Path(), reach_options.reach()
@@ -171,7 +166,7 @@ def notebook(
     _start_on_cluster(spec, password, options, (target, namespace), output if dry_run else None)
 
 
-add_options(notebook, _ON_CLUSTER, "notebook", taken=("-d",))
+workload_options.add_options(notebook, _ON_CLUSTER, "notebook", taken=("-d",))
 
 
 def start(
@@ -239,7 +234,7 @@ def _start_on_cluster(
     password: PasswordOptions,
     options: JobOptions,
     place: tuple[Target, str],
-    dry_run: DryRunOutput | None,
+    dry_run: workload_options.DryRunOutput | None,
 ) -> None:
     from fenka.cli.workloads import training_cluster as of_cluster
 

@@ -10,22 +10,10 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
+from fenka.cli import workload_options
 from fenka.cli.errors import UserError
 from fenka.cli.options import group, register
 from fenka.cli.tables import escape
-from fenka.cli.workload_options import (
-    SERVICE,
-    DryRunOption,
-    DryRunOutput,
-    DryRunOutputOption,
-    FileOption,
-    ProgramArgument,
-    ServeCommand,
-    add_options,
-    given_fields,
-    print_manifests,
-    register_refused,
-)
 from fenka.cli.workloads import service_look
 from fenka.cli.workloads.backend import (
     GatewayChoice,
@@ -89,12 +77,12 @@ def _add(kind: ServiceKind, server: str) -> None:
 
     def serve(
         *,
-        command: ProgramArgument = None,
-        file: FileOption = None,
+        command: workload_options.ProgramArgument = None,
+        file: workload_options.FileOption = None,
         wait: WaitOption = False,
         timeout: TimeoutOption = None,
-        dry_run: DryRunOption = False,
-        output: DryRunOutputOption = "yaml",
+        dry_run: workload_options.DryRunOption = False,
+        output: workload_options.DryRunOutputOption = "yaml",
         gateway: GatewayChoice,
         where: JobTarget,
         **values: Any,
@@ -114,8 +102,8 @@ def _add(kind: ServiceKind, server: str) -> None:
 
     def update(
         *,
-        command: ProgramArgument = None,
-        file: FileOption = None,
+        command: workload_options.ProgramArgument = None,
+        file: workload_options.FileOption = None,
         wait: WaitOption = False,
         timeout: TimeoutOption = None,
         surge: SurgeOption = None,
@@ -148,8 +136,8 @@ def _add(kind: ServiceKind, server: str) -> None:
         (app, serve, f"Serve a model by {server}."),
         (_updates, update, f"Change a version that is served by {server}."),
     ):
-        add_options(function, SERVICE, kind)
-        register(commands, function, summary, name=kind, cls=ServeCommand)
+        workload_options.add_options(function, workload_options.SERVICE, kind)
+        register(commands, function, summary, name=kind, cls=workload_options.ServeCommand)
 
 
 def undo(
@@ -173,7 +161,7 @@ def undo(
 for _kind, (_server, _) in _KINDS.items():
     _add(_kind, _server)
 for _names, _instead in _REFUSED.items():
-    register_refused(app, "serve", _names[0], _instead)
+    workload_options.register_refused(app, "serve", _names[0], _instead)
 register(app, service_look.list_services, "List the versions of services.", name="list")
 register(app, service_look.get, "Show a version of a service and its replicas.")
 register(app, service_look.logs, "Show the output of a replica.")
@@ -193,7 +181,7 @@ def _fields(
     kind: ServiceKind, file: Path | None, values: dict[str, Any], command: list[str] | None
 ) -> dict[str, Any]:
     """Return the fields of the options and the file. Raises UserError, InvalidRequest."""
-    given = given_fields(values, SERVICE)
+    given = workload_options.given_fields(values, workload_options.SERVICE)
     fields = merge(read_file(file, ServiceSpec), given) if file else given
     if fields.get("kind", kind) != kind:
         raise UserError(
@@ -203,7 +191,10 @@ def _fields(
 
 
 def _print_objects(
-    spec: ServiceSpec, where: JobTarget, gateway: GatewayChoice, output: DryRunOutput
+    spec: ServiceSpec,
+    where: JobTarget,
+    gateway: GatewayChoice,
+    output: workload_options.DryRunOutput,
 ) -> None:
     from fenka.cli import cluster
     from fenka.jobs.collection import Contents, read_config_files
@@ -226,7 +217,7 @@ def _print_objects(
         objects += render_gateway(spec, namespace, settings)
     for item in objects:
         item["metadata"]["namespace"] = namespace
-    print_manifests(objects, output)
+    workload_options.print_manifests(objects, output)
 
 
 def _report(spec: ServiceSpec, before: list[str]) -> None:

@@ -7,22 +7,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from fenka.cli import workload_options
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, group, register
 from fenka.cli.startup import no_collection
-from fenka.cli.workload_options import (
-    TRAINING,
-    DryRunOption,
-    DryRunOutput,
-    DryRunOutputOption,
-    FileOption,
-    ProgramArgument,
-    SubmitCommand,
-    add_options,
-    given_fields,
-    print_manifests,
-    register_refused,
-)
 from fenka.cli.workloads.backend import TYPE_NAMES, LogRequest, report_submission
 from fenka.cli.workloads.selection import runs_here
 from fenka.core.errors import INVALID_INPUT
@@ -62,13 +50,13 @@ def _add(kind: TrainingKind, name: str, summary: str) -> None:
 
     def submit(
         *,
-        command: ProgramArgument = None,
-        file: FileOption = None,
+        command: workload_options.ProgramArgument = None,
+        file: workload_options.FileOption = None,
         follow: Annotated[
             bool, typer.Option("--follow", help="show the log; exit with the job's code")
         ] = False,
-        dry_run: DryRunOption = False,
-        output: DryRunOutputOption = "yaml",
+        dry_run: workload_options.DryRunOption = False,
+        output: workload_options.DryRunOutputOption = "yaml",
         target: Target,
         namespace: NamespaceOption = "",
         **values: Any,
@@ -79,14 +67,14 @@ def _add(kind: TrainingKind, name: str, summary: str) -> None:
         else:
             _submit(spec, target, namespace, follow=follow)
 
-    add_options(submit, TRAINING, kind)
-    register(app, submit, summary, name=name, cls=SubmitCommand)
+    workload_options.add_options(submit, workload_options.TRAINING, kind)
+    register(app, submit, summary, name=name, cls=workload_options.SubmitCommand)
 
 
 for _kind, _summary in _SUMMARIES.items():
     _add(_kind, TRAINERS[_kind], _summary)
 for _names, _instead in _REFUSED.items():
-    register_refused(app, "submit", _names[0], _instead)
+    workload_options.register_refused(app, "submit", _names[0], _instead)
 
 
 def _training(
@@ -95,7 +83,7 @@ def _training(
     """Return the training of the options and the file. Raises UserError, InvalidRequest."""
     from fenka.jobs.workload import merge, parse_fields, read_file
 
-    given = given_fields(values, TRAINING)
+    given = workload_options.given_fields(values, workload_options.TRAINING)
     fields = merge(read_file(file, TrainingSpec), given) if file else given
     if fields.get("kind", kind) != kind:
         raise UserError(
@@ -108,7 +96,7 @@ def _training(
 
 
 def _print_objects(
-    spec: TrainingSpec, target: Target, namespace: str, output: DryRunOutput
+    spec: TrainingSpec, target: Target, namespace: str, output: workload_options.DryRunOutput
 ) -> None:
     from fenka.cli import cluster
     from fenka.jobs.collection import collect
@@ -120,7 +108,7 @@ def _print_objects(
     objects = [rendered.root, *rendered.dependents]
     for item in objects:
         item["metadata"]["namespace"] = namespace or cluster.namespace(target)
-    print_manifests(objects, output)
+    workload_options.print_manifests(objects, output)
 
 
 def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:

@@ -13,16 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from fenka.cloud.port import OfferKey
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.nodes.case import (
-    MAX_COUNT,
-    MAX_PRICE,
-    PRICE_DECIMALS,
-    PRICE_UNIT,
-    Capacity,
-    NewCard,
-    Taint,
-    whole_price,
-)
+from fenka.core.nodes import case
 from fenka.core.request import MAX_CARDS, MAX_HOST
 from fenka.dialects.base import InvalidRecord, parse_milli, parse_quantity
 from fenka.formats.quantities import parse_duration
@@ -112,7 +103,7 @@ class ShapeConfig:
     memory_mib: int
     pods: int = 110
     resources: Mapping[str, int] = field(default_factory=dict)
-    cards: tuple[NewCard, ...] = ()
+    cards: tuple[case.NewCard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +124,10 @@ class GroupConfig:
     zones: tuple[str, ...]
     min: int = 0
     max: int = 1000
-    capacity: Capacity = "on-demand"
+    capacity: case.Capacity = "on-demand"
     spot: SpotRules = field(default_factory=SpotRules)
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[case.Taint, ...] = ()
     startup: Seconds = 180
     price: Price | None = None
     shape: ShapeConfig | None = None
@@ -323,8 +314,8 @@ def _text(value: Any, path: str) -> str:
 
 
 def _count(value: Any, path: str) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise InvalidConfig(f"{path} must be a whole number of 0 to {MAX_COUNT}{_got(value)}")
+    if type(value) is not int or not 0 <= value <= case.MAX_COUNT:
+        raise InvalidConfig(f"{path} must be a whole number of 0 to {case.MAX_COUNT}{_got(value)}")
     return value
 
 
@@ -339,11 +330,11 @@ def _duration(value: Any, path: str) -> float:
 
 
 def _price(value: Any, path: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= MAX_PRICE:
-        raise InvalidConfig(f"{path} must be a price of 0 to {MAX_PRICE}{_got(value)}")
-    if abs(value * PRICE_UNIT - whole_price(value)) > 1e-3:
-        rounded = f"{value:.{PRICE_DECIMALS}f}"
-        raise InvalidConfig(f"{path} has more than {PRICE_DECIMALS} decimals: write {rounded}")
+    if type(value) not in (int, float) or not 0 <= value <= case.MAX_PRICE:
+        raise InvalidConfig(f"{path} must be a price of 0 to {case.MAX_PRICE}{_got(value)}")
+    if abs(value * case.PRICE_UNIT - case.whole_price(value)) > 1e-3:
+        rounded = f"{value:.{case.PRICE_DECIMALS}f}"
+        raise InvalidConfig(f"{path} has more than {case.PRICE_DECIMALS} decimals: write {rounded}")
     return float(value)
 
 
@@ -384,7 +375,7 @@ def _shape(value: Any, path: str) -> ShapeConfig:
         pods=shape.pods,
         resources=shape.resources,
         cards=tuple(
-            NewCard(model=cards.model, memory_mib=cards.memory)
+            case.NewCard(model=cards.model, memory_mib=cards.memory)
             for cards in shape.cards
             for _ in range(cards.count)
         ),

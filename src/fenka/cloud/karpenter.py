@@ -15,19 +15,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fenka.cloud import port
 from fenka.cloud.config import Config, GroupConfig, InvalidConfig
-from fenka.cloud.port import (
-    Denied,
-    Instance,
-    InstanceState,
-    Notice,
-    Offer,
-    OfferKey,
-    Order,
-    OutOfStock,
-    ProviderError,
-    after_the_deed,
-)
 from fenka.cluster.autoscaling import CAPACITY, GROUP
 from fenka.cluster.objects import Condition, Event, Object, ObjectMeta, seconds
 
@@ -75,10 +64,10 @@ class NodeClaim(Object):
     status: NodeClaimStatus = msgspec.field(default_factory=NodeClaimStatus)
 
     @property
-    def offer(self) -> OfferKey:
+    def offer(self) -> port.OfferKey:
         """Return what it was made for."""
         wanted = {each.key: each.values[0] for each in self.spec.requirements if each.values}
-        return OfferKey(
+        return port.OfferKey(
             self.metadata.labels.get(GROUP, ""),
             wanted.get(TYPE, ""),
             wanted.get(ZONE, ""),
@@ -86,11 +75,15 @@ class NodeClaim(Object):
         )
 
     @property
-    def state(self) -> InstanceState:
+    def state(self) -> port.InstanceState:
         """Return where its instance is. Karpenter has registered the Node of a running one."""
         if self.metadata.deletion_timestamp is not None:
-            return InstanceState.ENDING
-        return InstanceState.RUNNING if self.is_true("Registered") else InstanceState.STARTING
+            return port.InstanceState.ENDING
+        return (
+            port.InstanceState.RUNNING
+            if self.is_true("Registered")
+            else port.InstanceState.STARTING
+        )
 
     def is_true(self, condition: str) -> bool:
         """Return whether a condition holds."""
@@ -113,7 +106,7 @@ class NodeClaims(Protocol):
         """Return the events on the claim with this name, also if it is gone."""
 
 
-def render(name: str, cluster: str, group: GroupConfig, order: Order) -> Mapping[str, Any]:
+def render(name: str, cluster: str, group: GroupConfig, order: port.Order) -> Mapping[str, Any]:
     """Return a claim for one node of an order.
 
     It has no label `karpenter.sh/nodepool`, so that Karpenter does not consolidate it. It requests no
@@ -170,18 +163,18 @@ class KarpenterProvider:
         self._ended: set[str] = set()
         check_settings(config)
 
-    async def offers(self) -> Sequence[Offer]:
+    async def offers(self) -> Sequence[port.Offer]:
         """Return all offers at the prices of the configuration."""
         return [
-            Offer(key, group.price or 0.0)
+            port.Offer(key, group.price or 0.0)
             for group in self._groups.values()
             for key in group.offers
         ]
 
-    async def instances(self) -> Sequence[Instance]:
+    async def instances(self) -> Sequence[port.Instance]:
         """Return the instances of all claims of this cluster."""
         return [
-            Instance(
+            port.Instance(
                 claim.metadata.name,
                 claim.status.provider_id,
                 claim.offer,
@@ -192,13 +185,13 @@ class KarpenterProvider:
             for claim in await self._listed()
         ]
 
-    async def launch(self, order: Order) -> Sequence[str]:
+    async def launch(self, order: port.Order) -> Sequence[str]:
         """Create the claims of an order, and look whether Karpenter keeps them."""
         group = self._groups.get(order.offer.group)
         if group is None or order.offer not in [offer.key for offer in await self.offers()]:
-            raise Denied(f"there is no offer {order.offer}")
+            raise port.Denied(f"there is no offer {order.offer}")
         if order.cap is not None:
-            raise Denied(_no_cap(group.name))
+            raise port.Denied(_no_cap(group.name))
         names = claim_names(order)
         for name in names:
             await self._create(name, group, order)
@@ -207,63 +200,65 @@ class KarpenterProvider:
     async def end(self, ids: Collection[str]) -> None:
         """Delete the claims with these names; Karpenter drains and ends their nodes."""
         for claim in await self._listed():
-            if claim.metadata.name in ids and claim.state != InstanceState.ENDING:
+            if claim.metadata.name in ids and claim.state != port.InstanceState.ENDING:
                 self._ended.add(claim.metadata.name)
                 await self._claims.delete(claim)
 
-    async def notices(self) -> Sequence[Notice]:
+    async def notices(self) -> Sequence[port.Notice]:
         """Return none: Karpenter acts on them by itself, and nodes see their own."""
         return ()
 
     async def _listed(self) -> Sequence[NodeClaim]:
         return await self._claims.list(f"{CLUSTER}={self._cluster}")
 
-    async def _create(self, name: str, group: GroupConfig, order: Order) -> None:
+    async def _create(self, name: str, group: GroupConfig, order: port.Order) -> None:
         """Create a claim, unless this was done before for the same order."""
         if name in self._created:
             return
         others = self._created.intersection(claim_names(order))
-        with after_the_deed() if others else nullcontext():
+        with port.after_the_deed() if others else nullcontext():
             if not await self._claims.create(render(name, self._cluster, group, order)):
                 await self._check_same(name, order)
         self._created.add(name)
 
-    async def _check_same(self, name: str, order: Order) -> None:
+    async def _check_same(self, name: str, order: port.Order) -> None:
         """Raise Denied if a claim that was there already is not of this order."""
         for claim in await self._listed():
             if claim.metadata.name == name:
                 token = claim.metadata.annotations.get(TOKEN)
                 if (claim.offer, token) == (order.offer, order.token):
                     return
-                raise Denied(f"token {order.token} is that of another order")
+                raise port.Denied(f"token {order.token} is that of another order")
 
-    async def _settle(self, order: Order, names: Sequence[str]) -> Sequence[str]:
+    async def _settle(self, order: port.Order, names: Sequence[str]) -> Sequence[str]:
         """Return the claims that are there when all are launched or gone, or after some seconds."""
         here: list[str] = []
         for look in range(LOOKS):
             if look:
                 await self._pause(LOOK_S)
-            with after_the_deed():
+            with port.after_the_deed():
                 listed = {claim.metadata.name: claim for claim in await self._listed()}
-            here = [it for it in names if it in listed and listed[it].state != InstanceState.ENDING]
+            here = [
+                it for it in names if it in listed and listed[it].state != port.InstanceState.ENDING
+            ]
             short = len(here) < len(names) and order.whole
             if short or all(listed[name].is_true("Launched") for name in here):
                 break
         gone = [name for name in names if name not in here and name not in self._ended]
         if gone and (order.whole or not here):
-            with after_the_deed():
+            with port.after_the_deed():
                 await self.end(here)
             raise await self._why(order, gone)
         return here
 
-    async def _why(self, order: Order, gone: Sequence[str]) -> ProviderError:
+    async def _why(self, order: port.Order, gone: Sequence[str]) -> port.ProviderError:
         """Return why Karpenter has deleted claims. Out of stock is the usual reason."""
-        with suppress(ProviderError):
+        with suppress(port.ProviderError):
             for name in gone:
                 for event in await self._claims.events(name):
                     if event.reason == "NodeClassNotReady":
-                        return Denied(f"Karpenter deleted NodeClaim {name}: {event.message}")
-        return OutOfStock(order.offer)
+                        return port.Denied(f"Karpenter deleted NodeClaim {name}: {event.message}")
+        return port.OutOfStock(order.offer)
 
 
 @asynccontextmanager
@@ -272,7 +267,7 @@ async def open_provider(config: Config, claims: NodeClaims) -> AsyncIterator[Kar
     yield KarpenterProvider(config, claims)
 
 
-def claim_names(order: Order) -> list[str]:
+def claim_names(order: port.Order) -> list[str]:
     """Return the names of an order's claims: its token and their numbers."""
     plain = _NAME.fullmatch(order.token)
     base = order.token if plain else hashlib.sha256(order.token.encode()).hexdigest()[:40]

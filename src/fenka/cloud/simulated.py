@@ -22,22 +22,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from fenka.cloud import port
 from fenka.cloud.config import Config, InvalidConfig
-from fenka.cloud.port import (
-    Denied,
-    Instance,
-    InstanceState,
-    Notice,
-    Offer,
-    OfferKey,
-    Order,
-    OutOfStock,
-    ProviderError,
-    Quota,
-    Throttled,
-    TooDear,
-    Unknown,
-)
 
 SAFE_S = 3600.0
 CHECK_S = 300.0
@@ -68,9 +54,9 @@ class SimulatedOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     startup_s: float = 0.0
 
     @property
-    def key(self) -> OfferKey:
+    def key(self) -> port.OfferKey:
         """Return its name."""
-        return OfferKey(self.group, self.type, self.zone, self.capacity)
+        return port.OfferKey(self.group, self.type, self.zone, self.capacity)
 
     def at(self, seconds: float) -> tuple[Prices, float | None]:
         """Return price and stock then, and until when they hold."""
@@ -127,7 +113,7 @@ class Machine(msgspec.Struct):
 class Launched(msgspec.Struct):
     """What became of an order."""
 
-    offer: OfferKey
+    offer: port.OfferKey
     count: int
     ids: list[str]
 
@@ -157,7 +143,7 @@ class Market:
         self._keys = [offer.key for offer in scenario.offers]
         self._take_back()
 
-    def fault(self, method: str) -> tuple[ProviderError, bool] | None:
+    def fault(self, method: str) -> tuple[port.ProviderError, bool] | None:
         """Count a call. Return its error, and whether the deed is done nevertheless."""
         number = self.state.calls[method] = self.state.calls.get(method, 0) + 1
         for fault in self._scenario.faults:
@@ -165,20 +151,20 @@ class Market:
                 return _ERRORS[fault.error](), fault.done
         return None
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[port.Offer]:
         """Return the offers as they are now."""
         listed = []
         for number, offer in enumerate(self._scenario.offers):
             prices, until = offer.at(self._elapsed)
             stock = self._stock(number)
             absolute = None if until is None else self.state.began_at + until
-            listed.append(Offer(offer.key, prices.price, stock, absolute))
+            listed.append(port.Offer(offer.key, prices.price, stock, absolute))
         return listed
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[port.Instance]:
         """Return the instances that are not gone."""
         return [
-            Instance(
+            port.Instance(
                 machine.id,
                 f"simulated:///{self._keys[machine.offer].zone}/{machine.id}",
                 self._keys[machine.offer],
@@ -189,25 +175,25 @@ class Market:
             for machine in self.state.machines.values()
         ]
 
-    def launch(self, order: Order) -> list[str]:
+    def launch(self, order: port.Order) -> list[str]:
         """Launch what stock and quota allow of an order. Return its ids, also if it is repeated."""
         known = self.state.orders.get(order.token)
         if known is not None:
             if (known.offer, known.count) != (order.offer, order.count):
-                raise Denied(f"token {order.token} is that of another order")
+                raise port.Denied(f"token {order.token} is that of another order")
             return known.ids
         if order.offer not in self._keys:
-            raise Denied(f"there is no offer {order.offer}")
+            raise port.Denied(f"there is no offer {order.offer}")
         number = self._keys.index(order.offer)
         price = self._scenario.offers[number].at(self._elapsed)[0].price
         if order.cap is not None and price > order.cap:
-            raise TooDear(order.offer, price, order.cap)
+            raise port.TooDear(order.offer, price, order.cap)
         stock, room = self._stock(number), self._quota(order.offer.group)
         least = order.count if order.whole else 1
         if room is not None and room < least:
-            raise Quota(order.offer.group)
+            raise port.Quota(order.offer.group)
         if stock is not None and stock < least:
-            raise OutOfStock(order.offer)
+            raise port.OutOfStock(order.offer)
         count = min(it for it in (order.count, stock, room) if it is not None)
         ids = [f"i-{self.state.next_id + it:06d}" for it in range(count)]
         self.state.next_id += count
@@ -223,10 +209,10 @@ class Market:
         for each in ids:
             self._remove(each)
 
-    def notices(self) -> list[Notice]:
+    def notices(self) -> list[port.Notice]:
         """Return the take-backs that are announced."""
         return [
-            Notice(machine.id, machine.taken_at, machine.announced)
+            port.Notice(machine.id, machine.taken_at, machine.announced)
             for machine in self.state.machines.values()
             if machine.taken_at is not None
         ]
@@ -237,12 +223,12 @@ class Market:
     def _elapsed(self) -> float:
         return self._now - self.state.began_at
 
-    def _state_of(self, machine: Machine) -> InstanceState:
+    def _state_of(self, machine: Machine) -> port.InstanceState:
         if machine.taken_at is not None:
-            return InstanceState.ENDING
+            return port.InstanceState.ENDING
         startup_s = self._scenario.offers[machine.offer].startup_s
         running = self._now >= machine.launched_at + startup_s
-        return InstanceState.RUNNING if running else InstanceState.STARTING
+        return port.InstanceState.RUNNING if running else port.InstanceState.STARTING
 
     def _stock(self, number: int) -> int | None:
         stock = self._scenario.offers[number].at(self._elapsed)[0].stock
@@ -306,10 +292,10 @@ def _checks(machine: Machine, now: float) -> Sequence[float]:
     return [first + number * CHECK_S for number in range(done, due)]
 
 
-_ERRORS: dict[str, Callable[[], ProviderError]] = {
-    "unknown": lambda: Unknown("the cloud did not answer"),
-    "throttled": lambda: Throttled(5.0),
-    "denied": lambda: Denied("the account may not do this"),
+_ERRORS: dict[str, Callable[[], port.ProviderError]] = {
+    "unknown": lambda: port.Unknown("the cloud did not answer"),
+    "throttled": lambda: port.Throttled(5.0),
+    "denied": lambda: port.Denied("the account may not do this"),
 }
 
 
@@ -340,7 +326,7 @@ def read_scenario(path: Path) -> Scenario:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Scenario)
     except msgspec.MsgspecError as why:
-        raise Denied(f"{path} is no scenario of a simulated cloud: {why}") from None
+        raise port.Denied(f"{path} is no scenario of a simulated cloud: {why}") from None
 
 
 class SimulatedProvider:
@@ -365,15 +351,15 @@ class SimulatedProvider:
         self._scenario, self._clock, self._command = scenario, clock, tuple(command)
         self._folder, self._path = folder, folder / "cloud.json"
 
-    async def offers(self) -> Sequence[Offer]:
+    async def offers(self) -> Sequence[port.Offer]:
         """Return all offers as they are now."""
         return await self._call("offers", Market.offers)
 
-    async def instances(self) -> Sequence[Instance]:
+    async def instances(self) -> Sequence[port.Instance]:
         """Return all instances that are not gone."""
         return await self._call("instances", Market.instances)
 
-    async def launch(self, order: Order) -> Sequence[str]:
+    async def launch(self, order: port.Order) -> Sequence[str]:
         """Launch an order once. Return its ids."""
         return await self._call("launch", lambda market: market.launch(order))
 
@@ -381,7 +367,7 @@ class SimulatedProvider:
         """End instances."""
         await self._call("end", lambda market: market.end(ids))
 
-    async def notices(self) -> Sequence[Notice]:
+    async def notices(self) -> Sequence[port.Notice]:
         """Return the take-backs that are announced."""
         return await self._call("notices", Market.notices)
 

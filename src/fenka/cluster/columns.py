@@ -11,21 +11,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from fenka.cluster import placement
 from fenka.cluster.autoscaling import protection_needed_s
 from fenka.cluster.node_admission import AdmissionRule, Infeasible, admission_rule, fits_when_empty
 from fenka.cluster.objects import Pod
-from fenka.cluster.placement import (
-    BEST,
-    NO_CONSTRAINTS,
-    REST,
-    Feasible,
-    FilterResult,
-    PodEvaluator,
-    QueueConstraints,
-    Verdict,
-    sentence_of_counts,
-    with_position,
-)
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar import CODES, Codes, JointJudgement, count_reasons, has_expressions
 from fenka.core.columns import Bools, Columns, Ints
@@ -146,7 +135,7 @@ def _kind(node: Node) -> Node:
     return replace(node, name="", cards=cards)
 
 
-_FITS = Feasible((), ())
+_FITS = placement.Feasible((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +192,7 @@ class _Verdicts:
         return codes, starts
 
 
-class ColumnarPodEvaluator(PodEvaluator):
+class ColumnarPodEvaluator(placement.PodEvaluator):
     """Decides as `PodEvaluator` does, on all nodes at once."""
 
     min_nodes = 24
@@ -218,13 +207,20 @@ class ColumnarPodEvaluator(PodEvaluator):
     ) -> None:
         """live: the nodes, and what is used of the cards, if that is more than the cluster's pods use."""
         self._live = live or LiveColumns(cluster)
-        self._last: tuple[object, QueueConstraints | None, _Verdicts | None] = None, None, None
+        self._last: tuple[object, placement.QueueConstraints | None, _Verdicts | None] = (
+            None,
+            None,
+            None,
+        )
         """The verdicts of the last call, and what they are of."""
         super().__init__(cluster, policy, self._live.usage, max_nodes)
 
     def filter(
-        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
-    ) -> FilterResult:
+        self,
+        pod: Pod,
+        names: Iterable[str],
+        constraints: placement.QueueConstraints = placement.NO_CONSTRAINTS,
+    ) -> placement.FilterResult:
         """Return which of the nodes fit the pod. Nothing is reserved."""
         names, parts = list(names), self._columnar_parts(pod)
         columns, max_nodes = self._live.read(), self._max_nodes
@@ -238,10 +234,12 @@ class ColumnarPodEvaluator(PodEvaluator):
         verdicts = self._verdicts(pod, parts, slots, constraints)
         fits = verdicts.fits[slots]
         if 0 < max_nodes < np.count_nonzero(fits):
-            return FilterResult(self._names(verdicts.order(self._policy, slots, max_nodes)))
+            return placement.FilterResult(
+                self._names(verdicts.order(self._policy, slots, max_nodes))
+            )
         if fits.all():
-            return FilterResult(names)
-        result = FilterResult(list(compress(names, fits.tolist())))
+            return placement.FilterResult(names)
+        result = placement.FilterResult(list(compress(names, fits.tolist())))
         places = np.flatnonzero(~fits)
         rejected = [names[place] for place in places.tolist()]
         numbers, reasons, _ = self._reasons(verdicts, parts, slots[places])
@@ -250,10 +248,13 @@ class ColumnarPodEvaluator(PodEvaluator):
         never = {number for number, why in reasons.items() if why.unresolvable}
         for name in compress(rejected, map(never.__contains__, numbers)) if never else ():
             result.unresolvable[name] = result.failed.pop(name)
-        return with_position(result, constraints)
+        return placement.with_position(result, constraints)
 
     def prioritize(
-        self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
+        self,
+        pod: Pod,
+        names: Sequence[str],
+        constraints: placement.QueueConstraints = placement.NO_CONSTRAINTS,
     ) -> list[tuple[str, int]]:
         """Return a score for each node, in the order given."""
         parts, columns = self._columnar_parts(pod), self._live.read()
@@ -268,13 +269,16 @@ class ColumnarPodEvaluator(PodEvaluator):
         order = self._order(pod, parts, slots, constraints)
         # The last one is that of unknown nodes, whose slot is -1.
         scores = np.zeros(len(columns.nodes) + 1, np.int64)
-        scores[order] = REST * np.arange(order.size)[::-1] // max(order.size - 2, 1)
-        scores[order[:1]] = BEST
+        scores[order] = placement.REST * np.arange(order.size)[::-1] // max(order.size - 2, 1)
+        scores[order[:1]] = placement.BEST
         return list(zip(names, scores[slots].tolist(), strict=True))
 
     def evaluate(
-        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
-    ) -> list[tuple[str, Verdict | None]]:
+        self,
+        pod: Pod,
+        names: Iterable[str],
+        constraints: placement.QueueConstraints = placement.NO_CONSTRAINTS,
+    ) -> list[tuple[str, placement.Verdict | None]]:
         """Return the verdict on each node, for several nodes without score and placements."""
         names = list(names)
         # Columns that are not read need not follow the cluster yet.
@@ -302,7 +306,10 @@ class ColumnarPodEvaluator(PodEvaluator):
         ]
 
     def ranked(
-        self, pod: Pod, names: Sequence[str], constraints: QueueConstraints = NO_CONSTRAINTS
+        self,
+        pod: Pod,
+        names: Sequence[str],
+        constraints: placement.QueueConstraints = placement.NO_CONSTRAINTS,
     ) -> list[str]:
         """Return those of the nodes that fit the pod and share cards, the best first."""
         parts = self._columnar_parts(pod)
@@ -322,7 +329,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         if parts is None:
             return super()._explain_cards(pod, names)
         slots = columns.slots(names)
-        verdicts = self._verdicts(pod, parts, slots, NO_CONSTRAINTS)
+        verdicts = self._verdicts(pod, parts, slots, placement.NO_CONSTRAINTS)
         if verdicts.fits[slots].any():
             return None
         excluded = self._excluded(verdicts, slots)
@@ -356,7 +363,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         pod: Pod,
         parts: tuple[SliceRequest, ...],
         slots: Ints,
-        constraints: QueueConstraints,
+        constraints: placement.QueueConstraints,
     ) -> Ints:
         """Return those of the slots that fit, the best first; without those of unknown nodes, -1."""
         slots = slots[slots >= 0]
@@ -367,7 +374,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         pod: Pod,
         parts: tuple[SliceRequest, ...],
         slots: Ints,
-        constraints: QueueConstraints,
+        constraints: placement.QueueConstraints,
     ) -> _Verdicts:
         """Return the verdicts on these nodes.
 
@@ -385,7 +392,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         pod: Pod,
         parts: tuple[SliceRequest, ...],
         slots: Ints,
-        constraints: QueueConstraints,
+        constraints: placement.QueueConstraints,
     ) -> _Verdicts | None:
         """Return the last verdicts, if they are of this pod and these nodes, and nothing has changed."""
         key, known_constraints, known = self._last
@@ -404,7 +411,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         pod: Pod,
         parts: tuple[SliceRequest, ...],
         slots: Ints,
-        constraints: QueueConstraints,
+        constraints: placement.QueueConstraints,
     ) -> _Verdicts:
         """Judge all nodes. Where that is not certain, the definition decides, for these slots only."""
         requests, rules = tuple(part.request for part in parts), self._live.rules
@@ -497,7 +504,7 @@ class ColumnarPodEvaluator(PodEvaluator):
         of_slot: list[int] = numbers.tolist()
         counts_of = {number: distinct[number // 2] for number in set(of_slot) if number >= 0}
         reasons = {
-            number: Infeasible(sentence_of_counts(counted), unresolvable=number % 2 == 0)
+            number: Infeasible(placement.sentence_of_counts(counted), unresolvable=number % 2 == 0)
             for number, counted in counts_of.items()
         }
         for number in set(of_slot) - counts_of.keys():

@@ -16,30 +16,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fenka.cluster import objects
 from fenka.cluster.autoscaling import INTERRUPTIBLE, PIN, PLANNED_PODS, PROTECTED_UNTIL, SPOT_ADMIT
 from fenka.cluster.mappings import SHARED, SharedValues, small_mapping
-from fenka.cluster.objects import (
-    PREEMPTED,
-    QUEUE_GATE,
-    Node,
-    OwnerReference,
-    Pod,
-    PodDemand,
-    PodStatus,
-    shared_demand,
-)
 from fenka.cluster.objects import Container as PodContainer
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
-from fenka.dialects import leases, nodes
+from fenka.dialects import leases, nodes, registry
 from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.mig_records import INSTANCES
-from fenka.dialects.registry import (
-    WITH_HAMI,
-    annotation_names,
-    names_any,
-    option_names,
-    resource_names,
-)
 
 MAX_LABELS, MAX_LABEL_BYTES = 64, 4096
 """Labels by which PodDisruptionBudgets select a pod. Of a pod with more, budgets see these first ones."""
@@ -73,7 +57,7 @@ _RULES: tuple[tuple[str, str, object], ...] = (
 @lru_cache(maxsize=1)
 def read_labels() -> frozenset[str]:
     """Return the labels that are read of every pod: its gang, and the options of dialects."""
-    return frozenset((*NAME_LABELS, MINIMUM_LABEL, *option_names(WITH_HAMI)))
+    return frozenset((*NAME_LABELS, MINIMUM_LABEL, *registry.option_names(registry.WITH_HAMI)))
 
 
 def kept_labels(labels: Mapping[str, str], *, for_budgets: bool) -> Mapping[str, str]:
@@ -99,7 +83,7 @@ def kept_annotations(
     annotations: Mapping[str, str], others: Container[str] = (INTERRUPTIBLE,)
 ) -> dict[str, str]:
     """Return the annotations that dialects read, and these others. If one is too long, its length is kept."""
-    names, prefixes = annotation_names()
+    names, prefixes = registry.annotation_names()
     kept = {
         name: value if len(value) <= MAX_RECORD else f"({len(value)} characters)"
         for name, value in annotations.items()
@@ -111,14 +95,14 @@ def kept_annotations(
     return kept
 
 
-def limit_status(status: PodStatus) -> None:
+def limit_status(status: objects.PodStatus) -> None:
     """Drop conditions, and the states of containers beyond the limit."""
     status.conditions = ()
     status.container_statuses = status.container_statuses[:MAX_CONTAINERS]
     status.init_container_statuses = status.init_container_statuses[:MAX_CONTAINERS]
 
 
-def limit_pod(pod: Pod, *, only_cards: bool = True) -> bool:
+def limit_pod(pod: objects.Pod, *, only_cards: bool = True) -> bool:
     """Drop what exceeds the limits, and return whether the pod names resources of cards.
 
     A pending pod that does and exceeds them requests nothing that can be read, and its demand says why.
@@ -134,7 +118,7 @@ def limit_pod(pod: Pod, *, only_cards: bool = True) -> bool:
     if only_cards:
         requests_cards = _keep_cards(containers)
     else:
-        requests_cards = names_any([each.resources.limits for each in containers])
+        requests_cards = registry.names_any([each.resources.limits for each in containers])
     excess = _limit_containers(pod, containers)
     if len(spec.tolerations) > _FEW or len(spec.node_selector) > _FEW or spec.affinity is not None:
         excess = _limit_rules(pod) or excess
@@ -147,8 +131,11 @@ def limit_pod(pod: Pod, *, only_cards: bool = True) -> bool:
     if len(spec.scheduling_gates) > MAX_GATES:
         # Programs ask whether there is fenka's gate, and whether there are others.
         gates = spec.scheduling_gates
-        known = tuple(gate for gate in gates if gate.name == QUEUE_GATE)[:1]
-        spec.scheduling_gates = (*known, *(gate for gate in gates if gate.name != QUEUE_GATE))[:2]
+        known = tuple(gate for gate in gates if gate.name == objects.QUEUE_GATE)[:1]
+        spec.scheduling_gates = (
+            *known,
+            *(gate for gate in gates if gate.name != objects.QUEUE_GATE),
+        )[:2]
     if len(meta.owner_references) > MAX_OWNERS:
         owners = meta.owner_references
         meta.owner_references = tuple(owner for owner in owners if owner.controller)[:1]
@@ -168,7 +155,7 @@ def _excess_of_annotations(texts: Mapping[str, str]) -> str:
 
 def _keep_cards(containers: Iterable[PodContainer]) -> bool:
     """Drop amounts of other resources, and return whether there are any of cards."""
-    cards, found = resource_names(WITH_HAMI), False
+    cards, found = registry.resource_names(registry.WITH_HAMI), False
     names, prefixes = cards.names, cards.prefixes
     for container in containers:
         resources = container.resources
@@ -183,7 +170,7 @@ def _keep_cards(containers: Iterable[PodContainer]) -> bool:
     return found
 
 
-def _limit_rules(pod: Pod) -> str:
+def _limit_rules(pod: objects.Pod) -> str:
     """Drop rules for nodes that are too large, and return what is wrong with them."""
     excess = ""
     for name, words, nothing in _RULES:
@@ -194,7 +181,7 @@ def _limit_rules(pod: Pod) -> str:
     return excess
 
 
-def _limit_containers(pod: Pod, containers: Sequence[PodContainer]) -> str:
+def _limit_containers(pod: objects.Pod, containers: Sequence[PodContainer]) -> str:
     resources = sum(
         [len(each.resources.limits) + len(each.resources.requests) for each in containers]
     )
@@ -233,15 +220,15 @@ _READ_ANNOTATIONS = (INTERRUPTIBLE, leases.REQUEST, leases.STATUS, leases.REFUSE
 """Of pods, beside those that dialects read."""
 
 
-class CompactPod(Pod):
+class CompactPod(objects.Pod):
     """A pod without the fields that only people and the node program read."""
 
     def demand(
-        self, dialects: tuple[Dialect, ...] = WITH_HAMI, request: PodRequest | None = None
-    ) -> PodDemand:
+        self, dialects: tuple[Dialect, ...] = registry.WITH_HAMI, request: PodRequest | None = None
+    ) -> objects.PodDemand:
         """Return what the pod requests. It is not kept with a bound pod, of which it is seldom read again."""
         if self.spec.node_name:
-            return shared_demand(request or self.request, dialects)
+            return objects.shared_demand(request or self.request, dialects)
         return super().demand(dialects, request)
 
     def __post_init__(self) -> None:
@@ -263,7 +250,7 @@ class CompactPod(Pod):
         meta.owner_references = _shared(
             b"owners",
             tuple(
-                OwnerReference(kind=owner.kind, controller=owner.controller)
+                objects.OwnerReference(kind=owner.kind, controller=owner.controller)
                 for owner in meta.owner_references
             ),
         )
@@ -272,19 +259,19 @@ class CompactPod(Pod):
         read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
         self.status = _shared(
             b"status",
-            PodStatus(
+            objects.PodStatus(
                 phase=status.phase,
                 start_time=status.start_time,
                 conditions=tuple(
                     each
                     for each in status.conditions
-                    if each.type == read or each.reason == PREEMPTED
+                    if each.type == read or each.reason == objects.PREEMPTED
                 ),
             ),
         )
 
 
-class CompactNode(Node):
+class CompactNode(objects.Node):
     """A node without the fields that only people read."""
 
     def __post_init__(self) -> None:

@@ -15,16 +15,7 @@ import msgspec
 from fenka.cluster.mappings import SharedValues
 from fenka.core.request import ComputeMode
 from fenka.core.units import mib_to_units
-from fenka.dialects import gpushare, nvidia
-from fenka.dialects.base import (
-    ContainerKind,
-    ContainerRequest,
-    Dialect,
-    InvalidRecord,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-)
+from fenka.dialects import base, gpushare, nvidia
 from fenka.dialects.gpushare import peak_units
 from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.records import nominal_mib
@@ -42,16 +33,16 @@ class PodDemand:
 
     refused = False
 
-    def __init__(self, request: PodRequest, dialects: tuple[Dialect, ...]) -> None:
+    def __init__(self, request: base.PodRequest, dialects: tuple[base.Dialect, ...]) -> None:
         self._request, self.dialects = request, dialects
-        self._result: tuple[tuple[SliceRequest, ...], str | None] | None = None
+        self._result: tuple[tuple[base.SliceRequest, ...], str | None] | None = None
         self._inside: tuple[str, PodDemand] | None = None
         """The same inside instances of a profile; nearly all nodes have the same."""
         self.error: str | None = None
-        self.dialect: Dialect | None = None
+        self.dialect: base.Dialect | None = None
         try:
             self.dialect = detect(request, dialects)
-        except InvalidRecord as why:
+        except base.InvalidRecord as why:
             self.error = str(why)
 
     @property
@@ -60,11 +51,11 @@ class PodDemand:
         return self.dialect is not None or self.error is not None
 
     @property
-    def parts(self) -> tuple[SliceRequest, ...]:
+    def parts(self) -> tuple[base.SliceRequest, ...]:
         """Return what the pod requests; empty for nothing. Raises InvalidRecord."""
         parts, invalid = self._parsed
         if invalid is not None:
-            raise InvalidRecord(invalid)
+            raise base.InvalidRecord(invalid)
         return parts
 
     @property
@@ -117,25 +108,25 @@ class PodDemand:
         return next((mode for mode in modes if mode != "hard"), "hard")
 
     @property
-    def _parsed(self) -> tuple[tuple[SliceRequest, ...], str | None]:
+    def _parsed(self) -> tuple[tuple[base.SliceRequest, ...], str | None]:
         # Faster than cached_property, which locks until Python 3.12.
         if self._result is None:
             self._result = self._parse()
         return self._result
 
-    def _parse(self) -> tuple[tuple[SliceRequest, ...], str | None]:
+    def _parse(self) -> tuple[tuple[base.SliceRequest, ...], str | None]:
         if self.dialect is None:
             return (), self.error
         try:
             return self.dialect.parse(self._request), None
-        except InvalidRecord as why:
+        except base.InvalidRecord as why:
             return (), str(why)
 
     @cached_property
     def amounts(self) -> dict[str, int]:
         """Return the kubelet's amount of each resource of the dialect. Raises InvalidRecord."""
         if self.error is not None:
-            raise InvalidRecord(self.error)
+            raise base.InvalidRecord(self.error)
         names = self._request.requested_resources(self.dialect.RESOURCES) if self.dialect else ()
         return {name: gpushare.peak_units(self._request.container_units(name)) for name in names}
 
@@ -143,13 +134,13 @@ class PodDemand:
         """Return the amount of one resource; 0 if the request cannot be read."""
         return 0 if self.error is not None else self.amounts.get(resource, 0)
 
-    def units(self, node: SharedNode) -> float:
+    def units(self, node: base.SharedNode) -> float:
         """Return the units of the node's memory that the pod requests; 0 if that cannot be read."""
         try:
             if gpushare.MEMORY in self.amounts:
                 return self.amounts[gpushare.MEMORY]
             parts = self.parts
-        except InvalidRecord:
+        except base.InvalidRecord:
             return 0
         card = node.node.cards[0]
         return sum(
@@ -167,7 +158,7 @@ class RefusedDemand(PodDemand):
     refused = True
 
     def __init__(self, why: str) -> None:
-        super().__init__(PodRequest(()), ())
+        super().__init__(base.PodRequest(()), ())
         self.error = why
 
     def inside(self, _: str) -> PodDemand:
@@ -175,7 +166,7 @@ class RefusedDemand(PodDemand):
         return self
 
 
-def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDemand:
+def shared_demand(request: base.PodRequest, dialects: tuple[base.Dialect, ...]) -> PodDemand:
     """Return what is requested by these dialects' names.
 
     New versions of a pod, and pods of one workload, share what was parsed for the first of them.
@@ -184,7 +175,7 @@ def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDema
         return _nothing(dialects)
     names = option_names(dialects)
     labels, annotations = _only(request.labels, names), _only(request.annotations, names)
-    request = PodRequest(request.containers, labels, annotations)
+    request = base.PodRequest(request.containers, labels, annotations)
     key, demands = msgspec.json.encode(request), _recent_demands(dialects)
     demand = demands.get(key)
     if demand is None:
@@ -198,13 +189,13 @@ def _only(given: Mapping[str, str], names: frozenset[str]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=8)
-def _recent_demands(_: tuple[Dialect, ...]) -> SharedValues[PodDemand]:
+def _recent_demands(_: tuple[base.Dialect, ...]) -> SharedValues[PodDemand]:
     return SharedValues()
 
 
 @lru_cache(maxsize=8)
-def _nothing(dialects: tuple[Dialect, ...]) -> PodDemand:
-    return PodDemand(PodRequest(()), dialects)
+def _nothing(dialects: tuple[base.Dialect, ...]) -> PodDemand:
+    return PodDemand(base.PodRequest(()), dialects)
 
 
 V = TypeVar("V")
@@ -439,27 +430,27 @@ class Pod(_Demanding, Object):
         return any(each.name == gate for each in self.spec.scheduling_gates)
 
     @property
-    def request(self) -> PodRequest:
+    def request(self) -> base.PodRequest:
         """Return the fields by which dialects recognise a request."""
         containers = [
-            ContainerRequest(
+            base.ContainerRequest(
                 container.name,
                 _dict(container.resources.limits),
-                ContainerKind.SIDECAR
+                base.ContainerKind.SIDECAR
                 if container.restart_policy == "Always"
-                else ContainerKind.INIT,
+                else base.ContainerKind.INIT,
             )
             for container in self.spec.init_containers
         ]
         containers += [
-            ContainerRequest(container.name, _dict(container.resources.limits))
+            base.ContainerRequest(container.name, _dict(container.resources.limits))
             for container in self.spec.containers
         ]
         meta = self.metadata
-        return PodRequest(tuple(containers), meta.labels, _dict(meta.annotations))
+        return base.PodRequest(tuple(containers), meta.labels, _dict(meta.annotations))
 
     def demand(
-        self, dialects: tuple[Dialect, ...] = WITH_HAMI, request: PodRequest | None = None
+        self, dialects: tuple[base.Dialect, ...] = WITH_HAMI, request: base.PodRequest | None = None
     ) -> PodDemand:
         """Return what the pod requests by these dialects' names. It is parsed once.
 
@@ -482,7 +473,7 @@ class Pod(_Demanding, Object):
             return 0
         try:
             return peak_units(self.request.container_units(resource))
-        except InvalidRecord:
+        except base.InvalidRecord:
             return 0
 
     @property

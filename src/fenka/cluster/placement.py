@@ -14,13 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from fenka.cluster.node_admission import (
-    Infeasible,
-    admission_rule,
-    exclusion,
-    fits_when_empty,
-    node_kind,
-)
+from fenka.cluster import node_admission
 from fenka.cluster.objects import Pod, PodDemand
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Fit, Policy, evaluate, fits_card, never_fits, place
@@ -425,7 +419,7 @@ class Feasible:
     placements: tuple[Placement, ...]
 
 
-Verdict = Feasible | Infeasible
+Verdict = Feasible | node_admission.Infeasible
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +462,7 @@ class PodEvaluator:
         """
         result = FilterResult()
         for name, verdict in self.evaluate(pod, names, constraints):
-            if not isinstance(verdict, Infeasible):
+            if not isinstance(verdict, node_admission.Infeasible):
                 result.fitting.append(name)
             elif verdict.unresolvable:
                 result.unresolvable[name] = verdict.sentence
@@ -511,7 +505,7 @@ class PodEvaluator:
 
     def placements(
         self, pod: Pod, name: str, constraints: QueueConstraints = NO_CONSTRAINTS
-    ) -> tuple[Placement, ...] | Infeasible:
+    ) -> tuple[Placement, ...] | node_admission.Infeasible:
         """Return where the pod goes on this node; nothing if it requests nothing."""
         ((_, verdict),) = self.evaluate(pod, (name,), constraints)
         return verdict.placements if isinstance(verdict, Feasible) else verdict or ()
@@ -522,7 +516,9 @@ class PodEvaluator:
         """Return the verdict on each node; None if the pod requests nothing there that fenka places."""
         names = tuple(names)
         planned = self._planned_node(pod, names, constraints)
-        elsewhere = Infeasible(f"the pod is planned for the node {planned}", unresolvable=False)
+        elsewhere = node_admission.Infeasible(
+            f"the pod is planned for the node {planned}", unresolvable=False
+        )
         return [
             (
                 name,
@@ -537,9 +533,9 @@ class PodEvaluator:
         if shared is None or demand.dialect is None or not self._cluster.shares_with(name, demand):
             return self._without_cards(pod, demand, name)
         if demand.invalid is not None:
-            return Infeasible(demand.invalid, unresolvable=True)
+            return node_admission.Infeasible(demand.invalid, unresolvable=True)
         parts = demand.parts
-        rejected = admission_rule(self._cluster, name).rejection_of(
+        rejected = node_admission.admission_rule(self._cluster, name).rejection_of(
             pod, parts, self._cluster.spot.now
         )
         if rejected is not None:
@@ -592,10 +588,12 @@ class PodEvaluator:
         if isinstance(fit, InstanceFit):
             return Feasible(fit.score, fit.placements)
         if reserved and isinstance(place(), InstanceFit):
-            return Infeasible("what is free is reserved for requests before it", unresolvable=False)
+            return node_admission.Infeasible(
+                "what is free is reserved for requests before it", unresolvable=False
+            )
         never = never_fits_instances(shared, requests)
         unresolvable = bool(never) or not instances_fit_when_empty(shared, requests)
-        return Infeasible(never or fit.sentence(), unresolvable)
+        return node_admission.Infeasible(never or fit.sentence(), unresolvable)
 
     def explain(self, pod: Pod) -> str | None:
         """Return one sentence over all nodes that share cards, for a pending pod; None if a node fits."""
@@ -616,7 +614,9 @@ class PodEvaluator:
     def _explain_cards(self, pod: Pod, names: Sequence[str]) -> str | None:
         """Return one sentence over nodes on which the pod's slices are on cards; None if one fits."""
         verdicts = self.evaluate(pod, names)
-        infeasible = [verdict for _, verdict in verdicts if isinstance(verdict, Infeasible)]
+        infeasible = [
+            verdict for _, verdict in verdicts if isinstance(verdict, node_admission.Infeasible)
+        ]
         if len(infeasible) < len(verdicts):
             return None
         rejections = tuple(it.rejection for it in infeasible if it.rejection is not None)
@@ -631,11 +631,13 @@ class PodEvaluator:
         None if a node fits.
         """
         verdicts = PodEvaluator.evaluate(self, pod, names)
-        rejected = [(name, it) for name, it in verdicts if isinstance(it, Infeasible)]
+        rejected = [
+            (name, it) for name, it in verdicts if isinstance(it, node_admission.Infeasible)
+        ]
         if len(rejected) < len(verdicts):
             return None
 
-        def order(rejection: tuple[str, Infeasible]) -> tuple[bool, bool]:
+        def order(rejection: tuple[str, node_admission.Infeasible]) -> tuple[bool, bool]:
             shared = self._cluster.shared_node(rejection[0])
             return rejection[1].unresolvable, not (shared and shared.division.geometries)
 
@@ -652,7 +654,7 @@ class PodEvaluator:
         parts, cluster = pod.demand(self._cluster.dialects).parts, self._cluster
         if self._kinds[0] != cluster.nodes_version:
             nodes = {
-                (node_kind(node, repaired=True), node.unit_mib): node
+                (node_admission.node_kind(node, repaired=True), node.unit_mib): node
                 for it in cluster.shared_nodes()
                 if not cluster.node_error(it.node.name)
                 for node in [cluster.card_node(it.node.name)]
@@ -669,9 +671,11 @@ class PodEvaluator:
         if name is None or name not in names:
             return None
         verdict = self._verdict(pod, name, constraints)
-        return None if isinstance(verdict, Infeasible) else name
+        return None if isinstance(verdict, node_admission.Infeasible) else name
 
-    def _without_cards(self, pod: Pod, demand: PodDemand, name: str) -> Infeasible | None:
+    def _without_cards(
+        self, pod: Pod, demand: PodDemand, name: str
+    ) -> node_admission.Infeasible | None:
         """Return the verdict on a node that shares no cards, or for a pod that requests none."""
         if demand.error is None and demand.dialect is None:
             return None
@@ -680,10 +684,10 @@ class PodEvaluator:
             error = f'node "{name}" not found'
         if error is None and demand.served_by_kubelet:
             # The kubelet chooses whole cards and instances of nodes that do not share.
-            excluded = exclusion(self._cluster, name, pod)
-            return Infeasible(excluded, unresolvable=True) if excluded else None
+            excluded = node_admission.exclusion(self._cluster, name, pod)
+            return node_admission.Infeasible(excluded, unresolvable=True) if excluded else None
         error = error or f"The node {name} is not for GPU share, need skip"
-        return Infeasible(error, unresolvable=True)
+        return node_admission.Infeasible(error, unresolvable=True)
 
     def _evaluate_constrained(
         self, parts: tuple[SliceRequest, ...], node: Node, constraints: QueueConstraints
@@ -696,7 +700,9 @@ class PodEvaluator:
         if isinstance(verdict, Feasible) or verdict.rejection is None:
             return verdict
         rejection = self._with_reserved(parts[0].request, node, verdict.rejection)
-        return Infeasible(sentence(rejection), unresolvable=False, rejection=rejection)
+        return node_admission.Infeasible(
+            sentence(rejection), unresolvable=False, rejection=rejection
+        )
 
     def _with_reserved(
         self, request: Request, node: Node, rejection: NodeRejection
@@ -730,8 +736,10 @@ class PodEvaluator:
 
     def _infeasible(
         self, requests: tuple[Request, ...], node: Node, rejection: NodeRejection
-    ) -> Infeasible:
-        return Infeasible(sentence(rejection), not fits_when_empty(requests, node), rejection)
+    ) -> node_admission.Infeasible:
+        return node_admission.Infeasible(
+            sentence(rejection), not node_admission.fits_when_empty(requests, node), rejection
+        )
 
 
 def with_cards(node: Node, indexes: Collection[int]) -> Node:

@@ -9,16 +9,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from fenka.cluster import objects
 from fenka.cluster.compact import MAX_RULE_BYTES
 from fenka.cluster.node_admission import exclusion, labels, matches
-from fenka.cluster.objects import (
-    BACKFILL_CLASS,
-    Object,
-    ObjectMeta,
-    Pod,
-    SelectorRequirement,
-    drop_notes,
-)
 from fenka.cluster.placement import (
     NO_CONSTRAINTS,
     InstanceFit,
@@ -27,16 +20,9 @@ from fenka.cluster.placement import (
     place_in_instances,
 )
 from fenka.cluster.state import ClusterState
+from fenka.core import preemption
 from fenka.core.evaluate import Policy
 from fenka.core.inventory import DeviceId, Node
-from fenka.core.preemption import (
-    DisruptionBudget,
-    Preemptor,
-    VictimCandidate,
-    Victims,
-    cheap_victims,
-    cheapest_victims,
-)
 from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageOverlay, UsageView
 from fenka.dialects import nodes
@@ -61,8 +47,10 @@ class PodPreemption:
         policy: Policy,
         usage: UsageView | None = None,
         *,
-        budgets: Callable[[Pod], frozenset[DisruptionBudget]] = lambda _: frozenset(),
-        gang_key: Callable[[Pod], str | None] = lambda _: None,
+        budgets: Callable[[objects.Pod], frozenset[preemption.DisruptionBudget]] = lambda _: (
+            frozenset()
+        ),
+        gang_key: Callable[[objects.Pod], str | None] = lambda _: None,
         backfill_only: Collection[str] = (),
     ) -> None:
         """Args:
@@ -77,21 +65,21 @@ class PodPreemption:
         self._budgets, self._gang_key = budgets, gang_key
         self._backfill_only = frozenset(backfill_only)
 
-    def may_evict(self, pod: Pod, other: Pod) -> bool:
+    def may_evict(self, pod: objects.Pod, other: objects.Pod) -> bool:
         """Return whether the other pod may be evicted for this one."""
         if _priority(other) >= _priority(pod):
             return False
-        return not self._is_bounded(pod) or other.spec.priority_class_name == BACKFILL_CLASS
+        return not self._is_bounded(pod) or other.spec.priority_class_name == objects.BACKFILL_CLASS
 
-    def _is_bounded(self, pod: Pod) -> bool:
+    def _is_bounded(self, pod: objects.Pod) -> bool:
         return pod.spec.priority_class_name in self._backfill_only
 
     def victims(
         self,
-        pod: Pod,
+        pod: objects.Pod,
         node: str,
         chosen: Collection[str],
-        pods: Mapping[str, Pod],
+        pods: Mapping[str, objects.Pod],
         constraints: QueueConstraints = NO_CONSTRAINTS,
     ) -> PreemptionResult | None:
         """Return the pods to evict; None if evicting any allowed set of pods does not make room.
@@ -139,9 +127,11 @@ class PodPreemption:
                 pod, requests, shared, usage, candidates, constraints
             )
         else:
-            preemptor = Preemptor(requests, _priority(pod))
+            preemptor = preemption.Preemptor(requests, _priority(pod))
             open_node = _cordoned(self._cluster.card_node(node), constraints.reserved)
-            victims = cheapest_victims(usage, candidates, preemptor, (open_node,), self._policy)
+            victims = preemption.cheapest_victims(
+                usage, candidates, preemptor, (open_node,), self._policy
+            )
         if victims is None:
             return None
         # A pod with several placements is in the result several times.
@@ -149,13 +139,13 @@ class PodPreemption:
 
     def _holders_of_instances(
         self,
-        pod: Pod,
+        pod: objects.Pod,
         requests: tuple[Request, ...],
         shared: SharedNode,
         usage: UsageView,
-        candidates: Sequence[VictimCandidate],
+        candidates: Sequence[preemption.VictimCandidate],
         constraints: QueueConstraints,
-    ) -> Victims | None:
+    ) -> preemption.Victims | None:
         """Return holders of instances to evict for a pod that requests instances, or slices in them."""
         held = constraints.held.get(shared.node.name, ())
         shared = with_instances(
@@ -179,9 +169,9 @@ class PodPreemption:
         holding = (
             it for it in candidates if any(piece.uuid in instances for piece in it.placement.slices)
         )
-        return cheap_victims(usage, holding, _priority(pod), place)
+        return preemption.cheap_victims(usage, holding, _priority(pod), place)
 
-    def _rest_of_gangs(self, node: str, chosen: Sequence[Pod]) -> list[Pod]:
+    def _rest_of_gangs(self, node: str, chosen: Sequence[objects.Pod]) -> list[objects.Pod]:
         """Return the other pods on the node that are in a gang of the chosen ones."""
         gangs = {self._gang_key(pod) for pod in chosen} - {None}
         known = {pod.metadata.uid for pod in chosen}
@@ -196,13 +186,13 @@ class PodPreemption:
         ]
 
     def _candidates(
-        self, preemptor: Pod, node: str, chosen: Collection[str], spent: Mapping[str, int]
-    ) -> tuple[UsageOverlay, list[VictimCandidate]]:
+        self, preemptor: objects.Pod, node: str, chosen: Collection[str], spent: Mapping[str, int]
+    ) -> tuple[UsageOverlay, list[preemption.VictimCandidate]]:
         """Return the usage without the chosen pods, and what else could be evicted.
 
         spent: how many of the chosen pods each disruption budget covers.
         """
-        usage, candidates = UsageOverlay(self._usage), list[VictimCandidate]()
+        usage, candidates = UsageOverlay(self._usage), list[preemption.VictimCandidate]()
         for allocation in self._cluster.allocations(node):
             pod = allocation.pod
             uid = pod.metadata.uid
@@ -224,7 +214,9 @@ class PodPreemption:
                 # It also keeps the rest of its gang from being evicted.
                 priority = max(priority, _priority(preemptor))
             for placement in allocation.placements:
-                candidates.append(VictimCandidate(uid, placement, priority, gang, budgets))
+                candidates.append(
+                    preemption.VictimCandidate(uid, placement, priority, gang, budgets)
+                )
                 budgets = frozenset()
         return usage, candidates
 
@@ -235,18 +227,18 @@ def _cordoned(node: Node, reserved: Collection[DeviceId]) -> Node:
     return replace(node, cards=tuple(cards)) if reserved else node
 
 
-def _priority(pod: Pod) -> int:
+def _priority(pod: objects.Pod) -> int:
     return pod.spec.priority or 0
 
 
 BUDGETS_PATH = "/apis/policy/v1/poddisruptionbudgets"
 
 
-class LabelSelector(Object):
+class LabelSelector(objects.Object):
     """Selects pods by their labels. An empty selector selects all of the namespace."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    match_expressions: tuple[SelectorRequirement, ...] = ()
+    match_expressions: tuple[objects.SelectorRequirement, ...] = ()
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Return whether all of its requirements match."""
@@ -255,36 +247,38 @@ class LabelSelector(Object):
         )
 
 
-class BudgetSpec(Object):
+class BudgetSpec(objects.Object):
     """The spec of a budget."""
 
     selector: LabelSelector | None = None
 
 
-class BudgetStatus(Object):
+class BudgetStatus(objects.Object):
     """The status of a budget."""
 
     disruptions_allowed: int = 0
 
 
-class PodDisruptionBudget(Object):
+class PodDisruptionBudget(objects.Object):
     """A PodDisruptionBudget of policy/v1."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
     spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
     status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
 
     def __post_init__(self) -> None:
-        drop_notes(self.metadata)
+        objects.drop_notes(self.metadata)
         if len(msgspec.json.encode(self.spec)) > MAX_RULE_BYTES:
             # Its owner's pods may be evicted as if there were no budget.
             self.spec.selector = None
 
 
-def budgets_for(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> frozenset[DisruptionBudget]:
+def budgets_for(
+    pod: objects.Pod, budgets: Iterable[PodDisruptionBudget]
+) -> frozenset[preemption.DisruptionBudget]:
     """Return the budgets that select the pod."""
     return frozenset(
-        DisruptionBudget(
+        preemption.DisruptionBudget(
             f"{budget.metadata.namespace}/{budget.metadata.name}", budget.status.disruptions_allowed
         )
         for budget in budgets

@@ -20,18 +20,8 @@ from math import inf
 
 import msgspec
 
+from fenka.cluster import node_admission, queue_snapshot
 from fenka.cluster.columns import LiveColumns
-from fenka.cluster.node_admission import (
-    Infeasible,
-    admission_rule,
-    admits,
-    excluded_nodes,
-    fits_when_empty,
-    ineligibility_reasons,
-    labels,
-    mode_labels,
-    node_kind,
-)
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.placement import (
     Feasible,
@@ -43,14 +33,8 @@ from fenka.cluster.placement import (
     reserve_instances,
 )
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
-from fenka.cluster.queue_snapshot import (
-    BY_TIME,
-    PendingEntry,
-    QueueEntry,
-    QueueSnapshot,
-    time_limit_s,
-)
 from fenka.cluster.state import ClusterState
+from fenka.core import queue
 from fenka.core.backfill import Backfill, Steps
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
@@ -59,17 +43,6 @@ from fenka.core.gangs import place_gang
 from fenka.core.inventory import DeviceId, Node
 from fenka.core.mig.geometry import Geometry
 from fenka.core.mig.instances import RESERVING, NoInstance
-from fenka.core.queue import (
-    Allocation,
-    Fairness,
-    PendingRequest,
-    QueueStatus,
-    Reservation,
-    SortKey,
-    UsageHistory,
-    history_lookup,
-    sort_keys,
-)
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.dialects import nodes
@@ -95,7 +68,7 @@ class InstanceQueue:
 
     def serve(
         self, pod: Pod, entry: str, nodes: frozenset[str], *, starves: bool
-    ) -> tuple[Placement, ...] | QueueStatus:
+    ) -> tuple[Placement, ...] | queue.QueueStatus:
         """Return where the pod fits now; else why it waits, and what is reserved for it.
 
         Args:
@@ -121,11 +94,13 @@ class InstanceQueue:
             self._held[name] = (*self._held.get(name, ()), *held)
             self._changed(name)
             return placements
-        rejected = _reason([it for it in verdicts.values() if isinstance(it, Infeasible)])
+        rejected = _reason(
+            [it for it in verdicts.values() if isinstance(it, node_admission.Infeasible)]
+        )
         self._positions += 1
         kept = self._reserve(pod, names) if starves else frozenset()
-        reservation = Reservation(kept, None) if kept else None
-        return QueueStatus(entry, self._positions, rejected, reservation)
+        reservation = queue.Reservation(kept, None) if kept else None
+        return queue.QueueStatus(entry, self._positions, rejected, reservation)
 
     def _reserve(self, pod: Pod, names: Sequence[str]) -> frozenset[DeviceId]:
         if self._reservations >= RESERVING:
@@ -160,7 +135,7 @@ class InstanceQueue:
         return QueueConstraints(frozenset(self.reserved), self._held, nodes)
 
 
-def _reason(verdicts: Sequence[Infeasible]) -> NoInstance:
+def _reason(verdicts: Sequence[node_admission.Infeasible]) -> NoInstance:
     """Return one that the pod waits for, rather than one that will not change."""
     first = min(verdicts, key=lambda it: it.unresolvable, default=None)
     return NoInstance((), first.sentence if first else "no node has such an instance")
@@ -178,7 +153,7 @@ class QueueAllocations:
         self._changed: set[str] = set()
         """Nodes whose allocations have changed."""
         cluster.watch(self._changed)
-        self._by_node: dict[str, list[Allocation]] = {}
+        self._by_node: dict[str, list[queue.Allocation]] = {}
         self._until: dict[str, float] = {}
         """Until when those of a node are valid, where they are not valid indefinitely."""
         self._valid_until = inf
@@ -199,7 +174,7 @@ class QueueAllocations:
         nodes: Mapping[str, Node],
         gangs: Mapping[str, tuple[Placement, ...]],
         now: float,
-    ) -> tuple[Mapping[str, list[Allocation]], Counter[str]]:
+    ) -> tuple[Mapping[str, list[queue.Allocation]], Counter[str]]:
         """Return all allocations on shared nodes, and how many each namespace has.
 
         They are by node, and valid until the next call.
@@ -225,13 +200,13 @@ class QueueAllocations:
             user = gang.partition("/")[0]
             for it in placements:
                 if it.node in allocations:
-                    reserved = Allocation(it, None, user)
+                    reserved = queue.Allocation(it, None, user)
                     allocations[it.node] = [*allocations[it.node], reserved]
                     held[user] += 1
         return allocations, held
 
     def _read_node(self, name: str, now: float) -> None:
-        allocations = list[Allocation]()
+        allocations = list[queue.Allocation]()
         for allocation in self._cluster.allocations(name):
             deadline = self._deadline(allocation.pod, now)
             if deadline is not None:
@@ -240,13 +215,13 @@ class QueueAllocations:
                 self._valid_until = min(self._valid_until, until)
             user = allocation.pod.metadata.namespace
             for placement in allocation.placements:
-                allocations.append(Allocation(placement, deadline, user))
+                allocations.append(queue.Allocation(placement, deadline, user))
         self._by_node[name] = allocations
         self._held.update(it.user for it in allocations)
 
     def _deadline(self, pod: Pod, now: float) -> float | None:
         """Return when the pod has ended whatever it does; None without a limit, or long after it."""
-        uid, limit = pod.metadata.uid, time_limit_s(pod)
+        uid, limit = pod.metadata.uid, queue_snapshot.time_limit_s(pod)
         if limit is None and pod.metadata.deletion_timestamp is None:
             return None
         deadlines = []
@@ -281,9 +256,9 @@ class PendingQueue:
         self,
         cluster: ClusterState,
         policy: Policy,
-        fairness: Fairness | None = None,
+        fairness: queue.Fairness | None = None,
         complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
-        uses: UsageHistory | None = None,
+        uses: queue.UsageHistory | None = None,
         live: LiveColumns | None = None,
     ) -> None:
         """Args:
@@ -294,10 +269,10 @@ class PendingQueue:
         uses: what namespaces have used.
         live: the cluster's nodes, on which also counts what is reserved for gangs; by default own columns.
         """
-        self._cluster, self._fairness = cluster, fairness or Fairness()
-        self._uses = uses or UsageHistory(self._fairness)
+        self._cluster, self._fairness = cluster, fairness or queue.Fairness()
+        self._uses = uses or queue.UsageHistory(self._fairness)
         self._complete = complete
-        self._backfill = Backfill(policy, BY_TIME, DEPTH)
+        self._backfill = Backfill(policy, queue_snapshot.BY_TIME, DEPTH)
         self._live, self._live_has_gangs = live or LiveColumns(cluster), live is not None
         self._states = CardStates()
         self._nodes: dict[str, Node] = {}
@@ -316,7 +291,7 @@ class PendingQueue:
         self._allocations = QueueAllocations(cluster)
 
     @property
-    def fairness(self) -> Fairness:
+    def fairness(self) -> queue.Fairness:
         """Return how entries of one priority are ordered."""
         return self._fairness
 
@@ -328,7 +303,7 @@ class PendingQueue:
         is_pending: Callable[[Pod], bool] | None = None,
         gangs: Mapping[str, tuple[Placement, ...]] | None = None,
         excluded_nodes: Mapping[str, frozenset[str]] | None = None,
-    ) -> Steps[QueueSnapshot]:
+    ) -> Steps[queue_snapshot.QueueSnapshot]:
         """Schedule those of the pods that are pending. Steps of only one call may be taken at a time.
 
         The cluster may change in between; the result then belongs to some state since the first step.
@@ -342,8 +317,8 @@ class PendingQueue:
         """
         gangs, excluded_nodes = gangs or {}, excluded_nodes or {}
         self._refresh_nodes()
-        entries: dict[str, PendingEntry] = {}
-        requests: list[PendingRequest] = []
+        entries: dict[str, queue_snapshot.PendingEntry] = {}
+        requests: list[queue.PendingRequest] = []
         for entry in self._pending_entries(pods, is_pending or is_unplaced, gangs):
             yield
             request = self._request(entry, excluded_nodes.get(entry.id, frozenset()), now)
@@ -358,12 +333,12 @@ class PendingQueue:
         columns = self._live.read().copy()
         if not self._live_has_gangs:
             columns.add(*(it for placements in gangs.values() for it in placements))
-        history = history_lookup(held, self._uses, now)
+        history = queue.history_lookup(held, self._uses, now)
         yield
-        order = sort_keys(requests, history, self._fairness, now)
+        order = queue.sort_keys(requests, history, self._fairness, now)
         # The order is settled: the core sees the rank as the time of the request.
         ranked = [
-            PendingRequest(
+            queue.PendingRequest(
                 it.id,
                 it.requests,
                 requested_at=float(rank),
@@ -394,7 +369,7 @@ class PendingQueue:
                 continue
             starves = key[1] == 0 and request.id not in pending
             verdict = instances.serve(pod, request.id, divided, starves=starves)
-            if not isinstance(verdict, QueueStatus):
+            if not isinstance(verdict, queue.QueueStatus):
                 placed[request.id] = verdict
                 pending.pop(request.id, None)
             else:
@@ -411,7 +386,9 @@ class PendingQueue:
         node_of_card = self._node_of_card
         if instances.reserved:
             node_of_card = node_of_card | instances.reserved
-        return QueueSnapshot(queue_entries, can_reserve, node_of_card, history, self._fairness, now)
+        return queue_snapshot.QueueSnapshot(
+            queue_entries, can_reserve, node_of_card, history, self._fairness, now
+        )
 
     def requests_cards(self, pod: Pod) -> bool:
         """Return whether the pod requests something that fenka places, and can be read."""
@@ -429,7 +406,7 @@ class PendingQueue:
     def has_nodes(self, pod: Pod) -> bool:
         """Return whether the pod is eligible for a node that could hold it without any allocations."""
         self._refresh_nodes()
-        entry = PendingEntry(pod.metadata.uid, (pod,))
+        entry = queue_snapshot.PendingEntry(pod.metadata.uid, (pod,))
         return self._request(entry, frozenset(), 0.0) is not None
 
     def forget(self, uid: str) -> None:
@@ -444,7 +421,7 @@ class PendingQueue:
         pods: Iterable[Pod],
         is_pending: Callable[[Pod], bool],
         starting: Collection[str],
-    ) -> Iterable[PendingEntry]:
+    ) -> Iterable[queue_snapshot.PendingEntry]:
         gangs: dict[str, list[Pod]] = {}
         for pod in pods:
             if not is_open(pod) or self._cluster.is_assumed(pod.metadata.uid):
@@ -452,16 +429,18 @@ class PendingQueue:
             gang = group_key(pod)
             if gang is None:
                 if is_pending(pod):
-                    yield PendingEntry(pod.metadata.uid, (pod,))
+                    yield queue_snapshot.PendingEntry(pod.metadata.uid, (pod,))
             elif self.requests_cards(pod):
                 gangs.setdefault(gang, []).append(pod)
         for gang, members in gangs.items():
             if gang not in starting and any(map(is_pending, members)) and self._complete(members):
-                yield PendingEntry(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))
+                yield queue_snapshot.PendingEntry(
+                    gang, tuple(sorted(members, key=lambda it: it.metadata.name))
+                )
 
     def _request(
-        self, entry: PendingEntry, excluded: frozenset[str], now: float
-    ) -> PendingRequest | None:
+        self, entry: queue_snapshot.PendingEntry, excluded: frozenset[str], now: float
+    ) -> queue.PendingRequest | None:
         """Return what it requests of which nodes; None if no node could hold it, or one of its pods."""
         requests: list[Request] = []
         nodes: frozenset[str] = frozenset()
@@ -503,14 +482,16 @@ class PendingQueue:
             card.uuid: name for name, node in self._nodes.items() for card in node.cards
         }
         self._with_mode = frozenset(
-            name for name in self._nodes if nodes.MODE_LABEL in labels(self._cluster, name)
+            name
+            for name in self._nodes
+            if nodes.MODE_LABEL in node_admission.labels(self._cluster, name)
         )
         self._kinds.clear()
         for name, node in self._nodes.items():
             kind = (
-                node_kind(node, repaired=True),
+                node_admission.node_kind(node, repaired=True),
                 node.unit_mib,
-                mode_labels(labels(self._cluster, name)),
+                node_admission.mode_labels(node_admission.labels(self._cluster, name)),
                 self._geometries(name),
             )
             self._kinds.setdefault(kind, []).append(name)
@@ -521,14 +502,16 @@ class PendingQueue:
         known = self._nodes_of.get(uid)
         if known is None or known[0] is not pod:
             names = self._by_rules(pod) & self._could_hold(pod)
-            names -= excluded_nodes(self._cluster, pod)
+            names -= node_admission.excluded_nodes(self._cluster, pod)
             known = self._nodes_of[uid] = pod, self._sets.setdefault(names, names)
         names = known[1]
         planned = self._cluster.pins.node_of(uid)
         if planned in names and self._fits_now(pod, planned):
             return frozenset({planned})
         for name in names & self._with_mode if self._with_mode else ():
-            if not admits(self._cluster, name, self._cluster.demand_on(name, pod).parts):
+            if not node_admission.admits(
+                self._cluster, name, self._cluster.demand_on(name, pod).parts
+            ):
                 # Its present pods exclude this one. If there is no other node, it waits for their end.
                 names = names - {name} or names
         return names
@@ -550,7 +533,7 @@ class PendingQueue:
             self._eligible[rules] = frozenset(
                 name
                 for name, node in nodes
-                if node is not None and not ineligibility_reasons(pod, node)
+                if node is not None and not node_admission.ineligibility_reasons(pod, node)
             )
         return self._eligible[rules]
 
@@ -558,7 +541,7 @@ class PendingQueue:
         names = set[str]()
         for alike in self._kinds.values():
             demand = self._cluster.demand_on(alike[0], pod)
-            rule = admission_rule(self._cluster, alike[0])
+            rule = node_admission.admission_rule(self._cluster, alike[0])
             if demand.invalid is not None or rule.rejection_by_mode(demand.parts) is not None:
                 continue
             requests = tuple(part.request for part in demand.parts)
@@ -568,7 +551,7 @@ class PendingQueue:
 
     def _could_hold_on(self, name: str, requests: tuple[Request, ...]) -> bool:
         if not requests[0].instance:
-            return fits_when_empty(requests, self._nodes[name], repaired=True)
+            return node_admission.fits_when_empty(requests, self._nodes[name], repaired=True)
         shared = self._cluster.shared_node(name)
         return shared is not None and not never_fits_instances(shared, requests)
 
@@ -580,14 +563,14 @@ class PendingQueue:
 
     # ---- cards and instances ----
 
-    def _on_cards(self, pod: Pod, request: PendingRequest) -> PendingRequest | None:
+    def _on_cards(self, pod: Pod, request: queue.PendingRequest) -> queue.PendingRequest | None:
         """Return the request of nodes where it is of cards; None if there are none."""
         nodes, divided = request.nodes or frozenset(), self._divided(pod, request)
         if not divided:
             return request
         return replace(request, nodes=nodes - divided) if nodes > divided else None
 
-    def _divided(self, pod: Pod, request: PendingRequest) -> frozenset[str]:
+    def _divided(self, pod: Pod, request: queue.PendingRequest) -> frozenset[str]:
         return self._cluster.instance_nodes(pod, request.nodes or frozenset())
 
 
@@ -607,11 +590,11 @@ def is_unplaced(pod: Pod) -> bool:
 
 
 def _queue_entry(
-    entry: PendingEntry,
-    key: SortKey,
+    entry: queue_snapshot.PendingEntry,
+    key: queue.SortKey,
     placements: tuple[Placement, ...],
-    status: QueueStatus | None,
-) -> QueueEntry:
+    status: queue.QueueStatus | None,
+) -> queue_snapshot.QueueEntry:
     if placements or status is None:
-        return QueueEntry(entry, key, placements=placements)
-    return QueueEntry(entry, key, status.unschedulable, status.reservation)
+        return queue_snapshot.QueueEntry(entry, key, placements=placements)
+    return queue_snapshot.QueueEntry(entry, key, status.unschedulable, status.reservation)

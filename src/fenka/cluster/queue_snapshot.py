@@ -12,17 +12,9 @@ from dataclasses import dataclass, field
 from msgspec.json import Decoder
 
 from fenka.cluster.objects import Pod, seconds
+from fenka.core import queue
 from fenka.core.evaluate import SCORES, Policy
 from fenka.core.inventory import DeviceId
-from fenka.core.queue import (
-    NO_HISTORY,
-    Fairness,
-    HistoryLookup,
-    PendingRequest,
-    Reservation,
-    SortKey,
-    sort_key,
-)
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.dialects import records
@@ -32,7 +24,7 @@ from fenka.dialects.registry import DIALECTS, WITH_HAMI
 GRACE_S = 30
 """Kubernetes' default for a pod that does not give its termination grace period."""
 
-BY_TIME = Fairness(penalty_per_request_s=0)
+BY_TIME = queue.Fairness(penalty_per_request_s=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +63,14 @@ class PendingEntry:
         nodes: frozenset[str] | None = None,
         *,
         same_node: bool = False,
-    ) -> PendingRequest:
+    ) -> queue.PendingRequest:
         """Return the request by which the core orders it, and what it requests of which nodes."""
         created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
         at = min(now if it is None else it for it in created)
         user, limit = self.namespace, self.time_limit_s
-        return PendingRequest(self.id, requests, at, self.priority, user, limit, nodes, same_node)
+        return queue.PendingRequest(
+            self.id, requests, at, self.priority, user, limit, nodes, same_node
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +86,9 @@ class QueueEntry:
     """
 
     pending: PendingEntry
-    sort_key: SortKey
+    sort_key: queue.SortKey
     unschedulable: Unschedulable | None = None
-    reservation: Reservation | None = None
+    reservation: queue.Reservation | None = None
     placements: tuple[Placement, ...] = ()
 
     @property
@@ -125,12 +119,12 @@ class QueueSnapshot:
     entries: tuple[QueueEntry, ...] = ()
     can_reserve: bool = True
     node_of_card: Mapping[DeviceId, str] = field(default_factory=dict)
-    history: HistoryLookup = lambda _: NO_HISTORY
-    fairness: Fairness = BY_TIME
+    history: queue.HistoryLookup = lambda _: queue.NO_HISTORY
+    fairness: queue.Fairness = BY_TIME
     now: float = 0.0
     holders: tuple[tuple[int, QueueEntry], ...] = field(init=False)
-    _sort_keys: dict[str, SortKey] = field(init=False)
-    _ranks: list[SortKey] = field(init=False)
+    _sort_keys: dict[str, queue.SortKey] = field(init=False)
+    _ranks: list[queue.SortKey] = field(init=False)
     _arrivals: dict[str, list[tuple[float, float, str]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,24 +142,24 @@ class QueueSnapshot:
     def __contains__(self, entry_id: object) -> bool:
         return entry_id in self._sort_keys
 
-    def sort_key(self, request: PendingRequest) -> SortKey:
+    def sort_key(self, request: queue.PendingRequest) -> queue.SortKey:
         """Return the key of an entry, or the one that it would have if it became pending now."""
         known = self._sort_keys.get(request.id)
         if known is not None:
             return known
         history = self.history(request.user)
-        arrival = _arrival(sort_key(request, 0, history, BY_TIME, self.now, first=False))
+        arrival = _arrival(queue.sort_key(request, 0, history, BY_TIME, self.now, first=False))
         arrivals = self._arrivals.get(request.user, [])
         before = bisect_left(arrivals, arrival)
         first = not before or arrivals[before - 1][0] != arrival[0]
-        return sort_key(request, before, history, self.fairness, self.now, first=first)
+        return queue.sort_key(request, before, history, self.fairness, self.now, first=first)
 
-    def rank(self, key: SortKey) -> int:
+    def rank(self, key: queue.SortKey) -> int:
         """Return how many entries are before this key."""
         return bisect_left(self._ranks, key)
 
 
-def _arrival(key: SortKey) -> tuple[float, float, str]:
+def _arrival(key: queue.SortKey) -> tuple[float, float, str]:
     """Return priority, time and ID of a key."""
     return key[0], key[3], key[4]
 
@@ -194,7 +188,7 @@ class SchedulerOptions:
 
     policy: Policy = "binpack"
     hami: bool = False
-    fairness: Fairness = field(default_factory=Fairness)
+    fairness: queue.Fairness = field(default_factory=queue.Fairness)
 
     def __post_init__(self) -> None:
         if self.policy not in SCORES:

@@ -15,19 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from fenka.cluster.objects import (
-    Condition,
-    ContainerState,
-    ContainerStatus,
-    Event,
-    Node,
-    Object,
-    ObjectMeta,
-    Pod,
-    PodSpec,
-    PodStatus,
-    seconds,
-)
+from fenka.cluster import objects
 
 JOB = "fenka.io/job"
 """Label of all objects of a job: its name."""
@@ -59,7 +47,7 @@ _FINAL = ("Failed", "Complete", "Completed", "Succeeded")
 ForeignKind = Literal["MPIJob", "TFJob", "PyTorchJob", "TrainJob"]
 
 
-class ContainerTerminated(Object):
+class ContainerTerminated(objects.Object):
     """How a container ended."""
 
     exit_code: int = 0
@@ -68,25 +56,25 @@ class ContainerTerminated(Object):
     finished_at: str | None = None
 
 
-class ContainerRunning(Object):
+class ContainerRunning(objects.Object):
     """A container that runs."""
 
 
-class TrainingContainerState(ContainerState):
+class TrainingContainerState(objects.ContainerState):
     """The state of a container."""
 
     running: ContainerRunning | None = None
     terminated: ContainerTerminated | None = None
 
 
-class TrainingContainerStatus(ContainerStatus):
+class TrainingContainerStatus(objects.ContainerStatus):
     """A container as the kubelet reports it. started: null until it is known."""
 
     started: bool | None = None
     state: TrainingContainerState = msgspec.field(default_factory=TrainingContainerState)
 
 
-class TrainingPodStatus(PodStatus):
+class TrainingPodStatus(objects.PodStatus):
     """The status of a pod, with how its containers ended and its addresses."""
 
     pod_ip: str = msgspec.field(default="", name="podIP")
@@ -95,7 +83,7 @@ class TrainingPodStatus(PodStatus):
     init_container_statuses: tuple[TrainingContainerStatus, ...] = ()
 
 
-class TrainingPod(Pod):
+class TrainingPod(objects.Pod):
     """A pod of a training job."""
 
     status: TrainingPodStatus = msgspec.field(default_factory=TrainingPodStatus)
@@ -141,7 +129,7 @@ class TrainingPod(Pod):
         return self.status.phase == "Failed" and (disrupted or self.status.reason == "Evicted")
 
 
-def final_condition(conditions: Iterable[Condition]) -> Condition | None:
+def final_condition(conditions: Iterable[objects.Condition]) -> objects.Condition | None:
     """Return the condition that ends a job; None while it has not ended.
 
     A Job may have failed and completed; its failure counts.
@@ -150,25 +138,26 @@ def final_condition(conditions: Iterable[Condition]) -> Condition | None:
     return min(final, key=lambda each: _FINAL.index(each.type), default=None)
 
 
-class TemplateMeta(Object):
+class TemplateMeta(objects.Object):
     """The metadata of a template. Clients in Go write null for its times."""
 
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
 
 
-class PodTemplate(Object):
+class PodTemplate(objects.Object):
     """The template of a Job's pods."""
 
     metadata: TemplateMeta = msgspec.field(default_factory=TemplateMeta)
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    spec: objects.PodSpec = msgspec.field(default_factory=objects.PodSpec)
 
     @property
-    def pod(self) -> Pod:
+    def pod(self) -> objects.Pod:
         """Return a pod as the template makes it, which has no name and no node."""
         meta = self.metadata
-        return Pod(
-            metadata=ObjectMeta(labels=meta.labels, annotations=meta.annotations), spec=self.spec
+        return objects.Pod(
+            metadata=objects.ObjectMeta(labels=meta.labels, annotations=meta.annotations),
+            spec=self.spec,
         )
 
 
@@ -180,7 +169,7 @@ class RoleTemplate(NamedTuple):
     template: PodTemplate
 
 
-class BatchJobSpec(Object):
+class BatchJobSpec(objects.Object):
     """The spec of a Job."""
 
     suspend: bool = False
@@ -188,10 +177,10 @@ class BatchJobSpec(Object):
     template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
-class RootStatus(Object):
+class RootStatus(objects.Object):
     """The status of a Job or JobSet. completion_time: a Job's."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[objects.Condition, ...] = ()
     completion_time: str | None = None
 
     @property
@@ -200,10 +189,10 @@ class RootStatus(Object):
         return final_condition(self.conditions) is not None
 
 
-class _RootObject(Object):
+class _RootObject(objects.Object):
     """An object that owns all others of a job."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
 
     @property
     def templates(self) -> tuple[RoleTemplate, ...]:
@@ -247,13 +236,13 @@ class BatchJob(_RootObject):
         return self.spec.suspend
 
 
-class JobTemplate(Object):
+class JobTemplate(objects.Object):
     """The template of a JobSet's Jobs. Clients in Go write null for the times in its metadata."""
 
     spec: BatchJobSpec = msgspec.field(default_factory=BatchJobSpec)
 
 
-class ReplicatedJob(Object):
+class ReplicatedJob(objects.Object):
     """The Jobs of one role."""
 
     name: str = ""
@@ -261,7 +250,7 @@ class ReplicatedJob(Object):
     template: JobTemplate = msgspec.field(default_factory=JobTemplate)
 
 
-class JobSetSpec(Object):
+class JobSetSpec(objects.Object):
     """The spec of a JobSet."""
 
     suspend: bool = False
@@ -295,7 +284,7 @@ class JobSet(_RootObject):
         return self.spec.suspend
 
 
-class DeploymentSpec(Object):
+class DeploymentSpec(objects.Object):
     """The spec of a Deployment."""
 
     replicas: int = 1
@@ -325,7 +314,7 @@ class Deployment(_RootObject):
         return self.spec.replicas == 0
 
 
-class InvolvedObject(Object):
+class InvolvedObject(objects.Object):
     """The object that an event is about."""
 
     kind: str = ""
@@ -333,7 +322,7 @@ class InvolvedObject(Object):
     uid: str = ""
 
 
-class TrainingEvent(Event):
+class TrainingEvent(objects.Event):
     """An event, with the object that it is about."""
 
     involved_object: InvolvedObject = msgspec.field(default_factory=InvolvedObject)
@@ -345,9 +334,9 @@ class TrainingEvent(Event):
             return True
         before, _, number = about.name.rpartition("-")
         names = {f"{root.metadata.name}-{role}" for role in root.roles}
-        since = seconds(root.metadata.creation_timestamp) or 0
+        since = objects.seconds(root.metadata.creation_timestamp) or 0
         child = about.kind == "Job" and before in names and number.isdecimal()
-        return child and (seconds(self.at) or 0) >= since
+        return child and (objects.seconds(self.at) or 0) >= since
 
 
 Root = BatchJob | JobSet | Deployment
@@ -357,18 +346,18 @@ Root = BatchJob | JobSet | Deployment
 class ForeignJobStatus(RootStatus):
     """The status of a job of another operator. launcher_status: MPIJob v1alpha1's."""
 
-    conditions: tuple[Condition, ...] | None = None  # type: ignore[assignment]
+    conditions: tuple[objects.Condition, ...] | None = None  # type: ignore[assignment]
     launcher_status: str = ""
 
 
-class _ReplicaSpec(Object):
+class _ReplicaSpec(objects.Object):
     """The pods of a role in the spec of a job of another operator."""
 
     replicas: int | None = 1
     template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
-class _ForeignSpec(Object):
+class _ForeignSpec(objects.Object):
     """The pods that a job of another operator declares. replicas, template: MPIJob v1alpha1's workers."""
 
     mpi_replica_specs: Mapping[str, _ReplicaSpec] = {}
@@ -378,11 +367,11 @@ class _ForeignSpec(Object):
     template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
-class ForeignJob(Object):
+class ForeignJob(objects.Object):
     """A job of another operator. spec: it is decoded when it is needed, because some versions accept any."""
 
     kind: ForeignKind
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: ForeignJobStatus = msgspec.field(default_factory=ForeignJobStatus)
 
@@ -431,43 +420,43 @@ FOREIGN_INDEX_LABELS = (
 )
 
 
-class ServicePort(Object):
+class ServicePort(objects.Object):
     """A port of a Service."""
 
     port: int = 0
     node_port: int = 0
 
 
-class ServiceSpec(Object):
+class ServiceSpec(objects.Object):
     """The spec of a Service."""
 
     type: str = ""
     ports: tuple[ServicePort, ...] = ()
 
 
-class Ingress(Object):
+class Ingress(objects.Object):
     """An external address of a Service."""
 
     ip: str = ""
     hostname: str = ""
 
 
-class LoadBalancer(Object):
+class LoadBalancer(objects.Object):
     """The state of a Service's load balancer."""
 
     ingress: tuple[Ingress, ...] = ()
 
 
-class ServiceStatus(Object):
+class ServiceStatus(objects.Object):
     """The status of a Service."""
 
     load_balancer: LoadBalancer = msgspec.field(default_factory=LoadBalancer)
 
 
-class Service(Object):
+class Service(objects.Object):
     """A Service."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
     spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
     status: ServiceStatus = msgspec.field(default_factory=ServiceStatus)
 
@@ -512,7 +501,7 @@ class TrainingObjects:
     foreign: list[ForeignJob] = field(default_factory=list)
     pods: list[TrainingPod] = field(default_factory=list)
     services: list[Service] = field(default_factory=list)
-    nodes: list[Node] | None = field(default_factory=list)
+    nodes: list[objects.Node] | None = field(default_factory=list)
     runs: list[BatchJob] = field(default_factory=list)
     tensorboards: list[Service] = field(default_factory=list)
     creation_failures: list[TrainingEvent] = field(default_factory=list)

@@ -15,20 +15,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
 
+from fenka.core import queue
 from fenka.core.evaluate import Fit, Policy, evaluate, fits_card
 from fenka.core.gangs import Limits, Placer, place_all
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.queue import (
-    Allocation,
-    Fairness,
-    PendingRequest,
-    QueueStatus,
-    Reservation,
-    SchedulingResult,
-    UsageHistory,
-    history_lookup,
-    queue_order,
-)
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage
@@ -78,7 +68,10 @@ class Timeline:
     """What is allocated on nodes, and until when, with what one scheduling pass adds to it."""
 
     def __init__(
-        self, nodes: Iterable[Node], allocations: Mapping[str, Sequence[Allocation]], now: float
+        self,
+        nodes: Iterable[Node],
+        allocations: Mapping[str, Sequence[queue.Allocation]],
+        now: float,
     ) -> None:
         """Args:
         nodes: all nodes.
@@ -87,16 +80,16 @@ class Timeline:
         """
         self.nodes = {node.name: node for node in nodes}
         self._allocations, self._now = allocations, now
-        self._added: dict[str, list[Allocation]] = {}
+        self._added: dict[str, list[queue.Allocation]] = {}
         """What the pass has added on a node: placements, and what will be allocated on reserved cards."""
         self._reserved_until: dict[DeviceId, float] = {}
         """When the reservation of a card starts, for those who reserve later."""
 
-    def add(self, allocation: Allocation) -> None:
+    def add(self, allocation: queue.Allocation) -> None:
         """Add an allocation."""
         self._added.setdefault(allocation.placement.node, []).append(allocation)
 
-    def remove(self, allocation: Allocation) -> None:
+    def remove(self, allocation: queue.Allocation) -> None:
         """Remove an allocation that was added."""
         self._added[allocation.placement.node].remove(allocation)
 
@@ -157,7 +150,7 @@ class Timeline:
 
 
 def availabilities(
-    request: Request, node: Node, allocations: Sequence[Allocation]
+    request: Request, node: Node, allocations: Sequence[queue.Allocation]
 ) -> list[CardAvailability]:
     """Return when each card of the node is free for the request, the earliest first.
 
@@ -187,9 +180,11 @@ CardState = tuple[float, int, CardUsage]
 """When a state begins, how many allocations without a deadline have ended by then, and what is allocated."""
 
 
-def card_states(node: Node, allocations: Iterable[Allocation]) -> list[Iterator[CardState]]:
+def card_states(node: Node, allocations: Iterable[queue.Allocation]) -> list[Iterator[CardState]]:
     """Return for each card of the node the states that it goes through as its allocations end."""
-    on_card: dict[DeviceId, list[tuple[Allocation, Slice]]] = {card.uuid: [] for card in node.cards}
+    on_card: dict[DeviceId, list[tuple[queue.Allocation, Slice]]] = {
+        card.uuid: [] for card in node.cards
+    }
     for allocation in _in_order(allocations):
         for piece in allocation.placement.slices:
             if piece.uuid in on_card:
@@ -197,7 +192,7 @@ def card_states(node: Node, allocations: Iterable[Allocation]) -> list[Iterator[
     return [_states(on_card[card.uuid]) for card in node.cards]
 
 
-def _states(ending: Sequence[tuple[Allocation, Slice]]) -> Iterator[CardState]:
+def _states(ending: Sequence[tuple[queue.Allocation, Slice]]) -> Iterator[CardState]:
     # Loops take a third of the time of sum() and max(), and these functions run for each card of a cluster.
     memory = compute = whole = uncertain = 0
     for allocation, piece in ending:
@@ -214,7 +209,7 @@ def _states(ending: Sequence[tuple[Allocation, Slice]]) -> Iterator[CardState]:
     yield at, uncertain, NO_USAGE
 
 
-def _in_order(allocations: Iterable[Allocation]) -> list[Allocation]:
+def _in_order(allocations: Iterable[queue.Allocation]) -> list[queue.Allocation]:
     """Return the allocations as they end, by their deadlines.
 
     Of those without a deadline the largest come first, so that few must end. Those that stay indefinitely (an
@@ -230,7 +225,7 @@ def needs_host(request: Request, node: Node) -> bool:
 
 
 def _when_host(
-    request: Request, node: Node, ending: Sequence[Allocation]
+    request: Request, node: Node, ending: Sequence[queue.Allocation]
 ) -> tuple[float, int] | None:
     """Return when the host, which is large enough, has room; None if never."""
     cpu = sum(it.placement.cpu_milli for it in ending)
@@ -253,14 +248,14 @@ def _has_room(used: int, needed: int, total: int | None) -> bool:
     return total is None or needed == 0 or used + needed <= total
 
 
-def _end_order(allocation: Allocation) -> tuple[float, bool, int]:
+def _end_order(allocation: queue.Allocation) -> tuple[float, bool, int]:
     largest = 0
     for piece in allocation.placement.slices:
         largest = max(largest, piece.memory_mib)
     return _end(allocation), allocation.deadline == inf, -largest
 
 
-def _end(allocation: Allocation) -> float:
+def _end(allocation: queue.Allocation) -> float:
     return inf if allocation.deadline is None else allocation.deadline
 
 
@@ -293,10 +288,12 @@ class Backfill:
     Those behind them reserve when they have moved up.
     """
 
-    def __init__(self, policy: Policy, fairness: Fairness | None = None, depth: int = 4) -> None:
+    def __init__(
+        self, policy: Policy, fairness: queue.Fairness | None = None, depth: int = 4
+    ) -> None:
         self.policy, self.depth = policy, depth
-        self._fairness = fairness or Fairness()
-        self._no_history = UsageHistory(self._fairness)
+        self._fairness = fairness or queue.Fairness()
+        self._no_history = queue.UsageHistory(self._fairness)
         self._impossible: set[_Shape] = set()
         """What could not be placed if nothing were allocated. Only the exact search for gangs is long."""
 
@@ -306,13 +303,13 @@ class Backfill:
 
     def serve(
         self,
-        pending: Collection[PendingRequest],
+        pending: Collection[queue.PendingRequest],
         placer: Placer,
         timeline: Timeline,
         held: Mapping[str, int],
         now: float,
-        history: UsageHistory | None = None,
-    ) -> Steps[SchedulingResult]:
+        history: queue.UsageHistory | None = None,
+    ) -> Steps[queue.SchedulingResult]:
         """Place in order what fits now, each on what those before it leave; reserve cards for the others.
 
         Each step serves one request. Placer and timeline must not change in between.
@@ -327,10 +324,10 @@ class Backfill:
         """
         current = _SchedulingPass(self, placer, timeline, self._impossible)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
-        statuses: list[QueueStatus] = []
-        reservations: list[Reservation] = []
-        past = history_lookup(held, history or self._no_history, now)
-        for request in queue_order(pending, past, self._fairness, now):
+        statuses: list[queue.QueueStatus] = []
+        reservations: list[queue.Reservation] = []
+        past = queue.history_lookup(held, history or self._no_history, now)
+        for request in queue.queue_order(pending, past, self._fairness, now):
             yield
             deadline = None if request.time_limit_s is None else now + request.time_limit_s
             blocking = (it.cards for it in reservations if it.blocks(deadline))
@@ -340,12 +337,14 @@ class Backfill:
                 reservation = current.reserve_cards(request) if reserves else None
                 if reservation is not None:
                     reservations.append(reservation)
-                statuses.append(QueueStatus(request.id, len(statuses) + 1, verdict, reservation))
+                statuses.append(
+                    queue.QueueStatus(request.id, len(statuses) + 1, verdict, reservation)
+                )
             else:
                 for placement in verdict:
-                    current.allocate(Allocation(placement, deadline, request.user))
+                    current.allocate(queue.Allocation(placement, deadline, request.user))
                 placed.append((request.id, verdict))
-        return SchedulingResult(tuple(placed), tuple(statuses))
+        return queue.SchedulingResult(tuple(placed), tuple(statuses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +353,7 @@ class _ReservationOption:
 
     cards: tuple[Card, ...]
     at: float
-    allocation: Allocation
+    allocation: queue.Allocation
 
 
 class _SchedulingPass:
@@ -368,14 +367,14 @@ class _SchedulingPass:
         self._rejected: dict[tuple[_Shape, frozenset[DeviceId]], Unschedulable] = {}
         """Until something is placed: people submit many equal requests, a gang's search may be long."""
 
-    def allocate(self, allocation: Allocation) -> None:
+    def allocate(self, allocation: queue.Allocation) -> None:
         """Add an allocation."""
         self._placer.add(allocation.placement)
         self._timeline.add(allocation)
         self._rejected.clear()
 
     def place(
-        self, pending: PendingRequest, blocked: frozenset[DeviceId]
+        self, pending: queue.PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
         """Place all of the request or nothing."""
         key = (pending.requests, pending.nodes, pending.same_node), blocked
@@ -387,7 +386,7 @@ class _SchedulingPass:
         return verdict
 
     def _place(
-        self, pending: PendingRequest, blocked: frozenset[DeviceId]
+        self, pending: queue.PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
         requests, limits = pending.requests, Limits(blocked, pending.nodes)
         if len(requests) == 1:
@@ -399,7 +398,7 @@ class _SchedulingPass:
 
     # ---- reservations ----
 
-    def reserve_cards(self, pending: PendingRequest) -> Reservation | None:
+    def reserve_cards(self, pending: queue.PendingRequest) -> queue.Reservation | None:
         """Reserve the cards that are free first, also against later reservations.
 
         Return None for a request that could not be placed even if nothing were allocated.
@@ -420,9 +419,9 @@ class _SchedulingPass:
             self._timeline.add(replace(option.allocation, deadline=deadline))
         cards = frozenset(card.uuid for option in options for card in option.cards)
         self._timeline.reserve(cards, at)
-        return Reservation(cards, at if at < inf else None)
+        return queue.Reservation(cards, at if at < inf else None)
 
-    def _options(self, pending: PendingRequest) -> list[_ReservationOption]:
+    def _options(self, pending: queue.PendingRequest) -> list[_ReservationOption]:
         """Return one option for each of its requests; none if it can never be placed."""
         requests, nodes = pending.requests, pending.nodes
         if not pending.same_node or len(requests) == 1:
@@ -462,7 +461,7 @@ class _SchedulingPass:
                     if card.uuid in {piece.uuid for piece in placement.slices}
                 ),
                 inf,
-                Allocation(placement),
+                queue.Allocation(placement),
             )
             for placement in placements
         ]
@@ -479,9 +478,9 @@ class _SchedulingPass:
         # Another slice on any card of the node may take the host's share too.
         cards = start.node.cards if needs_host(request, node) else start.cards
         # It does not end to make room for the next request of the same gang.
-        return _ReservationOption(cards, start.at, Allocation(fit.placement, deadline=inf))
+        return _ReservationOption(cards, start.at, queue.Allocation(fit.placement, deadline=inf))
 
 
-def held_by_user(allocations: Mapping[str, Sequence[Allocation]]) -> Counter[str]:
+def held_by_user(allocations: Mapping[str, Sequence[queue.Allocation]]) -> Counter[str]:
     """Return the number of placements of each user. allocations: by node."""
     return Counter(it.user for on_node in allocations.values() for it in on_node)

@@ -8,18 +8,7 @@ from dataclasses import replace
 
 from fenka.core.request import Placement, Slice
 from fenka.core.units import card_units, units_to_mib
-from fenka.dialects import gpushare, records
-from fenka.dialects.base import (
-    CARDS,
-    CORE_MODE,
-    ContainerKind,
-    ContainerUnits,
-    InvalidRecord,
-    NodeResource,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-)
+from fenka.dialects import base, gpushare, records
 from fenka.dialects.gpushare import COUNT, MEMORY
 from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import with_core_mode, with_inside
@@ -32,29 +21,31 @@ CORE = "aliyun.com/gpu-core.percentage"
 RESOURCES: tuple[str, ...] = (MEMORY, CORE)
 LEASED = MEMORY
 ASSIGNED = gpushare.ASSIGNED
-NODE_RESOURCES: tuple[NodeResource, ...] = (
-    NodeResource(
+NODE_RESOURCES: tuple[base.NodeResource, ...] = (
+    base.NodeResource(
         MEMORY,
         "fenka-gpu-mem",
         lambda node, card: card_units(card.memory_mib, node.unit_mib),
         lambda mode: mode.memory,
     ),
-    NodeResource(CORE, "fenka-gpu-core", lambda _, card: card.compute, lambda mode: mode.compute),
+    base.NodeResource(
+        CORE, "fenka-gpu-core", lambda _, card: card.compute, lambda mode: mode.compute
+    ),
 )
 CORES = "gpushare.alibabacloud.com/core-percentage"
 """Annotation: {"<container>": {"<card>": <percent>}}. It is written for others and never read."""
-OPTIONS: tuple[str, ...] = (COUNT, CORE_MODE, INSIDE)
-PLACEMENT: tuple[str, ...] = (gpushare.IDX, gpushare.ALLOCATION, CARDS)
+OPTIONS: tuple[str, ...] = (COUNT, base.CORE_MODE, INSIDE)
+PLACEMENT: tuple[str, ...] = (gpushare.IDX, gpushare.ALLOCATION, base.CARDS)
 RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
 STEP, MOST = 5, 100
 
 
-def matches(pod: PodRequest) -> bool:
+def matches(pod: base.PodRequest) -> bool:
     """Return whether the pod requests memory or compute by these names. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES))
 
 
-def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
+def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return one slice request: the pod's peak, on each of as many cards as its label says.
 
     Raises InvalidRecord.
@@ -65,16 +56,16 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     if request is None:
         return ()
     if compute and request.cards > 1:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"it asks for {CORE} and, by its label {COUNT}, for {request.cards} cards: "
             "a share of compute is of one card, leave out one of the two"
         )
     containers = tuple(ask.name for ask in asks if ask.units)
-    part = SliceRequest(containers, request, asks=asks)
+    part = base.SliceRequest(containers, request, asks=asks)
     return with_inside(pod, with_core_mode(pod, (part,)))
 
 
-def _compute(pod: PodRequest, asks: Sequence[ContainerUnits]) -> int:
+def _compute(pod: base.PodRequest, asks: Sequence[base.ContainerUnits]) -> int:
     """Return the pod's percent of compute at its peak, 0 if it requests none. asks: its memory."""
     if not pod.requested_resources([CORE]):
         return 0
@@ -82,24 +73,24 @@ def _compute(pod: PodRequest, asks: Sequence[ContainerUnits]) -> int:
     for core, memory in zip(cores, asks, strict=True):
         if bool(core.units) != bool(memory.units):
             have, lack = (CORE, MEMORY) if core.units else (MEMORY, CORE)
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"container {core.name} asks for {have} without {lack}: ask for both in each container"
             )
         if core.units % STEP or core.units > MOST:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"container {core.name} asks for {core.units} of {CORE}: "
                 f"ask for {STEP} to {MOST}, in steps of {STEP}"
             )
     peak = gpushare.peak_units(cores)
     if peak > MOST:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"its containers ask for {peak} of {CORE} together: one card has {MOST}"
         )
     return peak
 
 
 def encode(
-    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
+    pod: base.PodRequest, shared: base.SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """Return gpushare's annotations, with ACK's if the pod has compute."""
     (placement,) = placements
@@ -115,7 +106,7 @@ def encode(
 
 
 def decode(
-    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+    pod: base.PodRequest, parts: Sequence[base.SliceRequest], shared: base.SharedNode
 ) -> tuple[Placement, ...] | None:
     """Return the placement by gpushare's annotations, with the requested compute. Raises InvalidRecord."""
     percent = parts[0].request.compute
@@ -129,7 +120,7 @@ def decode(
     return (placement,)
 
 
-def _by_card(pod: PodRequest) -> dict[int, int]:
+def _by_card(pod: base.PodRequest) -> dict[int, int]:
     """Return percent by card for containers that are recorded on different cards. Raises InvalidRecord."""
     allocation = gpushare.decode_allocation(pod.annotations, pod.container_units(MEMORY)) or {}
     total: dict[int, int] = {}
@@ -137,7 +128,7 @@ def _by_card(pod: PodRequest) -> dict[int, int]:
         percent = container.amount(CORE)
         cards = [card for card, units in allocation.get(number, {}).items() if units]
         if percent and len(cards) > 1:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"annotation {gpushare.ALLOCATION} has container {container.name} on {len(cards)} cards, "
                 f"a share of compute is of one"
             )
@@ -147,7 +138,7 @@ def _by_card(pod: PodRequest) -> dict[int, int]:
 
 
 def container_slices(
-    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], container: str
+    pod: base.PodRequest, shared: base.SharedNode, placements: Sequence[Placement], container: str
 ) -> tuple[Slice, ...]:
     """Return the recorded slices, with the container's compute as requested, a weight too.
 
@@ -159,13 +150,13 @@ def container_slices(
     if own is None or not units:
         return ()
     cards = [piece.card for piece in placement.slices]
-    if own.kind is ContainerKind.APP:
+    if own.kind is base.ContainerKind.APP:
         allocation = gpushare.decode_allocation(pod.annotations, pod.container_units(MEMORY)) or {}
         by_card = {
             index: part for index, part in allocation.get(pod.apps.index(own), {}).items() if part
         }
     elif units % len(cards):
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"the {units} units of container {container} cannot be shared out evenly over the pod's "
             f"{len(cards)} cards"
         )
@@ -173,7 +164,7 @@ def container_slices(
         # Init containers and sidecars are in no record: they use their pod's cards equally.
         by_card = {index: units // len(cards) for index in cards}
     if sum(by_card.values()) != units:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"the pod's record gives container {container} {sum(by_card.values())} units, "
             f"it asks for {units}"
         )
@@ -189,11 +180,11 @@ def container_slices(
             if piece.card in by_card
         )
     except ValueError as why:
-        raise InvalidRecord(str(why)) from None
+        raise base.InvalidRecord(str(why)) from None
 
 
 def environment(
-    pod: PodRequest, shared: SharedNode, slices: Sequence[Slice], container: str
+    pod: base.PodRequest, shared: base.SharedNode, slices: Sequence[Slice], container: str
 ) -> dict[str, str]:
     """Return gpushare's variables."""
     own = pod.container(container)

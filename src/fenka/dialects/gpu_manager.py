@@ -8,26 +8,8 @@ from typing import NamedTuple
 
 from fenka.core.request import Placement, Request
 from fenka.core.units import card_units
-from fenka.dialects import records
-from fenka.dialects.base import (
-    CARDS,
-    CORE_MODE,
-    ContainerRequest,
-    InvalidRecord,
-    NodeResource,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-)
+from fenka.dialects import base, parsing, records
 from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.parsing import (
-    memory_request,
-    per_container,
-    require_plain_containers,
-    whole_card_request,
-    with_core_mode,
-    with_inside,
-)
 from fenka.dialects.records import visible_devices, whole_slices
 
 NAME = "gpu-manager"
@@ -42,9 +24,11 @@ LEASED = CORE
 UNIT_MIB = 256
 WHOLE = 100
 
-NODE_RESOURCES: tuple[NodeResource, ...] = (
-    NodeResource(CORE, "fenka-vcuda-core", lambda _, card: card.compute, lambda mode: mode.compute),
-    NodeResource(
+NODE_RESOURCES: tuple[base.NodeResource, ...] = (
+    base.NodeResource(
+        CORE, "fenka-vcuda-core", lambda _, card: card.compute, lambda mode: mode.compute
+    ),
+    base.NodeResource(
         MEMORY,
         "fenka-vcuda-memory",
         lambda _, card: card_units(card.memory_mib, UNIT_MIB),
@@ -60,8 +44,8 @@ INDEXES = "tencent.com/predicate-gpu-idx-"
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
-OPTIONS: tuple[str, ...] = (CEILING, CORE_MODE, INSIDE)
-PLACEMENT: tuple[str, ...] = (INDEXES, CARDS)
+OPTIONS: tuple[str, ...] = (CEILING, base.CORE_MODE, INSIDE)
+PLACEMENT: tuple[str, ...] = (INDEXES, base.CARDS)
 RECORDS: tuple[str, ...] = (*PLACEMENT, TIME, NODE, ASSIGNED)
 
 
@@ -83,51 +67,56 @@ METRICS = (
 METRIC_LABELS = ("pod_name", "namespace", "node", "container_name")
 
 
-def matches(pod: PodRequest) -> bool:
+def matches(pod: base.PodRequest) -> bool:
     """Return whether the pod requests compute or memory by these names. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES))
 
 
-def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
+def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
-    require_plain_containers(pod, RESOURCES)
+    parsing.require_plain_containers(pod, RESOURCES)
     if CEILING not in pod.annotations:
-        return with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
-    if CORE_MODE in pod.annotations:
-        raise InvalidRecord(
-            f"annotations {CEILING} and {CORE_MODE} both say what its compute means: leave one of them out"
+        return parsing.with_inside(
+            pod, parsing.with_core_mode(pod, parsing.per_container(pod, _container_request))
         )
-    return with_inside(pod, _elastic(pod))
+    if base.CORE_MODE in pod.annotations:
+        raise base.InvalidRecord(
+            f"annotations {CEILING} and {base.CORE_MODE} both say what its compute means: "
+            "leave one of them out"
+        )
+    return parsing.with_inside(pod, _elastic(pod))
 
 
-def _container_request(container: ContainerRequest) -> Request | None:
+def _container_request(container: base.ContainerRequest) -> Request | None:
     core, memory = container.amount(CORE), container.amount(MEMORY)
     if not core and not memory:
         return None
     if core >= WHOLE:
         if core % WHOLE:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"container {container.name} asks for {core} of {CORE}: "
                 "ask for less than 100, or for whole cards by a multiple of 100"
             )
-        return whole_card_request(core // WHOLE)
+        return parsing.whole_card_request(core // WHOLE)
     if not core or not memory:
         missing = MEMORY if core else CORE
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"container {container.name} asks for a part of a card without {missing}: ask for both"
         )
-    return memory_request(memory, UNIT_MIB, core)
+    return parsing.memory_request(memory, UNIT_MIB, core)
 
 
-def _elastic(pod: PodRequest) -> tuple[SliceRequest, ...]:
+def _elastic(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     text = pod.annotations[CEILING]
     if not text.isdecimal() or not 1 <= int(text[:9]) <= WHOLE or len(text) > len(str(WHOLE)):
-        raise InvalidRecord(f"annotation {CEILING} is {text[:40]!r}: it is a percentage, 1 to 100")
+        raise base.InvalidRecord(
+            f"annotation {CEILING} is {text[:40]!r}: it is a percentage, 1 to 100"
+        )
     burst_percent = int(text)
-    parts = per_container(pod, _container_request, burst_percent)
+    parts = parsing.per_container(pod, _container_request, burst_percent)
     for part in parts:
         if part.request.compute > burst_percent:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"annotation {CEILING} is {burst_percent}, less than the {part.request.compute} "
                 f"that container {part.containers[0]} asks for: raise it or leave it out"
             )
@@ -135,7 +124,7 @@ def _elastic(pod: PodRequest) -> tuple[SliceRequest, ...]:
 
 
 def encode(
-    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
+    pod: base.PodRequest, shared: base.SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """Return gpu-admission's annotations, and the cards' UUIDs."""
     numbers = {app.name: number for number, app in enumerate(pod.apps)}
@@ -150,23 +139,23 @@ def encode(
         TIME: str(now_ns),
         NODE: shared.node.name,
         ASSIGNED: "false",
-        CARDS: records.encode_card_uuids(placement.slices for placement in placements),
+        base.CARDS: records.encode_card_uuids(placement.slices for placement in placements),
     }
 
 
 def decode(
-    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+    pod: base.PodRequest, parts: Sequence[base.SliceRequest], shared: base.SharedNode
 ) -> tuple[Placement, ...] | None:
     """Return the placements by the recorded cards of each container. Raises InvalidRecord."""
     if not any(name.startswith(INDEXES) for name in pod.annotations):
         return None
     numbers = {app.name: number for number, app in enumerate(pod.apps)}
 
-    def recorded_cards(part: SliceRequest) -> list[int]:
+    def recorded_cards(part: base.SliceRequest) -> list[int]:
         name = f"{INDEXES}{numbers[part.containers[0]]}"
         items = pod.annotations.get(name, "").split(",")
         if not all(item.isdecimal() and len(item) < 5 for item in items):
-            raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)[:40]!r}")
+            raise base.InvalidRecord(f"annotation {name} names no cards: {','.join(items)[:40]!r}")
         return [int(item) for item in items]
 
     return records.placements_on(pod, shared, parts, recorded_cards)

@@ -17,15 +17,7 @@ from fenka.core.inventory import Card
 from fenka.core.mig.instances import usable_mib
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.units import mib_to_units, units_to_mib
-from fenka.dialects import records
-from fenka.dialects.base import (
-    CARDS,
-    ContainerKind,
-    ContainerUnits,
-    InvalidRecord,
-    SharedNode,
-    is_index,
-)
+from fenka.dialects import base, records
 from fenka.dialects.parsing import memory_request
 from fenka.dialects.records import CardIndex, Count, card_at
 
@@ -43,14 +35,14 @@ ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 
-RECORDS = (IDX, POD, DEV, ASSUME_TIME, ASSIGNED, ALLOCATION, CARDS)
+RECORDS = (IDX, POD, DEV, ASSUME_TIME, ASSIGNED, ALLOCATION, base.CARDS)
 """All annotations that are written to a pod."""
 
 UNHEALTHY_CONFIG_MAP = "unhealthy-gpu-"
 """Prefix of the ConfigMap, in kube-system, in which gpushare's health daemon names unhealthy cards."""
 
 
-_APP, _INIT = ContainerKind.APP, ContainerKind.INIT
+_APP, _INIT = base.ContainerKind.APP, base.ContainerKind.INIT
 """Reading a member of an enum takes ten times as long."""
 
 
@@ -60,7 +52,7 @@ def node_of_config_map(name: str) -> str:
     return node if prefix == UNHEALTHY_CONFIG_MAP else ""
 
 
-def peak_units(asks: Iterable[ContainerUnits]) -> int:
+def peak_units(asks: Iterable[base.ContainerUnits]) -> int:
     """Return the units that a pod needs at its peak, as the scheduler counts them.
 
     Containers and sidecars run together; an init container runs with the sidecars before it.
@@ -83,13 +75,13 @@ def card_count(labels: Mapping[str, str]) -> int:
     Raises InvalidRecord.
     """
     text = labels.get(COUNT, "1")
-    if not is_index(text) or int(text) < 1:
-        raise InvalidRecord(f"label {COUNT} is {text[:40]!r}, not a number of cards")
+    if not base.is_index(text) or int(text) < 1:
+        raise base.InvalidRecord(f"label {COUNT} is {text[:40]!r}, not a number of cards")
     return int(text)
 
 
 def parse_request(
-    asks: Sequence[ContainerUnits], labels: Mapping[str, str], compute: int = 0
+    asks: Sequence[base.ContainerUnits], labels: Mapping[str, str], compute: int = 0
 ) -> Request | None:
     """Return what a pod requests, in the nodes' units, with this percent of compute; None for no units.
 
@@ -100,7 +92,7 @@ def parse_request(
         return None
     cards = card_count(labels)
     if cards > 1 and any(ask.units % cards for ask in asks):
-        raise InvalidRecord(f"its units cannot be shared out evenly over {cards} cards")
+        raise base.InvalidRecord(f"its units cannot be shared out evenly over {cards} cards")
     return memory_request(units // cards, None, compute, cards)
 
 
@@ -112,7 +104,7 @@ _ALLOCATION_NAME = f"annotation {ALLOCATION}"
 
 
 def decode_allocation(
-    annotations: Mapping[str, str], asks: Sequence[ContainerUnits]
+    annotations: Mapping[str, str], asks: Sequence[base.ContainerUnits]
 ) -> UnitsByContainer | None:
     """Return where the pod's units are; None if there is no record. Raises InvalidRecord.
 
@@ -128,8 +120,8 @@ def decode_allocation(
     if IDX not in annotations:
         return None
     index = annotations[IDX]
-    if not is_index(index):
-        raise InvalidRecord(f"annotation {IDX} is {index[:40]!r}, not the index of a card")
+    if not base.is_index(index):
+        raise base.InvalidRecord(f"annotation {IDX} is {index[:40]!r}, not the index of a card")
     return {number: {int(index): units} for number, units in enumerate(apps) if units}
 
 
@@ -137,13 +129,13 @@ def _check_asked(allocation: UnitsByContainer, apps: Sequence[int]) -> None:
     for number, by_card in allocation.items():
         units, asked = sum(by_card.values()), apps[number] if 0 <= number < len(apps) else 0
         if units > asked:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"annotation {ALLOCATION} gives container {number} {units} units, it asks for {asked}"
             )
 
 
 def units_by_card(
-    allocation: UnitsByContainer, asks: Sequence[ContainerUnits], cards: Iterable[int] = ()
+    allocation: UnitsByContainer, asks: Sequence[base.ContainerUnits], cards: Iterable[int] = ()
 ) -> dict[int, int]:
     """Return the units that the pod has of each card at its peak, by index in ascending order.
 
@@ -169,7 +161,7 @@ def units_by_card(
     if not total and peak:
         total = dict.fromkeys(cards, 0)
         if not total:
-            raise InvalidRecord(f"the record names no card, the pod needs {peak} units")
+            raise base.InvalidRecord(f"the record names no card, the pod needs {peak} units")
     if not total:
         return {}
     unrecorded = peak - sum(total.values())
@@ -183,9 +175,9 @@ def units_by_card(
 
 
 def decode_placement(
-    shared: SharedNode,
+    shared: base.SharedNode,
     annotations: Mapping[str, str],
-    asks: Sequence[ContainerUnits],
+    asks: Sequence[base.ContainerUnits],
     compute: int = 0,
 ) -> Placement | None:
     """Return what the pod has of the node, with this percent of each card; None if there is no record.
@@ -209,7 +201,7 @@ def decode_placement(
 
 def _first_card(annotations: Mapping[str, str]) -> Collection[int]:
     text = annotations.get(IDX, "")
-    return (int(text),) if is_index(text) else ()
+    return (int(text),) if base.is_index(text) else ()
 
 
 def _mib(units: int, card: Card, unit_mib: int) -> int:
@@ -221,14 +213,17 @@ def _mib(units: int, card: Card, unit_mib: int) -> int:
 
 
 def encode_placement(
-    shared: SharedNode, placement: Placement, asks: Sequence[ContainerUnits], assume_time_ns: int
+    shared: base.SharedNode,
+    placement: Placement,
+    asks: Sequence[base.ContainerUnits],
+    assume_time_ns: int,
 ) -> dict[str, str]:
     """Return the annotations of a pod with this placement: both of gpushare's generations and fenka's own.
 
     With several cards each container has equal units on each of them, and IDX of the first generation is the
     first card.
     """
-    apps = [ask.units for ask in asks if ask.kind is ContainerKind.APP]
+    apps = [ask.units for ask in asks if ask.kind is base.ContainerKind.APP]
     cards = len(placement.slices)
     first = placement.slices[0]
     allocation = {
@@ -243,11 +238,11 @@ def encode_placement(
         ASSUME_TIME: str(assume_time_ns),
         ASSIGNED: "false",
         ALLOCATION: records.encode(allocation),
-        CARDS: records.encode_card_uuids([placement.slices]),
+        base.CARDS: records.encode_card_uuids([placement.slices]),
     }
 
 
-def shown_units(shared: SharedNode, slices: Iterable[Slice]) -> dict[int, float]:
+def shown_units(shared: base.SharedNode, slices: Iterable[Slice]) -> dict[int, float]:
     """Return the slices in units, by card index."""
     if shared.division.geometries:
         return _units_on_devices(shared, [*slices])
@@ -261,7 +256,7 @@ def shown_units(shared: SharedNode, slices: Iterable[Slice]) -> dict[int, float]
     }
 
 
-def _units_on_devices(shared: SharedNode, slices: Sequence[Slice]) -> dict[int, float]:
+def _units_on_devices(shared: base.SharedNode, slices: Sequence[Slice]) -> dict[int, float]:
     """Return slices in units where instances have sizes and remainders of their own."""
     devices = {piece.uuid for piece in slices}
     sizes = {

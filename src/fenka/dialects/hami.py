@@ -9,33 +9,13 @@ from dataclasses import replace
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import PercentOfCard, Placement, Request, Slice
-from fenka.dialects import records
-from fenka.dialects.base import (
-    CARDS,
-    CORE_MODE,
-    NVIDIA_GPU,
-    ContainerRequest,
-    InvalidRecord,
-    NodeResource,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-)
+from fenka.dialects import base, parsing, records
 from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.parsing import (
-    memory_request,
-    per_container,
-    require_plain_containers,
-    valid_request,
-    whole_card_request,
-    with_core_mode,
-    with_inside,
-)
 from fenka.dialects.records import nominal_slice, visible_devices, whole_slices
 
 NAME = "hami"
 
-COUNT = NVIDIA_GPU
+COUNT = base.NVIDIA_GPU
 """Extended resource: slices, each on another card."""
 MEMORY = "nvidia.com/gpumem"
 """Extended resource: MiB of each slice."""
@@ -53,7 +33,7 @@ TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
 PLACEMENT: tuple[str, ...] = (ALLOCATED,)
-RECORDS: tuple[str, ...] = (*PLACEMENT, TO_ALLOCATE, NODE, TIME, CARDS)
+RECORDS: tuple[str, ...] = (*PLACEMENT, TO_ALLOCATE, NODE, TIME, base.CARDS)
 
 NOT_SERVED: tuple[str, ...] = (
     "nvidia.com/use-gputype",
@@ -64,64 +44,66 @@ NOT_SERVED: tuple[str, ...] = (
     "nvidia.com/vgpu-mode",
 )
 """HAMi's choices of cards."""
-OPTIONS: tuple[str, ...] = (*NOT_SERVED, CORE_MODE, INSIDE)
+OPTIONS: tuple[str, ...] = (*NOT_SERVED, base.CORE_MODE, INSIDE)
 
 SPLIT = 10
 """Slices that a node advertises for each card, as HAMi's plugin does; how many fit depends on their sizes."""
-NODE_RESOURCES: tuple[NodeResource, ...] = (
-    NodeResource(COUNT, "fenka-gpu-whole", lambda _node, _card: SPLIT, lambda _mode: True),
+NODE_RESOURCES: tuple[base.NodeResource, ...] = (
+    base.NodeResource(COUNT, "fenka-gpu-whole", lambda _node, _card: SPLIT, lambda _mode: True),
 )
 """Memory and compute are for the extender alone (`ignoredByScheduler`)."""
 
 FULL = 100
 
 
-def matches(pod: PodRequest) -> bool:
+def matches(pod: base.PodRequest) -> bool:
     """Return whether the pod requests memory or compute by these names. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES[1:]))
 
 
-def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
+def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
-    require_plain_containers(pod, RESOURCES)
+    parsing.require_plain_containers(pod, RESOURCES)
     for name in NOT_SERVED:
         if name in pod.annotations:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"annotation {name} is not served: choose nodes by a nodeSelector instead"
             )
-    return with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
+    return parsing.with_inside(
+        pod, parsing.with_core_mode(pod, parsing.per_container(pod, _container_request))
+    )
 
 
-def _container_request(container: ContainerRequest) -> Request | None:
+def _container_request(container: base.ContainerRequest) -> Request | None:
     count, mib, percent, cores = (container.amount(name) for name in RESOURCES)
     if not any((count, mib, percent, cores)):
         return None
     if mib and percent:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"container {container.name} asks for {MEMORY} and {PERCENT}: ask for one of them"
         )
     for name, value in ((PERCENT, percent), (CORES, cores)):
         if value > FULL:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"container {container.name} asks for {value} of {name}: a card has 100"
             )
     if not count:
         # HAMi's own webhook would add it. The kubelet allocates no card without it.
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"container {container.name} asks for memory or compute of a card without {COUNT}: "
             f"add {COUNT}: 1"
         )
     if cores == FULL:
-        return whole_card_request(count)
+        return parsing.whole_card_request(count)
     if mib:
-        return memory_request(mib, 1, cores, count)
-    return valid_request(
+        return parsing.memory_request(mib, 1, cores, count)
+    return parsing.valid_request(
         lambda: Request(PercentOfCard(percent or FULL), compute=cores, cards=count)
     )
 
 
 def encode(
-    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
+    pod: base.PodRequest, shared: base.SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """Return HAMi's annotations as after binding. HAMi's time is in seconds."""
     record = ""
@@ -133,12 +115,12 @@ def encode(
         TO_ALLOCATE: record,
         NODE: shared.node.name,
         TIME: str(now_ns // 10**9),
-        CARDS: records.encode_card_uuids(placement.slices for placement in placements),
+        base.CARDS: records.encode_card_uuids(placement.slices for placement in placements),
     }
 
 
 def decode(
-    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+    pod: base.PodRequest, parts: Sequence[base.SliceRequest], shared: base.SharedNode
 ) -> tuple[Placement, ...] | None:
     """Return the recorded placements, with smaller recorded sizes: HAMi may have had other defaults.
 
@@ -158,12 +140,12 @@ def decode(
                 continue
             uuid, memory, compute = _piece(text)
             if uuid not in by_uuid:
-                raise InvalidRecord(f"the pod's card {uuid[:60]!r} is not one of its node's")
+                raise base.InvalidRecord(f"the pod's card {uuid[:60]!r} is not one of its node's")
             most = nominal_slice(part.request, shared.node, by_uuid[uuid])
             memory, compute = min(memory, most.memory_mib), min(compute, most.compute)
             slices.append(replace(most, memory_mib=memory, compute=compute))
         if not len({piece.card for piece in slices}) == len(slices) == part.request.cards:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"annotation {ALLOCATED} has {len(slices)} slices for container "
                 f"{part.containers[0]}, it asks for {part.request.cards} on different cards"
             )
@@ -177,7 +159,7 @@ def _piece(text: str) -> tuple[DeviceId, int, int]:
     if len(fields) != 4 or not all(
         number.isdecimal() and len(number) < 10 for number in fields[2:]
     ):
-        raise InvalidRecord(f"annotation {ALLOCATED} is not understood: {text[:60]!r}")
+        raise base.InvalidRecord(f"annotation {ALLOCATED} is not understood: {text[:60]!r}")
     return DeviceId(fields[0]), int(fields[2]), int(fields[3])
 
 
@@ -185,7 +167,7 @@ container_slices = whole_slices(parse)
 
 
 def environment(
-    pod: PodRequest, shared: SharedNode, slices: Sequence[Slice], container: str
+    pod: base.PodRequest, shared: base.SharedNode, slices: Sequence[Slice], container: str
 ) -> dict[str, str]:
     """Return the cards, and the limits as HAMi's programs read them; the lease enforces the limits."""
     limits = {

@@ -15,19 +15,7 @@ import msgspec
 
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB, InvalidRequest, Request
-from fenka.dialects import records
-from fenka.dialects.base import (
-    CARDS,
-    GIB_MIB,
-    MIB,
-    InvalidRecord,
-    NodeMode,
-    SharedNode,
-    SliceRequest,
-    invented_id,
-    is_index,
-    parse_quantity,
-)
+from fenka.dialects import base, records
 from fenka.dialects.gpushare import COUNT, MEMORY
 from fenka.dialects.mig_records import INSIDE, INSTANCES, decode_instances, with_division
 from fenka.dialects.records import CardIndex
@@ -39,7 +27,7 @@ CORDONED = "fenka.io/cordoned"
 
 def decode_node(
     name: str, annotations: Mapping[str, str], allocatable: Mapping[str, str]
-) -> SharedNode | None:
+) -> base.SharedNode | None:
     """Return the shared node of that name; None if it shares no card.
 
     Its cards are those of its inventory. Without one, as on nodes of gpushare's own plugin, the cards are
@@ -51,11 +39,11 @@ def decode_node(
     Raises:
         InvalidRecord: if the inventory cannot be read.
     """
-    total = parse_quantity(allocatable.get(MEMORY, 0))
-    if CARDS in annotations and (total > 0 or INSTANCES in annotations):
-        shared = _recorded(name, annotations[CARDS])
+    total = base.parse_quantity(allocatable.get(MEMORY, 0))
+    if base.CARDS in annotations and (total > 0 or INSTANCES in annotations):
+        shared = _recorded(name, annotations[base.CARDS])
     elif total > 0:
-        shared = _assumed_equal(name, total, parse_quantity(allocatable.get(COUNT, 0)))
+        shared = _assumed_equal(name, total, base.parse_quantity(allocatable.get(COUNT, 0)))
     else:
         return None
     cordoned = parse_indexes(annotations.get(CORDONED, ""))
@@ -66,7 +54,7 @@ def decode_node(
     return shared if total > 0 else _divided_only(shared)
 
 
-def _divided_only(shared: SharedNode) -> SharedNode | None:
+def _divided_only(shared: base.SharedNode) -> base.SharedNode | None:
     cards = tuple(card for card in shared.node.cards if card.divided or card.parent is not None)
     if not cards:
         return None
@@ -119,23 +107,23 @@ def encode_inventory(
 def unleased_memory(annotations: Mapping[str, str]) -> dict[int, str]:
     """Return who uses cards of a node without a lease, in a sentence for each, by the card's index."""
     try:
-        cards = records.decode(annotations.get(CARDS, ""), _INVENTORY, CARDS).cards
-    except InvalidRecord:
+        cards = records.decode(annotations.get(base.CARDS, ""), _INVENTORY, base.CARDS).cards
+    except base.InvalidRecord:
         return {}
     return {card.index: card.unleased for card in cards if card.unleased}
 
 
-def with_unhealthy(shared: SharedNode, sick: frozenset[int]) -> SharedNode:
+def with_unhealthy(shared: base.SharedNode, sick: frozenset[int]) -> base.SharedNode:
     """Return the node with these cards unhealthy too."""
     return _marked(shared, sick, lambda card: replace(card, healthy=False))
 
 
-def _recorded(name: str, text: str) -> SharedNode:
-    inventory = records.decode(text, _INVENTORY, f"annotation {CARDS} of node {name}")
+def _recorded(name: str, text: str) -> base.SharedNode:
+    inventory = records.decode(text, _INVENTORY, f"annotation {base.CARDS} of node {name}")
     cards = [
         Card(
             card.index,
-            DeviceId(intern(card.uuid)) or invented_id(name, card.index),
+            DeviceId(intern(card.uuid)) or base.invented_id(name, card.index),
             intern(card.model),
             card.memory_mib,
             healthy=card.healthy,
@@ -145,27 +133,28 @@ def _recorded(name: str, text: str) -> SharedNode:
         for card in sorted(inventory.cards, key=lambda card: card.index)
     ]
     if min(len({card.index for card in cards}), len({card.uuid for card in cards})) < len(cards):
-        raise InvalidRecord(f"annotation {CARDS} of node {name} names a card twice")
-    return SharedNode(Node(name, tuple(cards), unit_mib=inventory.unit_mib))
+        raise base.InvalidRecord(f"annotation {base.CARDS} of node {name} names a card twice")
+    return base.SharedNode(Node(name, tuple(cards), unit_mib=inventory.unit_mib))
 
 
-def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
+def _assumed_equal(name: str, total: int, count: int) -> base.SharedNode:
     units = total // max(count, 1)
     # gpushare's own rule: more than 100 units of a card are MiB.
-    unit = MIB if units > 100 else GIB_MIB
+    unit = base.MIB if units > 100 else base.GIB_MIB
     if count > MAX_CARDS or units * unit > MAX_MEMORY_MIB:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"node {name} offers {total} of {MEMORY} on {count} cards: no node has that"
         )
     cards = tuple(
-        Card(index, invented_id(name, index), "", units * unit) for index in range(max(count, 1))
+        Card(index, base.invented_id(name, index), "", units * unit)
+        for index in range(max(count, 1))
     )
-    return SharedNode(Node(name, cards, unit_mib=unit), has_inventory=False)
+    return base.SharedNode(Node(name, cards, unit_mib=unit), has_inventory=False)
 
 
 def _marked(
-    shared: SharedNode, indexes: frozenset[int], mark: Callable[[Card], Card]
-) -> SharedNode:
+    shared: base.SharedNode, indexes: frozenset[int], mark: Callable[[Card], Card]
+) -> base.SharedNode:
     """Return the node with some of its cards replaced."""
     if not indexes:
         return shared
@@ -175,7 +164,7 @@ def _marked(
 
 def parse_indexes(text: str) -> frozenset[int]:
     """Return card indexes as people list them, "0,2"; anything else in the list is ignored."""
-    return frozenset(int(item) for item in re.split(r"[,\s]+", text) if is_index(item))
+    return frozenset(int(item) for item in re.split(r"[,\s]+", text) if base.is_index(item))
 
 
 PLACEMENT_LABEL = "ack.node.gpu.placement"
@@ -199,15 +188,15 @@ MODE_LABELS = (*SHARING_LABELS, MODE_LABEL, WHOLE_LABEL, MIG_LABEL, MIG_TENANCY,
 """The labels that decide what a node admits."""
 
 
-SHARED = NodeMode(memory=True, compute=True)
-EXCLUSIVE = NodeMode(whole=True)
+SHARED = base.NodeMode(memory=True, compute=True)
+EXCLUSIVE = base.NodeMode(whole=True)
 
 MODES = {
     "default": EXCLUSIVE,
     "topology": EXCLUSIVE,
-    "cgpu": NodeMode(memory=True),
+    "cgpu": base.NodeMode(memory=True),
     "core_mem": SHARED,
-    "share": NodeMode(memory=True, isolated=False),
+    "share": base.NodeMode(memory=True, isolated=False),
 }
 """Modes by the value of ACK's label."""
 
@@ -217,7 +206,7 @@ def has_mode_label(labels: Mapping[str, str]) -> bool:
     return MODE_LABEL in labels or any(label in labels for label in SHARING_LABELS)
 
 
-def node_mode(labels: Mapping[str, str]) -> NodeMode:
+def node_mode(labels: Mapping[str, str]) -> base.NodeMode:
     """Return the mode of a node. Without any of the labels it does not share cards.
 
     Raises:
@@ -229,13 +218,13 @@ def node_mode(labels: Mapping[str, str]) -> NodeMode:
     known = dict(sharing)
     if MODE_LABEL in labels:
         if labels[MODE_LABEL] not in MODES:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"its label {MODE_LABEL}={labels[MODE_LABEL]} is none of {', '.join(sorted(MODES))}"
             )
         known[MODE_LABEL] = MODES[labels[MODE_LABEL]].memory
     if len(set(known.values())) > 1:
         written = " and ".join(f"{label}={labels[label]}" for label in known)
-        raise InvalidRecord(f"the labels {written} contradict each other: keep one of them")
+        raise base.InvalidRecord(f"the labels {written} contradict each other: keep one of them")
     mode = (
         MODES[labels[MODE_LABEL]]
         if MODE_LABEL in labels
@@ -288,7 +277,7 @@ def mig_mode(labels: Mapping[str, str]) -> MigMode:
         return MigMode("static" if value == "static" else "off", labelled=True)
     match = _ON_DEMAND.fullmatch(value)
     if match is None:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"its label {MIG_LABEL}={value[:63]} is none of off, static, on-demand, and on-demand.0.1 for "
             "the cards 0 and 1"
         )
@@ -310,7 +299,7 @@ def slices_inside(labels: Mapping[str, str]) -> str:
     try:
         return parse_inside(labels[INSIDE]) if INSIDE in labels else ""
     except InvalidRequest as why:
-        raise InvalidRecord(f"its label {INSIDE}: {why}") from None
+        raise base.InvalidRecord(f"its label {INSIDE}: {why}") from None
 
 
 def check_shared(labels: Mapping[str, str]) -> None:
@@ -321,11 +310,11 @@ def check_shared(labels: Mapping[str, str]) -> None:
     """
     if has_mode_label(labels) and not node_mode(labels).memory and not mig_mode(labels).on:
         label = next(label for label in (*SHARING_LABELS, MODE_LABEL) if label in labels)
-        raise InvalidRecord(f"its label {label}={labels[label]} takes it out of sharing")
+        raise base.InvalidRecord(f"its label {label}={labels[label]} takes it out of sharing")
 
 
 def check_admission(
-    labels: Mapping[str, str], parts: Sequence[SliceRequest], neighbours: Collection[bool] = ()
+    labels: Mapping[str, str], parts: Sequence[base.SliceRequest], neighbours: Collection[bool] = ()
 ) -> None:
     """Raise InvalidRecord with the reason if the mode of a shared node rejects the pod.
 
@@ -350,23 +339,23 @@ def check_admission(
                 continue
         if request.whole:
             if not (allowed.whole if part.requires_opt_in else allowed.compute or allowed.whole):
-                raise InvalidRecord(
+                raise base.InvalidRecord(
                     f"{subject} keeps it for slices: {WHOLE_LABEL}=true is for both"
                 )
         elif not allowed.memory:
-            raise InvalidRecord(f"{subject} keeps it for whole cards")
+            raise base.InvalidRecord(f"{subject} keeps it for whole cards")
         elif not request.instance and slices_inside(labels):
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"its label {INSIDE}={labels[INSIDE]} keeps it for slices of one card, inside MIG instances, "
                 "of pods outside of gangs"
             )
         elif part.has_compute and not allowed.compute:
-            raise InvalidRecord(f"{subject} shares out memory alone, not compute")
+            raise base.InvalidRecord(f"{subject} shares out memory alone, not compute")
         elif labels.get(MODE_LABEL) == "core_mem" and any(
             has_compute != part.has_compute for has_compute in neighbours
         ):
             other = "without" if part.has_compute else "with"
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"{subject} does not mix, and pods {other} a share of compute are there"
             )
 
@@ -374,15 +363,15 @@ def check_admission(
 def _check_instances(labels: Mapping[str, str], request: Request) -> None:
     """Check that a node has instances for a request, and shares them if it is for a slice."""
     if not mig_mode(labels).on:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"its owner has no card divided into MIG instances: label {MIG_LABEL}=on-demand does that"
         )
     if request.whole:
         return
     if not node_mode(labels).memory:
-        raise InvalidRecord("its owner keeps it for whole cards and whole MIG instances")
+        raise base.InvalidRecord("its owner keeps it for whole cards and whole MIG instances")
     tenancy = labels.get(MIG_TENANCY, TENANCIES[0])
     if tenancy not in TENANCIES:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"its label {MIG_TENANCY}={tenancy[:63]} is none of {' and '.join(TENANCIES)}"
         )

@@ -6,28 +6,18 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from fenka.core.request import Placement, Request, Slice
-from fenka.dialects import records
-from fenka.dialects.base import (
-    CARDS,
-    CORE_MODE,
-    NVIDIA_GPU,
-    ContainerRequest,
-    NodeResource,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-)
+from fenka.dialects import base, records
 from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import per_container, whole_card_request, with_core_mode, with_inside
 from fenka.dialects.records import CardIndex, visible_devices, whole_slices
 
 NAME = "whole-cards"
-RESOURCES: tuple[str, ...] = (NVIDIA_GPU,)
-LEASED = NVIDIA_GPU
+RESOURCES: tuple[str, ...] = (base.NVIDIA_GPU,)
+LEASED = base.NVIDIA_GPU
 ASSIGNED = ""
-NODE_RESOURCES: tuple[NodeResource, ...] = (
-    NodeResource(
-        NVIDIA_GPU,
+NODE_RESOURCES: tuple[base.NodeResource, ...] = (
+    base.NodeResource(
+        base.NVIDIA_GPU,
         "fenka-gpu-whole",
         lambda _node, card: 0 if card.divided else 1,
         lambda mode: mode.whole,
@@ -40,31 +30,31 @@ HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gp
 
 RECORD = "fenka.io/whole-cards"
 """Pod annotation: {"<name of the container>": [<card>, …]}."""
-OPTIONS: tuple[str, ...] = (CORE_MODE, INSIDE)
-PLACEMENT: tuple[str, ...] = (RECORD, CARDS)
+OPTIONS: tuple[str, ...] = (base.CORE_MODE, INSIDE)
+PLACEMENT: tuple[str, ...] = (RECORD, base.CARDS)
 RECORDS: tuple[str, ...] = PLACEMENT
 _CARDS = Decoder(dict[str, list[CardIndex]])
 
 
-def matches(pod: PodRequest) -> bool:
+def matches(pod: base.PodRequest) -> bool:
     """Return whether the pod requests whole cards. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES)) and not pod.requested_resources(HAMI_ONLY)
 
 
-def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
+def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
     parts = with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
     return tuple(replace(part, requires_opt_in=True) for part in parts)
 
 
-def _container_request(container: ContainerRequest) -> Request | None:
-    cards = container.amount(NVIDIA_GPU)
+def _container_request(container: base.ContainerRequest) -> Request | None:
+    cards = container.amount(base.NVIDIA_GPU)
     return whole_card_request(cards) if cards else None
 
 
 def encode(
-    pod: PodRequest,
-    shared: SharedNode,  # noqa: ARG001
+    pod: base.PodRequest,
+    shared: base.SharedNode,  # noqa: ARG001
     placements: Sequence[Placement],
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
@@ -76,11 +66,11 @@ def encode(
 def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
     """Return the annotations that say which whole cards each container has."""
     cards = {name: [piece.card for piece in pieces] for name, pieces in slices.items()}
-    return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids(slices.values())}
+    return {RECORD: records.encode(cards), base.CARDS: records.encode_card_uuids(slices.values())}
 
 
 def decode(
-    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+    pod: base.PodRequest, parts: Sequence[base.SliceRequest], shared: base.SharedNode
 ) -> tuple[Placement, ...] | None:
     """Return the placements on the recorded cards; None if there is no record. Raises InvalidRecord."""
     if RECORD not in pod.annotations:

@@ -10,18 +10,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.mig.geometry import TABLES, Profile
 from fenka.core.mig.layouts import capacity
 from fenka.core.request import InvalidRequest, Placement, Request, Slice
-from fenka.dialects import mig_records, records
-from fenka.dialects.base import (
-    CARDS,
-    CORE_MODE,
-    ContainerRequest,
-    InvalidRecord,
-    NodeResource,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-    parse_milli,
-)
+from fenka.dialects import base, mig_records, records
 from fenka.dialects.mig_records import INSIDE, INSTANCE, DividedCard
 from fenka.dialects.parsing import per_container, valid_request, with_core_mode, with_inside
 from fenka.dialects.records import nominal_slice, whole_slices
@@ -31,49 +20,49 @@ NAME = "nvidia-mig"
 RESOURCES: tuple[str, ...] = (RESOURCE_PREFIX,)
 LEASED = RESOURCE_PREFIX
 ASSIGNED = ""
-NODE_RESOURCES: tuple[NodeResource, ...] = ()
+NODE_RESOURCES: tuple[base.NodeResource, ...] = ()
 """Those of a node follow from its cards: `node_resources`."""
-OPTIONS: tuple[str, ...] = (CORE_MODE, INSIDE)
+OPTIONS: tuple[str, ...] = (base.CORE_MODE, INSIDE)
 PLACEMENT: tuple[str, ...] = (INSTANCE,)
-RECORDS: tuple[str, ...] = (INSTANCE, CARDS)
+RECORDS: tuple[str, ...] = (INSTANCE, base.CARDS)
 
 
-def matches(pod: PodRequest) -> bool:
+def matches(pod: base.PodRequest) -> bool:
     """Return whether the pod requests instances. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES))
 
 
-def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
+def parse(pod: base.PodRequest) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
     return with_inside(pod, with_core_mode(pod, per_container(pod, _container_request)))
 
 
-def _container_request(container: ContainerRequest) -> Request | None:
-    names = PodRequest((container,)).requested_resources(RESOURCES)
+def _container_request(container: base.ContainerRequest) -> Request | None:
+    names = base.PodRequest((container,)).requested_resources(RESOURCES)
     if not names:
         return None
     if len(names) > 1:
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"container {container.name} asks for {names[0]} and for {names[1]}: "
             "ask for instances of one profile in each container"
         )
     (name,) = names
-    if parse_milli(container.resources[name]) % 1000:
-        raise InvalidRecord(
+    if base.parse_milli(container.resources[name]) % 1000:
+        raise base.InvalidRecord(
             f"container {container.name} asks for {str(container.resources[name])[:40]} of {name}: "
             "an instance is given whole, ask for a whole number of them"
         )
     try:
         profile = resource_profile(name)
     except InvalidRequest as why:
-        raise InvalidRecord(f"container {container.name} asks for {why}") from None
+        raise base.InvalidRecord(f"container {container.name} asks for {why}") from None
     cards = container.amount(name)
     return valid_request(lambda: Request(whole=True, cards=cards, instance=profile))
 
 
 def encode(
-    pod: PodRequest,  # noqa: ARG001
-    shared: SharedNode,  # noqa: ARG001
+    pod: base.PodRequest,  # noqa: ARG001
+    shared: base.SharedNode,  # noqa: ARG001
     placements: Sequence[Placement],
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
@@ -81,12 +70,12 @@ def encode(
     slices = [piece for placement in placements for piece in placement.slices]
     return {
         INSTANCE: mig_records.encode_places(slices),
-        CARDS: records.encode_card_uuids([slices]),
+        base.CARDS: records.encode_card_uuids([slices]),
     }
 
 
 def decode(
-    pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+    pod: base.PodRequest, parts: Sequence[base.SliceRequest], shared: base.SharedNode
 ) -> tuple[Placement, ...] | None:
     """Return the placements on the recorded instances; None if there is no record. Raises InvalidRecord."""
     instances = mig_records.recorded_instances(pod.annotations, parts, shared)
@@ -103,8 +92,8 @@ container_slices = whole_slices(parse)
 
 
 def environment(
-    pod: PodRequest,  # noqa: ARG001
-    shared: SharedNode,  # noqa: ARG001
+    pod: base.PodRequest,  # noqa: ARG001
+    shared: base.SharedNode,  # noqa: ARG001
     slices: Sequence[Slice],  # noqa: ARG001
     container: str,  # noqa: ARG001
 ) -> dict[str, str]:
@@ -120,7 +109,7 @@ KNOWN_RESOURCES: tuple[str, ...] = tuple(
 """The resources of known card models. kube-scheduler's configuration takes names, and no prefixes."""
 
 
-def node_resources(divided: Iterable[DividedCard]) -> dict[str, NodeResource]:
+def node_resources(divided: Iterable[DividedCard]) -> dict[str, base.NodeResource]:
     """Return the resources of a node with these cards, by name: one for each of their profiles.
 
     A card has as many units of a profile as instances of it fit on the card when it is empty. So a node
@@ -143,8 +132,8 @@ def _units(card: DividedCard, profile: Profile) -> int:
     )
 
 
-def _resource(profile: str, units: Mapping[DeviceId, int]) -> NodeResource:
-    return NodeResource(
+def _resource(profile: str, units: Mapping[DeviceId, int]) -> base.NodeResource:
+    return base.NodeResource(
         resource_name(profile),
         f"fenka-mig-{profile.replace('+', '.')}",
         lambda _, card: units.get(card.uuid, 0),

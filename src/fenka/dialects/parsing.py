@@ -14,14 +14,7 @@ from fenka.core.request import (
     Request,
     reserved_percent,
 )
-from fenka.dialects.base import (
-    CORE_MODE,
-    ContainerKind,
-    ContainerRequest,
-    InvalidRecord,
-    PodRequest,
-    SliceRequest,
-)
+from fenka.dialects import base
 from fenka.dialects.mig_records import INSIDE
 from fenka.formats.quantities import parse_inside
 
@@ -31,7 +24,7 @@ def valid_request(make: Callable[[], Request]) -> Request:
     try:
         return make()
     except InvalidRequest as why:
-        raise InvalidRecord(str(why)) from None
+        raise base.InvalidRecord(str(why)) from None
 
 
 def memory_request(amount: int, unit_mib: int | None, compute: int, cards: int = 1) -> Request:
@@ -39,7 +32,7 @@ def memory_request(amount: int, unit_mib: int | None, compute: int, cards: int =
     try:
         return Request(Memory(amount, unit_mib), compute, cards)
     except InvalidRequest as why:
-        raise InvalidRecord(str(why)) from None
+        raise base.InvalidRecord(str(why)) from None
 
 
 def whole_card_request(cards: int) -> Request:
@@ -48,10 +41,10 @@ def whole_card_request(cards: int) -> Request:
 
 
 def per_container(
-    pod: PodRequest,
-    parse_container: Callable[[ContainerRequest], Request | None],
+    pod: base.PodRequest,
+    parse_container: Callable[[base.ContainerRequest], Request | None],
     burst_percent: int | None = None,
-) -> tuple[SliceRequest, ...]:
+) -> tuple[base.SliceRequest, ...]:
     """Return a slice request for each container that requests something.
 
     An init container has ended when the others start, so it uses the cards of one of them.
@@ -61,49 +54,53 @@ def per_container(
     """
     slices: dict[str, tuple[list[str], Request]] = {}
     for container in pod.containers:
-        request = parse_container(container) if container.kind is not ContainerKind.INIT else None
+        request = (
+            parse_container(container) if container.kind is not base.ContainerKind.INIT else None
+        )
         if request is not None:
             slices[container.name] = [container.name], request
     for container in pod.containers:
-        request = parse_container(container) if container.kind is ContainerKind.INIT else None
+        request = parse_container(container) if container.kind is base.ContainerKind.INIT else None
         if request is None:
             continue
         hosts = (names for names, larger in slices.values() if _covers(larger, request))
         names = next(hosts, None)
         if names is None:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"its init container {container.name} asks for more than any container beside it: "
                 "let it ask for no more than one of those"
             )
         names.append(container.name)
     return tuple(
-        SliceRequest(tuple(names), request, None if request.whole else burst_percent)
+        base.SliceRequest(tuple(names), request, None if request.whole else burst_percent)
         for names, request in slices.values()
     )
 
 
-def with_core_mode(pod: PodRequest, parts: tuple[SliceRequest, ...]) -> tuple[SliceRequest, ...]:
+def with_core_mode(
+    pod: base.PodRequest, parts: tuple[base.SliceRequest, ...]
+) -> tuple[base.SliceRequest, ...]:
     """Return the slice requests with their compute in the mode that the pod's annotation says.
 
     Raises:
         InvalidRecord: if it is no mode, or the pod requests no share of compute.
     """
-    text = pod.annotations.get(CORE_MODE)
+    text = pod.annotations.get(base.CORE_MODE)
     if text is None:
         return parts
     if text not in COMPUTE_MODES:
-        raise InvalidRecord(
-            f"annotation {CORE_MODE} is {text[:40]!r}: write one of {', '.join(COMPUTE_MODES)}"
+        raise base.InvalidRecord(
+            f"annotation {base.CORE_MODE} is {text[:40]!r}: write one of {', '.join(COMPUTE_MODES)}"
         )
     if not any(part.request.compute for part in parts):
-        raise InvalidRecord(
-            f"annotation {CORE_MODE} is {text}, and no container requests a share of compute: "
+        raise base.InvalidRecord(
+            f"annotation {base.CORE_MODE} is {text}, and no container requests a share of compute: "
             "request one beside the memory, or leave the annotation out"
         )
     return tuple(_in_mode(part, text) for part in parts)
 
 
-def _in_mode(part: SliceRequest, mode: ComputeMode) -> SliceRequest:
+def _in_mode(part: base.SliceRequest, mode: ComputeMode) -> base.SliceRequest:
     percent = part.request.compute
     if not percent or mode == "hard":
         return part
@@ -113,7 +110,9 @@ def _in_mode(part: SliceRequest, mode: ComputeMode) -> SliceRequest:
     return msgspec.structs.replace(part, request=request, weight=percent)
 
 
-def with_inside(pod: PodRequest, parts: tuple[SliceRequest, ...]) -> tuple[SliceRequest, ...]:
+def with_inside(
+    pod: base.PodRequest, parts: tuple[base.SliceRequest, ...]
+) -> tuple[base.SliceRequest, ...]:
     """Return the slice requests as slices in MIG instances, if the pod's annotation says so.
 
     Raises:
@@ -125,16 +124,16 @@ def with_inside(pod: PodRequest, parts: tuple[SliceRequest, ...]) -> tuple[Slice
     try:
         profile = parse_inside(text)
     except InvalidRequest as why:
-        raise InvalidRecord(f"annotation {INSIDE}: {why}") from None
+        raise base.InvalidRecord(f"annotation {INSIDE}: {why}") from None
     for part in parts:
         if part.request.whole:
             what = "instances" if part.request.instance else "cards"
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"annotation {INSIDE} is {text}, and container {part.containers[0]} requests whole {what}: "
                 "request a slice, or leave the annotation out"
             )
         if part.request.cards > 1:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"annotation {INSIDE} is {text}, and container {part.containers[0]} requests slices of "
                 f"{part.request.cards} cards: request one, since CUDA connects no two instances"
             )
@@ -144,13 +143,13 @@ def with_inside(pod: PodRequest, parts: tuple[SliceRequest, ...]) -> tuple[Slice
     )
 
 
-def require_plain_containers(pod: PodRequest, resources: Sequence[str]) -> None:
+def require_plain_containers(pod: base.PodRequest, resources: Sequence[str]) -> None:
     """Raise InvalidRecord if an init container requests anything: some records cannot express that."""
     for container in pod.containers:
-        if container.kind is not ContainerKind.APP and (
+        if container.kind is not base.ContainerKind.APP and (
             names := [name for name in resources if container.amount(name)]
         ):
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"its init container {container.name} asks for {names[0]}: only its containers can"
             )
 

@@ -14,58 +14,51 @@ import msgspec
 from fenka.core.inventory import Card
 from fenka.core.mig.instances import NO_DIVISION
 from fenka.core.request import ANY_INSTANCE, Placement, Slice
-from fenka.dialects.base import (
-    Dialect,
-    InvalidRecord,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-    split_instance,
-)
-from fenka.dialects.mig_records import (
-    INSIDE,
-    INSTANCE,
-    encode_places,
-    recorded_instances,
-    with_instances,
-)
+from fenka.dialects import base, mig_records
 from fenka.dialects.records import VISIBLE, find_container
 
 
 def encode(
-    dialect: Dialect,
-    pod: PodRequest,
-    shared: SharedNode,
+    dialect: base.Dialect,
+    pod: base.PodRequest,
+    shared: base.SharedNode,
     placements: Sequence[Placement],
     now_ns: int,
 ) -> dict[str, str]:
     """Return the annotations of a pod with these placements. now_ns: since 1970."""
     slices = [piece for placement in placements for piece in placement.slices]
-    if any(it.whole for it in placements) or not any(split_instance(it.uuid) for it in slices):
+    if any(it.whole for it in placements) or not any(base.split_instance(it.uuid) for it in slices):
         return dialect.encode(pod, shared, placements, now_ns)
     # The node's label may have said where they are. From now on the pod does, whatever becomes of the label.
-    asked = {INSIDE: pod.annotations.get(INSIDE, ANY_INSTANCE)}
+    asked = {mig_records.INSIDE: pod.annotations.get(mig_records.INSIDE, ANY_INSTANCE)}
     pod = msgspec.structs.replace(pod, annotations={**pod.annotations, **asked})
     view = _view(shared, _instances(shared, slices))
     on_cards = [_on_cards(shared, placement) for placement in placements]
-    return {**dialect.encode(pod, view, on_cards, now_ns), **asked, INSTANCE: encode_places(slices)}
+    return {
+        **dialect.encode(pod, view, on_cards, now_ns),
+        **asked,
+        mig_records.INSTANCE: mig_records.encode_places(slices),
+    }
 
 
 def decode(
-    dialect: Dialect, pod: PodRequest, parts: Sequence[SliceRequest], shared: SharedNode
+    dialect: base.Dialect,
+    pod: base.PodRequest,
+    parts: Sequence[base.SliceRequest],
+    shared: base.SharedNode,
 ) -> tuple[Placement, ...] | None:
     """Return the recorded placements; None if there is no record. parts: those of `dialect.parse`.
 
     Raises:
         InvalidRecord: also if slices are recorded on what they are not for.
     """
-    if INSIDE not in pod.annotations:
+    if mig_records.INSIDE not in pod.annotations:
         _check_asked(pod, parts)
         placements = dialect.decode(pod, parts, shared)
         if placements is not None and shared.division is not NO_DIVISION:
             _check_kinds(shared, parts, placements)
         return placements
-    instances = recorded_instances(pod.annotations, parts, shared)
+    instances = mig_records.recorded_instances(pod.annotations, parts, shared)
     if instances is None:
         return None
     inside = list[Placement]()
@@ -79,14 +72,14 @@ def decode(
 
 
 def container_slices(
-    dialect: Dialect,
-    pod: PodRequest,
-    shared: SharedNode,
+    dialect: base.Dialect,
+    pod: base.PodRequest,
+    shared: base.SharedNode,
     placements: Sequence[Placement],
     container: str,
 ) -> tuple[Slice, ...]:
     """Return the slices of one container, by the pod's record; empty if it has none. Raises InvalidRecord."""
-    if INSIDE not in pod.annotations:
+    if mig_records.INSIDE not in pod.annotations:
         return dialect.container_slices(pod, shared, placements, container)
     found = find_container(dialect.parse(pod), placements, container)
     if found is None:
@@ -99,13 +92,17 @@ def container_slices(
 
 
 def environment(
-    dialect: Dialect, pod: PodRequest, shared: SharedNode, slices: Sequence[Slice], container: str
+    dialect: base.Dialect,
+    pod: base.PodRequest,
+    shared: base.SharedNode,
+    slices: Sequence[Slice],
+    container: str,
 ) -> dict[str, str]:
     """Return the environment variables of a container that has these slices, at least one.
 
     None of them names the device of an instance: its UUID is known to the node alone.
     """
-    if INSIDE not in pod.annotations:
+    if mig_records.INSIDE not in pod.annotations:
         return dialect.environment(pod, shared, slices, container)
     view = _view(shared, _instances(shared, slices))
     on_cards = _on_cards(shared, Placement(shared.node.name, tuple(slices))).slices
@@ -113,17 +110,17 @@ def environment(
     return {name: value for name, value in variables.items() if name != VISIBLE}
 
 
-def _instances(shared: SharedNode, slices: Iterable[Slice]) -> list[Card]:
+def _instances(shared: base.SharedNode, slices: Iterable[Slice]) -> list[Card]:
     """Return the instances of slices, as cards. Raises InvalidRecord if the node cannot have them."""
     devices = list(dict.fromkeys(piece.uuid for piece in slices))
-    cards = {card.uuid: card for card in with_instances(shared, devices).node.cards}
+    cards = {card.uuid: card for card in mig_records.with_instances(shared, devices).node.cards}
     for device in devices:
         if device not in cards or cards[device].parent is None:
-            raise InvalidRecord(f"{device[:100]!r} is no instance that the node can have")
+            raise base.InvalidRecord(f"{device[:100]!r} is no instance that the node can have")
     return [cards[device] for device in devices]
 
 
-def _view(shared: SharedNode, instances: Iterable[Card]) -> SharedNode:
+def _view(shared: base.SharedNode, instances: Iterable[Card]) -> base.SharedNode:
     """Return the node as if each instance were all of its card."""
     cards = tuple(
         replace(card, uuid=card.parent, parent=None)
@@ -133,7 +130,7 @@ def _view(shared: SharedNode, instances: Iterable[Card]) -> SharedNode:
     return replace(shared, node=replace(shared.node, cards=cards), division=NO_DIVISION)
 
 
-def _on_cards(shared: SharedNode, placement: Placement) -> Placement:
+def _on_cards(shared: base.SharedNode, placement: Placement) -> Placement:
     """Return the placement with cards in place of their instances."""
     instances = _instances(shared, placement.slices)
     parents = {card.uuid: card.parent for card in instances if card.parent is not None}
@@ -146,15 +143,16 @@ def _inside(placement: Placement, instance: Card) -> Placement:
     return replace(placement, slices=tuple(slices))
 
 
-def _check_asked(pod: PodRequest, parts: Iterable[SliceRequest]) -> None:
-    if INSTANCE in pod.annotations and not any(part.request.instance for part in parts):
-        raise InvalidRecord(
-            f"the pod was placed inside an instance, and its annotation {INSIDE} was removed: write it again"
+def _check_asked(pod: base.PodRequest, parts: Iterable[base.SliceRequest]) -> None:
+    if mig_records.INSTANCE in pod.annotations and not any(part.request.instance for part in parts):
+        raise base.InvalidRecord(
+            f"the pod was placed inside an instance, and its annotation {mig_records.INSIDE} "
+            "was removed: write it again"
         )
 
 
 def _check_kinds(
-    shared: SharedNode, parts: Iterable[SliceRequest], placements: Iterable[Placement]
+    shared: base.SharedNode, parts: Iterable[base.SliceRequest], placements: Iterable[Placement]
 ) -> None:
     """Check that no slice is on a divided card, or in an instance that the pod does not ask for."""
     cards = {card.uuid: card for card in shared.node.cards}
@@ -162,4 +160,4 @@ def _check_kinds(
         for piece in placement.slices:
             card = cards.get(piece.uuid)
             if card and not part.request.is_for(card.profile, divided=card.divided):
-                raise InvalidRecord(f"the pod's card {piece.card} is divided into instances")
+                raise base.InvalidRecord(f"the pod's card {piece.card} is divided into instances")

@@ -12,14 +12,7 @@ from msgspec.json import Decoder
 
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Placement, Request, Slice
-from fenka.dialects.base import (
-    CARDS,
-    InvalidRecord,
-    PodRequest,
-    SharedNode,
-    SliceRequest,
-    driver_uuid,
-)
+from fenka.dialects import base
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
@@ -29,7 +22,9 @@ def card_at(node: Node, index: int) -> Card:
     for card in node.cards:
         if card.index == index and card.parent is None:
             return card
-    raise InvalidRecord(f"the pod's card {index} is not one of the {len(node.cards)} of its node")
+    raise base.InvalidRecord(
+        f"the pod's card {index} is not one of the {len(node.cards)} of its node"
+    )
 
 
 def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placement:
@@ -39,14 +34,16 @@ def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placem
         # A foreign record counts as it is, even on a card that is too small.
         slices.append(nominal_slice(request, node, card_at(node, index)))
     if len(slices) != request.cards or len(slices) != len(indexes):
-        raise InvalidRecord(
+        raise base.InvalidRecord(
             f"the pod's record names the cards {','.join(map(str, indexes)) or 'none'}, "
             f"it asks for {request.cards} different ones"
         )
     return Placement(node.name, tuple(slices), whole=request.whole)
 
 
-def fallback_placement(shared: SharedNode, parts: Iterable[SliceRequest]) -> tuple[Placement, ...]:
+def fallback_placement(
+    shared: base.SharedNode, parts: Iterable[base.SliceRequest]
+) -> tuple[Placement, ...]:
     """Return what counts for a pod whose cards are unknown: its request, once, on the first that it is for.
 
     The pod's owner can write its record. Counted on every card, one such pod would block the whole node.
@@ -87,23 +84,23 @@ def nominal_mib(request: Request, node: Node, card: Card) -> int:
 
 
 def find_container(
-    parts: Sequence[SliceRequest], placements: Sequence[Placement], container: str
-) -> tuple[SliceRequest, Placement] | None:
+    parts: Sequence[base.SliceRequest], placements: Sequence[Placement], container: str
+) -> tuple[base.SliceRequest, Placement] | None:
     """Return the slice request and placement of a container; None if it has none."""
     pairs = zip(parts, placements, strict=True)
     return next((pair for pair in pairs if container in pair[0].containers), None)
 
 
 def whole_slices(
-    parse: Callable[[PodRequest], tuple[SliceRequest, ...]],
-) -> Callable[[PodRequest, SharedNode, Sequence[Placement], str], tuple[Slice, ...]]:
+    parse: Callable[[base.PodRequest], tuple[base.SliceRequest, ...]],
+) -> Callable[[base.PodRequest, base.SharedNode, Sequence[Placement], str], tuple[Slice, ...]]:
     """Return `container_slices` of a dialect whose containers each use all of their slice request.
 
     A weight stands in place of the compute, none of which is reserved.
     """
 
     def container_slices(
-        pod: PodRequest, _: SharedNode, placements: Sequence[Placement], container: str
+        pod: base.PodRequest, _: base.SharedNode, placements: Sequence[Placement], container: str
     ) -> tuple[Slice, ...]:
         pair = find_container(parse(pod), placements, container)
         if pair is None:
@@ -117,10 +114,10 @@ def whole_slices(
 
 
 def visible_devices(
-    _pod: PodRequest, _shared: SharedNode, slices: Sequence[Slice], _container: str
+    _pod: base.PodRequest, _shared: base.SharedNode, slices: Sequence[Slice], _container: str
 ) -> dict[str, str]:
     """Return `environment` of a dialect whose containers only need to know their cards."""
-    return {VISIBLE: ",".join(driver_uuid(piece.uuid) for piece in slices)}
+    return {VISIBLE: ",".join(base.driver_uuid(piece.uuid) for piece in slices)}
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -148,7 +145,7 @@ def decode(text: str, record: Decoder[T], name: str) -> T:
         return record.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
         # The reason quotes field names, which may be of any length.
-        raise InvalidRecord(f"{name} is not understood: {str(why)[:MAX_REASON]}") from None
+        raise base.InvalidRecord(f"{name} is not understood: {str(why)[:MAX_REASON]}") from None
 
 
 def encode(record: object) -> str:
@@ -158,7 +155,9 @@ def encode(record: object) -> str:
 
 def encode_card_uuids(parts: Iterable[Iterable[Slice]]) -> str:
     """Return `fenka.io/cards` of a pod: UUIDs by index, by which an exchanged card is noticed."""
-    return encode({piece.card: driver_uuid(piece.uuid) for slices in parts for piece in slices})
+    return encode(
+        {piece.card: base.driver_uuid(piece.uuid) for slices in parts for piece in slices}
+    )
 
 
 _CARD_UUIDS = Decoder(dict[CardIndex, str])
@@ -166,26 +165,26 @@ _CARD_UUIDS = Decoder(dict[CardIndex, str])
 
 def decode_card_uuids(annotations: Mapping[str, str]) -> dict[int, str]:
     """Return the UUIDs of a pod's cards by index; empty if there is no record. Raises InvalidRecord."""
-    text = annotations.get(CARDS)
-    return {} if text is None else decode(text, _CARD_UUIDS, f"annotation {CARDS} of the pod")
+    text = annotations.get(base.CARDS)
+    return {} if text is None else decode(text, _CARD_UUIDS, f"annotation {base.CARDS} of the pod")
 
 
 def check_cards(uuids: Mapping[int, str], slices: Iterable[Slice]) -> None:
     """Raise InvalidRecord if a card of the pod is not the one that the pod was given."""
     for piece in slices:
-        uuid = driver_uuid(piece.uuid)
+        uuid = base.driver_uuid(piece.uuid)
         recorded = uuids.get(piece.card, uuid)
         if uuid and recorded != uuid:
-            raise InvalidRecord(
+            raise base.InvalidRecord(
                 f"the pod's card {piece.card} was {recorded[:60]!r} and is now {uuid!r}"
             )
 
 
 def placements_on(
-    pod: PodRequest,
-    shared: SharedNode,
-    parts: Iterable[SliceRequest],
-    recorded_cards: Callable[[SliceRequest], Sequence[int]],
+    pod: base.PodRequest,
+    shared: base.SharedNode,
+    parts: Iterable[base.SliceRequest],
+    recorded_cards: Callable[[base.SliceRequest], Sequence[int]],
 ) -> tuple[Placement, ...]:
     """Return each part of the pod on its recorded cards.
 

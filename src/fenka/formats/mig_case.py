@@ -9,21 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec.json import Decoder
 
-from fenka.core.mig.case import (
-    Case,
-    Create,
-    Destroy,
-    Enable,
-    Instance,
-    InvalidCase,
-    Plan,
-    PlannedCard,
-    ProfileRequest,
-    Room,
-    SliceRequest,
-    State,
-    Step,
-)
+from fenka.core.mig import case
 from fenka.core.mig.geometry import TABLES, Geometry, Place
 
 MODELS = ("A100-40G", "H100-80G", "B200", "A30")
@@ -51,7 +37,7 @@ class _Slice(_Record, frozen=True):
 class _Instance(_Record, frozen=True):
     profile: Name
     start: Annotated[int, msgspec.Meta(ge=0, le=63)]
-    state: State
+    state: case.State
     id: Name | None = None
     slices: tuple[_Slice, ...] = ()
 
@@ -96,14 +82,14 @@ _TYPES = {
 """JSON's words for msgspec's."""
 
 
-def decode_case(text: bytes) -> Case:
+def decode_case(text: bytes) -> case.Case:
     """Return a case. Raises InvalidCase with a sentence that names the field, card, profile or request."""
     try:
         record = _CASE.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
-        raise InvalidCase(f"the case is not understood: {_plain(str(why))[:200]}") from None
+        raise case.InvalidCase(f"the case is not understood: {_plain(str(why))[:200]}") from None
     values = _whole_values([each.value for each in record.requests])
-    return Case(
+    return case.Case(
         tuple(_card(each) for each in record.cards),
         tuple(_request(each, value) for each, value in zip(record.requests, values, strict=True)),
         record.allow.moves,
@@ -138,25 +124,25 @@ def _words(types: str) -> str:
     ).replace(" of length <= ", " of a length of at most ")
 
 
-def _card(record: _Card) -> PlannedCard:
+def _card(record: _Card) -> case.PlannedCard:
     if record.model not in MODELS:
-        raise InvalidCase(
+        raise case.InvalidCase(
             f"card {record.id!r}: model {record.model!r} is unknown; known are {', '.join(MODELS)}"
         )
     geometry = TABLES[record.model]
     instances = tuple(_instance(record.id, geometry, each) for each in record.instances)
-    return PlannedCard(record.id, geometry, record.mig, record.busy, instances)
+    return case.PlannedCard(record.id, geometry, record.mig, record.busy, instances)
 
 
-def _instance(card: str, geometry: Geometry, record: _Instance) -> Instance:
+def _instance(card: str, geometry: Geometry, record: _Instance) -> case.Instance:
     profile = geometry.by_name.get(record.profile)
     if profile is None:
-        raise InvalidCase(
+        raise case.InvalidCase(
             f"card {card!r}: {geometry.model} has no profile {record.profile!r}, "
             f"but {', '.join(geometry.by_name)}"
         )
-    slices = tuple(Room(each.memory_mib, each.compute) for each in record.slices)
-    return Instance(Place(profile, record.start), record.state, record.id or "", slices)
+    slices = tuple(case.Room(each.memory_mib, each.compute) for each in record.slices)
+    return case.Instance(Place(profile, record.start), record.state, record.id or "", slices)
 
 
 def _whole_values(values: Sequence[float]) -> list[int]:
@@ -170,20 +156,22 @@ def _whole_values(values: Sequence[float]) -> list[int]:
     return [round(value * scale) for value in exact]
 
 
-def _request(record: _Request, value: int) -> ProfileRequest | SliceRequest:
+def _request(record: _Request, value: int) -> case.ProfileRequest | case.SliceRequest:
     if (record.profile is None) == (record.memory_mib is None):
-        raise InvalidCase(f"request {record.id!r} needs either profile or memory_mib")
+        raise case.InvalidCase(f"request {record.id!r} needs either profile or memory_mib")
     if record.memory_mib is not None:
-        return SliceRequest(record.id, Room(record.memory_mib, record.compute or 0), value)
+        return case.SliceRequest(
+            record.id, case.Room(record.memory_mib, record.compute or 0), value
+        )
     if record.compute is not None:
-        raise InvalidCase(
+        raise case.InvalidCase(
             f"request {record.id!r} has a profile, which fixes its compute: leave it out"
         )
     assert record.profile is not None
-    return ProfileRequest(record.id, record.profile, value)
+    return case.ProfileRequest(record.id, record.profile, value)
 
 
-def plan_record(plan: Plan) -> dict[str, object]:
+def plan_record(plan: case.Plan) -> dict[str, object]:
     """Return a plan as version 1 has it."""
     return {
         "version": 1,
@@ -193,12 +181,12 @@ def plan_record(plan: Plan) -> dict[str, object]:
     }
 
 
-def _step(step: Step) -> dict[str, object]:
+def _step(step: case.Step) -> dict[str, object]:
     match step:
-        case Enable(card):
+        case case.Enable(card):
             return {"do": "enable", "card": card}
-        case Destroy(card, place):
+        case case.Destroy(card, place):
             return {"do": "destroy", "card": card, "start": place.start}
-        case Create(card, place):
+        case case.Create(card, place):
             profile = place.profile.name
             return {"do": "create", "card": card, "profile": profile, "start": place.start}

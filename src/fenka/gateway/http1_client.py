@@ -11,17 +11,9 @@ from http import HTTPStatus
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from fenka.gateway import heads
 from fenka.gateway.client_registry import ClientRegistry, client_of
 from fenka.gateway.exchange import Http1Exchange
-from fenka.gateway.heads import (
-    MAX_FIELDS,
-    MAX_HEAD_BYTES,
-    BadMessage,
-    Fields,
-    Reader,
-    read_request,
-    sentence_response,
-)
 from fenka.gateway.http1_replica import reset
 from fenka.gateway.http2_client import Http2ClientConnection
 from fenka.gateway.http2_connection import PREFACE
@@ -33,12 +25,18 @@ MAX_UNSENT_BYTES = 64 * 1024
 FIELD_BYTES = 160
 """Memory of a header field besides its own bytes."""
 
-_TOO_LARGE = BadMessage(431, f"the head of the request exceeds {MAX_HEAD_BYTES // 1024} KiB")
-_TOO_MANY_FIELDS = BadMessage(431, f"the request has more than {MAX_FIELDS} header fields")
-_TOO_MANY = BadMessage(429, f"more than {MAX_PIPELINED} requests are unanswered on one connection")
+_TOO_LARGE = heads.BadMessage(
+    431, f"the head of the request exceeds {heads.MAX_HEAD_BYTES // 1024} KiB"
+)
+_TOO_MANY_FIELDS = heads.BadMessage(
+    431, f"the request has more than {heads.MAX_FIELDS} header fields"
+)
+_TOO_MANY = heads.BadMessage(
+    429, f"more than {MAX_PIPELINED} requests are unanswered on one connection"
+)
 
 
-class Http1ClientConnection(Reader):
+class Http1ClientConnection(heads.Reader):
     """A client's connection.
 
     Attributes:
@@ -53,7 +51,7 @@ class Http1ClientConnection(Reader):
         self._transport: asyncio.Transport
         self._address = b""
         self._parser = HttpRequestParser(self)
-        self._url, self._fields, self._head_bytes = b"", Fields(), 0
+        self._url, self._fields, self._head_bytes = b"", heads.Fields(), 0
         self._receiving: Http1Exchange | None = None
         """The request whose body is read."""
         self._active: Http1Exchange | None = None
@@ -62,7 +60,7 @@ class Http1ClientConnection(Reader):
         """Requests behind it."""
         self._held = b""
         """What came behind a request for a websocket."""
-        self._error: BadMessage | None = None
+        self._error: heads.BadMessage | None = None
         """What the client is answered after all requests."""
         self._first = b""
         """The first bytes, which may be those of HTTP/2."""
@@ -242,7 +240,7 @@ class Http1ClientConnection(Reader):
         elif self._unread_since is not None and now - self._unread_since > timeouts.unread_s:
             reset(self._transport)
         elif self._head_since is not None and now - self._head_since > timeouts.head_s:
-            self._refuse(BadMessage(408, "the head of the request took too long"))
+            self._refuse(heads.BadMessage(408, "the head of the request took too long"))
         elif self._receiving is not None:
             # A client may await "100 Continue", which only a replica sends.
             taken = self._receiving.upstream is not None and not self._pauses
@@ -252,7 +250,7 @@ class Http1ClientConnection(Reader):
                 now - self._read_at > timeouts.body_s
                 or (slow and elapsed_s > timeouts.rate_grace_s)
             ):
-                self._refuse(BadMessage(408, "the body of the request took too long"))
+                self._refuse(heads.BadMessage(408, "the body of the request took too long"))
         elif self._active is None and now - self._idle_since > timeouts.idle_s:
             self._transport.close()
 
@@ -271,7 +269,7 @@ class Http1ClientConnection(Reader):
         """Take a header field. Fields behind a body are not passed on."""
         if self._head_since is not None:
             self._fields.append((name, value))
-            if len(self._fields) > MAX_FIELDS:
+            if len(self._fields) > heads.MAX_FIELDS:
                 self._error = self._error or _TOO_MANY_FIELDS
 
     def on_headers_complete(self) -> None:
@@ -283,7 +281,7 @@ class Http1ClientConnection(Reader):
             return
         parser = self._parser
         try:
-            head = read_request(
+            head = heads.read_request(
                 parser.get_method(),
                 self._url,
                 parser.get_http_version(),
@@ -291,7 +289,7 @@ class Http1ClientConnection(Reader):
                 self._address,
                 upgrade=parser.should_upgrade(),
             )
-        except BadMessage as error:
+        except heads.BadMessage as error:
             self._error = error
             return
         self._receiving = Http1Exchange(self, head, self._read_at)
@@ -324,10 +322,12 @@ class Http1ClientConnection(Reader):
                     return
                 continue
             except HttpParserError as error:
-                self._error = self._error or BadMessage(400, f"the request is no HTTP/1.1: {error}")
+                self._error = self._error or heads.BadMessage(
+                    400, f"the request is no HTTP/1.1: {error}"
+                )
             if self._head_since is not None:
                 self._head_bytes += len(data)
-                if self._head_bytes >= MAX_HEAD_BYTES:
+                if self._head_bytes >= heads.MAX_HEAD_BYTES:
                     self._error = self._error or _TOO_LARGE
             return
 
@@ -398,7 +398,7 @@ class Http1ClientConnection(Reader):
 
     # ---- the end ----
 
-    def _refuse(self, error: BadMessage) -> None:
+    def _refuse(self, error: heads.BadMessage) -> None:
         """Answer an invalid request and end the connection, after the responses to valid ones."""
         if self._linger_since is not None or self._transport.is_closing():
             return
@@ -420,7 +420,7 @@ class Http1ClientConnection(Reader):
     def _say(self, status: int, sentence: str, *, close: bool, head_only: bool = False) -> None:
         reason = HTTPStatus(status).phrase
         self._transport.write(
-            sentence_response(status, reason, sentence, close=close, head_only=head_only)
+            heads.sentence_response(status, reason, sentence, close=close, head_only=head_only)
         )
 
     def _shut(self, *, lingering: bool) -> None:

@@ -10,18 +10,8 @@ from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from fenka.gateway import heads
 from fenka.gateway.exchange import Exchange, Http1Exchange
-from fenka.gateway.heads import (
-    MAX_FIELDS,
-    MAX_HEAD_BYTES,
-    BadMessage,
-    Fields,
-    Reader,
-    informational,
-    read_response,
-    switching_protocols,
-    trailers,
-)
 from fenka.gateway.routing import Replica
 
 _RESET = struct.pack("ii", 1, 0)
@@ -54,7 +44,7 @@ class Owner(Protocol):
         """Forget the connection, which has ended."""
 
 
-class Http1ReplicaConnection(Reader):
+class Http1ReplicaConnection(heads.Reader):
     """A connection to a replica.
 
     Attributes:
@@ -81,13 +71,13 @@ class Http1ReplicaConnection(Reader):
         self._begun = False
         """Bytes of the response have come."""
         self._out: list[bytes] = []
-        self._fields: Fields = []
+        self._fields: heads.Fields = []
         self._head_bytes = 0
         self._reason = b""
         self._in_head = True
         self._chunked = self._until_close = False
         self._done = False
-        self._error: BadMessage | None = None
+        self._error: heads.BadMessage | None = None
 
     # ---- called by the dispatcher and by the client's connection ----
 
@@ -205,12 +195,16 @@ class Http1ReplicaConnection(Reader):
             return
         except HttpParserError as error:
             if not self._done:
-                self._error = self._error or BadMessage(502, f"the replica sent no HTTP: {error}")
+                self._error = self._error or heads.BadMessage(
+                    502, f"the replica sent no HTTP: {error}"
+                )
             self.reusable = False
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > 2 * MAX_HEAD_BYTES:
-                self._error = BadMessage(502, "the head of the replica's response is too large")
+            if self._head_bytes > 2 * heads.MAX_HEAD_BYTES:
+                self._error = heads.BadMessage(
+                    502, "the head of the replica's response is too large"
+                )
         if self._error is not None:
             self._fail(exchange, self._error)
             return
@@ -234,8 +228,8 @@ class Http1ReplicaConnection(Reader):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header field, or a trailer field."""
         self._fields.append((name, value))
-        if len(self._fields) > MAX_FIELDS:
-            self._error = BadMessage(502, "the replica's response has too many header fields")
+        if len(self._fields) > heads.MAX_FIELDS:
+            self._error = heads.BadMessage(502, "the replica's response has too many header fields")
 
     def on_headers_complete(self) -> None:
         """Pass on a final head, one that precedes it, or a switch to a websocket."""
@@ -246,20 +240,22 @@ class Http1ReplicaConnection(Reader):
         status = self._parser.get_status_code()
         try:
             if status == 101:
-                self._out.append(switching_protocols(self._reason, self._fields, exchange.head))
+                self._out.append(
+                    heads.switching_protocols(self._reason, self._fields, exchange.head)
+                )
                 exchange.status = status
             elif status < 200:
                 if exchange.head.http11:
-                    self._out.append(informational(status, self._reason, self._fields))
+                    self._out.append(heads.informational(status, self._reason, self._fields))
             else:
                 self._on_final_head(exchange, status)
-        except BadMessage as error:
+        except heads.BadMessage as error:
             self._error = error
         self._fields, self._reason = [], b""
 
     def _on_final_head(self, exchange: Http1Exchange, status: int) -> None:
         close = exchange.client.closes() or not exchange.complete
-        head = read_response(status, self._reason, self._fields, exchange.head, close=close)
+        head = heads.read_response(status, self._reason, self._fields, exchange.head, close=close)
         exchange.status, exchange.closing = status, head.close
         self._in_head = False
         self._chunked, self._until_close = head.chunked, head.until_close
@@ -283,14 +279,16 @@ class Http1ReplicaConnection(Reader):
             self._fields, self._reason = [], b""
             return
         if self._chunked:
-            self._out.append(trailers(self._fields))
+            self._out.append(heads.trailers(self._fields))
         self._done = True
 
     # ---- the end of an exchange ----
 
     def _switch(self, exchange: Http1Exchange, rest: bytes) -> None:
         if self._error or exchange.status != 101:
-            self._fail(exchange, self._error or BadMessage(502, "the replica switched protocols"))
+            self._fail(
+                exchange, self._error or heads.BadMessage(502, "the replica switched protocols")
+            )
             return
         self._tunnel, self.reusable, exchange.closing = True, False, True
         exchange.client.send(b"".join(self._out) + rest)
@@ -309,7 +307,7 @@ class Http1ReplicaConnection(Reader):
         self._owner.on_idle(self)
         self._owner.finish(exchange)
 
-    def _fail(self, exchange: Http1Exchange, error: BadMessage) -> None:
+    def _fail(self, exchange: Http1Exchange, error: heads.BadMessage) -> None:
         self.exchange = None
         self._transport.abort()
         self._owner.on_failure(exchange, str(error), begun=True)

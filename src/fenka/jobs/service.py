@@ -13,18 +13,12 @@ from msgspec import Meta
 
 from fenka.core.request import InvalidRequest
 from fenka.core.scaling import shares
-from fenka.jobs.workload import (
-    DEFAULT_SERVICE,
-    MAX_NAME_CHARACTERS,
-    ServiceType,
-    WorkloadSpec,
-    validate_name,
-)
+from fenka.jobs import workload
 
 ServiceKind = Literal["custom", "tensorflow", "triton"]
 PortName = Literal["http-serving", "grpc-serving", "http-metrics"]
 
-MAX_VERSION_CHARACTERS = 63 - MAX_NAME_CHARACTERS - 1
+MAX_VERSION_CHARACTERS = 63 - workload.MAX_NAME_CHARACTERS - 1
 """A Deployment and a Service are called `NAME-VERSION`, which has at most 63 characters."""
 VERSION = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_VERSION_CHARACTERS - 2}}}[a-z0-9])?")
 
@@ -94,7 +88,7 @@ def parse_replicas(text: str) -> ReplicaRange:
     return ReplicaRange(least, most)
 
 
-class ServiceSpec(WorkloadSpec, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+class ServiceSpec(workload.WorkloadSpec, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """A version of a service. The fields of RoleSpec are those of each replica."""
 
     kind: ServiceKind = "custom"
@@ -124,7 +118,9 @@ class ServiceSpec(WorkloadSpec, frozen=True, forbid_unknown_fields=True, rename=
     health_path: Annotated[
         str, Meta(title="PATH", description="GET answers when ready; default: the port is open")
     ] = ""
-    service: Annotated[ServiceType, Meta(description="type of the Service")] = DEFAULT_SERVICE
+    service: Annotated[workload.ServiceType, Meta(description="type of the Service")] = (
+        workload.DEFAULT_SERVICE
+    )
     model_name: Annotated[str, Meta(title="NAME", description="TensorFlow: the model")] = ""
     model_path: Annotated[
         str, Meta(title="PATH", description="TensorFlow: directory of the model's versions")
@@ -183,7 +179,7 @@ class ServiceSpec(WorkloadSpec, frozen=True, forbid_unknown_fields=True, rename=
 
     def validate(self) -> None:
         """Check what can be checked without a cluster or a daemon. Raises InvalidRequest."""
-        validate_name(self.name, "service")
+        workload.validate_name(self.name, "service")
         if not VERSION.fullmatch(self.version):
             raise InvalidRequest(
                 f"invalid --version {self.version[:80]!r}: use lowercase letters, digits and '-', at most "

@@ -16,68 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fenka.cluster import queue_snapshot
-from fenka.cluster.autoscaling import (
-    ORDERS_MAP,
-    STATUS_KEY,
-    STATUS_MAP,
-    OrderRecord,
-    Status,
-    decode_order,
-    decode_status,
-)
-from fenka.cluster.objects import (
-    Condition,
-    ConfigMap,
-    Container,
-    ContainerStatus,
-    Node,
-    Object,
-    ObjectMeta,
-    OwnerReference,
-    Pod,
-    PodSpec,
-    PodStatus,
-    ResourceRequirements,
-    Toleration,
-    node_path,
-    seconds,
-)
+from fenka.cluster import autoscaling, objects, queue_snapshot, service_objects, training_objects
 from fenka.cluster.queue_snapshot import SchedulerOptions
-from fenka.cluster.service_objects import (
-    ADDRESS,
-    GATEWAY,
-    REPLICA,
-    SERVICE,
-    SERVICE_KIND,
-    VERSION,
-    AddressService,
-    ServiceObjects,
-    ServingDeployment,
-)
 from fenka.cluster.state import ClusterSnapshot, ClusterState
-from fenka.cluster.training_objects import (
-    ARENAS_NAME,
-    CREATION_FAILED,
-    DEPLOYMENTS_API,
-    FOREIGN_NAME_LABELS,
-    JOB,
-    JOBS_API,
-    JOBSET_NAME,
-    JOBSETS_API,
-    KIND,
-    ROLE,
-    BatchJob,
-    Deployment,
-    ForeignJob,
-    ForeignKind,
-    JobSet,
-    Root,
-    Service,
-    TrainingEvent,
-    TrainingObjects,
-    TrainingPod,
-)
 from fenka.dialects import gpushare, nodes
 from fenka.dialects.base import Dialect, InvalidRecord
 from fenka.dialects.registry import DIALECTS
@@ -96,29 +37,31 @@ HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
 _NONE: Mapping[str, str | int] = MappingProxyType({})
 
 
-class _Meta(ObjectMeta):
-    owner_references: tuple[OwnerReference, ...] = msgspec.field(default=(), name="-owners")
+class _Meta(objects.ObjectMeta):
+    owner_references: tuple[objects.OwnerReference, ...] = msgspec.field(default=(), name="-owners")
 
 
-class _Resources(ResourceRequirements):
+class _Resources(objects.ResourceRequirements):
     requests: Mapping[str, str | int] = msgspec.field(default=_NONE, name="-requests")
 
 
-class _Container(Container):
+class _Container(objects.Container):
     image: str = msgspec.field(default="", name="-image")
     resources: _Resources = msgspec.field(default_factory=_Resources)
 
 
-class _Spec(PodSpec):
+class _Spec(objects.PodSpec):
     containers: tuple[_Container, ...] = ()
     init_containers: tuple[_Container, ...] = ()
 
 
-class _Status(PodStatus):
-    container_statuses: tuple[ContainerStatus, ...] = msgspec.field(default=(), name="-containers")
+class _Status(objects.PodStatus):
+    container_statuses: tuple[objects.ContainerStatus, ...] = msgspec.field(
+        default=(), name="-containers"
+    )
 
 
-class _Listed(Pod):
+class _Listed(objects.Pod):
     """A pod with the fields that decide about cards.
 
     Renaming fields to names that no server sends leaves them empty. Not decoding them saves 5 % of a screen.
@@ -130,11 +73,11 @@ class _Listed(Pod):
 
 
 class _HolderSpec(_Spec):
-    tolerations: tuple[Toleration, ...] = msgspec.field(default=(), name="-tolerations")
+    tolerations: tuple[objects.Toleration, ...] = msgspec.field(default=(), name="-tolerations")
 
 
 class _HolderStatus(_Status):
-    conditions: tuple[Condition, ...] = msgspec.field(default=(), name="-conditions")
+    conditions: tuple[objects.Condition, ...] = msgspec.field(default=(), name="-conditions")
 
 
 class _Holder(_Listed):
@@ -201,20 +144,20 @@ async def read_scheduler_options(api: Api) -> SchedulerOptions:
     return queue_snapshot.decode(publishing[0].annotations[name])
 
 
-async def _read_nodes(api: Api, name: str | None, state: ClusterState) -> list[Node]:
+async def _read_nodes(api: Api, name: str | None, state: ClusterState) -> list[objects.Node]:
     if name is None:
-        nodes, _ = await api.list("/api/v1/nodes", Node, limit=PAGE)
+        nodes, _ = await api.list("/api/v1/nodes", objects.Node, limit=PAGE)
     else:
-        nodes = [await api.get(node_path(name), Node)]
+        nodes = [await api.get(objects.node_path(name), objects.Node)]
     for node in nodes:
         state.set_node(node)
     return nodes
 
 
 async def _read_pods(
-    api: Api, kind: type[Pod], query: dict[str, str], state: ClusterState
-) -> list[Pod]:
-    pods = list[Pod]()
+    api: Api, kind: type[objects.Pod], query: dict[str, str], state: ClusterState
+) -> list[objects.Pod]:
+    pods = list[objects.Pod]()
     async for page in api.pages("/api/v1/pods", kind, limit=PAGE, **query):
         # Meanwhile the server prepares the next page.
         for pod in page.items or ():
@@ -226,7 +169,7 @@ async def _read_pods(
 async def _list_unhealthy_cards(api: Api) -> dict[str, frozenset[int]]:
     """Return indexes of cards by node; nothing without the right to read ConfigMaps."""
     try:
-        maps, _ = await api.list("/api/v1/namespaces/kube-system/configmaps", ConfigMap)
+        maps, _ = await api.list("/api/v1/namespaces/kube-system/configmaps", objects.ConfigMap)
     except ApiError:
         return {}
     return {
@@ -254,7 +197,7 @@ class _Groups(msgspec.Struct):
 
 async def read_training_objects(
     api: Api, namespace: str | None, name: str | None = None, *, pods_only: bool = False
-) -> TrainingObjects:
+) -> training_objects.TrainingObjects:
     """Return the objects of all training jobs, or of those with this name.
 
     Args:
@@ -265,45 +208,49 @@ async def read_training_objects(
         ApiError: without the right to list Jobs, JobSets or pods.
         ApiUnreachable: if the API server does not answer.
     """
-    own = f"{JOB}={name}" if name else JOB
+    own = f"{training_objects.JOB}={name}" if name else training_objects.JOB
     (roots, runs), pods, foreign, (services, nodes) = await asyncio.gather(
         read_roots(api, namespace, name),
         api.list(
             collection_path("/api/v1", namespace, "pods"),
-            TrainingPod,
+            training_objects.TrainingPod,
             limit=PAGE,
             labelSelector=own,
         ),
         read_foreign(api, namespace, name),
         _no_addresses() if pods_only else _read_addresses(api, namespace, own),
     )
-    own_jobs = TrainingObjects(roots, pods=pods[0], runs=runs)
+    own_jobs = training_objects.TrainingObjects(roots, pods=pods[0], runs=runs)
     others, tensorboards, failures = await asyncio.gather(
         _read_foreign_pods(api, namespace, name, {job.kind for job in foreign}),
         _read_tensorboards(api, namespace, name) if foreign and not pods_only else _none(),
         _read_creation_failures(api, namespace) if own_jobs.incomplete else _none(),
     )
     pods_of_all = [*pods[0], *others]
-    return TrainingObjects(
+    return training_objects.TrainingObjects(
         roots, foreign, pods_of_all, services, nodes, runs, tensorboards, failures
     )
 
 
 async def _read_addresses(
     api: Api, namespace: str | None, own: str
-) -> tuple[list[Service], list[Node] | None]:
+) -> tuple[list[training_objects.Service], list[objects.Node] | None]:
     """Return Services and nodes; no Services, and None for nodes, without the right to list them."""
     services, nodes = await asyncio.gather(
         if_accepted(
-            api.list(collection_path("/api/v1", namespace, "services"), Service, labelSelector=own),
+            api.list(
+                collection_path("/api/v1", namespace, "services"),
+                training_objects.Service,
+                labelSelector=own,
+            ),
             (403,),
         ),
-        if_accepted(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
+        if_accepted(api.list("/api/v1/nodes", objects.Node, limit=PAGE), (403,)),
     )
     return services[0] if services else [], nodes[0] if nodes else None
 
 
-async def _no_addresses() -> tuple[list[Service], list[Node] | None]:
+async def _no_addresses() -> tuple[list[training_objects.Service], list[objects.Node] | None]:
     return [], None
 
 
@@ -311,45 +258,51 @@ async def _none() -> list[Any]:
     return []
 
 
-async def _read_creation_failures(api: Api, namespace: str | None) -> list[TrainingEvent]:
+async def _read_creation_failures(
+    api: Api, namespace: str | None
+) -> list[training_objects.TrainingEvent]:
     """Return the events about Jobs whose pods cannot be created; none without the right to list them."""
     path = collection_path("/api/v1", namespace, "events")
-    selector = f"involvedObject.kind=Job,reason={CREATION_FAILED}"
+    selector = f"involvedObject.kind=Job,reason={training_objects.CREATION_FAILED}"
     listed = await if_accepted(
-        api.list(path, TrainingEvent, limit=PAGE, fieldSelector=selector), (403,)
+        api.list(path, training_objects.TrainingEvent, limit=PAGE, fieldSelector=selector), (403,)
     )
     return sorted(listed[0], key=lambda event: event.at) if listed else []
 
 
-async def _read_tensorboards(api: Api, namespace: str | None, name: str | None) -> list[Service]:
+async def _read_tensorboards(
+    api: Api, namespace: str | None, name: str | None
+) -> list[training_objects.Service]:
     """Return the Services of arena's TensorBoards; none without the right to list them."""
-    job = f"{ARENAS_NAME}={name}" if name else ARENAS_NAME
+    job = f"{training_objects.ARENAS_NAME}={name}" if name else training_objects.ARENAS_NAME
     path = collection_path("/api/v1", namespace, "services")
     selector = f"role=tensorboard,{job}"
-    listed = await if_accepted(api.list(path, Service, labelSelector=selector), (403,))
+    listed = await if_accepted(
+        api.list(path, training_objects.Service, labelSelector=selector), (403,)
+    )
     return listed[0] if listed else []
 
 
 async def read_roots(
     api: Api, namespace: str | None, name: str | None = None
-) -> tuple[list[Root], list[BatchJob]]:
+) -> tuple[list[training_objects.Root], list[training_objects.BatchJob]]:
     """Return the root objects of fenka's jobs, and later runs of notebooks.
 
     Raises ApiError, ApiUnreachable.
     """
-    own = f"{JOB}={name}" if name else JOB
+    own = f"{training_objects.JOB}={name}" if name else training_objects.JOB
     (jobs, _), job_sets, notebooks = await asyncio.gather(
         # JobSet's child Jobs have the label too.
         api.list(
-            collection_path(JOBS_API, namespace, "jobs"),
-            BatchJob,
+            collection_path(training_objects.JOBS_API, namespace, "jobs"),
+            training_objects.BatchJob,
             limit=PAGE,
-            labelSelector=f"{own},!{JOBSET_NAME}",
+            labelSelector=f"{own},!{training_objects.JOBSET_NAME}",
         ),
         if_accepted(
             api.list(
-                collection_path(JOBSETS_API, namespace, "jobsets"),
-                JobSet,
+                collection_path(training_objects.JOBSETS_API, namespace, "jobsets"),
+                training_objects.JobSet,
                 limit=PAGE,
                 labelSelector=own,
             )
@@ -357,35 +310,39 @@ async def read_roots(
         # Rights of earlier releases do not include them.
         if_accepted(
             api.list(
-                collection_path(DEPLOYMENTS_API, namespace, "deployments"),
-                Deployment,
+                collection_path(training_objects.DEPLOYMENTS_API, namespace, "deployments"),
+                training_objects.Deployment,
                 limit=PAGE,
-                labelSelector=f"{own},{KIND}=notebook",
+                labelSelector=f"{own},{training_objects.KIND}=notebook",
             ),
             (403,),
         ),
     )
-    roots: list[Root] = [
+    roots: list[training_objects.Root] = [
         *jobs,
         *(job_sets[0] if job_sets else ()),
         *(notebooks[0] if notebooks else ()),
     ]
     # The label alone does not make a root: its dependents have the label as well.
-    named = [root for root in roots if root.metadata.labels[JOB] == root.metadata.name]
+    named = [
+        root for root in roots if root.metadata.labels[training_objects.JOB] == root.metadata.name
+    ]
     return named, [job for job in jobs if job.metadata.owner_references]
 
 
 async def read_events(
-    api: Api, namespace: str, concerns: Callable[[TrainingEvent], bool]
-) -> list[TrainingEvent]:
+    api: Api, namespace: str, concerns: Callable[[training_objects.TrainingEvent], bool]
+) -> list[training_objects.TrainingEvent]:
     """Return those events of a namespace, the oldest first. Raises ApiError, ApiUnreachable."""
     events, _ = await api.list(
-        collection_path("/api/v1", namespace, "events"), TrainingEvent, limit=PAGE
+        collection_path("/api/v1", namespace, "events"), training_objects.TrainingEvent, limit=PAGE
     )
     return sorted(filter(concerns, events), key=lambda event: event.at)
 
 
-async def read_foreign(api: Api, namespace: str | None, name: str | None) -> list[ForeignJob]:
+async def read_foreign(
+    api: Api, namespace: str | None, name: str | None
+) -> list[training_objects.ForeignJob]:
     """Return the jobs of other operators whose kinds the cluster has, and which may be listed."""
     groups = await if_accepted(api.get("/apis", _Groups), (403, 404))
     paths = [
@@ -401,11 +358,11 @@ async def read_foreign(api: Api, namespace: str | None, name: str | None) -> lis
             for path in paths
         )
     )
-    jobs: dict[str, ForeignJob] = {}
+    jobs: dict[str, training_objects.ForeignJob] = {}
     for answer in answers:
         for raw in answer[0] if answer else ():
             try:
-                job = decoded(raw, ForeignJob)
+                job = decoded(raw, training_objects.ForeignJob)
             except ApiError:
                 # Some versions of these kinds accept any status.
                 continue
@@ -414,17 +371,21 @@ async def read_foreign(api: Api, namespace: str | None, name: str | None) -> lis
 
 
 async def _read_foreign_pods(
-    api: Api, namespace: str | None, name: str | None, kinds: set[ForeignKind]
-) -> list[TrainingPod]:
+    api: Api, namespace: str | None, name: str | None, kinds: set[training_objects.ForeignKind]
+) -> list[training_objects.TrainingPod]:
     """Return the pods of other operators' jobs of these kinds."""
-    labels = dict.fromkeys(label for kind in kinds for label in FOREIGN_NAME_LABELS[kind])
+    labels = dict.fromkeys(
+        label for kind in kinds for label in training_objects.FOREIGN_NAME_LABELS[kind]
+    )
     answers = await asyncio.gather(
         *(
             api.list(
                 collection_path("/api/v1", namespace, "pods"),
-                TrainingPod,
+                training_objects.TrainingPod,
                 limit=PAGE,
-                labelSelector=f"{label}={name},!{JOB}" if name else f"{label},!{JOB}",
+                labelSelector=f"{label}={name},!{training_objects.JOB}"
+                if name
+                else f"{label},!{training_objects.JOB}",
             )
             for label in labels
         )
@@ -437,7 +398,7 @@ PUBLISHED = "/api/v1/namespaces/kube-public/configmaps/fenka"
 """What the chart publishes for all users."""
 
 
-class Published(Object):
+class Published(objects.Object):
     """The chart's ConfigMap for users."""
 
     data: Mapping[str, str] = {}
@@ -445,7 +406,7 @@ class Published(Object):
 
 async def read_services(
     api: Api, namespace: str | None, name: str | None = None, *, pods: bool = True
-) -> ServiceObjects:
+) -> service_objects.ServiceObjects:
     """Return the objects of all services, or of the one with this name.
 
     Args:
@@ -458,33 +419,52 @@ async def read_services(
         ApiError: Without the right to list Deployments, Services or pods.
         ApiUnreachable: The API server does not answer.
     """
-    own = f"{KIND}={SERVICE_KIND}" + (f",{SERVICE}={name}" if name else f",{SERVICE}")
+    own = f"{training_objects.KIND}={service_objects.SERVICE_KIND}" + (
+        f",{service_objects.SERVICE}={name}" if name else f",{service_objects.SERVICE}"
+    )
     (deployments, _), (addresses, _), (replicas, nodes) = await asyncio.gather(
         api.list(
-            collection_path(DEPLOYMENTS_API, namespace, "deployments"),
-            ServingDeployment,
+            collection_path(training_objects.DEPLOYMENTS_API, namespace, "deployments"),
+            service_objects.ServingDeployment,
             limit=PAGE,
             labelSelector=own,
         ),
         api.list(
             collection_path("/api/v1", namespace, "services"),
-            AddressService,
+            service_objects.AddressService,
             limit=PAGE,
-            labelSelector=f"{own},{ROLE}={ADDRESS}",
+            labelSelector=f"{own},{training_objects.ROLE}={service_objects.ADDRESS}",
         ),
-        _read_replicas(api, namespace, f"{own},{ROLE}={REPLICA}") if pods else _no_pods(),
+        _read_replicas(api, namespace, f"{own},{training_objects.ROLE}={service_objects.REPLICA}")
+        if pods
+        else _no_pods(),
     )
-    roles: dict[str, list[ServingDeployment]] = {REPLICA: [], GATEWAY: []}
+    roles: dict[str, list[service_objects.ServingDeployment]] = {
+        service_objects.REPLICA: [],
+        service_objects.GATEWAY: [],
+    }
     for each in deployments:
-        labels, role = each.metadata.labels, each.metadata.labels.get(ROLE, "")
+        labels, role = each.metadata.labels, each.metadata.labels.get(training_objects.ROLE, "")
         # Labels alone do not make a version: whoever may create Deployments writes them.
-        suffix = labels.get(VERSION, "") if role == REPLICA else GATEWAY
-        if role in roles and suffix and each.metadata.name == f"{labels[SERVICE]}-{suffix}":
+        suffix = (
+            labels.get(service_objects.VERSION, "")
+            if role == service_objects.REPLICA
+            else service_objects.GATEWAY
+        )
+        if (
+            role in roles
+            and suffix
+            and each.metadata.name == f"{labels[service_objects.SERVICE]}-{suffix}"
+        ):
             roles[role].append(each)
-    return ServiceObjects(
-        roles[REPLICA],
-        roles[GATEWAY],
-        [each for each in addresses if each.metadata.name == each.metadata.labels[SERVICE]],
+    return service_objects.ServiceObjects(
+        roles[service_objects.REPLICA],
+        roles[service_objects.GATEWAY],
+        [
+            each
+            for each in addresses
+            if each.metadata.name == each.metadata.labels[service_objects.SERVICE]
+        ],
         replicas,
         nodes,
     )
@@ -510,20 +490,20 @@ async def read_screen(api: Api, screen: str, row: type[T]) -> list[T] | None:
 
 async def _read_replicas(
     api: Api, namespace: str | None, own: str
-) -> tuple[list[TrainingPod], list[Node] | None]:
+) -> tuple[list[training_objects.TrainingPod], list[objects.Node] | None]:
     (pods, _), nodes = await asyncio.gather(
         api.list(
             collection_path("/api/v1", namespace, "pods"),
-            TrainingPod,
+            training_objects.TrainingPod,
             limit=PAGE,
             labelSelector=own,
         ),
-        if_accepted(api.list("/api/v1/nodes", Node, limit=PAGE), (403,)),
+        if_accepted(api.list("/api/v1/nodes", objects.Node, limit=PAGE), (403,)),
     )
     return pods, nodes[0] if nodes else None
 
 
-async def _no_pods() -> tuple[list[TrainingPod], list[Node] | None]:
+async def _no_pods() -> tuple[list[training_objects.TrainingPod], list[objects.Node] | None]:
     return [], None
 
 
@@ -536,11 +516,11 @@ CONFIG_KEY = "config.yaml"
 """Key of the ConfigMap with the configuration."""
 
 
-class _LeaseSpec(Object):
+class _LeaseSpec(objects.Object):
     renew_time: str | None = None
 
 
-class _Lease(Object):
+class _Lease(objects.Object):
     spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
 
 
@@ -558,8 +538,8 @@ class AutoscalerState:
 
     namespace: str
     name: str = DEFAULT_NAME
-    status: Status | None = None
-    orders: Mapping[str, OrderRecord] = field(default_factory=dict)
+    status: autoscaling.Status | None = None
+    orders: Mapping[str, autoscaling.OrderRecord] = field(default_factory=dict)
     renewed_at: float | None = None
 
 
@@ -584,17 +564,19 @@ async def read_autoscaler(api: Api, namespace: str = "") -> AutoscalerState | No
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     status, orders, renewed = await asyncio.gather(
-        if_accepted(api.get(f"{maps}/{STATUS_MAP}", ConfigMap)),
-        if_accepted(api.get(f"{maps}/{ORDERS_MAP}", ConfigMap)),
+        if_accepted(api.get(f"{maps}/{autoscaling.STATUS_MAP}", objects.ConfigMap)),
+        if_accepted(api.get(f"{maps}/{autoscaling.ORDERS_MAP}", objects.ConfigMap)),
         if_accepted(api.get(f"{leases}/{name}", _Lease), (403, 404)),
     )
-    text = status.data.get(STATUS_KEY) if status else None
+    text = status.data.get(autoscaling.STATUS_KEY) if status else None
     return AutoscalerState(
         namespace,
         name,
-        decode_status(text) if text else None,
-        {name: decode_order(name, text) for name, text in orders.data.items()} if orders else {},
-        seconds((renewed.spec.renew_time if renewed else None) or ""),
+        autoscaling.decode_status(text) if text else None,
+        {name: autoscaling.decode_order(name, text) for name, text in orders.data.items()}
+        if orders
+        else {},
+        objects.seconds((renewed.spec.renew_time if renewed else None) or ""),
     )
 
 
@@ -604,5 +586,5 @@ async def read_config_text(api: Api, state: AutoscalerState) -> str | None:
     Raises ApiError, ApiUnreachable.
     """
     path = f"/api/v1/namespaces/{state.namespace}/configmaps/{state.name}-config"
-    found = await if_accepted(api.get(path, ConfigMap))
+    found = await if_accepted(api.get(path, objects.ConfigMap))
     return found.data.get(CONFIG_KEY) if found else None

@@ -25,15 +25,7 @@ from fenka.local.records import OWN, InstanceRecord, InvalidRecord, JobNotFound,
 from fenka.local.views import card_uses, requested_cards
 from fenka.local.workload import end_process, end_writers
 from fenka.views.workloads import TRAINERS, Instance, JobEvent, Phase, TrainingJob, shown_place
-from fenka.workstation import paths
-from fenka.workstation.client import (
-    DaemonUnavailable,
-    connect,
-    jobs_called,
-    known_snapshot,
-    own_jobs,
-    stop_jobs,
-)
+from fenka.workstation import client, paths
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from fenka.workstation.protocol import JobView, Snapshot
 from fenka.workstation.snapshot import address
@@ -76,7 +68,7 @@ def submit(
         records.save(directory, record)
         if training_plan.lease_request(spec, training_plan.processes(spec), record.directory):
             # Not by the supervisor, or its end would be that of the daemon's parent.
-            connect(runtime, announce).close()
+            client.connect(runtime, announce).close()
         _start(runtime, directory, announce, report_errors)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
@@ -183,7 +175,7 @@ def _leases(record: TrainingRecord, snapshot: Snapshot | None) -> Mapping[int | 
     """Return the training's leases by their rank; the pending gang's rank is None."""
     if record.finished:
         return {}
-    return {job.rank: job for job in own_jobs(snapshot) if job.gang == record.spec.name}
+    return {job.rank: job for job in client.own_jobs(snapshot) if job.gang == record.spec.name}
 
 
 def _instance(
@@ -248,7 +240,7 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
 
     A training whose record cannot be read is shown as failed, so that it can be deleted.
     """
-    snapshot, user = known_snapshot(), user_name(os.geteuid())
+    snapshot, user = client.known_snapshot(), user_name(os.geteuid())
     return [
         unreadable_job(loaded, user)
         if isinstance(loaded, InvalidRecord)
@@ -363,7 +355,7 @@ def delete(name: str) -> None:
 
 def _release_leases(name: str) -> None:
     """Have the daemon end what is left in the training's leases. Raises RequestFailed."""
-    with contextlib.suppress(DaemonUnavailable, UnsafeDirectory):
+    with contextlib.suppress(client.DaemonUnavailable, UnsafeDirectory):
         runtime = paths.current()
-        if jobs_called(runtime, name):
-            stop_jobs(runtime, [name])
+        if client.jobs_called(runtime, name):
+            client.stop_jobs(runtime, [name])

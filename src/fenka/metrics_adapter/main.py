@@ -12,18 +12,8 @@ from msgspec import Meta
 from fenka.cluster.objects import ConfigMap
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.metrics_adapter import server
 from fenka.metrics_adapter.scraper import Scraper
-from fenka.metrics_adapter.server import (
-    CONFIG_MAP,
-    KEEP_ALIVE_S,
-    FrontProxy,
-    ServiceReference,
-    ServingCertificate,
-    api_app,
-    probe_app,
-    read_front_proxy,
-    register,
-)
 from fenka.metrics_adapter.values import Values
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.server.program import stop_requests, working_until
@@ -69,12 +59,12 @@ class Adapter:
 
     def __init__(self, api: Api, options: AdapterOptions) -> None:
         self._api, self._options = api, options
-        self._certificate: ServingCertificate | None = None
-        self._own = ServiceReference(namespace=options.namespace, name=options.service)
+        self._certificate: server.ServingCertificate | None = None
+        self._own = server.ServiceReference(namespace=options.namespace, name=options.service)
         self.problem = "the front proxy's certificate is not known yet"
 
     @property
-    def certificate(self) -> ServingCertificate:
+    def certificate(self) -> server.ServingCertificate:
         """Return the certificate, which `first_certificate` waits for."""
         assert self._certificate is not None
         return self._certificate
@@ -94,15 +84,15 @@ class Adapter:
 
     async def check(self) -> None:
         """Look once. Raises FenkaError if requests cannot be answered."""
-        front_proxy = read_front_proxy(await self._api.get(CONFIG_MAP, ConfigMap))
+        front_proxy = server.read_front_proxy(await self._api.get(server.CONFIG_MAP, ConfigMap))
         current = self._certificate
         if current is None or current.front_proxy != front_proxy:
-            self._certificate = ServingCertificate(self._options.tls, front_proxy)
+            self._certificate = server.ServingCertificate(self._options.tls, front_proxy)
         else:
             current.refresh()
-        await register(self._api, self._own, self.certificate.authority)
+        await server.register(self._api, self._own, self.certificate.authority)
 
-    def front_proxy(self) -> FrontProxy:
+    def front_proxy(self) -> server.FrontProxy:
         """Return the front proxy as it was seen last."""
         return self.certificate.front_proxy
 
@@ -125,7 +115,7 @@ async def serve(options: AdapterOptions) -> None:
     stop = stop_requests()
     async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         adapter = Adapter(api, options)
-        probes = probe_app(lambda: adapter.problem)
+        probes = server.probe_app(lambda: adapter.problem)
         listening = listening_socket(options.address, options.probe_port)
         readers = HttpListener(max_connections=MAX_READERS)
         await stack.enter_async_context(serve_app(probes, listening, readers))
@@ -136,8 +126,8 @@ async def serve(options: AdapterOptions) -> None:
 async def _serve(adapter: Adapter, api: Api, options: AdapterOptions) -> None:
     """Serve the API as soon as the front proxy is known: without its certificate nobody may connect."""
     await adapter.first_certificate()
-    app = api_app(Values(api, Scraper(), options.namespace), adapter.front_proxy)
+    app = server.api_app(Values(api, Scraper(), options.namespace), adapter.front_proxy)
     listener = HttpListener(lambda: adapter.certificate.context)
     listening = listening_socket(options.address, options.port)
-    async with serve_app(app, listening, listener, keep_alive_s=KEEP_ALIVE_S):
+    async with serve_app(app, listening, listener, keep_alive_s=server.KEEP_ALIVE_S):
         await adapter.run()

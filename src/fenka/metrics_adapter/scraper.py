@@ -20,16 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from fenka.cluster.objects import Object, ObjectMeta
-from fenka.metrics_adapter.exposition import (
-    MAX_HEAD,
-    MAX_SERIES,
-    InvalidExposition,
-    LabelValues,
-    NoValue,
-    SumReader,
-    Sums,
-    body,
-)
+from fenka.metrics_adapter import exposition
 
 CLOCKS = timedelta(seconds=30)
 """The clocks of two machines may differ by this."""
@@ -119,14 +110,14 @@ def endpoints(pods: Iterable[Pod], port_name: str, now: datetime) -> Iterator[En
         if states.get(container) is False:
             continue
         if pod.spec.host_network or pod.status.pod_ip == pod.status.host_ip:
-            raise NoValue(
+            raise exposition.NoValue(
                 f"pod {name} uses its node's network, so it has no address of its own: run it without "
                 "hostNetwork"
             )
         try:
             host = str(ipaddress.ip_address(pod.status.pod_ip))
         except ValueError:
-            raise NoValue(f"pod {name} has no address yet") from None
+            raise exposition.NoValue(f"pod {name} has no address yet") from None
         meta = pod.metadata
         yield Endpoint(meta.namespace, name, meta.uid, host, port, port_name, pod.ending)
 
@@ -137,7 +128,7 @@ def _port(pod: Pod, port_name: str) -> tuple[str, int]:
         for port in container.ports or ():
             if port.name == port_name:
                 return container.name, port.container_port
-    raise NoValue(
+    raise exposition.NoValue(
         f"pod {pod.metadata.name} has no port named {port_name}: name the port of its metrics so"
     )
 
@@ -149,11 +140,11 @@ _REQUEST = (
 )
 
 
-class Ended(NoValue):
+class Ended(exposition.NoValue):
     """A terminating pod refuses connections, so its program has ended."""
 
 
-class TimedOut(NoValue):
+class TimedOut(exposition.NoValue):
     """A pod has not answered in time."""
 
 
@@ -183,30 +174,35 @@ class Scraper:
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:
         self._bounds = bounds
-        self._recent: dict[object, asyncio.Task[Sums | NoValue]] = {}
+        self._recent: dict[object, asyncio.Task[exposition.Sums | exposition.NoValue]] = {}
         # Each namespace has its own, so that one whose pods are slow delays no other.
         self._connections: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def sums(
-        self, endpoint: Endpoint, labels: Mapping[str, LabelValues], max_series: int = MAX_SERIES
-    ) -> Sums:
+        self,
+        endpoint: Endpoint,
+        labels: Mapping[str, exposition.LabelValues],
+        max_series: int = exposition.MAX_SERIES,
+    ) -> exposition.Sums:
         """Return the sums of a pod's gauges, by the labels given with each name. Raises NoValue, Ended."""
         key = endpoint, tuple(labels.items())
         task = self._recent.get(key)
         if task is None:
-            reader = SumReader(labels, max_series)
+            reader = exposition.SumReader(labels, max_series)
             task = self._recent[key] = asyncio.create_task(self._outcome(endpoint, reader, key))
         outcome = await asyncio.shield(task)
-        if isinstance(outcome, NoValue):
+        if isinstance(outcome, exposition.NoValue):
             raise type(outcome)(str(outcome))
         return outcome
 
-    async def _outcome(self, endpoint: Endpoint, reader: SumReader, key: object) -> Sums | NoValue:
+    async def _outcome(
+        self, endpoint: Endpoint, reader: exposition.SumReader, key: object
+    ) -> exposition.Sums | exposition.NoValue:
         """Return what asking a pod results in, and forget it after some time."""
         hold_s = self._bounds.hold_s
         try:
             await self._ask(endpoint, reader)
-        except NoValue as error:
+        except exposition.NoValue as error:
             if isinstance(error, TimedOut):
                 hold_s = self._bounds.timeout_hold_s
             # Without the traceback, whose frames have the connection's buffers.
@@ -216,7 +212,7 @@ class Scraper:
         finally:
             asyncio.get_running_loop().call_later(hold_s, self._recent.pop, key, None)
 
-    async def _ask(self, endpoint: Endpoint, reader: SumReader) -> None:
+    async def _ask(self, endpoint: Endpoint, reader: exposition.SumReader) -> None:
         """Read an answer when a connection is free. Raises NoValue, Ended, TimedOut."""
         gate = self._connections.get(endpoint.namespace)
         if gate is None:
@@ -226,13 +222,15 @@ class Scraper:
             async with asyncio.timeout(self._bounds.queue_s):
                 await gate.acquire()
         except TimeoutError:
-            raise NoValue(f"too many pods of namespace {endpoint.namespace} are slow") from None
+            raise exposition.NoValue(
+                f"too many pods of namespace {endpoint.namespace} are slow"
+            ) from None
         try:
             await self._read(endpoint, reader)
         finally:
             gate.release()
 
-    async def _read(self, endpoint: Endpoint, reader: SumReader) -> None:
+    async def _read(self, endpoint: Endpoint, reader: exposition.SumReader) -> None:
         """Read an answer. Raises NoValue, Ended, TimedOut."""
         name, port = endpoint.pod, endpoint.port_name
         try:
@@ -243,25 +241,27 @@ class Scraper:
             reason = f"pod {name} does not answer within {within} on port {port}"
             raise TimedOut(reason) from None
         except ConnectionRefusedError:
-            kind = Ended if endpoint.ending else NoValue
+            kind = Ended if endpoint.ending else exposition.NoValue
             raise kind(f"pod {name} refuses connections to port {port}") from None
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or "the connection ended early"
-            raise NoValue(f"pod {name} does not answer on port {port}: {why}") from None
-        except InvalidExposition as error:
-            raise NoValue(f"pod {name} {error}") from None
+            raise exposition.NoValue(f"pod {name} does not answer on port {port}: {why}") from None
+        except exposition.InvalidExposition as error:
+            raise exposition.NoValue(f"pod {name} {error}") from None
 
 
-async def _fetch(endpoint: Endpoint, reader: SumReader, max_bytes: int) -> None:
+async def _fetch(endpoint: Endpoint, reader: exposition.SumReader, max_bytes: int) -> None:
     """Read an answer. Raises InvalidExposition, OSError and EOFError."""
-    stream, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=MAX_HEAD)
+    stream, writer = await asyncio.open_connection(
+        endpoint.host, endpoint.port, limit=exposition.MAX_HEAD
+    )
     try:
         writer.write(_REQUEST.format(host=_host_field(endpoint)).encode())
         received = 0
-        async for block in body(stream):
+        async for block in exposition.body(stream):
             received += len(block)
             if received > max_bytes:
-                raise InvalidExposition(f"answers more than {max_bytes // MIB} MiB")
+                raise exposition.InvalidExposition(f"answers more than {max_bytes // MIB} MiB")
             reader.feed(block)
             # A pod that sends without a pause must not delay others.
             await asyncio.sleep(0)

@@ -29,18 +29,7 @@ from aiohttp import web
 from fenka.cluster.objects import ConfigMap, Object, ObjectMeta
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.client import Api, if_accepted
-from fenka.metrics_adapter.exposition import (
-    FORBIDDEN,
-    GROUP,
-    INTERNAL,
-    NOT_FOUND,
-    PATH,
-    VERSION,
-    NoValue,
-    failure,
-    resource_list,
-    value_list,
-)
+from fenka.metrics_adapter import exposition
 from fenka.metrics_adapter.values import Values
 from fenka.server.certificate_files import AUTHORITY_FILE, SERVER_FILE, CertificateFiles
 from fenka.server.listener import LISTENER
@@ -127,16 +116,18 @@ def api_app(values: Values, front_proxy: Callable[[], FrontProxy]) -> web.Applic
     """Return the application with the API."""
 
     async def resources(_: web.Request) -> bytes:
-        return resource_list()
+        return exposition.resource_list()
 
     async def value(request: web.Request) -> bytes:
         place = request.match_info
         selector = request.query.get("labelSelector", "")
         result = await values.value(place["namespace"], place["metric"], selector)
-        return value_list(place["metric"], result, datetime.now(UTC))
+        return exposition.value_list(place["metric"], result, datetime.now(UTC))
 
     async def nothing(_: web.Request) -> bytes:
-        raise NoValue("the server could not find the requested resource", NOT_FOUND)
+        raise exposition.NoValue(
+            "the server could not find the requested resource", exposition.NOT_FOUND
+        )
 
     def handler(answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
@@ -144,19 +135,21 @@ def api_app(values: Values, front_proxy: Callable[[], FrontProxy]) -> web.Applic
                 try:
                     _check_caller(request, front_proxy())
                     return _json(await answer(request))
-                except NoValue as error:
-                    return _json(failure(error.code, str(error)), error.code)
+                except exposition.NoValue as error:
+                    return _json(exposition.failure(error.code, str(error)), error.code)
                 except Exception:
                     # A bug: this request fails, the next one is served.
                     log.exception("a request failed")
                     sentence = "the metrics adapter failed at this request: its log has the reason"
-                    return _json(failure(INTERNAL, sentence), INTERNAL)
+                    return _json(
+                        exposition.failure(exposition.INTERNAL, sentence), exposition.INTERNAL
+                    )
 
         return handle
 
     app = web.Application()
-    app.router.add_get(PATH, handler(resources))
-    app.router.add_get(PATH + "/namespaces/{namespace}/{metric}", handler(value))
+    app.router.add_get(exposition.PATH, handler(resources))
+    app.router.add_get(exposition.PATH + "/namespaces/{namespace}/{metric}", handler(value))
     app.router.add_route("*", "/{path:.*}", handler(nothing))
     return app
 
@@ -182,14 +175,14 @@ def _check_caller(request: web.Request, front_proxy: FrontProxy) -> None:
     """Raise NoValue unless the caller's certificate, which TLS has verified, is the front proxy's."""
     certificate = request.get_extra_info("peercert") or {}
     if not front_proxy.accepts(certificate.get("subject", ())):
-        raise NoValue("only the API server may connect", FORBIDDEN)
+        raise exposition.NoValue("only the API server may connect", exposition.FORBIDDEN)
 
 
 def _json(body: bytes, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-NAME = f"{VERSION}.{GROUP}"
+NAME = f"{exposition.VERSION}.{exposition.GROUP}"
 API_SERVICE = f"/apis/apiregistration.k8s.io/v1/apiservices/{NAME}"
 
 

@@ -14,17 +14,7 @@ from fenka.cluster.service_objects import GATEWAY, SERVICE, VERSION
 from fenka.cluster.training_objects import ROLE
 from fenka.core.scaling import VersionUse, version_loads
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, Page, decoded
-from fenka.metrics_adapter.exposition import (
-    BAD_REQUEST,
-    GPU_BUSY,
-    MAX_VALUE,
-    METRIC,
-    NAMESPACE,
-    REQUESTS,
-    LabelValues,
-    NoValue,
-    Sums,
-)
+from fenka.metrics_adapter import exposition
 from fenka.metrics_adapter.scraper import MIB, Ended, Endpoint, Pod, Scraper, endpoints, running
 
 IN_FLIGHT = "fenka_gateway_requests_in_flight"
@@ -43,7 +33,7 @@ Autoscalers look every 15 s by default, so one of their looks is within it. More
 SOME_REQUESTS = 0.001
 """The smallest value that can be served."""
 
-GATEWAY_LABELS: dict[str, LabelValues] = {
+GATEWAY_LABELS: dict[str, exposition.LabelValues] = {
     IN_FLIGHT: ("version",),
     WAITING: (),
     WEIGHT: ("version",),
@@ -69,10 +59,10 @@ class GatewayFigures:
     waiting: float
 
     @classmethod
-    def of(cls, pod: str, sums: Sums) -> Self:
+    def of(cls, pod: str, sums: exposition.Sums) -> Self:
         """Return the figures that a pod answered. Raises NoValue."""
         if () not in sums[WAITING]:
-            raise NoValue(f"pod {pod} is no gateway: it does not have {WAITING}")
+            raise exposition.NoValue(f"pod {pod} is no gateway: it does not have {WAITING}")
         return cls(
             {version: value for (version,), value in sums[IN_FLIGHT].items()},
             {version: value for (version,), value in sums[WEIGHT].items()},
@@ -94,7 +84,9 @@ def requests_of(version: str, gateways: Sequence[GatewayFigures]) -> float:
     """
     for gateway in gateways:
         if version not in gateway.weights or version not in gateway.in_flight:
-            raise NoValue(f"a gateway does not know version {version}: it has no Service yet")
+            raise exposition.NoValue(
+                f"a gateway does not know version {version}: it has no Service yet"
+            )
     names = {name for gateway in gateways for name in gateway.weights}
     uses = {
         name: VersionUse(
@@ -124,7 +116,7 @@ GATEWAY_PORT, METRICS_PORT = "admin", "http-metrics"
 NODE_PROGRAMS = "app.kubernetes.io/name=fenka,component=gpushare-device-plugin"
 NODE_PORT = "metrics"
 BUSY = "fenka_container_gpu_busy_ratio"
-BUSY_LABELS: dict[str, LabelValues] = {BUSY: ("namespace", "pod", "container", "uuid")}
+BUSY_LABELS: dict[str, exposition.LabelValues] = {BUSY: ("namespace", "pod", "container", "uuid")}
 MAX_SLICES = 20_000
 """Of one node."""
 
@@ -136,9 +128,10 @@ def version_selector(selector: str) -> tuple[str, str]:
     matches = [_EQUALITY.fullmatch(term.strip()) for term in selector.split(",")]
     labels = {match[1]: match[2] for match in matches if match}
     if len(labels) != len(matches) or labels.keys() != {SERVICE, VERSION}:
-        raise NoValue(
-            f"{REQUESTS} is of one version of a service: select it by matchLabels {SERVICE} and {VERSION}",
-            BAD_REQUEST,
+        raise exposition.NoValue(
+            f"{exposition.REQUESTS} is of one version of a service: select it by matchLabels "
+            f"{SERVICE} and {VERSION}",
+            exposition.BAD_REQUEST,
         )
     return labels[SERVICE], labels[VERSION]
 
@@ -157,27 +150,30 @@ class Values:
 
     async def value(self, namespace: str, metric: str, selector: str) -> float:
         """Return the value of a metric for the pods that a selector matches. Raises NoValue."""
-        if not NAMESPACE.fullmatch(namespace):
-            raise NoValue("the name of the namespace is invalid", BAD_REQUEST)
-        if not METRIC.fullmatch(metric):
-            raise NoValue("the metric's name is not one of Prometheus' format", BAD_REQUEST)
+        if not exposition.NAMESPACE.fullmatch(namespace):
+            raise exposition.NoValue("the name of the namespace is invalid", exposition.BAD_REQUEST)
+        if not exposition.METRIC.fullmatch(metric):
+            raise exposition.NoValue(
+                "the metric's name is not one of Prometheus' format", exposition.BAD_REQUEST
+            )
         if not selector:
-            raise NoValue(
-                "no pods are selected: set metric.selector of the autoscaler", BAD_REQUEST
+            raise exposition.NoValue(
+                "no pods are selected: set metric.selector of the autoscaler",
+                exposition.BAD_REQUEST,
             )
         try:
             async with asyncio.timeout(WITHIN_S):
                 value = await self._compute(namespace, metric, selector)
         except TimeoutError:
-            raise NoValue(f"not all pods answered within {WITHIN_S:g} s") from None
-        if value > MAX_VALUE:
-            raise NoValue(f"the sum of {metric} is more than {MAX_VALUE:.0e}")
+            raise exposition.NoValue(f"not all pods answered within {WITHIN_S:g} s") from None
+        if value > exposition.MAX_VALUE:
+            raise exposition.NoValue(f"the sum of {metric} is more than {exposition.MAX_VALUE:.0e}")
         return value
 
     async def _compute(self, namespace: str, metric: str, selector: str) -> float:
-        if metric == REQUESTS:
+        if metric == exposition.REQUESTS:
             return await self._requests(namespace, *version_selector(selector))
-        if metric == GPU_BUSY:
+        if metric == exposition.GPU_BUSY:
             return await self._gpu_busy(namespace, selector)
         return await self._gauge(namespace, metric, selector)
 
@@ -186,7 +182,9 @@ class Values:
         pods = await self._pods(namespace, MAX_GATEWAYS, labelSelector=selector)
         answers = await self._ask(endpoints(pods, GATEWAY_PORT, self._now()), GATEWAY_LABELS)
         if not answers:
-            raise NoValue(f"no gateway of service {service} runs in namespace {namespace}")
+            raise exposition.NoValue(
+                f"no gateway of service {service} runs in namespace {namespace}"
+            )
         return requests_of(
             version, [GatewayFigures.of(endpoint.pod, sums) for endpoint, sums in answers]
         )
@@ -204,7 +202,7 @@ class Values:
                     shares[pod_name].append(share)
         for pod in selected:
             if not shares[pod.metadata.name] and not pod.ending:
-                raise NoValue(
+                raise exposition.NoValue(
                     f"node {pod.spec.node_name} reports no slice of pod {pod.metadata.name}: it has "
                     "requested none, or started a moment ago"
                 )
@@ -216,7 +214,7 @@ class Values:
         for endpoint in endpoints(pods, NODE_PORT, self._now()):
             if not endpoint.ending:
                 return endpoint
-        raise NoValue(f"no node program of fenka runs on node {node}")
+        raise exposition.NoValue(f"no node program of fenka runs on node {node}")
 
     async def _gauge(self, namespace: str, metric: str, selector: str) -> float:
         pods = await self._pods(namespace, labelSelector=selector)
@@ -224,13 +222,13 @@ class Values:
         asked = endpoints(pods, METRICS_PORT, self._now())
         for endpoint, sums in await self._ask(asked, {metric: ()}):
             if () not in sums[metric]:
-                raise NoValue(f"pod {endpoint.pod} does not have the metric {metric}")
+                raise exposition.NoValue(f"pod {endpoint.pod} does not have the metric {metric}")
             total += sums[metric][()]
         return total
 
     async def _ask(
-        self, asked: Iterable[Endpoint], labels: Mapping[str, LabelValues], *bounds: int
-    ) -> list[tuple[Endpoint, Sums]]:
+        self, asked: Iterable[Endpoint], labels: Mapping[str, exposition.LabelValues], *bounds: int
+    ) -> list[tuple[Endpoint, exposition.Sums]]:
         """Return the answers of all pods that have not ended. Raises NoValue."""
         asked = list(asked)
         results = await asyncio.gather(*(self._answer(each, labels, *bounds) for each in asked))
@@ -238,8 +236,8 @@ class Values:
         return [(endpoint, sums) for endpoint, sums in answers if sums is not None]
 
     async def _answer(
-        self, endpoint: Endpoint, labels: Mapping[str, LabelValues], *bounds: int
-    ) -> Sums | None:
+        self, endpoint: Endpoint, labels: Mapping[str, exposition.LabelValues], *bounds: int
+    ) -> exposition.Sums | None:
         try:
             return await self._scraper.sums(endpoint, labels, *bounds)
         except Ended:
@@ -252,12 +250,16 @@ class Values:
             async for block in self._api.stream(path, limit=most, **query):
                 listed += block
                 if len(listed) > MAX_LIST:
-                    raise NoValue(f"the selected pods are larger than {MAX_LIST // MIB} MiB")
+                    raise exposition.NoValue(
+                        f"the selected pods are larger than {MAX_LIST // MIB} MiB"
+                    )
             page = decoded(bytes(listed), Page[Pod])
         except ApiError as error:
-            raise NoValue(f"the pods cannot be listed: {error}") from None
+            raise exposition.NoValue(f"the pods cannot be listed: {error}") from None
         except ApiUnreachable:
-            raise NoValue("the pods cannot be listed: the API server does not answer") from None
+            raise exposition.NoValue(
+                "the pods cannot be listed: the API server does not answer"
+            ) from None
         if page.metadata.continue_:
-            raise NoValue(f"more than {most} pods are selected")
+            raise exposition.NoValue(f"more than {most} pods are selected")
         return page.items or []

@@ -23,17 +23,10 @@ from fenka.node.advertiser import Advertised, DeviceAdvertiser, ModeSelector
 from fenka.node.inventory import CardHealth, NodeInventory
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.kubelet.plugin import Plugin
-from fenka.node.lease import pod_processes
+from fenka.node.lease import pod_processes, reconciler
 from fenka.node.lease.capacity import Allocations
 from fenka.node.lease.files import LeaseFiles, NoDriverFiles
 from fenka.node.lease.pod_processes import OverduePods
-from fenka.node.lease.reconciler import (
-    GarbageCollector,
-    LeaseBinder,
-    LeaseInstances,
-    LeaseReconciler,
-    LeaseService,
-)
 from fenka.node.lease.report import Denials, Reporter
 from fenka.node.lease.resize import Resizer
 from fenka.node.lease.store import LeaseStore
@@ -164,12 +157,14 @@ def assemble(edges: Edges) -> Program:
     instances.held, instances.changed = allocations.held_places, wanted.set
     instances.error = edges.health.instance_error
     mode = ModeSelector(api, allocations)
-    collector = GarbageCollector(api, store, files, edges.living, edges.clock, instances.trigger)
+    collector = reconciler.GarbageCollector(
+        api, store, files, edges.living, edges.clock, instances.trigger
+    )
     reporter = Reporter(api, allocations, denials, lambda: collector.lingering)
-    binder = LeaseBinder(api, store, files, allocations, dialects, mode.isolates)
-    of_leases = LeaseInstances(store, files, instances, edges.clock)
-    leases = LeaseReconciler(api, store, files, binder, of_leases, denials, leased)
-    service = LeaseService(kubelet, store, leases, reporter, wanted.set, edges.clock)
+    binder = reconciler.LeaseBinder(api, store, files, allocations, dialects, mode.isolates)
+    of_leases = reconciler.LeaseInstances(store, files, instances, edges.clock)
+    leases = reconciler.LeaseReconciler(api, store, files, binder, of_leases, denials, leased)
+    service = reconciler.LeaseService(kubelet, store, leases, reporter, wanted.set, edges.clock)
     resizer = Resizer(api, store, files, allocations, reporter)
     plugins = {
         name: Plugin(

@@ -14,19 +14,13 @@ import aiohttp
 from aiohttp import web
 
 from fenka.core.errors import FenkaError
-from fenka.server.certificate_files import (
-    AUTHORITY_FILE,
-    CLIENT_FILE,
-    SERVER_FILE,
-    SERVER_NAME,
-    CertificateFiles,
-)
+from fenka.server import certificate_files
 
 
-class Credentials(CertificateFiles):
+class Credentials(certificate_files.CertificateFiles):
     """The certificates of one replica. Raises InvalidCredentials."""
 
-    names = SERVER_FILE, CLIENT_FILE
+    names = certificate_files.SERVER_FILE, certificate_files.CLIENT_FILE
     server: ssl.SSLContext
     """For calls to this replica: callers must have a certificate of the same authority."""
     client: ssl.SSLContext
@@ -41,9 +35,12 @@ class Credentials(CertificateFiles):
         server.verify_mode = ssl.CERT_REQUIRED
         # kube-scheduler never resumes a session, so tickets would be a third of what a handshake costs.
         server.num_tickets = 0
-        for context, name in ((server, SERVER_FILE), (client, CLIENT_FILE)):
+        for context, name in (
+            (server, certificate_files.SERVER_FILE),
+            (client, certificate_files.CLIENT_FILE),
+        ):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.load_verify_locations(self.path(AUTHORITY_FILE, "crt"))
+            context.load_verify_locations(self.path(certificate_files.AUTHORITY_FILE, "crt"))
             context.load_cert_chain(self.path(name, "crt"), self.path(name, "key"))
         self.expires_at = self.expiries(contents)
         self.server, self.client = server, client
@@ -84,7 +81,10 @@ class LeaderProxy:
             tls: dict[str, Any] = {}
             if self._credentials is not None:
                 # The leader is called at its pod's address, which is in no certificate.
-                tls = {"ssl": self._credentials.client, "server_hostname": SERVER_NAME}
+                tls = {
+                    "ssl": self._credentials.client,
+                    "server_hostname": certificate_files.SERVER_NAME,
+                }
             async with self._session.post(url, data=body, headers=headers, **tls) as answer:
                 return web.Response(
                     status=answer.status,

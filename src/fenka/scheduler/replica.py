@@ -23,18 +23,8 @@ from fenka.core.queue import Fairness
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import Election, Leadership
 from fenka.kubernetes.events import EventRecorder
+from fenka.scheduler import controllers
 from fenka.scheduler.binder import BIND_TIMEOUT_S, SETTLE_S, Binder, GangBarrier
-from fenka.scheduler.controllers import (
-    REQUEUE_INTERVAL_S,
-    UNGATE_INTERVAL_S,
-    Descheduler,
-    GrowthReclaimer,
-    PinTimer,
-    PodPatcher,
-    SpotTimer,
-    requeue_body,
-    ungate_body,
-)
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.informers import ClusterInformers
@@ -181,17 +171,17 @@ class Replica:
             clock=clock,
         )
         leadership = self.leadership = Leadership(election, self.informers, sleep)
-        patcher = partial(PodPatcher, api, is_leading=self._is_leading, sleep=sleep)
+        patcher = partial(controllers.PodPatcher, api, is_leading=self._is_leading, sleep=sleep)
         requeuer = patcher(
-            requeue_body,
+            controllers.requeue_body,
             lambda limit: state.pods_to_requeue(limit, now()),
-            interval_s=REQUEUE_INTERVAL_S,
+            interval_s=controllers.REQUEUE_INTERVAL_S,
             retry_after_s=0.0,
         )
         ungater = patcher(
-            ungate_body,
+            controllers.ungate_body,
             state.pods_to_ungate,
-            interval_s=UNGATE_INTERVAL_S,
+            interval_s=controllers.UNGATE_INTERVAL_S,
         )
         preemption = PodPreemption(
             cluster,
@@ -224,7 +214,7 @@ class Replica:
             sleep=sleep,
             schedulers=settings.scheduler_name,
         )
-        reclaimer = GrowthReclaimer(
+        reclaimer = controllers.GrowthReclaimer(
             api,
             GrowthReclaim(cluster, settings.policy, gangs.live.usage, state),
             self._pods,
@@ -237,11 +227,11 @@ class Replica:
             self.informers.run,
             recorder.run,
             leadership.run,
-            Descheduler(
+            controllers.Descheduler(
                 api, cluster, self._pods, gangs, recorder, self._is_leading, sleep=sleep
             ).run,
-            PinTimer(cluster, self._pods, clock=clock, sleep=sleep).run,
-            SpotTimer(cluster, now=now, sleep=sleep).run,
+            controllers.PinTimer(cluster, self._pods, clock=clock, sleep=sleep).run,
+            controllers.SpotTimer(cluster, now=now, sleep=sleep).run,
             queue.run,
             reporter.run,
             requeuer.run,

@@ -39,18 +39,9 @@ from fenka.core.errors import FenkaError
 from fenka.dialects import gpushare
 from fenka.dialects.base import SharedNode
 from fenka.kubernetes.election import Leadership
+from fenka.scheduler import extender_api
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.extender import Extender
-from fenka.scheduler.extender_api import (
-    ExtenderFilterResult,
-    HostPriority,
-    InvalidExtenderRequest,
-    filter_result,
-    preemption_result,
-    read_args,
-    read_binding,
-    read_preemption,
-)
 from fenka.scheduler.leader_proxy import FORWARDED, Credentials, LeaderProxy, LeaderUnreachable
 from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.queue_controller import QueueController
@@ -307,27 +298,31 @@ class Server:
 
     # ---- verbs ----
 
-    async def filter(self, body: bytes) -> ExtenderFilterResult:
+    async def filter(self, body: bytes) -> extender_api.ExtenderFilterResult:
         """Return which nodes fit, and why the others do not."""
-        args = read_args(body)
-        return filter_result(args, self._extender.filter(args.pod, args.names))
+        args = extender_api.read_args(body)
+        return extender_api.filter_result(args, self._extender.filter(args.pod, args.names))
 
-    async def prioritize(self, body: bytes) -> list[HostPriority]:
+    async def prioritize(self, body: bytes) -> list[extender_api.HostPriority]:
         """Return a score for each node."""
-        args = read_args(body)
-        return list(starmap(HostPriority, self._extender.prioritize(args.pod, args.names)))
+        args = extender_api.read_args(body)
+        return list(
+            starmap(extender_api.HostPriority, self._extender.prioritize(args.pod, args.names))
+        )
 
     async def bind(self, body: bytes) -> dict[str, str]:
         """Bind one pod."""
-        args = read_binding(body)
+        args = extender_api.read_binding(body)
         error = await self._binder.bind(args)
         log.info("%s/%s to %s: %s", args.namespace, args.name, args.node, error or "bound")
         return {"Error": error}
 
     async def preempt(self, body: bytes) -> dict[str, Any]:
         """Return which pods to evict, on nodes where that makes room."""
-        args = read_preemption(body)
-        return preemption_result(args, self._extender.preempt(args.pod, args.victims, args.pods))
+        args = extender_api.read_preemption(body)
+        return extender_api.preemption_result(
+            args, self._extender.preempt(args.pod, args.victims, args.pods)
+        )
 
     # ---- HTTP ----
 
@@ -386,7 +381,7 @@ class Server:
     async def _answer(self, verb: Verb, fail: Failure, body: bytes) -> web.Response:
         try:
             return _json(await verb(body))
-        except InvalidExtenderRequest as why:
+        except extender_api.InvalidExtenderRequest as why:
             return fail(str(why), 400)
         except Exception:
             # A bug: this request fails, the next one is served.
@@ -421,7 +416,7 @@ def _json(answer: Any, status: int = 200) -> web.Response:
 
 
 def _filter_error(sentence: str, _: int) -> web.Response:
-    return _json(ExtenderFilterResult(error=sentence))
+    return _json(extender_api.ExtenderFilterResult(error=sentence))
 
 
 def _error_field(sentence: str, _: int) -> web.Response:

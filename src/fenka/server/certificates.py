@@ -15,16 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fenka.server.certificate_files import (
-    ADAPTER,
-    AUTHORITY,
-    CLIENT,
-    CLIENT_NAME,
-    SERVER,
-    SERVER_NAME,
-    InvalidPair,
-    Pair,
-)
+from fenka.server import certificate_files
 
 YEAR = timedelta(days=365)
 AUTHORITY_LASTS = 10 * YEAR
@@ -51,11 +42,11 @@ class Leaf:
 
 
 def due(
-    existing: Mapping[str, Pair | None],
+    existing: Mapping[str, certificate_files.Pair | None],
     hosts: Sequence[str],
     now: datetime,
     adapter_hosts: Sequence[str] = (),
-) -> dict[str, Pair]:
+) -> dict[str, certificate_files.Pair]:
     """Make the pairs that are missing, invalid or expire soon, by name (AUTHORITY, SERVER, CLIENT, ADAPTER).
 
     Args:
@@ -65,17 +56,17 @@ def due(
         adapter_hosts: names by which the metrics adapter is called, the first one its common name. Without
             names it gets no certificate.
     """
-    made: dict[str, Pair] = {}
-    authority = existing.get(AUTHORITY)
+    made: dict[str, certificate_files.Pair] = {}
+    authority = existing.get(certificate_files.AUTHORITY)
     if authority is None or _left(authority, now) <= 0:
-        authority = made[AUTHORITY] = new_authority(now)
+        authority = made[certificate_files.AUTHORITY] = new_authority(now)
     leaves = {
-        SERVER: Leaf(SERVER_NAME, names(hosts), SERVER_LASTS),
-        CLIENT: Leaf(CLIENT_NAME, None, CLIENT_LASTS),
+        certificate_files.SERVER: Leaf(certificate_files.SERVER_NAME, names(hosts), SERVER_LASTS),
+        certificate_files.CLIENT: Leaf(certificate_files.CLIENT_NAME, None, CLIENT_LASTS),
     }
     if adapter_hosts:
         adapter_names = [_general(host) for host in adapter_hosts]
-        leaves[ADAPTER] = Leaf(adapter_hosts[0], adapter_names, SERVER_LASTS)
+        leaves[certificate_files.ADAPTER] = Leaf(adapter_hosts[0], adapter_names, SERVER_LASTS)
     for name, leaf in leaves.items():
         pair = existing.get(name)
         if pair is None or not _is_valid(pair, authority, leaf.hosts, now):
@@ -85,10 +76,12 @@ def due(
 
 def names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     """Return the subject alternative names of the extender, in this order and without duplicates."""
-    return [_general(host) for host in dict.fromkeys((SERVER_NAME, *hosts, *LOCAL))]
+    return [
+        _general(host) for host in dict.fromkeys((certificate_files.SERVER_NAME, *hosts, *LOCAL))
+    ]
 
 
-def new_authority(now: datetime) -> Pair:
+def new_authority(now: datetime) -> certificate_files.Pair:
     """Make a certificate authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fenka certificate authority")])
@@ -100,7 +93,9 @@ def new_authority(now: datetime) -> Pair:
     return _pair(builder.sign(key, hashes.SHA256()), key)
 
 
-def new_leaf(authority: Pair, leaf: Leaf, now: datetime) -> Pair:
+def new_leaf(
+    authority: certificate_files.Pair, leaf: Leaf, now: datetime
+) -> certificate_files.Pair:
     """Make the certificate of a server or a client."""
     issuer, issuer_key = _read(authority)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -124,13 +119,16 @@ def new_leaf(authority: Pair, leaf: Leaf, now: datetime) -> Pair:
     return _pair(builder.sign(issuer_key, hashes.SHA256()), key)
 
 
-def expiry(pair: Pair) -> datetime:
+def expiry(pair: certificate_files.Pair) -> datetime:
     """Return when the certificate expires. Raises InvalidPair."""
     return _read(pair)[0].not_valid_after_utc
 
 
 def _is_valid(
-    pair: Pair, authority: Pair, hosts: Sequence[x509.GeneralName] | None, now: datetime
+    pair: certificate_files.Pair,
+    authority: certificate_files.Pair,
+    hosts: Sequence[x509.GeneralName] | None,
+    now: datetime,
 ) -> bool:
     if _left(pair, now) < RENEW_BELOW:
         return False
@@ -145,26 +143,26 @@ def _is_valid(
     return set(extension.value) == set(hosts)
 
 
-def _left(pair: Pair, now: datetime) -> float:
+def _left(pair: certificate_files.Pair, now: datetime) -> float:
     """Return the part of the certificate's lifetime that is left; 0 for an invalid pair."""
     try:
         certificate, _ = _read(pair)
-    except InvalidPair:
+    except certificate_files.InvalidPair:
         return 0.0
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return max((ends - now) / (ends - begins), 0.0)
 
 
-def _read(pair: Pair) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _read(pair: certificate_files.Pair) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         key = serialization.load_pem_private_key(pair.key, password=None)
     except (ValueError, TypeError) as why:
-        raise InvalidPair(str(why)) from None
+        raise certificate_files.InvalidPair(str(why)) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InvalidPair("its key is not an elliptic-curve key")
+        raise certificate_files.InvalidPair("its key is not an elliptic-curve key")
     if key.public_key() != certificate.public_key():
-        raise InvalidPair("its key belongs to another certificate")
+        raise certificate_files.InvalidPair("its key belongs to another certificate")
     return certificate, key
 
 
@@ -201,10 +199,10 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> certificate_files.Pair:
     pem = serialization.Encoding.PEM
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Pair(certificate.public_bytes(pem), secret)
+    return certificate_files.Pair(certificate.public_bytes(pem), secret)
 
 
 def _general(host: str) -> x509.GeneralName:

@@ -13,63 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
+from fenka.cluster import service_objects, training_objects
 from fenka.cluster.objects import Condition, Node, Pod, seconds
 from fenka.cluster.pod_groups import group_name
-from fenka.cluster.service_objects import (
-    SERVICE,
-    TYPE,
-    TYPES,
-    VERSION,
-    AddressService,
-    ServiceObjects,
-    ServingDeployment,
-    read_weights,
-)
 from fenka.cluster.state import ClusterState
-from fenka.cluster.training_objects import (
-    ARENAS_NAME,
-    COMPLETION_INDEX,
-    FOREIGN_INDEX_LABELS,
-    FOREIGN_NAME_LABELS,
-    FOREIGN_ROLE_LABELS,
-    JOB,
-    KIND,
-    QUEUE_NAME,
-    RESTART_ATTEMPT,
-    ROLE,
-    SUBMITTED,
-    ForeignJob,
-    ForeignKind,
-    RoleTemplate,
-    Root,
-    Service,
-    TrainingEvent,
-    TrainingObjects,
-    TrainingPod,
-    final_condition,
-    status_word,
-)
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.scaling import shares
 from fenka.core.units import card_units, mib_to_units
 from fenka.dialects import ack, gpushare
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest, parse_milli
 from fenka.dialects.records import nominal_mib
+from fenka.views import workloads
 from fenka.views.nodes import TOPOLOGY
-from fenka.views.workloads import (
-    TRAINERS,
-    CardUse,
-    Instance,
-    JobStatus,
-    Phase,
-    Replica,
-    ServiceVersion,
-    ServingPort,
-    Trainer,
-    TrainingJob,
-    chief_role,
-    instance_name,
-)
 
 
 class PodCards:
@@ -86,7 +41,7 @@ class PodCards:
         self._state = ClusterState((node for node in known if node.metadata.name in names), pods)
         self._any = next(iter(self._state.shared_nodes()), None) or _first_shared(known)
 
-    def node_address(self, pod: TrainingPod) -> str:
+    def node_address(self, pod: training_objects.TrainingPod) -> str:
         """Return the address of a pod's node; empty before there is a node, and when it is gone."""
         if self._addresses is None:
             return pod.status.host_ip
@@ -115,7 +70,7 @@ class PodCards:
         """
         return self.requested(pod) if pod.spec.node_name and not pod.finished else 0
 
-    def held(self, pod: Pod) -> tuple[CardUse, ...]:
+    def held(self, pod: Pod) -> tuple[workloads.CardUse, ...]:
         """Return the cards that are known to be a pod's, by index."""
         allocation = self._state.allocation(pod.metadata.uid)
         if allocation is None or allocation.error is not None:
@@ -123,7 +78,7 @@ class PodCards:
         held: dict[int, int] = {}
         for piece in allocation.slices:
             held[piece.card] = held.get(piece.card, 0) + piece.memory_mib
-        return tuple(CardUse(index, total_mib=mib) for index, mib in sorted(held.items()))
+        return tuple(workloads.CardUse(index, total_mib=mib) for index, mib in sorted(held.items()))
 
 
 def _first_shared(nodes: Iterable[Node]) -> SharedNode | None:
@@ -155,8 +110,8 @@ SUBMISSION_S = 60.0
 EXTERNAL_ADDRESS = "its Service has no external address yet"
 """Why a notebook that runs is not reached as its user has asked for."""
 
-_PHASES: dict[str, Phase] = {phase: phase for phase in get_args(Phase)}
-_ENDED: dict[str, JobStatus] = {
+_PHASES: dict[str, workloads.Phase] = {phase: phase for phase in get_args(workloads.Phase)}
+_ENDED: dict[str, workloads.JobStatus] = {
     "Failed": "FAILED",
     "Complete": "SUCCEEDED",
     "Completed": "SUCCEEDED",
@@ -164,7 +119,7 @@ _ENDED: dict[str, JobStatus] = {
 }
 """Statuses by the types of final conditions."""
 
-_FOREIGN: dict[ForeignKind, Trainer] = {
+_FOREIGN: dict[training_objects.ForeignKind, workloads.Trainer] = {
     "MPIJob": "mpijob",
     "TFJob": "tfjob",
     "PyTorchJob": "pytorchjob",
@@ -174,7 +129,7 @@ _FOREIGN: dict[ForeignKind, Trainer] = {
 _POSITION = re.compile(r"; position ([0-9]{1,9}) of [0-9]{1,9} in the queue")
 """The end of the scheduler's sentence in kube-scheduler's message."""
 
-Members = dict[tuple[str, int], TrainingPod]
+Members = dict[tuple[str, int], training_objects.TrainingPod]
 """The current pods of a job, by role and index."""
 
 Queue = Mapping[tuple[str, str], int]
@@ -182,8 +137,8 @@ Queue = Mapping[tuple[str, str], int]
 
 
 def training_jobs(
-    objects: TrainingObjects, now: float, queue: Queue | None = None
-) -> list[TrainingJob]:
+    objects: training_objects.TrainingObjects, now: float, queue: Queue | None = None
+) -> list[workloads.TrainingJob]:
     """Return all jobs, the newest first.
 
     Args:
@@ -194,9 +149,9 @@ def training_jobs(
     """
     cards = PodCards(objects.nodes, objects.pods)
     own, others = _group(objects)
-    services: dict[tuple[str, str], list[Service]] = {}
+    services: dict[tuple[str, str], list[training_objects.Service]] = {}
     for service in objects.services:
-        key = service.metadata.namespace, service.metadata.labels.get(JOB, "")
+        key = service.metadata.namespace, service.metadata.labels.get(training_objects.JOB, "")
         services.setdefault(key, []).append(service)
     address = _cluster_address(objects)
     jobs = []
@@ -216,27 +171,30 @@ def training_jobs(
             service
             for service in objects.tensorboards
             if service.metadata.namespace == meta.namespace
-            and service.metadata.labels.get(ARENAS_NAME) == meta.name
+            and service.metadata.labels.get(training_objects.ARENAS_NAME) == meta.name
         ]
         jobs.append(_reach_tensorboard(job, (), boards, address))
     return sorted(jobs, key=lambda job: (-job.created, job.namespace, job.name))
 
 
 def _group(
-    objects: TrainingObjects,
-) -> tuple[dict[tuple[str, str], list[TrainingPod]], dict[str, list[TrainingPod]]]:
+    objects: training_objects.TrainingObjects,
+) -> tuple[
+    dict[tuple[str, str], list[training_objects.TrainingPod]],
+    dict[str, list[training_objects.TrainingPod]],
+]:
     """Return the pods of fenka's jobs by namespace and name, and of other jobs by UID."""
-    own: dict[tuple[str, str], list[TrainingPod]] = {}
-    others: dict[str, list[TrainingPod]] = {}
+    own: dict[tuple[str, str], list[training_objects.TrainingPod]] = {}
+    others: dict[str, list[training_objects.TrainingPod]] = {}
     uids = {
         (job.metadata.namespace, label, job.metadata.name): job.metadata.uid
         for job in objects.foreign
-        for label in FOREIGN_NAME_LABELS[job.kind]
+        for label in training_objects.FOREIGN_NAME_LABELS[job.kind]
     }
     for pod in objects.pods:
         namespace, labels = pod.metadata.namespace, pod.metadata.labels
-        if JOB in labels:
-            own.setdefault((namespace, labels[JOB]), []).append(pod)
+        if training_objects.JOB in labels:
+            own.setdefault((namespace, labels[training_objects.JOB]), []).append(pod)
             continue
         keys = {(namespace, label, name) for label, name in labels.items()}
         for uid in {uids[key] for key in keys & uids.keys()}:
@@ -248,20 +206,23 @@ def _group(
 
 
 def _own_job(
-    root: Root,
-    run: Root,
-    pods: Iterable[TrainingPod],
+    root: training_objects.Root,
+    run: training_objects.Root,
+    pods: Iterable[training_objects.TrainingPod],
     cards: PodCards,
     now: float,
     queue: Queue | None,
-) -> TrainingJob:
+) -> workloads.TrainingJob:
     meta = root.metadata
-    trainer = TRAINERS.get(meta.labels.get(KIND, ""), "mpijob")
+    trainer = workloads.TRAINERS.get(meta.labels.get(training_objects.KIND, ""), "mpijob")
     members = _members(run, pods)
-    status, end = _own_status(run, trainer, members), final_condition(run.status.conditions)
+    status, end = (
+        _own_status(run, trainer, members),
+        training_objects.final_condition(run.status.conditions),
+    )
     instances = _own_instances(run, meta.name, trainer, members, cards)
     created = seconds(run.metadata.creation_timestamp) or 0
-    return TrainingJob(
+    return workloads.TrainingJob(
         meta.name,
         meta.namespace,
         meta.uid,
@@ -279,20 +240,24 @@ def _own_job(
 
 
 def _own_instances(
-    root: Root, job: str, trainer: Trainer, members: Members, cards: PodCards
-) -> tuple[Instance, ...]:
+    root: training_objects.Root,
+    job: str,
+    trainer: workloads.Trainer,
+    members: Members,
+    cards: PodCards,
+) -> tuple[workloads.Instance, ...]:
     """Return the instances that are shown, the chief first."""
     order = [*root.roles]
-    chief = chief_role(order)
+    chief = workloads.chief_role(order)
     order.sort(key=lambda role: role != chief)
-    if final_condition(root.status.conditions) is not None:
+    if training_objects.final_condition(root.status.conditions) is not None:
         # Pods that still run are about to be removed.
         members = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
     return tuple(
         _instance(
             members[role, index],
             cards,
-            name=instance_name(job, trainer, role, index),
+            name=workloads.instance_name(job, trainer, role, index),
             role=role,
             index=index,
             chief=(role, index) == (chief, 0),
@@ -301,7 +266,7 @@ def _own_instances(
     )
 
 
-def _members(root: Root, pods: Iterable[TrainingPod]) -> Members:
+def _members(root: training_objects.Root, pods: Iterable[training_objects.TrainingPod]) -> Members:
     """Return the newest pod of each role and index that the root declares."""
     declared = root.roles
     members: Members = {}
@@ -309,39 +274,54 @@ def _members(root: Root, pods: Iterable[TrainingPod]) -> Members:
         # A pod of a deleted job of the same name may still exist.
         if pod.metadata.creation_timestamp < root.metadata.creation_timestamp:
             continue
-        role = pod.metadata.labels.get(ROLE, "main")
-        index = _number(pod.metadata.labels.get(COMPLETION_INDEX, "0"))
+        role = pod.metadata.labels.get(training_objects.ROLE, "main")
+        index = _number(pod.metadata.labels.get(training_objects.COMPLETION_INDEX, "0"))
         if index is not None and index < declared.get(role, 0):
             members[role, index] = pod
     return members
 
 
-def _generation(pod: TrainingPod) -> tuple[int, bool, str]:
-    attempt = _number(pod.metadata.labels.get(RESTART_ATTEMPT, "0"))
+def _generation(pod: training_objects.TrainingPod) -> tuple[int, bool, str]:
+    attempt = _number(pod.metadata.labels.get(training_objects.RESTART_ATTEMPT, "0"))
     return attempt or 0, not pod.gone, pod.metadata.creation_timestamp
 
 
-def _own_status(root: Root, trainer: Trainer, members: Members) -> JobStatus:
-    end, restartable = final_condition(root.status.conditions), trainer == "notebook"
+def _own_status(
+    root: training_objects.Root, trainer: workloads.Trainer, members: Members
+) -> workloads.JobStatus:
+    end, restartable = (
+        training_objects.final_condition(root.status.conditions),
+        trainer == "notebook",
+    )
     if end is not None:
         status = _ENDED[end.type]
         return "STOPPED" if restartable and status == "SUCCEEDED" else status
     if root.suspended:
-        return "STOPPED" if restartable and SUBMITTED in root.metadata.annotations else "QUEUING"
+        return (
+            "STOPPED"
+            if restartable and training_objects.SUBMITTED in root.metadata.annotations
+            else "QUEUING"
+        )
     running = sum(
         pod.status.phase in ("Running", "Succeeded") and not pod.gone for pod in members.values()
     )
     return "RUNNING" if running == sum(root.roles.values()) else "PENDING"
 
 
-def _ended_at(job: Root | ForeignJob, end: Condition, pods: Iterable[TrainingPod]) -> float | None:
+def _ended_at(
+    job: training_objects.Root | training_objects.ForeignJob,
+    end: Condition,
+    pods: Iterable[training_objects.TrainingPod],
+) -> float | None:
     """Return when a job ended; None if neither it nor its pods say so."""
     told = job.status.completion_time or end.last_transition_time
     return seconds(told or max((pod.ended_at for pod in pods), default=""))
 
 
 def _absent(
-    templates: Iterable[RoleTemplate], instances: Iterable[Instance], cards: PodCards
+    templates: Iterable[training_objects.RoleTemplate],
+    instances: Iterable[workloads.Instance],
+    cards: PodCards,
 ) -> tuple[float | None, ...]:
     """Return what each role's pods request that are no instances."""
     present = Counter(instance.role for instance in instances)
@@ -353,7 +333,9 @@ def _absent(
     return tuple(amounts)
 
 
-def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) -> str:
+def _why(
+    status: workloads.JobStatus, end: Condition | None, pods: Iterable[training_objects.TrainingPod]
+) -> str:
     """Return why the job waits or has failed; empty if nothing says so."""
     if status == "FAILED":
         return end.message if end is not None else ""
@@ -362,7 +344,9 @@ def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) 
     return next((pod.unschedulable for pod in pods if pod.unschedulable), "")
 
 
-def _blocked(run: Root, failures: Iterable[TrainingEvent], present: int) -> str:
+def _blocked(
+    run: training_objects.Root, failures: Iterable[training_objects.TrainingEvent], present: int
+) -> str:
     """Return why pods cannot be created, such as an exceeded quota; empty if they can."""
     for condition in run.status.conditions:
         # A Deployment's.
@@ -374,7 +358,9 @@ def _blocked(run: Root, failures: Iterable[TrainingEvent], present: int) -> str:
     return messages[-1].removeprefix("Error creating: ") if messages else ""
 
 
-def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | None) -> int | None:
+def _position(
+    status: workloads.JobStatus, pods: Iterable[training_objects.TrainingPod], queue: Queue | None
+) -> int | None:
     """Return the first position in the queue of a job's pods."""
     if status != "PENDING":
         return None
@@ -386,15 +372,15 @@ def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | Non
     return min((queue[name] for name in names & queue.keys()), default=None)
 
 
-def _note(root: Root, status: JobStatus, age_s: float) -> str:
+def _note(root: training_objects.Root, status: workloads.JobStatus, age_s: float) -> str:
     meta = root.metadata
     if status == "STOPPED":
-        return f"fenka start {meta.labels[JOB]} starts it again"
+        return f"fenka start {meta.labels[training_objects.JOB]} starts it again"
     if (
         not root.suspended
-        or SUBMITTED in meta.annotations
-        or QUEUE_NAME in meta.labels
-        or final_condition(root.status.conditions) is not None
+        or training_objects.SUBMITTED in meta.annotations
+        or training_objects.QUEUE_NAME in meta.labels
+        or training_objects.final_condition(root.status.conditions) is not None
     ):
         return ""
     if age_s < SUBMISSION_S:
@@ -406,16 +392,22 @@ def _note(root: Root, status: JobStatus, age_s: float) -> str:
 
 
 def _reach_tensorboard(
-    job: TrainingJob, _: Sequence[TrainingPod], services: Iterable[Service], address: str
-) -> TrainingJob:
+    job: workloads.TrainingJob,
+    _: Sequence[training_objects.TrainingPod],
+    services: Iterable[training_objects.Service],
+    address: str,
+) -> workloads.TrainingJob:
     """Add the address of a job's TensorBoard."""
     url = next(filter(None, (service.url(address) for service in services)), "")
     return replace(job, tensorboard=url) if url else job
 
 
 def _reach_notebook(
-    job: TrainingJob, pods: Sequence[TrainingPod], services: Iterable[Service], address: str
-) -> TrainingJob:
+    job: workloads.TrainingJob,
+    pods: Sequence[training_objects.TrainingPod],
+    services: Iterable[training_objects.Service],
+    address: str,
+) -> workloads.TrainingJob:
     """Add where a notebook answers, if it does."""
     chief = job.chief
     ready = chief is not None and any(
@@ -433,7 +425,7 @@ def _reach_notebook(
     return replace(job, address=f"http://localhost:8888/lab after {forward}", why=awaited)
 
 
-def _cluster_address(objects: TrainingObjects) -> str:
+def _cluster_address(objects: training_objects.TrainingObjects) -> str:
     """Return the address of a node that is ready: a NodePort is open on all of them."""
     if objects.nodes is None:
         return next((pod.status.host_ip for pod in objects.pods if pod.status.host_ip), "")
@@ -445,8 +437,11 @@ def _cluster_address(objects: TrainingObjects) -> str:
 
 
 def _foreign_job(
-    job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards, queue: Queue | None
-) -> TrainingJob:
+    job: training_objects.ForeignJob,
+    pods: Sequence[training_objects.TrainingPod],
+    cards: PodCards,
+    queue: Queue | None,
+) -> workloads.TrainingJob:
     meta = job.metadata
     status, end = _foreign_status(job, pods)
     places = [_foreign_place(pod) for pod in pods]
@@ -464,7 +459,7 @@ def _foreign_job(
         if end is None or not pod.gone
     ]
     instances.sort(key=lambda each: (not each.chief, each.role, each.index, each.name))
-    return TrainingJob(
+    return workloads.TrainingJob(
         meta.name,
         meta.namespace,
         meta.uid,
@@ -482,10 +477,10 @@ def _foreign_job(
 
 
 def _foreign_status(
-    job: ForeignJob, pods: Sequence[TrainingPod]
-) -> tuple[JobStatus, Condition | None]:
+    job: training_objects.ForeignJob, pods: Sequence[training_objects.TrainingPod]
+) -> tuple[workloads.JobStatus, Condition | None]:
     conditions = job.status.conditions or ()
-    end = final_condition(conditions)
+    end = training_objects.final_condition(conditions)
     if end is None and job.status.launcher_status in ("Succeeded", "Failed"):
         end = Condition(type=job.status.launcher_status, status="True")
     if end is not None:
@@ -499,18 +494,22 @@ def _foreign_status(
     return "RUNNING" if started else "PENDING", None
 
 
-def _foreign_chief(job: ForeignJob, present: set[str]) -> str:
+def _foreign_chief(job: training_objects.ForeignJob, present: set[str]) -> str:
     """Return the role of the chief, whose pod may not exist yet; empty if that is not known."""
     # The launcher is made when all workers run.
     declared = {"launcher"} if job.kind == "MPIJob" else {part.role for part in job.templates}
-    return chief_role(declared | present)
+    return workloads.chief_role(declared | present)
 
 
-def _foreign_place(pod: TrainingPod) -> tuple[str, int]:
+def _foreign_place(pod: training_objects.TrainingPod) -> tuple[str, int]:
     """Return the role and the index of a pod."""
     labels = pod.metadata.labels
-    role = next((labels[label] for label in FOREIGN_ROLE_LABELS if label in labels), "main")
-    index = next((labels[label] for label in FOREIGN_INDEX_LABELS if label in labels), None)
+    role = next(
+        (labels[label] for label in training_objects.FOREIGN_ROLE_LABELS if label in labels), "main"
+    )
+    index = next(
+        (labels[label] for label in training_objects.FOREIGN_INDEX_LABELS if label in labels), None
+    )
     if index is None:
         # MPIJob v1alpha1's workers are a StatefulSet's; its launcher is a Job's only pod.
         suffix = pod.metadata.name.rpartition("-")[2]
@@ -522,15 +521,21 @@ def _foreign_place(pod: TrainingPod) -> tuple[str, int]:
 
 
 def _instance(
-    pod: TrainingPod, cards: PodCards, *, name: str, role: str, index: int, chief: bool
-) -> Instance:
-    return Instance(
+    pod: training_objects.TrainingPod,
+    cards: PodCards,
+    *,
+    name: str,
+    role: str,
+    index: int,
+    chief: bool,
+) -> workloads.Instance:
+    return workloads.Instance(
         name,
         pod.metadata.name,
         role,
         index,
         chief,
-        status_word(pod),
+        training_objects.status_word(pod),
         _PHASES.get(pod.status.phase, "Unknown"),
         seconds(pod.metadata.creation_timestamp) or 0,
         node=pod.spec.node_name,
@@ -547,7 +552,7 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
 
 
-_KINDS = {label: kind for kind, (label, _) in TYPES.items()}
+_KINDS = {label: kind for kind, (label, _) in service_objects.TYPES.items()}
 _PORTS = {"grpc-serving": "GRPC", "http-serving": "RESTFUL"}
 """arena's names of ports, in the order in which it prints them."""
 
@@ -555,13 +560,15 @@ Name = tuple[str, str]
 """Namespace and name of a service."""
 
 
-def service_versions(objects: ServiceObjects, now: float) -> list[ServiceVersion]:
+def service_versions(
+    objects: service_objects.ServiceObjects, now: float
+) -> list[workloads.ServiceVersion]:
     """Return all versions, by namespace, name and version."""
     cards = PodCards(objects.nodes, objects.pods)
     addresses = {_name(each): each for each in objects.addresses}
-    pods: dict[tuple[Name, str], list[TrainingPod]] = {}
+    pods: dict[tuple[Name, str], list[training_objects.TrainingPod]] = {}
     for pod in objects.pods:
-        key = _name(pod), pod.metadata.labels.get(VERSION, "")
+        key = _name(pod), pod.metadata.labels.get(service_objects.VERSION, "")
         pods.setdefault(key, []).append(pod)
     names: dict[Name, list[str]] = {}
     for each in objects.versions:
@@ -580,24 +587,28 @@ def service_versions(objects: ServiceObjects, now: float) -> list[ServiceVersion
     return sorted(versions, key=lambda each: (each.namespace, each.name, each.version))
 
 
-def _name(item: ServingDeployment | AddressService | TrainingPod) -> Name:
-    return item.metadata.namespace, item.metadata.labels.get(SERVICE, "")
+def _name(
+    item: service_objects.ServingDeployment
+    | service_objects.AddressService
+    | training_objects.TrainingPod,
+) -> Name:
+    return item.metadata.namespace, item.metadata.labels.get(service_objects.SERVICE, "")
 
 
 def _version(
-    deployment: ServingDeployment,
-    address: AddressService | None,
-    replicas: Iterable[Replica],
+    deployment: service_objects.ServingDeployment,
+    address: service_objects.AddressService | None,
+    replicas: Iterable[workloads.Replica],
     share: int | None,
     now: float,
-) -> ServiceVersion:
+) -> workloads.ServiceVersion:
     meta = deployment.metadata
     created = seconds(meta.creation_timestamp) or 0
-    return ServiceVersion(
-        meta.labels[SERVICE],
+    return workloads.ServiceVersion(
+        meta.labels[service_objects.SERVICE],
         meta.namespace,
         meta.uid,
-        _KINDS.get(meta.labels.get(TYPE, ""), "custom"),
+        _KINDS.get(meta.labels.get(service_objects.TYPE, ""), "custom"),
         deployment.version,
         deployment.spec.replicas,
         deployment.status.available_replicas,
@@ -611,38 +622,40 @@ def _version(
     )
 
 
-def _ports(address: AddressService | None) -> tuple[ServingPort, ...]:
+def _ports(address: service_objects.AddressService | None) -> tuple[workloads.ServingPort, ...]:
     known = {port.name: port for port in address.spec.ports} if address else {}
     return tuple(
-        ServingPort(word, known[name].port, known[name].node_port)
+        workloads.ServingPort(word, known[name].port, known[name].node_port)
         for name, word in _PORTS.items()
         if name in known
     )
 
 
-def _shares(address: AddressService | None, versions: Iterable[str]) -> Mapping[str, int]:
+def _shares(
+    address: service_objects.AddressService | None, versions: Iterable[str]
+) -> Mapping[str, int]:
     """Return the percent of the requests that each version gets; nothing if they are not divided."""
-    weights = read_weights(address.metadata.annotations) if address else None
+    weights = service_objects.read_weights(address.metadata.annotations) if address else None
     return {} if weights is None else shares(weights, [*versions])
 
 
-def _service_note(deployment: ServingDeployment, age_s: float) -> str:
+def _service_note(deployment: service_objects.ServingDeployment, age_s: float) -> str:
     if not deployment.interrupted:
         return deployment.problem
     if age_s < SUBMISSION_S:
         return "it is being deployed"
-    service, version = deployment.metadata.labels[SERVICE], deployment.version
+    service, version = deployment.metadata.labels[service_objects.SERVICE], deployment.version
     return (
         "its deployment was interrupted, and it will not start: delete it (fenka serve delete "
         f"{service} -v {version}) and deploy it again"
     )
 
 
-def _replica(pod: TrainingPod, cards: PodCards) -> Replica:
+def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.Replica:
     statuses = pod.status.container_statuses
-    return Replica(
+    return workloads.Replica(
         pod.metadata.name,
-        status_word(pod),
+        training_objects.status_word(pod),
         seconds(pod.metadata.creation_timestamp) or 0,
         sum(each.ready for each in statuses),
         len(pod.spec.containers),
@@ -658,7 +671,7 @@ def _replica(pod: TrainingPod, cards: PodCards) -> Replica:
     )
 
 
-def _cpus(pod: TrainingPod) -> float:
+def _cpus(pod: training_objects.TrainingPod) -> float:
     """Return the processors that a pod's containers request together."""
     amounts = (each.resources.requests.get("cpu", "0") for each in pod.spec.containers)
     return sum(map(parse_milli, amounts)) / 1000

@@ -6,15 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from fenka.cluster.autoscaling import (
-    CAPACITY,
-    GROUP,
-    ORDER,
-    NodeStatus,
-    OrderRecord,
-    OrderState,
-    Status,
-)
+from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, Pod, seconds
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.mig.instances import usable_mib
@@ -22,7 +14,7 @@ from fenka.core.units import mib_to_units
 from fenka.views.instances import usable_units
 from fenka.views.nodes import exclusive_node, pods_of_exclusive_nodes
 
-WITHOUT_NODE: Mapping[OrderState, str] = {
+WITHOUT_NODE: Mapping[autoscaling.OrderState, str] = {
     "written": "starting",
     "asked": "starting",
     "known": "starting",
@@ -31,7 +23,7 @@ WITHOUT_NODE: Mapping[OrderState, str] = {
 }
 """What a slot is while there is no Node of it, by the slot's state."""
 
-UNREPORTED = NodeStatus(group="", state="not reported yet", since=0)
+UNREPORTED = autoscaling.NodeStatus(group="", state="not reported yet", since=0)
 """Of a node that the leader has not seen yet."""
 
 
@@ -65,14 +57,16 @@ class ElasticNodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def elastic_nodes(
-    snapshot: ClusterSnapshot, status: Status, orders: Mapping[str, OrderRecord]
+    snapshot: ClusterSnapshot,
+    status: autoscaling.Status,
+    orders: Mapping[str, autoscaling.OrderRecord],
 ) -> list[ElasticNodeRow]:
     """Return the nodes of groups by name, then those that have not joined, by order."""
     pods, planned = pods_of_exclusive_nodes(snapshot), _planned_cards(status, orders)
     rows = []
     for node in snapshot.nodes:
         name = node.metadata.name
-        if GROUP in node.metadata.labels or name in status.nodes:
+        if autoscaling.GROUP in node.metadata.labels or name in status.nodes:
             cards = _cards(snapshot, node, pods.get(name, []))
             row = _node(node, cards, status.nodes.get(name, UNREPORTED))
             rows.append(row if row.cards else replace(row, cards=planned.get(row.order)))
@@ -80,7 +74,9 @@ def elastic_nodes(
     return [*rows, *_coming(names, orders, planned)]
 
 
-def _planned_cards(status: Status, orders: Mapping[str, OrderRecord]) -> dict[str, int | None]:
+def _planned_cards(
+    status: autoscaling.Status, orders: Mapping[str, autoscaling.OrderRecord]
+) -> dict[str, int | None]:
     """Return how many cards each node of an order will have, by the order's name."""
     cards = {
         (each.group, each.type, each.zone, each.capacity): each.cards for each in status.offers
@@ -109,13 +105,15 @@ def _cards(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> tuple[int,
     return len(free), sum(max(units, 0) for units in free.values()), total
 
 
-def _node(node: Node, cards: tuple[int, float, int], status: NodeStatus) -> ElasticNodeRow:
+def _node(
+    node: Node, cards: tuple[int, float, int], status: autoscaling.NodeStatus
+) -> ElasticNodeRow:
     labels, (count, free, total) = node.metadata.labels, cards
     return ElasticNodeRow(
         name=node.metadata.name,
-        group=labels.get(GROUP, status.group),
-        capacity=labels.get(CAPACITY, ""),
-        order=labels.get(ORDER, ""),
+        group=labels.get(autoscaling.GROUP, status.group),
+        capacity=labels.get(autoscaling.CAPACITY, ""),
+        order=labels.get(autoscaling.ORDER, ""),
         created_at=seconds(node.metadata.creation_timestamp),
         cards=count or None,
         free=free if total else None,
@@ -129,7 +127,7 @@ def _node(node: Node, cards: tuple[int, float, int], status: NodeStatus) -> Elas
 
 def _coming(
     names: Collection[str],
-    orders: Mapping[str, OrderRecord],
+    orders: Mapping[str, autoscaling.OrderRecord],
     planned: Mapping[str, int | None],
 ) -> Iterator[ElasticNodeRow]:
     for name, order in sorted(orders.items()):

@@ -22,6 +22,7 @@ Only trainings that use what others leave idle are evicted (`JobSpec.eviction_gr
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fenka.core import queue
 from fenka.core.backfill import Backfill, Timeline, complete, held_by_user
 from fenka.core.errors import FenkaError
 from fenka.core.evaluate import Policy, never_fits, restored
@@ -36,15 +37,6 @@ from fenka.core.mig.instances import (
     usable_mib,
 )
 from fenka.core.preemption import Preemptor, VictimCandidate, cheapest_victims
-from fenka.core.queue import (
-    Allocation,
-    Fairness,
-    PendingRequest,
-    QueueStatus,
-    Reservation,
-    UsageHistory,
-    cards_of,
-)
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
@@ -103,7 +95,7 @@ class Holders:
 
 
 def gangs_to_evict(
-    pending: Iterable[tuple[QueueStatus, PendingRequest]],
+    pending: Iterable[tuple[queue.QueueStatus, queue.PendingRequest]],
     holders: Holders,
     node: Node,
     policy: Policy,
@@ -130,7 +122,7 @@ def gangs_to_evict(
     view, chosen = UsageOverlay(holders.view), dict[str, None]()
     left = {id_: job for id_, job in evictable.items() if id_ not in holders.evicted}
     _remove(view, (job for id_, job in evictable.items() if id_ in holders.evicted))
-    reservations: list[Reservation] = []
+    reservations: list[queue.Reservation] = []
     for status, request in pending:
         if status.reservation is None:
             continue
@@ -235,14 +227,14 @@ class Broker:
         self,
         node: Node,
         policy: Policy,
-        fairness: Fairness | None = None,
+        fairness: queue.Fairness | None = None,
         division: Division | None = None,
     ) -> None:
         self.node, self.policy = node, policy
         self.division = division or Division()
         """What the divided cards can be divided into, and what is on them beside the node's instances."""
-        fairness = fairness or Fairness()
-        self.usage_history = UsageHistory(fairness)
+        fairness = fairness or queue.Fairness()
+        self.usage_history = queue.UsageHistory(fairness)
         """Recent use of cards by user, for fair sharing. Users are named by their uid."""
         self._unleased: Mapping[DeviceId, str] = {}
         """What uses cards without a lease, in a sentence for each."""
@@ -251,9 +243,9 @@ class Broker:
         self._backfill = Backfill(policy, fairness)
         self._entries: dict[str, list[Job]] = {}
         """Jobs by queue id: a single job, or the remaining members of a gang in the order of their ranks."""
-        self._queue: dict[str, PendingRequest] = {}
-        self._allocations: dict[str, Allocation] = {}
-        self._reported: dict[str, tuple[QueueStatus, JobQueued]] = {}
+        self._queue: dict[str, queue.PendingRequest] = {}
+        self._allocations: dict[str, queue.Allocation] = {}
+        self._reported: dict[str, tuple[queue.QueueStatus, JobQueued]] = {}
         """By queue id, the last status of each pending entry, and what its client was sent."""
         self._evicted: set[str] = set()
         """Jobs that are being evicted. The next daemon selects them again."""
@@ -438,7 +430,7 @@ class Broker:
         self._queue[job.queue_id] = self._pending_request([job])
         self._set_node(without_plans(self.node, self.held_devices()))
         report = JobQueued(job.queue_id, job.display_name, 1, len(self._queue), reason)
-        status = QueueStatus(job.queue_id, 1, Unschedulable(hint=reason), None)
+        status = queue.QueueStatus(job.queue_id, 1, Unschedulable(hint=reason), None)
         self._reported[job.queue_id] = status, report
         return [report]
 
@@ -510,7 +502,7 @@ class Broker:
         """Return whether a job of this user has this name or id."""
         return any(name in job.names and job.uid == uid for job in self.jobs.values())
 
-    def queue_status(self, job: Job) -> QueueStatus | None:
+    def queue_status(self, job: Job) -> queue.QueueStatus | None:
         """Return the queue status of a pending job, else None."""
         reported = self._reported.get(job.queue_id)
         return reported[0] if reported else None
@@ -547,9 +539,9 @@ class Broker:
             self._add(job)
         self._queue[jobs[0].queue_id] = self._pending_request(jobs)
 
-    def _pending_request(self, jobs: Sequence[Job]) -> PendingRequest:
+    def _pending_request(self, jobs: Sequence[Job]) -> queue.PendingRequest:
         first, limit_s = jobs[0], jobs[0].spec.time_limit_s
-        return PendingRequest(
+        return queue.PendingRequest(
             first.queue_id,
             tuple(job.request for job in jobs),
             first.requested_at,
@@ -561,8 +553,8 @@ class Broker:
     def _allocate(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
         deadline = None if job.deadline is None else job.deadline + GRACE_S
-        self._allocations[job.id] = Allocation(placement, deadline, str(job.account))
-        cards = cards_of((placement,), self.node.cards)
+        self._allocations[job.id] = queue.Allocation(placement, deadline, str(job.account))
+        cards = queue.cards_of((placement,), self.node.cards)
         since = now if job.started_at is None else job.started_at
         self.usage_history.start(job.id, str(job.account), cards, job.requested_at, since, now)
 
@@ -639,7 +631,7 @@ class Broker:
             effects += self._evict_for(result.pending, now)
         return effects
 
-    def _evict_for(self, pending: Sequence[QueueStatus], now: float) -> list[Effect]:
+    def _evict_for(self, pending: Sequence[queue.QueueStatus], now: float) -> list[Effect]:
         """Evict the cheapest gangs that make room for pending requests, in the order of the queue."""
         queue_ids = gangs_to_evict(
             [(status, self._queue[status.id]) for status in pending],
@@ -657,7 +649,7 @@ class Broker:
                 self._allocations[job.id] = replace(self._allocations[job.id], deadline=until)
         return [EvictGang(jobs) for jobs in gangs]
 
-    def _pending_reason(self, status: QueueStatus) -> str:
+    def _pending_reason(self, status: queue.QueueStatus) -> str:
         """Return why a job is pending, with what uses memory of its cards without a lease."""
         lacking = {
             reason.card

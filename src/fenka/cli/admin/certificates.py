@@ -22,23 +22,15 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import ClusterTarget, OutputOption, Target
 from fenka.cluster.objects import Secret
 from fenka.kubernetes.client import Api, ApiError
-from fenka.server.certificate_files import (
-    ADAPTER,
-    AUTHORITY,
-    CLIENT,
-    SERVER,
-    InvalidPair,
-    Pair,
-    authority_expiry,
-)
+from fenka.server import certificate_files
 
 EXPIRES = "fenka.io/expires"
 """Annotation of the Secrets: when the certificate expires."""
 USES = {
-    AUTHORITY: "signs the others",
-    SERVER: "the extender's replicas",
-    CLIENT: "kube-scheduler, and replicas that forward requests",
-    ADAPTER: "the metrics adapter",
+    certificate_files.AUTHORITY: "signs the others",
+    certificate_files.SERVER: "the extender's replicas",
+    certificate_files.CLIENT: "kube-scheduler, and replicas that forward requests",
+    certificate_files.ADAPTER: "the metrics adapter",
 }
 SOON = timedelta(days=365)
 """An authority that expires earlier causes a warning: certificates on control planes expire with it."""
@@ -66,11 +58,15 @@ class Installation:
     @property
     def kinds(self) -> list[str]:
         """Return what there are certificates of, the authority first."""
-        return [kind for kind in USES if kind != ADAPTER or self.adapter]
+        return [kind for kind in USES if kind != certificate_files.ADAPTER or self.adapter]
 
     def secret(self, kind: str) -> str:
         """Return the name of a Secret."""
-        return f"{self.adapter}-{SERVER}" if kind == ADAPTER else f"{self.name}-{kind}"
+        return (
+            f"{self.adapter}-{certificate_files.SERVER}"
+            if kind == certificate_files.ADAPTER
+            else f"{self.name}-{kind}"
+        )
 
     @property
     def path(self) -> str:
@@ -123,11 +119,11 @@ def _show(installation: Installation, output: str) -> None:
     secrets = cluster.ask(
         installation.target, lambda api: _read_all(api, installation, installation.kinds[1:])
     )
-    if not named and secrets[ADAPTER] is None:
+    if not named and secrets[certificate_files.ADAPTER] is None:
         # An installation has an adapter only if it measures services.
-        del secrets[ADAPTER]
+        del secrets[certificate_files.ADAPTER]
     expiries = {
-        AUTHORITY: _authority_expires(secrets.values()),
+        certificate_files.AUTHORITY: _authority_expires(secrets.values()),
         **{kind: _expires(secret) for kind, secret in secrets.items()},
     }
     rows = [
@@ -141,8 +137,10 @@ def _show(installation: Installation, output: str) -> None:
 
 def _write(installation: Installation, directory: Path) -> None:
     """Write the files that kube-scheduler's configuration names. Raises UserError."""
-    secret = cluster.ask(installation.target, lambda api: _read(api, installation, CLIENT))
-    name = f"{installation.namespace}/{installation.secret(CLIENT)}"
+    secret = cluster.ask(
+        installation.target, lambda api: _read(api, installation, certificate_files.CLIENT)
+    )
+    name = f"{installation.namespace}/{installation.secret(certificate_files.CLIENT)}"
     if secret is None:
         raise UserError(
             f"the Secret {name} is not there: install the chart with scheduler.tls.enabled=true, or name its "
@@ -181,7 +179,7 @@ def _make(installation: Installation, hosts: Sequence[str]) -> None:
 
     try:
         made = cluster.ask(installation.target, question)
-    except (InvalidPair, ValueError) as why:
+    except (certificate_files.InvalidPair, ValueError) as why:
         raise UserError(f"no certificate was made: {why}") from None
     for kind, until in made.items():
         print(f"made {installation.secret(kind)}: {USES[kind]}, until {until:%Y-%m-%d}")
@@ -198,13 +196,14 @@ async def _renew(
     now = datetime.now(UTC)
     adapter_hosts = installation.hosts(installation.adapter) if installation.adapter else ()
     made = maker.due(current, [*installation.hosts(installation.name), *hosts], now, adapter_hosts)
-    authority = made.get(AUTHORITY) or current[AUTHORITY]
+    authority = made.get(certificate_files.AUTHORITY) or current[certificate_files.AUTHORITY]
     assert authority is not None
     ends = maker.expiry(authority)
     if ends - now < SOON:
         print(
             f"the authority and all certificates of it expire on {ends:%Y-%m-%d}: delete the Secret "
-            f"{installation.secret(AUTHORITY)}, make new certificates, and copy them to the control planes"
+            f"{installation.secret(certificate_files.AUTHORITY)}, make new certificates, and copy "
+            "them to the control planes"
         )
     # The authority first: certificates that it has signed are useless without it.
     expiries = {kind: maker.expiry(made[kind]) for kind in installation.kinds if kind in made}
@@ -252,8 +251,12 @@ async def _read(api: Api, installation: Installation, kind: str) -> Secret | Non
         raise
 
 
-def _pair(secret: Secret | None) -> Pair | None:
-    return Pair(_decoded(secret, "tls.crt"), _decoded(secret, "tls.key")) if secret else None
+def _pair(secret: Secret | None) -> certificate_files.Pair | None:
+    return (
+        certificate_files.Pair(_decoded(secret, "tls.crt"), _decoded(secret, "tls.key"))
+        if secret
+        else None
+    )
 
 
 def _decoded(secret: Secret, key: str) -> bytes:
@@ -271,7 +274,11 @@ def _authority_expires(secrets: Collection[Secret | None]) -> str:
     """Return when the authority expires: its certificate is in the Secrets of those that it has signed."""
     if not any(secrets):
         return "missing"
-    ends = (authority_expiry(_decoded(secret, "ca.crt")) for secret in secrets if secret)
+    ends = (
+        certificate_files.authority_expiry(_decoded(secret, "ca.crt"))
+        for secret in secrets
+        if secret
+    )
     first = min((end for end in ends if end is not None), default=None)
     return "unknown" if first is None else f"{first:{_TIME}}"
 

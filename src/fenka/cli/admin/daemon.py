@@ -21,22 +21,7 @@ from fenka.build import build_id
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.hardware.peer_credentials import peer
-from fenka.workstation import files, lifetime, main, paths, protocol
-from fenka.workstation.client import (
-    EXIT_ALREADY_RUNNING,
-    READY,
-    START_TIMEOUT_S,
-    WAITING,
-    Connection,
-    DaemonUnavailable,
-    RequestFailed,
-    await_return,
-    check_server,
-    daemon_environment,
-    open_log,
-    start_daemon,
-    unavailable_reason,
-)
+from fenka.workstation import client, files, lifetime, main, paths, protocol
 from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import AlreadyRunning, Config
 from fenka.workstation.lifetime import ShutdownSignals
@@ -64,7 +49,7 @@ def stop_daemon(runtime: Runtime, *, force: bool) -> None:
             if answer is None:
                 _end_old(pid, ending, force=force)
             elif answer.type == "failure":
-                raise RequestFailed(answer.reason)
+                raise client.RequestFailed(answer.reason)
             if not select.select([ending], [], [], END_TIMEOUT_S)[0]:
                 raise NotReplaced(
                     f"the daemon, process {pid}, has not ended within {END_TIMEOUT_S:.0f} s: `kill {pid}`, "
@@ -88,13 +73,13 @@ def _reach(runtime: Runtime) -> socket.socket:
         except OSError:
             if isinstance(why, UnsafeDirectory):
                 raise why from None
-            raise DaemonUnavailable(unavailable_reason(runtime, why)) from None
+            raise client.DaemonUnavailable(client.unavailable_reason(runtime, why)) from None
     try:
-        check_server(runtime, connection)
+        client.check_server(runtime, connection)
     except FenkaError:
         connection.close()
         raise
-    connection.settimeout(START_TIMEOUT_S)
+    connection.settimeout(client.START_TIMEOUT_S)
     return connection
 
 
@@ -118,7 +103,7 @@ def _request_stop(
 
 def _end_old(pid: int, process: int, *, force: bool) -> None:
     if not force:
-        raise RequestFailed(
+        raise client.RequestFailed(
             f"the daemon, process {pid}, is of an older version that cannot say whether programs run: add "
             "--force to end it; programs go on"
         )
@@ -127,7 +112,7 @@ def _end_old(pid: int, process: int, *, force: bool) -> None:
     except ProcessLookupError:
         pass
     except PermissionError:
-        raise RequestFailed(f"the daemon, process {pid}, is another user's") from None
+        raise client.RequestFailed(f"the daemon, process {pid}, is another user's") from None
 
 
 def restart_daemon(runtime: Runtime, options: list[str]) -> None:
@@ -143,21 +128,21 @@ def restart_daemon(runtime: Runtime, options: list[str]) -> None:
     files.load_config(runtime)
     files.load_jobs(runtime)
     files.load_layouts(runtime)
-    await_return(runtime)
+    client.await_return(runtime)
     _check_unit(runtime)
 
     def end_other() -> None:
-        with contextlib.suppress(DaemonUnavailable):  # It has ended meanwhile.
+        with contextlib.suppress(client.DaemonUnavailable):  # It has ended meanwhile.
             stop_daemon(runtime, force=True)
 
-    start_daemon(runtime, ["--replace", *options], on_waiting=end_other)
+    client.start_daemon(runtime, ["--replace", *options], on_waiting=end_other)
 
 
 def _check_unit(runtime: Runtime) -> None:
     try:
         with _reach(runtime) as connection:
             pid = peer(connection).pid
-    except DaemonUnavailable:
+    except client.DaemonUnavailable:
         return
     unit = unit_of(pid)
     if unit:
@@ -257,7 +242,7 @@ def _start(given: dict[str, Any]) -> None:
     runtime = paths.own()
     if runtime.answers():
         raise UserError("a fenka daemon already runs here: `fenka doctor` describes it")
-    start_daemon(runtime, [*_words(_resolve(runtime, given)), "--no-file"])
+    client.start_daemon(runtime, [*_words(_resolve(runtime, given)), "--no-file"])
     print("the fenka daemon is running; `fenka daemon --stop` ends it")
 
 
@@ -267,7 +252,7 @@ def _restart(given: dict[str, Any]) -> None:
     recorded = files.load_config(runtime)
     config = msgspec.structs.replace(recorded, **given) if recorded else _resolve(runtime, given)
     restart_daemon(runtime, [*_words(config), "--no-file"])
-    with Connection(runtime) as connection:
+    with client.Connection(runtime) as connection:
         pid = connection.daemon_pid
     print(f"the fenka daemon is now process {pid}, build {build_id()}; programs went on")
 
@@ -307,7 +292,7 @@ def _serve(
     ending = ShutdownSignals(0 if lifeline else None)
     # Now, when a reason to end can still be reported.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    log = open_log(str(runtime.log), flags) if background_child else None
+    log = client.open_log(str(runtime.log), flags) if background_child else None
     parent, waiting = os.getppid(), False
 
     def ready(daemon: Daemon) -> None:
@@ -321,13 +306,13 @@ def _serve(
         nonlocal waiting
         if replace and not waiting:
             waiting = True
-            os.write(1, WAITING)
+            os.write(1, client.WAITING)
         return replace and not ending.signals and os.getppid() == parent
 
     try:
         ended = main.run(runtime, config, ready, ending, keep_waiting)
     except AlreadyRunning as why:
-        raise UserError(str(why), EXIT_ALREADY_RUNNING if background_child else 1) from None
+        raise UserError(str(why), client.EXIT_ALREADY_RUNNING if background_child else 1) from None
     except Exception:
         # Ctrl-C may have ended a program that the start needs.
         if signal.SIGINT in ending.signals:
@@ -335,7 +320,7 @@ def _serve(
         raise
     if ended.moved is not None and not ending.signals:
         environment = {
-            **daemon_environment(runtime),
+            **client.daemon_environment(runtime),
             **lifetime.environment(),
             **ended.moved,
         }
@@ -360,7 +345,7 @@ def _serve_again(environment: dict[str, str], background_child: bool, lifeline: 
 
 def _redirect_to_log(log: int) -> None:
     """Tell who started us, and talk to the log from now on. Raises BrokenPipeError."""
-    os.write(1, READY)
+    os.write(1, client.READY)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)

@@ -13,18 +13,7 @@ from collections.abc import Callable, Sequence
 
 from fenka.cli import tables
 from fenka.cli.options import short_duration
-from fenka.cli.workloads.screens import (
-    UNKNOWN,
-    JobColumns,
-    block,
-    card_total,
-    cards,
-    chief_address,
-    duration,
-    head,
-    jobs_table,
-    trainer,
-)
+from fenka.cli.workloads import screens
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import format_units
 from fenka.dialects import ack
@@ -381,18 +370,20 @@ def _percent(part: float, whole: float) -> str:
 
 def list_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool) -> list[str]:
     """Return a line for each job."""
-    columns: JobColumns = {
+    columns: screens.JobColumns = {
         "NAME": lambda job: job.name,
         "STATUS": lambda job: job.status,
-        "TRAINER": trainer,
-        "DURATION": lambda job: duration(job, now),
-        "GPU(Requested)": lambda job: cards(job.requested),
+        "TRAINER": screens.trainer,
+        "DURATION": lambda job: screens.duration(job, now),
+        "GPU(Requested)": lambda job: screens.cards(job.requested),
         "GPU(Allocated)": lambda job: (
-            cards(job.allocated) if job.status in ("PENDING", "RUNNING") else UNKNOWN
+            screens.cards(job.allocated)
+            if job.status in ("PENDING", "RUNNING")
+            else screens.UNKNOWN
         ),
-        "NODE": chief_address,
+        "NODE": screens.chief_address,
     }
-    return jobs_table(jobs, columns, all_namespaces=all_namespaces)
+    return screens.jobs_table(jobs, columns, all_namespaces=all_namespaces)
 
 
 def get_screen(job: TrainingJob, now: float) -> list[str]:
@@ -403,13 +394,13 @@ def get_screen(job: TrainingJob, now: float) -> list[str]:
             instance.status,
             short_duration(now - instance.created),
             str(instance.chief).lower(),
-            cards(instance.requested),
-            instance.node or UNKNOWN,
+            screens.cards(instance.requested),
+            instance.node or screens.UNKNOWN,
         )
         for instance in job.instances
     ]
     header = ("NAME", "STATUS", "AGE", "IS_CHIEF", "GPU(Requested)", "NODE")
-    return [*head(job, now), *block("Instances:", header, rows)]
+    return [*screens.head(job, now), *screens.block("Instances:", header, rows)]
 
 
 def tensorboard_lines(job: TrainingJob) -> list[str]:
@@ -422,20 +413,20 @@ def tensorboard_lines(job: TrainingJob) -> list[str]:
 
 def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool) -> list[str]:
     """Return a line for each job, and the cards of those that run."""
-    columns: JobColumns = {
+    columns: screens.JobColumns = {
         "NAME": lambda job: job.name,
         "STATUS": lambda job: job.status,
-        "TRAINER": trainer,
-        "AGE": lambda job: duration(job, now),
-        "GPU(Requested)": lambda job: cards(job.requested),
-        "GPU(Allocated)": lambda job: cards(job.allocated),
-        "NODE": chief_address,
+        "TRAINER": screens.trainer,
+        "AGE": lambda job: screens.duration(job, now),
+        "GPU(Requested)": lambda job: screens.cards(job.requested),
+        "GPU(Allocated)": lambda job: screens.cards(job.allocated),
+        "NODE": screens.chief_address,
     }
     running = [job for job in jobs if job.status == "RUNNING"]
-    allocated = card_total(job.allocated for job in running)
-    requested = card_total(job.requested for job in running)
+    allocated = screens.card_total(job.allocated for job in running)
+    requested = screens.card_total(job.requested for job in running)
     return [
-        *jobs_table(jobs, columns, all_namespaces=all_namespaces),
+        *screens.jobs_table(jobs, columns, all_namespaces=all_namespaces),
         "",
         f"Total Allocated/Requested GPUs of Training Jobs: {allocated}/{requested}",
     ]

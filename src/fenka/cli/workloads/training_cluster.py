@@ -19,15 +19,8 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import Target
 from fenka.cli.workload_options import DryRunOutput, print_manifests
 from fenka.cli.workloads.backend import JobTarget, LogRequest, report_submission
+from fenka.cluster import training_objects
 from fenka.cluster.objects import seconds
-from fenka.cluster.training_objects import (
-    KIND,
-    BatchJob,
-    Root,
-    TrainingEvent,
-    TrainingObjects,
-    TrainingPod,
-)
 from fenka.core.errors import FAILURE, INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.jobs.collection import Contents, collect
 from fenka.jobs.kubernetes import submission
@@ -103,7 +96,7 @@ class ClusterJobs:
             uids = {job.uid, *(pod.metadata.uid for pod in objects.pods)}
             runs = [objects.current(root) for root in objects.roots if not job.foreign]
 
-            def concerns(event: TrainingEvent) -> bool:
+            def concerns(event: training_objects.TrainingEvent) -> bool:
                 return event.involved_object.uid in uids or any(
                     event.concerns_jobs_of(run) for run in runs
                 )
@@ -212,9 +205,9 @@ class ClusterJobs:
 
     async def _look(
         self, api: Api, name: str, instance: str
-    ) -> tuple[TrainingJob, TrainingPod | None]:
+    ) -> tuple[TrainingJob, training_objects.TrainingPod | None]:
         """Return a job and the pod of one of its instances; None if that does not exist now."""
-        objects = TrainingObjects()
+        objects = training_objects.TrainingObjects()
         if _NAME.fullmatch(name):
             objects = await read_training_objects(api, self.namespace, name, pods_only=True)
         jobs = sorted(training_jobs(objects, time.time()), key=lambda job: job.foreign)
@@ -232,7 +225,7 @@ async def _read_queue(api: Api) -> Queue | None:
     return None if rows is None else {(row.namespace, row.name): row.position for row in rows}
 
 
-async def _delete(api: Api, root: Root, at_once: asyncio.Semaphore) -> None:
+async def _delete(api: Api, root: training_objects.Root, at_once: asyncio.Semaphore) -> None:
     """Delete a root object, unless somebody else has. Raises ApiError, ApiUnreachable."""
     uid = {"uid": root.metadata.uid}
     async with at_once:
@@ -254,7 +247,9 @@ def require_instance(job: TrainingJob, name: str) -> Instance:
     )
 
 
-def _require_container(instance: Instance, pod: TrainingPod | None, name: str) -> None:
+def _require_container(
+    instance: Instance, pod: training_objects.TrainingPod | None, name: str
+) -> None:
     """Raise UserError if the instance's pod has no container of this name."""
     if pod is None or not name:
         return
@@ -269,7 +264,9 @@ def _shown_instance(job: TrainingJob, name: str) -> Instance | None:
     return job.instance(name) if name else job.chief
 
 
-def _pod_of(objects: TrainingObjects, instance: Instance) -> TrainingPod | None:
+def _pod_of(
+    objects: training_objects.TrainingObjects, instance: Instance
+) -> training_objects.TrainingPod | None:
     return next((pod for pod in objects.pods if pod.metadata.name == instance.pod), None)
 
 
@@ -369,7 +366,11 @@ def stop(target: JobTarget, names: Sequence[str]) -> None:
 
 
 def _change(
-    target: JobTarget, name: str, change: Callable[[Api, Root, list[BatchJob]], Awaitable[None]]
+    target: JobTarget,
+    name: str,
+    change: Callable[
+        [Api, training_objects.Root, list[training_objects.BatchJob]], Awaitable[None]
+    ],
 ) -> None:
     place = target.namespace or cluster.namespace(target)
     jobs = ClusterJobs(target, place)
@@ -377,7 +378,14 @@ def _change(
 
     async def find_and_change(api: Api) -> None:
         roots, runs = await read_roots(api, place, name)
-        root = next((root for root in roots if root.metadata.labels.get(KIND) == "notebook"), None)
+        root = next(
+            (
+                root
+                for root in roots
+                if root.metadata.labels.get(training_objects.KIND) == "notebook"
+            ),
+            None,
+        )
         if root is None:
             raise UserError(
                 f"{name} is not a notebook: a training on a cluster is ended by fenka delete {name}",

@@ -19,28 +19,11 @@ from typing import Any
 
 from alibabacloud_ecs20140526 import models as ecs
 
+from fenka.cloud import port
+from fenka.cloud.alibaba import scaling_groups
 from fenka.cloud.alibaba.calls import MarketAboveCap, call, default_credentials, open_clients
-from fenka.cloud.alibaba.scaling_groups import (
-    SCALING_GROUP,
-    Instances,
-    Pause,
-    ScalingGroups,
-    as_instance,
-    tags_of,
-)
 from fenka.cloud.alibaba.settings import group_settings, provider_settings
 from fenka.cloud.config import Config, GroupConfig
-from fenka.cloud.port import (
-    Denied,
-    Instance,
-    Notice,
-    Offer,
-    OfferKey,
-    Order,
-    OutOfStock,
-    TooDear,
-    Unknown,
-)
 from fenka.cluster.autoscaling import ORDER, CloudType
 
 MOST = 10
@@ -66,7 +49,7 @@ class Catalogue:
                 ecs.DescribeZonesRequest(region_id=self._region, verbose=False),
             )
             if body.zones is None or not body.zones.zone:
-                raise Unknown("Alibaba Cloud listed no zones")
+                raise port.Unknown("Alibaba Cloud listed no zones")
             self._zones = frozenset(it.zone_id for it in body.zones.zone)
         return self._zones
 
@@ -82,7 +65,7 @@ class Catalogue:
                 ecs.DescribeInstanceTypesRequest(instance_types=part),
             )
             if body.instance_types is None:
-                raise Unknown("Alibaba Cloud listed instance types without their properties")
+                raise port.Unknown("Alibaba Cloud listed instance types without their properties")
             listed = body.instance_types.instance_type
             self._types |= {it.instance_type_id: _cloud_type(it) for it in listed}
             del self._missing[:MOST]
@@ -155,7 +138,7 @@ class Prices:
                 ),
             )
             if body.spot_prices is None:
-                raise Unknown("Alibaba Cloud listed a page without its prices")
+                raise port.Unknown("Alibaba Cloud listed a page without its prices")
             listed += body.spot_prices.spot_price_type
             if not body.spot_prices.spot_price_type or (body.next_offset or 0) <= len(listed) - 1:
                 return listed
@@ -173,7 +156,7 @@ class EssProvider:
         config: Config,
         clients: tuple[Any, Any],
         clock: Callable[[], float],
-        pause: Pause,
+        pause: scaling_groups.Pause,
     ) -> None:
         """Use a configuration. Raises InvalidConfig.
 
@@ -187,15 +170,15 @@ class EssProvider:
         self._settings = {group.name: group_settings(group) for group in config.groups}
         region, self._clock = config.provider.region, clock
         ess, ecs = clients
-        self._instances = Instances(ecs, region, config.cluster)
+        self._instances = scaling_groups.Instances(ecs, region, config.cluster)
         self._prices = Prices(ecs, region, clock)
         self._catalogue = Catalogue(ecs, region, config.groups)
-        self._scaling_groups = ScalingGroups(ess, region, config.cluster, pause)
+        self._scaling_groups = scaling_groups.ScalingGroups(ess, region, config.cluster, pause)
         self._orders: dict[str, str] = {}
         self._taken: dict[str, float] = {}
         self._looked_at: float | None = None
 
-    async def offers(self) -> Sequence[Offer]:
+    async def offers(self) -> Sequence[port.Offer]:
         """Return all offers. The cloud does not say stock, except that a type is not sold as spot."""
         types, zones = await self._catalogue.types(), await self._catalogue.zones()
         keys = [
@@ -210,24 +193,26 @@ class EssProvider:
         offers = [self._offer(key, prices[key.type, key.zone]) for key in keys]
         return [replace(offer, machine=types[offer.key.type]) for offer in offers]
 
-    def _offer(self, key: OfferKey, price: Price | None) -> Offer:
+    def _offer(self, key: port.OfferKey, price: Price | None) -> port.Offer:
         if price is not None:
             amount = price.spot if key.capacity == "spot" else price.regular
-            return Offer(key, amount, until=price.read_at + FRESH_S)
+            return port.Offer(key, amount, until=price.read_at + FRESH_S)
         configured = self._groups[key.group].price
         if key.capacity == "spot":
-            return Offer(key, configured or 0.0, stock=0)
+            return port.Offer(key, configured or 0.0, stock=0)
         if configured is None:
-            raise Denied(
+            raise port.Denied(
                 f"Alibaba Cloud has no price for {key.type} in {key.zone}: set price of group {key.group}"
             )
-        return Offer(key, configured)
+        return port.Offer(key, configured)
 
-    async def instances(self) -> Sequence[Instance]:
+    async def instances(self) -> Sequence[port.Instance]:
         """Return all instances of the cluster. Raises ProviderError rather than give a part of them."""
         listed = await self._instances.all()
         await self._find_orders(listed)
-        return [as_instance(it, self._orders.get(it.instance_id, "")) for it in listed]
+        return [
+            scaling_groups.as_instance(it, self._orders.get(it.instance_id, "")) for it in listed
+        ]
 
     async def _find_orders(self, listed: Sequence[Any]) -> None:
         """Find the orders of new instances; an instance never changes its order."""
@@ -235,15 +220,15 @@ class EssProvider:
         self._orders = {name: order for name, order in known.items() if order}
         groups = set()
         for instance in listed:
-            tags = tags_of(instance)
+            tags = scaling_groups.tags_of(instance)
             if ORDER in tags:
                 self._orders[instance.instance_id] = tags[ORDER]
-            elif instance.instance_id not in self._orders and SCALING_GROUP in tags:
-                groups.add(tags[SCALING_GROUP])
+            elif instance.instance_id not in self._orders and scaling_groups.SCALING_GROUP in tags:
+                groups.add(tags[scaling_groups.SCALING_GROUP])
         for group in sorted(groups):
             self._orders |= await self._scaling_groups.orders(group)
 
-    async def launch(self, order: Order) -> Sequence[str]:
+    async def launch(self, order: port.Order) -> Sequence[str]:
         """Launch an order once.
 
         Raises Unknown while a scaling group is still busy with it. Launching it again says what became of it.
@@ -257,30 +242,32 @@ class EssProvider:
         except MarketAboveCap:
             raise await self._too_dear(order) from None
 
-    def _group_of(self, offer: OfferKey) -> GroupConfig:
+    def _group_of(self, offer: port.OfferKey) -> GroupConfig:
         group = self._groups.get(offer.group)
         if group is None or offer not in group.offers:
-            raise Denied(f"there is no offer {offer}")
+            raise port.Denied(f"there is no offer {offer}")
         return group
 
-    async def _too_dear(self, order: Order) -> TooDear | OutOfStock:
+    async def _too_dear(self, order: port.Order) -> port.TooDear | port.OutOfStock:
         price = await self._prices.now(order.offer.type, order.offer.zone)
         if price is None or order.cap is None:
-            return OutOfStock(order.offer)
-        return TooDear(order.offer, price.spot, order.cap)
+            return port.OutOfStock(order.offer)
+        return port.TooDear(order.offer, price.spot, order.cap)
 
     async def end(self, ids: Collection[str]) -> None:
         """End those instances that have the cluster's tag."""
         members: defaultdict[str, list[str]] = defaultdict(list)
         for instance in await self._instances.named(ids):
-            members[tags_of(instance).get(SCALING_GROUP, "")].append(instance.instance_id)
+            members[scaling_groups.tags_of(instance).get(scaling_groups.SCALING_GROUP, "")].append(
+                instance.instance_id
+            )
         alone = members.pop("", [])
         if alone:
             await self._instances.delete(alone)
         for group, removed in members.items():
             await self._scaling_groups.remove(group, removed)
 
-    async def notices(self) -> Sequence[Notice]:
+    async def notices(self) -> Sequence[port.Notice]:
         """Return the take-backs. Their times are the earliest ones possible, since the cloud tells none here.
 
         An instance that was not being taken back at the last call is there for five minutes after that call.
@@ -293,7 +280,7 @@ class EssProvider:
         self._taken = {it.instance_id: self._taken.get(it.instance_id, earliest) for it in listed}
         self._looked_at = now
         return [
-            Notice(name, at, "the market's price is above the limit, or stock is short")
+            port.Notice(name, at, "the market's price is above the limit, or stock is short")
             for name, at in self._taken.items()
         ]
 

@@ -19,19 +19,10 @@ import msgspec
 from alibabacloud_ecs20140526 import models as ecs
 from alibabacloud_ess20220222 import models as ess
 
+from fenka.cloud import port
 from fenka.cloud.alibaba.calls import ESS_PAGE, all_ess, call, refused
 from fenka.cloud.alibaba.settings import GroupSettings
 from fenka.cloud.config import GroupConfig
-from fenka.cloud.port import (
-    Denied,
-    Instance,
-    InstanceState,
-    OfferKey,
-    Order,
-    OutOfStock,
-    Quota,
-    Unknown,
-)
 from fenka.cluster.autoscaling import GROUP, ORDER
 
 CLUSTER = "fenka.io/cluster"
@@ -42,11 +33,11 @@ MOST_INSTANCES = 100
 """Instances of one call: the cloud's limit."""
 
 _STATES = {
-    "Pending": InstanceState.STARTING,
-    "Starting": InstanceState.STARTING,
-    "Running": InstanceState.RUNNING,
-    "Stopping": InstanceState.ENDING,
-    "Stopped": InstanceState.ENDING,
+    "Pending": port.InstanceState.STARTING,
+    "Starting": port.InstanceState.STARTING,
+    "Running": port.InstanceState.RUNNING,
+    "Stopping": port.InstanceState.ENDING,
+    "Stopped": port.InstanceState.ENDING,
 }
 
 
@@ -72,12 +63,12 @@ class Instances:
                 ),
             )
             if body.instances is None:
-                raise Unknown("Alibaba Cloud listed a page without its instances")
+                raise port.Unknown("Alibaba Cloud listed a page without its instances")
             listed |= {instance.instance_id: instance for instance in body.instances.instance}
             if not body.next_token:
                 return list(listed.values())
             if body.next_token == token:
-                raise Unknown("Alibaba Cloud listed the same page twice")
+                raise port.Unknown("Alibaba Cloud listed the same page twice")
             token = body.next_token
 
     async def named(self, ids: Iterable[str]) -> list[Any]:
@@ -88,7 +79,7 @@ class Instances:
             for instance in await self.all(instance_ids=json.dumps(part))
         ]
 
-    async def run(self, order: Order, settings: GroupSettings) -> list[str]:
+    async def run(self, order: port.Order, settings: GroupSettings) -> list[str]:
         """Launch an order: all of it or none if it is `whole`, else at least one. Return the ids."""
         offer, amount = order.offer, min(order.count, MOST_INSTANCES)
         strategy, limit = "NoSpot", None
@@ -115,7 +106,7 @@ class Instances:
             offer,
         )
         if body.instance_id_sets is None or not body.instance_id_sets.instance_id_set:
-            raise Unknown("Alibaba Cloud did not name the instances that it launched")
+            raise port.Unknown("Alibaba Cloud did not name the instances that it launched")
         return list(body.instance_id_sets.instance_id_set)
 
     async def delete(self, ids: Sequence[str]) -> None:
@@ -145,22 +136,24 @@ def tags_of(instance: Any) -> dict[str, str]:
     return {tag.tag_key: tag.tag_value for tag in listed}
 
 
-def as_instance(instance: Any, order: str) -> Instance:
+def as_instance(instance: Any, order: str) -> port.Instance:
     """Return a listed instance as the port has it. order: its token. Raises Unknown."""
     state = _STATES.get(instance.status)
     if state is None:
-        raise Unknown(f"instance {instance.instance_id} has the unknown state {instance.status}")
+        raise port.Unknown(
+            f"instance {instance.instance_id} has the unknown state {instance.status}"
+        )
     locks = [] if instance.operation_locks is None else instance.operation_locks.lock_reason
     if any(lock.lock_reason == "Recycling" for lock in locks):
-        state = InstanceState.ENDING
-    offer = OfferKey(
+        state = port.InstanceState.ENDING
+    offer = port.OfferKey(
         tags_of(instance).get(GROUP, ""),
         instance.instance_type,
         instance.zone_id,
         "on-demand" if instance.spot_strategy in (None, "", "NoSpot") else "spot",
     )
     created = datetime.strptime(instance.creation_time, "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC)
-    return Instance(
+    return port.Instance(
         instance.instance_id,
         f"{instance.region_id}.{instance.instance_id}",
         offer,
@@ -181,7 +174,7 @@ _SPOT_POLICIES = frozenset({"BALANCE", "PRIORITY"})
 """The others mix spot and on-demand instances."""
 
 
-def check_group(order: Order, cluster: str, group: Any, configuration: Any) -> bool:
+def check_group(order: port.Order, cluster: str, group: Any, configuration: Any) -> bool:
     """Return whether the group can launch nothing else than the order's type, in one zone.
 
     Args:
@@ -195,19 +188,19 @@ def check_group(order: Order, cluster: str, group: Any, configuration: Any) -> b
     """
     name, offer = group.scaling_group_id, order.offer
     if order.whole:
-        raise Denied(
+        raise port.Denied(
             f"scaling group {name} launches what it can get, not {order.count} nodes or none: set "
             f"launchTemplate and vSwitches of group {offer.group}"
         )
     for field, title in _ACTS_BY_ITSELF.items():
         if getattr(group, field):
-            raise Denied(
+            raise port.Denied(
                 f"scaling group {name} would replace nodes that are replaced already: switch its {title} off"
             )
     _check_tags(name, {CLUSTER: cluster, GROUP: offer.group}, group, configuration)
     types = list(configuration.instance_types or ()) or [configuration.instance_type]
     if offer.type not in types:
-        raise Denied(
+        raise port.Denied(
             f"scaling group {name} does not launch {offer.type}: correct types of group {offer.group}"
         )
     _check_capacity(name, order, group, configuration)
@@ -225,22 +218,22 @@ def _check_tags(name: str, wanted: dict[str, str], group: Any, configuration: An
     tags |= {tag.key: tag.value for tag in configuration.tags or ()}
     for key, value in wanted.items():
         if tags.get(key) != value:
-            raise Denied(
+            raise port.Denied(
                 f"instances of scaling group {name} would not be recognised: add the tag {key}={value} to "
                 "its scaling configuration"
             )
 
 
-def _check_capacity(name: str, order: Order, group: Any, configuration: Any) -> None:
+def _check_capacity(name: str, order: port.Order, group: Any, configuration: Any) -> None:
     strategy, offer = configuration.spot_strategy or "NoSpot", order.offer
     if (strategy == "NoSpot") != (offer.capacity == "on-demand"):
-        raise Denied(
+        raise port.Denied(
             f"scaling group {name} has the spot strategy {strategy}: correct capacity of group {offer.group}"
         )
     if offer.capacity == "on-demand":
         return
     if (group.multi_azpolicy or "PRIORITY") not in _SPOT_POLICIES:
-        raise Denied(
+        raise port.Denied(
             f"scaling group {name} may launch on-demand nodes in place of spot: set its MultiAZPolicy to "
             "PRIORITY"
         )
@@ -250,7 +243,7 @@ def _check_capacity(name: str, order: Order, group: Any, configuration: Any) -> 
     limit = limits.get(offer.type) if strategy == "SpotWithPriceLimit" else None
     if limit is None or limit > order.cap:
         has = "no price limit" if limit is None else f"the price limit {limit:g}"
-        raise Denied(
+        raise port.Denied(
             f"scaling group {name} has {has} for {offer.type}, and the cap of group {offer.group} is "
             f"{order.cap:g}: lower the limit or raise the cap"
         )
@@ -271,7 +264,7 @@ class ScalingGroups:
     def __init__(self, client: Any, region: str, cluster: str, pause: Pause) -> None:
         self._client, self._region, self._cluster, self._pause = client, region, cluster, pause
 
-    async def launch(self, group: GroupConfig, order: Order) -> list[str]:
+    async def launch(self, group: GroupConfig, order: port.Order) -> list[str]:
         """Launch an order once. Return the ids that are known, also if it is launched again.
 
         Raises:
@@ -328,14 +321,14 @@ class ScalingGroups:
         ]
         return ids[0] if ids else None
 
-    async def _admit(self, group: GroupConfig, order: Order) -> int:
+    async def _admit(self, group: GroupConfig, order: port.Order) -> int:
         """Return how many of the order the group would launch. Raises ProviderError if none."""
         groups = await call(
             self._client.describe_scaling_groups_async,
             ess.DescribeScalingGroupsRequest(region_id=self._region, scaling_group_ids=[group.id]),
         )
         if not groups.scaling_groups:
-            raise Denied(
+            raise port.Denied(
                 f"there is no scaling group {group.id} in {self._region}: correct id of group {group.name}"
             )
         scaling_group = groups.scaling_groups[0]
@@ -350,7 +343,7 @@ class ScalingGroups:
             not scaling_group.active_scaling_configuration_id
             or not configurations.scaling_configurations
         ):
-            raise Denied(
+            raise port.Denied(
                 f"scaling group {group.id} has no active scaling configuration: make one; "
                 "a launch template is not enough"
             )
@@ -359,7 +352,7 @@ class ScalingGroups:
             return order.count
         return await self._ask(group.id, order)
 
-    async def _ask(self, group: str, order: Order) -> int:
+    async def _ask(self, group: str, order: port.Order) -> int:
         """Return for how many the group's plan is of the order's type and zone alone."""
         amount = order.count
         while True:
@@ -371,13 +364,13 @@ class ScalingGroups:
                 if (it.instance_type, it.zone_id) == (order.offer.type, order.offer.zone)
             )
             if fitting == 0:
-                raise OutOfStock(order.offer)
+                raise port.OutOfStock(order.offer)
             if fitting == sum(it.amount for it in allocations):
                 return int(fitting)
             amount = fitting
 
     async def _scale(
-        self, group: str, order: Order, amount: int, *, plan_only: bool = False
+        self, group: str, order: port.Order, amount: int, *, plan_only: bool = False
     ) -> Any:
         metadata = msgspec.json.encode({ORDER: order.token}).decode()
         return await call(
@@ -393,7 +386,7 @@ class ScalingGroups:
             order.offer,
         )
 
-    async def _follow(self, name: str, order: Order) -> list[str]:
+    async def _follow(self, name: str, order: port.Order) -> list[str]:
         """Return what an activity has launched. Raises Unknown while that is nothing yet."""
         for pause in POLLS_S:
             await self._pause(pause)
@@ -403,7 +396,7 @@ class ScalingGroups:
                 return created
             if activities and activities[0].status_code != "InProgress":
                 raise _why_none(activities[0], order)
-        raise Unknown(f"scaling activity {name} of group {order.offer.group} is in progress")
+        raise port.Unknown(f"scaling activity {name} of group {order.offer.group} is in progress")
 
     async def _activities(self, ids: list[str]) -> list[Any]:
         return await all_ess(
@@ -422,9 +415,9 @@ def _token(activity: Any) -> str:
     return metadata.get(ORDER, "")
 
 
-def _why_none(activity: Any, order: Order) -> Exception:
+def _why_none(activity: Any, order: port.Order) -> Exception:
     messages = activity.error_messages or ()
     code = activity.error_code or next((it.code for it in messages), None)
     if not code:
-        return Quota(order.offer.group)
+        return port.Quota(order.offer.group)
     return refused(code, activity.error_message or activity.status_message or "", order.offer)

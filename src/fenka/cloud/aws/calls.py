@@ -21,16 +21,7 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 
-from fenka.cloud.port import (
-    Denied,
-    OfferKey,
-    OutOfStock,
-    ProviderError,
-    Quota,
-    Throttled,
-    TooDear,
-    Unknown,
-)
+from fenka.cloud import port
 
 AFTER_S = 5.0
 """Until the next call after throttling; AWS does not say how long."""
@@ -65,9 +56,9 @@ def port_error(
     code: str,
     message: str,
     status: int = 400,
-    offer: OfferKey | None = None,
+    offer: port.OfferKey | None = None,
     prices: tuple[float, float] = (0.0, 0.0),
-) -> ProviderError:
+) -> port.ProviderError:
     """Return the port's error.
 
     Args:
@@ -77,20 +68,20 @@ def port_error(
     """
     code = code.removesuffix("Fault").removesuffix("Exception")
     if offer is not None and code in OUT_OF_STOCK:
-        return OutOfStock(offer)
+        return port.OutOfStock(offer)
     if offer is not None and code in TOO_DEAR:
-        return TooDear(offer, *prices)
+        return port.TooDear(offer, *prices)
     if offer is not None and code in QUOTA:
-        return Quota(offer.group)
+        return port.Quota(offer.group)
     if code in THROTTLED:
-        return Throttled(AFTER_S)
+        return port.Throttled(AFTER_S)
     if code in UNKNOWN or status >= 500:
-        return Unknown(f"AWS does not say whether it was done: {code}: {message}")
-    return Denied(f"AWS refuses: {code}: {message}")
+        return port.Unknown(f"AWS does not say whether it was done: {code}: {message}")
+    return port.Denied(f"AWS refuses: {code}: {message}")
 
 
 @contextmanager
-def port_errors(offer: OfferKey | None = None) -> Iterator[None]:
+def port_errors(offer: port.OfferKey | None = None) -> Iterator[None]:
     """Raise the port's errors for boto3's."""
     try:
         yield
@@ -99,9 +90,9 @@ def port_errors(offer: OfferKey | None = None) -> Iterator[None]:
         status = why.response["ResponseMetadata"]["HTTPStatusCode"]
         raise port_error(error["Code"], error["Message"], status, offer) from None
     except (HTTPClientError, NoConnection, ResponseParserError, CredentialRetrievalError) as why:
-        raise Unknown(f"AWS does not answer: {why}") from None
+        raise port.Unknown(f"AWS does not answer: {why}") from None
     except BotoCoreError as why:
-        raise Denied(f"AWS cannot be asked: {why}") from None
+        raise port.Denied(f"AWS cannot be asked: {why}") from None
 
 
 CONNECT_S, READ_S = 5, 60
@@ -130,12 +121,14 @@ class Calls:
                 for service in ("ec2", "autoscaling")
             }
 
-    async def ec2(self, action: str, offer: OfferKey | None = None, **parameters: Any) -> Answer:
+    async def ec2(
+        self, action: str, offer: port.OfferKey | None = None, **parameters: Any
+    ) -> Answer:
         """Return EC2's answer. offer: what is asked for, for the error."""
         return await asyncio.to_thread(self._call, "ec2", action, offer, parameters)
 
     async def autoscaling(
-        self, action: str, offer: OfferKey | None = None, **parameters: Any
+        self, action: str, offer: port.OfferKey | None = None, **parameters: Any
     ) -> Answer:
         """Return the answer of Auto Scaling. offer: what is asked for, for the error."""
         return await asyncio.to_thread(self._call, "autoscaling", action, offer, parameters)
@@ -150,7 +143,7 @@ class Calls:
             client.close()
 
     def _call(
-        self, service: str, action: str, offer: OfferKey | None, parameters: Answer
+        self, service: str, action: str, offer: port.OfferKey | None, parameters: Answer
     ) -> Answer:
         with port_errors(offer):
             answer: Answer = getattr(self._clients[service], action)(**parameters)

@@ -22,24 +22,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from fenka.cloud import port
 from fenka.cloud.aws.calls import Answer, Calls, in_parts, port_error, tag, tags_of
 from fenka.cloud.aws.settings import check_settings, client_token, launch_template, subnet_of
 from fenka.cloud.config import Config, GroupConfig
-from fenka.cloud.port import (
-    Denied,
-    Instance,
-    InstanceState,
-    Notice,
-    Offer,
-    OfferKey,
-    Order,
-    OutOfStock,
-    ProviderError,
-    Quota,
-    Throttled,
-    Unknown,
-    after_the_deed,
-)
 from fenka.cluster.autoscaling import CloudType
 
 
@@ -204,12 +190,12 @@ NOTICE_S = 120.0
 """From the notice to a spot instance until its end."""
 
 _STATES = {
-    "pending": InstanceState.STARTING,
-    "running": InstanceState.RUNNING,
-    "shutting-down": InstanceState.ENDING,
-    "stopping": InstanceState.ENDING,
+    "pending": port.InstanceState.STARTING,
+    "running": port.InstanceState.RUNNING,
+    "shutting-down": port.InstanceState.ENDING,
+    "stopping": port.InstanceState.ENDING,
     # Somebody has stopped it: it still costs, and nothing but `end` removes it.
-    "stopped": InstanceState.RUNNING,
+    "stopped": port.InstanceState.RUNNING,
 }
 
 
@@ -236,7 +222,7 @@ class AwsProvider:
         """Launches of new instances that EC2 did not list yet, by their ids."""
         check_settings(config)
 
-    async def offers(self) -> Sequence[Offer]:
+    async def offers(self) -> Sequence[port.Offer]:
         """Return all offers. The stock is what fits into an Auto Scaling group, if there is one."""
         types, sold = await self._types.described(), await self._types.sold()
         described, prices = await asyncio.gather(
@@ -250,20 +236,20 @@ class AwsProvider:
             stock = room(described[group.id]) if group.id else None
             # A type that has no spot price in a zone is not sold there.
             if price is not None:
-                offers.append(Offer(key, price, stock, machine=types.get(key.type)))
+                offers.append(port.Offer(key, price, stock, machine=types.get(key.type)))
         return offers
 
-    async def instances(self) -> Sequence[Instance]:
+    async def instances(self) -> Sequence[port.Instance]:
         """Return all instances with this cluster's tag."""
         return [self._instance(each) for each in await self._described_instances()]
 
-    async def launch(self, order: Order) -> Sequence[str]:
+    async def launch(self, order: port.Order) -> Sequence[str]:
         """Launch an order. AWS answers when it knows which instances come."""
         group = self._groups.get(order.offer.group)
         if group is None or order.offer not in group.offers:
-            raise Denied(f"there is no offer {order.offer}")
+            raise port.Denied(f"there is no offer {order.offer}")
         if order.whole and order.count > MOST:
-            raise Denied(
+            raise port.Denied(
                 f"{order.count} instances at once are too many: AWS launches {MOST} in a call"
             )
         answer = await (self._into_group if group.id else self._as_fleet)(group, order)
@@ -272,9 +258,9 @@ class AwsProvider:
         if not ids:
             raise await self._error(order, errors)
         if order.whole and len(ids) < order.count:
-            with after_the_deed():
+            with port.after_the_deed():
                 await self.end(ids)
-            raise await self._error(order, errors) if errors else OutOfStock(order.offer)
+            raise await self._error(order, errors) if errors else port.OutOfStock(order.offer)
         if group.id:
             await self._tag(ids, _Launch(order.token, group.name))
         return ids
@@ -285,7 +271,7 @@ class AwsProvider:
             for name, members in _by_scaling_group(await self._ours(part)).items():
                 await self._end_in(name, members)
 
-    async def notices(self) -> Sequence[Notice]:
+    async def notices(self) -> Sequence[port.Notice]:
         """Return the interruptions that EC2 has announced for spot instances.
 
         Their Auto Scaling groups let go of them, or would replace them.
@@ -300,11 +286,11 @@ class AwsProvider:
             return []
         ours = {each["InstanceId"]: each for each in await self._described_instances()}
         taken = [each for each in marked if each.get("InstanceId") in ours]
-        with suppress(ProviderError):
+        with suppress(port.ProviderError):
             # Whatever fails here is tried again with the next look, until the instance is gone.
             await self._detach([ours[each["InstanceId"]] for each in taken])
         return [
-            Notice(
+            port.Notice(
                 each["InstanceId"],
                 each["Status"]["UpdateTime"].timestamp() + NOTICE_S,
                 each["Status"].get("Message") or "EC2 takes the spot instance back",
@@ -314,10 +300,10 @@ class AwsProvider:
 
     # ---- launching ----
 
-    async def _into_group(self, group: GroupConfig, order: Order) -> Answer:
+    async def _into_group(self, group: GroupConfig, order: port.Order) -> Answer:
         described = await self._described_groups(group)
         if why := unfit(group, self._cluster, described[group.id]):
-            raise Denied(why)
+            raise port.Denied(why)
         subnet = subnet_of(group, order.offer.zone)
         place = {"SubnetIds": [subnet]} if subnet else {"AvailabilityZones": [order.offer.zone]}
         # A repeated call must have the same parameters: it may not depend on the room that is left.
@@ -332,12 +318,12 @@ class AwsProvider:
                 RetryStrategy="none",
                 **place,
             )
-        except Denied:
+        except port.Denied:
             if room((await self._described_groups(group))[group.id]) < count:
-                raise Quota(group.name) from None
+                raise port.Quota(group.name) from None
             raise
 
-    async def _as_fleet(self, group: GroupConfig, order: Order) -> Answer:
+    async def _as_fleet(self, group: GroupConfig, order: port.Order) -> Answer:
         count = min(order.count, MOST)
         options = {"SingleInstanceType": True, "SingleAvailabilityZone": True}
         least = {"MinTargetCapacity": count} if order.whole else {}
@@ -357,10 +343,12 @@ class AwsProvider:
             **{"SpotOptions" if capacity == "spot" else "OnDemandOptions": options | least},
         )
 
-    async def _error(self, order: Order, errors: Sequence[Mapping[str, Any]]) -> ProviderError:
+    async def _error(
+        self, order: port.Order, errors: Sequence[Mapping[str, Any]]
+    ) -> port.ProviderError:
         """Return the error of an order of which nothing came."""
         if not errors:
-            return Unknown(f"AWS lists neither instances nor errors for order {order.token}")
+            return port.Unknown(f"AWS lists neither instances nor errors for order {order.token}")
         prices = 0.0, 0.0
         if order.cap is not None:
             key = order.offer.type, order.offer.zone
@@ -368,12 +356,16 @@ class AwsProvider:
         message = errors[0].get("ErrorMessage", "")
         error = port_error(errors[0]["ErrorCode"], message, offer=order.offer, prices=prices)
         # This is the answer to the token from now on.
-        return Throttled(error.after_s, spent=True) if isinstance(error, Throttled) else error
+        return (
+            port.Throttled(error.after_s, spent=True)
+            if isinstance(error, port.Throttled)
+            else error
+        )
 
     async def _tag(self, ids: Sequence[str], launch: _Launch) -> None:
         """Tag what is listed of an order. A repeated launch names instances that have ended, too."""
         self._untagged |= dict.fromkeys(ids, launch)
-        with suppress(ProviderError):
+        with suppress(port.ProviderError):
             # The next look at all instances tags them.
             await self._tag_late(await self._ours(ids))
 
@@ -388,7 +380,7 @@ class AwsProvider:
         for launch, ids in by_launch.items():
             try:
                 await self._calls.ec2("create_tags", Resources=ids, Tags=launch.tags())
-            except ProviderError as why:
+            except port.ProviderError as why:
                 log.warning("instances of order %s are tagged later: %s", launch.token, why)
                 continue
             for name in ids:
@@ -459,7 +451,7 @@ class AwsProvider:
         )
         described = {each["AutoScalingGroupName"]: each for each in listed}
         if missing := [name for name in names if name not in described]:
-            raise Denied(f"there is no Auto Scaling group {missing[0]} in this region")
+            raise port.Denied(f"there is no Auto Scaling group {missing[0]} in this region")
         return described
 
     async def _spot_prices(self) -> dict[tuple[str, str], float]:
@@ -486,20 +478,20 @@ class AwsProvider:
             for each in history
         }
 
-    def _instance(self, described: Answer) -> Instance:
+    def _instance(self, described: Answer) -> port.Instance:
         tags = tags_of(described)
         scaling_group = tags.get(SCALING_GROUP_TAG)
         names = [
             it.name for it in self._groups.values() if scaling_group and it.id == scaling_group
         ]
         zone = described["Placement"]["AvailabilityZone"]
-        key = OfferKey(
+        key = port.OfferKey(
             names[0] if names else tags.get(GROUP_TAG, ""),
             described["InstanceType"],
             zone,
             "spot" if described.get("InstanceLifecycle") == "spot" else "on-demand",
         )
-        return Instance(
+        return port.Instance(
             described["InstanceId"],
             f"aws:///{zone}/{described['InstanceId']}",
             key,

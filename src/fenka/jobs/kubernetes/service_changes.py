@@ -15,36 +15,12 @@ from typing import Any
 
 import msgspec
 
-from fenka.cluster.service_objects import (
-    PREVIOUS,
-    SERVICES_API,
-    VERSION,
-    WEIGHTS,
-    AddressService,
-    ServiceObjects,
-    ServingDeployment,
-)
+from fenka.cluster import service_objects
 from fenka.cluster.training_objects import SPEC, TrainingPod
 from fenka.core.scaling import shares
 from fenka.jobs.collection import Contents
-from fenka.jobs.kubernetes import checks
+from fenka.jobs.kubernetes import checks, service_deployment, submission
 from fenka.jobs.kubernetes.checks import SubmissionRefused, completed
-from fenka.jobs.kubernetes.service_deployment import (
-    GatewayOptions,
-    ServiceState,
-    explain_zero,
-    insert_gateway,
-    owner_of,
-    read_state,
-    recorded_spec,
-)
-from fenka.jobs.kubernetes.submission import (
-    change,
-    collection,
-    create_or_keep,
-    owner_reference,
-    remove,
-)
 from fenka.jobs.manifests.common import Manifest
 from fenka.jobs.manifests.service import render_autoscaler, render_version, strategy
 from fenka.jobs.service import ServiceSpec, check_change, check_versions
@@ -58,7 +34,7 @@ Ref = dict[str, Any]
 
 
 async def split_route(
-    api: Api, state: ServiceState, route: str, weights: Mapping[str, int]
+    api: Api, state: service_deployment.ServiceState, route: str, weights: Mapping[str, int]
 ) -> None:
     """Set the weights of versions that exist, in all rules of a route that lead to the service.
 
@@ -92,7 +68,7 @@ async def split_route(
 
 
 def replaced_rules(
-    rules: Sequence[dict[str, Any]], state: ServiceState, refs: Sequence[Ref]
+    rules: Sequence[dict[str, Any]], state: service_deployment.ServiceState, refs: Sequence[Ref]
 ) -> list[dict[str, Any]]:
     """Return the rules, with `refs` in place of those to the service; nothing if there are none."""
     own = {state.name, *(f"{state.name}-{version}" for version in state.versions)}
@@ -107,7 +83,7 @@ def replaced_rules(
     return replaced if leads else []
 
 
-def _leads_to(ref: Ref, names: set[str], state: ServiceState) -> bool:
+def _leads_to(ref: Ref, names: set[str], state: service_deployment.ServiceState) -> bool:
     return (
         ref.get("kind", "Service") == "Service"
         and ref.get("namespace", state.namespace) == state.namespace
@@ -115,9 +91,11 @@ def _leads_to(ref: Ref, names: set[str], state: ServiceState) -> bool:
     )
 
 
-async def _port(api: Api, state: ServiceState, version: str) -> int:
-    path = f"{SERVICES_API.format(namespace=state.namespace)}/{state.name}-{version}"
-    service = await api.get(path, AddressService)
+async def _port(api: Api, state: service_deployment.ServiceState, version: str) -> int:
+    path = (
+        f"{service_objects.SERVICES_API.format(namespace=state.namespace)}/{state.name}-{version}"
+    )
+    service = await api.get(path, service_objects.AddressService)
     ports = {port.name: port.port for port in service.spec.ports}
     if _PORT not in ports:
         raise SubmissionRefused(
@@ -144,7 +122,10 @@ def fits_in_place(old: ServiceSpec, new: ServiceSpec) -> bool:
 
 
 async def make_room(
-    api: Api, deployment: ServingDeployment, spec: ServiceSpec, report: Callable[[str], None]
+    api: Api,
+    deployment: service_objects.ServingDeployment,
+    spec: ServiceSpec,
+    report: Callable[[str], None],
 ) -> None:
     """Wait until a new replica has been placed. If none can be, let an old one end first.
 
@@ -177,17 +158,17 @@ async def make_room(
         await asyncio.sleep(POLL_S)
 
 
-def _pending(objects: ServiceObjects, version: str) -> list[TrainingPod]:
+def _pending(objects: service_objects.ServiceObjects, version: str) -> list[TrainingPod]:
     """Return the replicas of a version that have no node yet."""
     return [
         pod
         for pod in objects.pods
-        if pod.metadata.labels.get(VERSION) == version
+        if pod.metadata.labels.get(service_objects.VERSION) == version
         and not (pod.spec.node_name or pod.gone or pod.finished)
     ]
 
 
-def _in_place(known: ServingDeployment) -> dict[str, object]:
+def _in_place(known: service_objects.ServingDeployment) -> dict[str, object]:
     # Another one of its name would be changed otherwise.
     return {"metadata": {"uid": known.metadata.uid}, "spec": {"strategy": strategy(surge=False)}}
 
@@ -199,7 +180,7 @@ async def split(
 
     Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
     """
-    state = await read_state(api, namespace, name)
+    state = await service_deployment.read_state(api, namespace, name)
     state.require()
     check_versions(name, weights, state.versions)
     if route:
@@ -208,7 +189,9 @@ async def split(
         await _set_weights(api, state, weights)
 
 
-async def _set_weights(api: Api, state: ServiceState, weights: Mapping[str, int]) -> None:
+async def _set_weights(
+    api: Api, state: service_deployment.ServiceState, weights: Mapping[str, int]
+) -> None:
     if state.address is None:
         raise SubmissionRefused(
             f"service {state.name} has no address: its deployment was interrupted, delete it (fenka serve "
@@ -220,7 +203,7 @@ async def _set_weights(api: Api, state: ServiceState, weights: Mapping[str, int]
     meta = {
         "uid": known.uid,
         "resourceVersion": known.resource_version,
-        "annotations": {WEIGHTS: text},
+        "annotations": {service_objects.WEIGHTS: text},
     }
     try:
         await api.patch(state.address.path, msgspec.Raw, {"metadata": meta})
@@ -235,7 +218,7 @@ async def delete(api: Api, namespace: str, name: str, version: str = "") -> None
 
     Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
     """
-    state = await read_state(api, namespace, name)
+    state = await service_deployment.read_state(api, namespace, name)
     state.require()
     if version:
         check_versions(name, {version: 1}, state.versions)
@@ -244,10 +227,14 @@ async def delete(api: Api, namespace: str, name: str, version: str = "") -> None
     if rest and state.address is not None:
         # New requests go elsewhere before its replicas end.
         await _withdraw(api, state, version, rest)
-    await asyncio.gather(*(remove(api, each.path, each.metadata.uid) for each in removed.values()))
+    await asyncio.gather(
+        *(submission.remove(api, each.path, each.metadata.uid) for each in removed.values())
+    )
 
 
-async def _withdraw(api: Api, state: ServiceState, version: str, rest: set[str]) -> None:
+async def _withdraw(
+    api: Api, state: service_deployment.ServiceState, version: str, rest: set[str]
+) -> None:
     weights = shares(state.weights, rest)
     if not weights and state.versions[version].interrupted:
         return
@@ -265,7 +252,7 @@ async def update(  # noqa: PLR0913
     name: str,
     version: str,
     changed: Callable[[ServiceSpec], ServiceSpec],
-    options: GatewayOptions,
+    options: service_deployment.GatewayOptions,
     *,
     surge: bool | None = None,
 ) -> ServiceSpec:
@@ -284,14 +271,14 @@ async def update(  # noqa: PLR0913
     Raises:
         SubmissionRefused, InvalidRequest, InvalidSize, ApiError, ApiUnreachable.
     """
-    state = await read_state(api, namespace, name)
+    state = await service_deployment.read_state(api, namespace, name)
     deployment = state.version(version)
     if deployment.interrupted:
         raise SubmissionRefused(
             f"the deployment of version {deployment.version} of service {name} was interrupted: delete it "
             f"(fenka serve delete {name} -v {deployment.version}) and deploy it again"
         )
-    old = recorded_spec(deployment, name)
+    old = service_deployment.recorded_spec(deployment, name)
     spec = changed(old)
     spec.validate()
     check_change(old, spec)
@@ -304,9 +291,11 @@ async def update(  # noqa: PLR0913
     if spec.range.scales:
         await _check_autoscaler(api, namespace, spec)
         if not state.uses_gateway:
-            owners = [owner_of(each) for each in state.versions.values()]
+            owners = [service_deployment.owner_of(each) for each in state.versions.values()]
             settings = await options.settings(api)
-            await insert_gateway(api, state, spec, settings, owners, options.report)
+            await service_deployment.insert_gateway(
+                api, state, spec, settings, owners, options.report
+            )
     elif old.range.scales:
         await if_accepted(api.delete(_autoscaler_path(namespace, spec)))
     objects[0]["spec"]["strategy"] = strategy(surge=surge is not False)
@@ -323,25 +312,25 @@ async def undo(
     namespace: str,
     name: str,
     version: str,
-    options: GatewayOptions,
+    options: service_deployment.GatewayOptions,
     *,
     surge: bool | None = None,
 ) -> ServiceSpec:
     """Make a version what it was before its last update, as `update` does. Return it as it is now."""
-    state = await read_state(api, namespace, name)
+    state = await service_deployment.read_state(api, namespace, name)
     deployment = state.version(version)
-    if PREVIOUS not in deployment.metadata.annotations:
+    if service_objects.PREVIOUS not in deployment.metadata.annotations:
         raise SubmissionRefused(
             f"version {deployment.version} of service {name} has not been updated: there is nothing to undo"
         )
-    previous = recorded_spec(deployment, name, PREVIOUS)
+    previous = service_deployment.recorded_spec(deployment, name, service_objects.PREVIOUS)
     return await update(
         api, namespace, name, deployment.version, lambda _: previous, options, surge=surge
     )
 
 
 async def _replace(
-    api: Api, deployment: ServingDeployment, rendered: Manifest, spec: ServiceSpec
+    api: Api, deployment: service_objects.ServingDeployment, rendered: Manifest, spec: ServiceSpec
 ) -> None:
     """Patch a version's Deployment, so that its pods are those that would be deployed now.
 
@@ -358,7 +347,7 @@ async def _replace(
             raise _changed(spec.name)
         return _patch(known, rendered, spec)
 
-    await change(api, deployment.path, replaced)
+    await submission.change(api, deployment.path, replaced)
 
 
 def _patch(known: Manifest, rendered: Manifest, spec: ServiceSpec) -> Manifest:
@@ -369,7 +358,7 @@ def _patch(known: Manifest, rendered: Manifest, spec: ServiceSpec) -> Manifest:
     annotations = dict(rendered["metadata"]["annotations"])
     before = known["metadata"]["annotations"][SPEC]
     if before != annotations[SPEC]:
-        annotations[PREVIOUS] = before
+        annotations[service_objects.PREVIOUS] = before
     return {
         "metadata": {"annotations": annotations},
         "spec": {**replicas, "strategy": rendered["spec"]["strategy"], "template": template},
@@ -395,26 +384,26 @@ def replacement(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
 
 def _autoscaler_path(namespace: str, spec: ServiceSpec) -> str:
     item = render_autoscaler(spec)
-    return f"{collection(namespace, item)}/{item['metadata']['name']}"
+    return f"{submission.collection(namespace, item)}/{item['metadata']['name']}"
 
 
 async def _check_autoscaler(api: Api, namespace: str, spec: ServiceSpec) -> None:
     """Check that the API server accepts the range, before anything is changed."""
     item = render_autoscaler(spec)
     try:
-        await api.create(collection(namespace, item), msgspec.Raw, item, dry_run=True)
+        await api.create(submission.collection(namespace, item), msgspec.Raw, item, dry_run=True)
     except ApiError as why:
         if why.reason != "AlreadyExists":
-            raise explain_zero(spec, why) from None
+            raise service_deployment.explain_zero(spec, why) from None
 
 
 async def _set_autoscaler(
-    api: Api, namespace: str, spec: ServiceSpec, deployment: ServingDeployment
+    api: Api, namespace: str, spec: ServiceSpec, deployment: service_objects.ServingDeployment
 ) -> None:
     """Create the autoscaler of a version, or change it."""
     item = render_autoscaler(spec)
     meta = deployment.metadata
     kind = {"apiVersion": "apps/v1", "kind": "Deployment"}
-    item["metadata"]["ownerReferences"] = [owner_reference(kind, meta.name, meta.uid)]
-    await create_or_keep(api, namespace, item, msgspec.Raw)
+    item["metadata"]["ownerReferences"] = [submission.owner_reference(kind, meta.name, meta.uid)]
+    await submission.create_or_keep(api, namespace, item, msgspec.Raw)
     await api.patch(_autoscaler_path(namespace, spec), msgspec.Raw, {"spec": item["spec"]})

@@ -18,26 +18,12 @@ from datetime import datetime
 
 import msgspec
 
-from fenka.cluster.service_objects import (
-    GATEWAY,
-    WEIGHTS,
-    AddressService,
-    ServingDeployment,
-    read_weights,
-)
+from fenka.cluster import service_objects
 from fenka.cluster.training_objects import ROLE, SPEC, SUBMITTED
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
-from fenka.jobs.kubernetes import checks
+from fenka.jobs.kubernetes import checks, submission
 from fenka.jobs.kubernetes.checks import Named, SubmissionRefused, completed, warn_if_too_large
-from fenka.jobs.kubernetes.submission import (
-    change,
-    check_by_dry_run,
-    collection,
-    create_or_keep,
-    owner_reference,
-    remove,
-)
 from fenka.jobs.manifests.common import Manifest
 from fenka.jobs.manifests.service import (
     GatewaySettings,
@@ -67,26 +53,33 @@ class ServiceState:
 
     name: str
     namespace: str
-    versions: Mapping[str, ServingDeployment]
-    gateway: ServingDeployment | None
-    address: AddressService | None
+    versions: Mapping[str, service_objects.ServingDeployment]
+    gateway: service_objects.ServingDeployment | None
+    address: service_objects.AddressService | None
 
     @property
     def uses_gateway(self) -> bool:
         """Return whether clients' requests go through the gateway."""
-        return self.address is not None and self.address.spec.selector.get(ROLE) == GATEWAY
+        return (
+            self.address is not None
+            and self.address.spec.selector.get(ROLE) == service_objects.GATEWAY
+        )
 
     @property
     def weights(self) -> dict[str, int] | None:
         """The weights as they were set; None if all are equal, or if nobody can read them."""
-        return read_weights(self.address.metadata.annotations) if self.address else None
+        return (
+            service_objects.read_weights(self.address.metadata.annotations)
+            if self.address
+            else None
+        )
 
     def require(self) -> None:
         """Check that the service exists. Raises SubmissionRefused."""
         if not self.versions:
             raise SubmissionRefused(f"service {self.name} not found in namespace {self.namespace}")
 
-    def version(self, name: str) -> ServingDeployment:
+    def version(self, name: str) -> service_objects.ServingDeployment:
         """Return a version, or the only one if none is named. Raises SubmissionRefused, InvalidRequest."""
         self.require()
         if not name and len(self.versions) > 1:
@@ -137,7 +130,7 @@ async def read_state(api: Api, namespace: str, name: str) -> ServiceState:
 
 
 def recorded_spec(
-    deployment: ServingDeployment, service: str, annotation: str = SPEC
+    deployment: service_objects.ServingDeployment, service: str, annotation: str = SPEC
 ) -> ServiceSpec:
     """Return a version as an annotation records it. Its owner may have changed the annotation.
 
@@ -200,7 +193,7 @@ async def create_gateway(
     spec: ServiceSpec,
     settings: GatewaySettings,
     owners: Sequence[Manifest],
-) -> ServingDeployment:
+) -> service_objects.ServingDeployment:
     """Create what is missing of a gateway. It has no replicas if it is new.
 
     Args:
@@ -217,14 +210,16 @@ async def create_gateway(
     root, *dependents = render_gateway(spec, namespace, settings)
     root["spec"]["replicas"] = 0
     root["metadata"]["ownerReferences"] = [*owners]
-    gateway = await create_or_keep(api, namespace, root, ServingDeployment)
+    gateway = await submission.create_or_keep(
+        api, namespace, root, service_objects.ServingDeployment
+    )
     if not root["metadata"]["labels"].items() <= gateway.metadata.labels.items():
         raise name_taken("Deployment", gateway.metadata.name, spec, namespace)
-    owner = owner_reference(root, gateway.metadata.name, gateway.metadata.uid)
+    owner = submission.owner_reference(root, gateway.metadata.name, gateway.metadata.uid)
     for item in dependents:
         item["metadata"]["ownerReferences"] = [owner]
         # In this order: the API server refuses a RoleBinding before its Role exists.
-        await create_or_keep(api, namespace, item, Named)
+        await submission.create_or_keep(api, namespace, item, Named)
     known = {each.uid for each in gateway.metadata.owner_references}
     for reference in owners:
         if reference["uid"] not in known:
@@ -232,7 +227,9 @@ async def create_gateway(
     return gateway
 
 
-async def start_gateway(api: Api, gateway: ServingDeployment, replicas: int) -> None:
+async def start_gateway(
+    api: Api, gateway: service_objects.ServingDeployment, replicas: int
+) -> None:
     """Give a gateway its replicas, if it has none. Raises ApiError, ApiUnreachable."""
     if gateway.spec.replicas == 0:
         await api.patch(gateway.path, msgspec.Raw, {"spec": {"replicas": replicas}})
@@ -270,14 +267,16 @@ async def _remove_unused(api: Api, state: ServiceState, owners: Sequence[Manifes
         return
     meta = now.gateway.metadata
     if {each.uid for each in meta.owner_references} <= {each["uid"] for each in owners}:
-        await remove(api, now.gateway.path, meta.uid)
+        await submission.remove(api, now.gateway.path, meta.uid)
 
 
-async def _wait(api: Api, gateway: ServingDeployment, report: Callable[[str], None]) -> None:
+async def _wait(
+    api: Api, gateway: service_objects.ServingDeployment, report: Callable[[str], None]
+) -> None:
     loop = asyncio.get_running_loop()
     deadline, reported = loop.time() + GATEWAY_START_S, False
     while True:
-        current = await api.get(gateway.path, ServingDeployment)
+        current = await api.get(gateway.path, service_objects.ServingDeployment)
         if current.status.available_replicas:
             return
         if loop.time() > deadline:
@@ -316,7 +315,7 @@ async def join_owner(
         annotations = annotate(meta.get("annotations", {}))
         return {"metadata": {"ownerReferences": [*others, owner], "annotations": annotations}}
 
-    await change(api, path, joined)
+    await submission.change(api, path, joined)
 
 
 async def deploy(
@@ -372,11 +371,11 @@ async def deploy(
     return state
 
 
-def owner_of(version: ServingDeployment) -> Manifest:
+def owner_of(version: service_objects.ServingDeployment) -> Manifest:
     """Return the reference to a version, one of several owners."""
     meta = version.metadata
     kind = {"apiVersion": "apps/v1", "kind": "Deployment"}
-    return owner_reference(kind, meta.name, meta.uid, controller=False)
+    return submission.owner_reference(kind, meta.name, meta.uid, controller=False)
 
 
 def _check_version(state: ServiceState, spec: ServiceSpec) -> None:
@@ -406,7 +405,7 @@ async def _check_objects(
 ) -> None:
     """Create objects as a dry run. Raises SubmissionRefused, ApiError, ApiUnreachable."""
     try:
-        await check_by_dry_run(
+        await submission.check_by_dry_run(
             _create(api, state.namespace, spec, item, dry_run=True)
             for item in objects
             # It is refused before its Role exists.
@@ -429,11 +428,11 @@ def explain_zero(spec: ServiceSpec, why: ApiError) -> Exception:
 
 async def _create(
     api: Api, namespace: str, spec: ServiceSpec, item: Manifest, *, dry_run: bool = False
-) -> ServingDeployment:
+) -> service_objects.ServingDeployment:
     """Create an object. Raises SubmissionRefused if its name is taken, ApiError, ApiUnreachable."""
     try:
-        path = collection(namespace, item)
-        return await api.create(path, ServingDeployment, item, dry_run=dry_run)
+        path = submission.collection(namespace, item)
+        return await api.create(path, service_objects.ServingDeployment, item, dry_run=dry_run)
     except ApiError as why:
         if why.reason != "AlreadyExists":
             raise
@@ -442,7 +441,7 @@ async def _create(
 
 async def _create_root(
     api: Api, state: ServiceState, spec: ServiceSpec, root: Manifest
-) -> ServingDeployment:
+) -> service_objects.ServingDeployment:
     try:
         return await _create(api, state.namespace, spec, root)
     except ApiUnreachable as why:
@@ -452,7 +451,10 @@ async def _create_root(
 
 
 async def _create_dependents(
-    api: Api, spec: ServiceSpec, created: ServingDeployment, dependents: Sequence[Manifest]
+    api: Api,
+    spec: ServiceSpec,
+    created: service_objects.ServingDeployment,
+    dependents: Sequence[Manifest],
 ) -> None:
     """Create what a version alone owns."""
     owner = owner_of(created) | {"controller": True}
@@ -466,7 +468,7 @@ async def _found(
     api: Api,
     state: ServiceState,
     spec: ServiceSpec,
-    created: ServingDeployment,
+    created: service_objects.ServingDeployment,
     settings: GatewaySettings | None,
 ) -> None:
     """Create what the service's first version shares with later ones."""
@@ -484,15 +486,17 @@ async def _join(
     api: Api,
     state: ServiceState,
     spec: ServiceSpec,
-    created: ServingDeployment,
+    created: service_objects.ServingDeployment,
     settings: GatewaySettings,
     report: Callable[[str], None],
 ) -> None:
     """Add a version to a service. It gets no requests before somebody gives it a weight."""
 
     def with_version(annotations: Mapping[str, str]) -> dict[str, str]:
-        weights = weights_with(read_weights(annotations), state.versions, spec.version)
-        return {WEIGHTS: msgspec.json.encode(weights).decode()}
+        weights = weights_with(
+            service_objects.read_weights(annotations), state.versions, spec.version
+        )
+        return {service_objects.WEIGHTS: msgspec.json.encode(weights).decode()}
 
     owner = owner_of(created)
     assert state.address is not None
@@ -505,11 +509,11 @@ async def _join(
 
 
 async def _remove(
-    api: Api, created: ServingDeployment, spec: ServiceSpec, why: BaseException
+    api: Api, created: service_objects.ServingDeployment, spec: ServiceSpec, why: BaseException
 ) -> None:
     """Delete a version that could not be completed, with what it owns already. Raises SubmissionRefused."""
     try:
-        await remove(api, created.path, created.metadata.uid)
+        await submission.remove(api, created.path, created.metadata.uid)
     except (ApiError, ApiUnreachable) as refused:
         raise SubmissionRefused(
             f"version {spec.version} of service {spec.name} was created and could not be completed or "

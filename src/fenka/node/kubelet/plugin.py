@@ -21,15 +21,8 @@ from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Slice
 from fenka.dialects.base import split_instance
+from fenka.node.kubelet import client
 from fenka.node.kubelet import messages_pb2 as api
-from fenka.node.kubelet.client import (
-    LEASE_KIND,
-    Kubelet,
-    KubeletUnavailable,
-    listing,
-    serialize,
-    unit_id,
-)
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +61,7 @@ class Plugin:
 
     resource: str
     _endpoint: str
-    _kubelet: Kubelet
+    _kubelet: client.Kubelet
     _leases: LeaseProvider | None
     _on_change: Callable[[], object]
     devices: list[tuple[str, bool]] = field(default_factory=list)
@@ -99,7 +92,7 @@ class Plugin:
             try:
                 await self._serve()
                 quiet = False
-            except (KubeletUnavailable, OSError, RuntimeError) as error:
+            except (client.KubeletUnavailable, OSError, RuntimeError) as error:
                 # An unavailable kubelet is ordinary: one line, not one each time.
                 _LOG.log(
                     logging.DEBUG if quiet else logging.WARNING,
@@ -120,7 +113,7 @@ class Plugin:
         path = self._kubelet.plugins / f"{self._endpoint}-{secrets.token_hex(4)}.sock"
         kubelet = _identity(self._kubelet.socket)
         if kubelet is None:
-            raise KubeletUnavailable(f"there is no {self._kubelet.socket}")
+            raise client.KubeletUnavailable(f"there is no {self._kubelet.socket}")
         _remove_dead(self._kubelet.plugins, f"{self._endpoint}*.sock")
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handlers(),))
@@ -140,7 +133,7 @@ class Plugin:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(method: Any, kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-            return grpc.unary_unary_rpc_method_handler(method, kind.FromString, serialize)
+            return grpc.unary_unary_rpc_method_handler(method, kind.FromString, client.serialize)
 
         return grpc.method_handlers_generic_handler(
             "v1beta1.DevicePlugin",
@@ -149,7 +142,7 @@ class Plugin:
                 "Allocate": unary(self._allocate, api.AllocateRequest),
                 "PreStartContainer": unary(self._prestart, api.PreStartContainerRequest),
                 "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                    self._list, api.Empty.FromString, serialize
+                    self._list, api.Empty.FromString, client.serialize
                 ),
             },
         )
@@ -167,7 +160,7 @@ class Plugin:
             async with self._changed:
                 await self._changed.wait_for(lambda last=sent: self._version != last)  # type: ignore[misc]
                 sent, devices = self._version, self.devices
-            yield listing(devices)
+            yield client.listing(devices)
             # The next list was requested: this one is on its way.
             self.listed.set()
             self._on_change()
@@ -188,7 +181,7 @@ class Plugin:
     def _answer(token: str) -> api.ContainerAllocateResponse:
         return api.ContainerAllocateResponse(
             envs={"NVIDIA_VISIBLE_DEVICES": "void"},
-            cdi_devices=[api.CDIDevice(name=f"{LEASE_KIND}={token}")],
+            cdi_devices=[api.CDIDevice(name=f"{client.LEASE_KIND}={token}")],
         )
 
     async def _prestart(
@@ -251,7 +244,7 @@ def device_list(
         unavailable: UUIDs of cards that give no slices now.
         unhealthy_instances: MIG instances by their place.
     """
-    ids = [unit_id(number) for number in range(sum(units[card.uuid] for card in cards))]
+    ids = [client.unit_id(number) for number in range(sum(units[card.uuid] for card in cards))]
     in_use = {device for container in allocated for device in container.ids}
     free = [device for device in ids if device not in in_use]
     unhealthy = {id_ for place in unhealthy_instances for id_ in _ids_on(place, allocated)}

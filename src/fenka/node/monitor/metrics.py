@@ -17,13 +17,7 @@ from fenka.isolation.files import MIB
 from fenka.node.lease.store import Lease
 from fenka.node.mig_instances import ObservedInstance
 from fenka.node.monitor.usage import SliceUsage, UsageSample
-from fenka.server.listener import (
-    MAX_READERS,
-    HttpListener,
-    ThrottledText,
-    listening_socket,
-    serve_app,
-)
+from fenka.server import listener
 
 _CARD = ("uuid", "index", "model", "node")
 _INSTANCE = ("gi", "ci", "profile")
@@ -259,7 +253,7 @@ def serve(
     """Serve on all addresses while the block runs. Raises OSError."""
     registry = CollectorRegistry()
     registry.register(exporter)
-    text = ThrottledText(lambda: (generate_latest(registry),))
+    text = listener.ThrottledText(lambda: (generate_latest(registry),))
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
@@ -279,4 +273,8 @@ def serve(
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
-    return serve_app(app, listening_socket(None, port), HttpListener(max_connections=MAX_READERS))
+    return listener.serve_app(
+        app,
+        listener.listening_socket(None, port),
+        listener.HttpListener(max_connections=listener.MAX_READERS),
+    )

@@ -161,12 +161,12 @@ MAX_NODES = 100
 def purchases(view: View, case: plan_case.PlanCase, plan: Plan) -> dict[str, OrderRecord]:
     """Return the new orders of a plan, and those whose coming nodes get more pods."""
     placed = plan_case.planned_by_node(plan)
-    gang_members = {each.name for each in case.case.requests if each.gang is not None}
+    gang_members = {request.name for request in case.case.requests if request.gang is not None}
     changed: dict[str, OrderRecord] = {}
     for new in plan.nodes:
         offer = case.offers[new.group]
         config = view.group(offer.group)
-        price = next(each.price for each in case.case.groups if each.name == new.group)
+        price = next(group.price for group in case.case.groups if group.name == new.group)
         for names in _parts(list(plan_case.new_slots(new.group, new.count))):
             pods = [placed.get(name, []) for name in names]
             in_gang = any(request in gang_members for of_node in pods for request, _ in of_node)
@@ -223,7 +223,9 @@ def without_stale(view: View, case: plan_case.PlanCase, plan: Plan) -> Plan:
     of which a member is gone is left out whole.
     """
     gone = {name for name, uid in case.pods.items() if not _is_pending(view, uid)}
-    gang_of = {each.name: each.gang for each in case.case.requests if each.gang is not None}
+    gang_of = {
+        request.name: request.gang for request in case.case.requests if request.gang is not None
+    }
     broken = {gang_of[name] for name in gone if name in gang_of}
     live = tuple(
         pod
@@ -266,8 +268,8 @@ def _is_there(view: View, slot: tuple[str, int] | None) -> bool:
 
 def summary(case: plan_case.PlanCase, plan: Plan) -> dict[str, str]:
     """Return by pod's request a sentence about the nodes that are asked for, for events."""
-    counts = {each.group: each.count for each in plan.nodes}
-    prices = {each.name: each.price for each in case.case.groups}
+    counts = {node.group: node.count for node in plan.nodes}
+    prices = {group.name: group.price for group in case.case.groups}
     sentences = {}
     for pod in plan.placements:
         kind, _, rest = pod.node.partition(":")

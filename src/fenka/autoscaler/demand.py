@@ -335,9 +335,14 @@ def with_cards(request: CaseRequest, asked: Request) -> CaseRequest:
 def case_tolerations(spec: ElasticPodSpec) -> tuple[Toleration, ...]:
     """Return the tolerations that a case can have. Leaving out one never makes a pod fit more nodes."""
     return tuple(
-        Toleration(key=each.key, operator=each.operator, value=each.value, effect=each.effect)  # type: ignore[arg-type]
-        for each in spec.tolerations
-        if each.operator in ("", "Equal", "Exists")
+        Toleration(
+            key=toleration.key,
+            operator=toleration.operator,  # type: ignore[arg-type]
+            value=toleration.value,
+            effect=toleration.effect,
+        )
+        for toleration in spec.tolerations
+        if toleration.operator in ("", "Equal", "Exists")
     )
 
 
@@ -352,13 +357,16 @@ def _check_expressible(pod: ElasticPod) -> None:
         (_required(affinity, anti=True), "its required anti-affinity to pods"),
         (
             any(
-                each.when_unsatisfiable == "DoNotSchedule"
-                for each in spec.topology_spread_constraints
+                constraint.when_unsatisfiable == "DoNotSchedule"
+                for constraint in spec.topology_spread_constraints
             ),
             "its required spread over nodes or zones",
         ),
         (spec.resource_claims, "its resource claims"),
-        (any(port.host_port for it in containers for port in it.ports), "its host ports"),
+        (
+            any(port.host_port for container in containers for port in container.ports),
+            "its host ports",
+        ),
     ):
         if present:
             raise Inexpressible(

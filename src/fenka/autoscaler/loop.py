@@ -109,8 +109,10 @@ def _offer_state(stock: int | None, price: float, cap: float | None) -> str:
 
 def _there(view: View, key: OfferKey, arriving: set[str]) -> int:
     return sum(
-        each.offer == key and each.state is not InstanceState.ENDING and each.id not in arriving
-        for each in view.instances.values()
+        instance.offer == key
+        and instance.state is not InstanceState.ENDING
+        and instance.id not in arriving
+        for instance in view.instances.values()
     )
 
 
@@ -351,9 +353,12 @@ class Loop:
         orders = self._memory.orders.records
         return (
             any(True for _ in coming(orders))
-            or any(slot.state == "ending" for each in orders.values() for slot in each.slots)
+            or any(slot.state == "ending" for order in orders.values() for slot in order.slots)
             or bool(self._missing)
-            or any(it.state is not InstanceState.RUNNING for it in self._cloud.instances.values())
+            or any(
+                instance.state is not InstanceState.RUNNING
+                for instance in self._cloud.instances.values()
+            )
             or any(
                 taint.key in (autoscaling.ENDING, autoscaling.RECLAIMED)
                 for node in self._cluster.nodes.by_name.values()
@@ -362,4 +367,4 @@ class Loop:
         )
 
     def _has_spot(self) -> bool:
-        return any(each.offer.capacity == "spot" for each in self._cloud.instances.values())
+        return any(instance.offer.capacity == "spot" for instance in self._cloud.instances.values())

@@ -326,11 +326,11 @@ def _filled(slots: Sequence[autoscaling.Slot], new: Iterable[str]) -> Iterable[a
 def _new_instances(view: View, name: str, record: autoscaling.OrderRecord) -> list[str]:
     known = {slot.instance for slot in record.slots}
     own = [
-        each
-        for each in view.instances.values()
-        if each.id not in known
-        and each.state is not port.InstanceState.ENDING
-        and adopted_name(view.config.cluster, each) == name
+        instance
+        for instance in view.instances.values()
+        if instance.id not in known
+        and instance.state is not port.InstanceState.ENDING
+        and adopted_name(view.config.cluster, instance) == name
     ]
     return [each.id for each in sorted(own, key=lambda it: (it.launched_at, it.id))]
 
@@ -437,7 +437,7 @@ def listed_missing(view: View) -> dict[str, float]:
         for slot in record.slots
         if slot.instance and slot.state not in OVER
     } - view.instances.keys()
-    listed = {each.provider_id for each in view.instances.values()}
+    listed = {instance.provider_id for instance in view.instances.values()}
     expected |= {
         node.spec.provider_id for node in view.own_nodes() if node.spec.provider_id not in listed
     }
@@ -514,7 +514,7 @@ class OrderKeeper:
             )
             hands.recorder.record_on_pod(misfit.pod, MISFIT, note)
         if hands.leading():
-            classes = {each.offer: set[str]() for each in misfits}
+            classes = {misfit.offer: set[str]() for misfit in misfits}
             for each in misfits:
                 classes[each.offer].add(each.pod_class)
             await self._shapes.save(
@@ -545,8 +545,8 @@ async def _end(hands: Hands, instances: list[str]) -> dict[str, str]:
         return {}
     # Perhaps one of them keeps the others: an instance may be protected.
     refused = dict[str, str]()
-    for each in instances:
-        refused |= await _end(hands, [each])
+    for instance in instances:
+        refused |= await _end(hands, [instance])
     return refused
 
 

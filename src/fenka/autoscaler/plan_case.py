@@ -91,11 +91,13 @@ def is_below_min(view: View) -> bool:
 def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> PlanCase:
     """Return the case of these pods. requests: by UID, some of those of the line."""
     offered = supply.offered_groups(view)
-    nodes = supply.case_nodes(view, without_cards=any(not each.cards for each in requests.values()))
+    nodes = supply.case_nodes(
+        view, without_cards=any(not request.cards for request in requests.values())
+    )
     groups, most = _bounded(view, offered)
     rules = {uid: line.rules[uid] for uid in requests}
     groups, nodes, requests = _with_rules(view, offered, groups, nodes, requests, rules)
-    gangs = {each.gang: Gang() for each in requests.values() if each.gang is not None}
+    gangs = {request.gang: Gang() for request in requests.values() if request.gang is not None}
     case = Case(
         format=FORMAT,
         groups=tuple(groups),
@@ -165,12 +167,12 @@ def within_most(case: PlanCase, plan: Plan) -> Case | None:
 
     Offers with pods of the highest priority keep what the group may still get, and of these the cheapest.
     """
-    priorities = {each.name: each.priority for each in case.case.requests}
+    priorities = {request.name: request.priority for request in case.case.requests}
     highest = dict[str, int]()
     for pod in plan.placements:
         name = pod.node.removeprefix("new:").rpartition(":")[0]
         highest[name] = max(highest.get(name, MIN_PRIORITY), priorities[pod.request])
-    bought = {each.group: each.count for each in plan.nodes}
+    bought = {node.group: node.count for node in plan.nodes}
     bounds: dict[str, int] = {}
     for group, most in case.most.items():
         own = [each for each in case.case.groups if case.offers[each.name].group == group]
@@ -185,8 +187,8 @@ def within_most(case: PlanCase, plan: Plan) -> Case | None:
     if not bounds:
         return None
     groups = tuple(
-        replace(each, max=max(bounds[each.name], each.min)) if each.name in bounds else each
-        for each in case.case.groups
+        replace(group, max=max(bounds[group.name], group.min)) if group.name in bounds else group
+        for group in case.case.groups
     )
     return replace(case.case, groups=groups)
 
@@ -194,15 +196,17 @@ def within_most(case: PlanCase, plan: Plan) -> Case | None:
 def _limits(view: View, groups: Sequence[Group]) -> BuyLimits:
     """Return what the limits leave for new nodes; at least what the groups' min requires."""
     limits, counts = view.config.limits, sizes(view)
-    required = {each.name: max(each.min - each.size, 0) for each in groups}
+    required = {group.name: max(group.min - group.size, 0) for group in groups}
     price = sum(
         count * view.offers[key].price for key, count in counts.items() if key in view.offers
     )
     cards = {}
     for model, most in limits.cards.items():
-        per_node = {each.name: sum(card.model == model for card in each.cards) for each in groups}
-        there = sum(per_node[each.name] * each.size for each in groups)
-        least = sum(per_node[each.name] * required[each.name] for each in groups)
+        per_node = {
+            group.name: sum(card.model == model for card in group.cards) for group in groups
+        }
+        there = sum(per_node[group.name] * group.size for group in groups)
+        least = sum(per_node[group.name] * required[group.name] for group in groups)
         cards[model] = max(most - there, least)
     return BuyLimits(
         nodes=None
@@ -211,7 +215,8 @@ def _limits(view: View, groups: Sequence[Group]) -> BuyLimits:
         price=None
         if limits.price is None
         else round(
-            max(limits.price - price, sum(each.price * required[each.name] for each in groups)), 4
+            max(limits.price - price, sum(group.price * required[group.name] for group in groups)),
+            4,
         ),
         cards=cards,
     )
@@ -229,13 +234,13 @@ def _with_rules(
     rules: Mapping[str, Rules],
 ) -> tuple[list[Group], list[CaseNode], dict[str, CaseRequest]]:
     """Return all three with labels for the rules that not every machine satisfies."""
-    distinct = list(dict.fromkeys(_relevant(view, each) for each in rules.values()))
+    distinct = list(dict.fromkeys(_relevant(view, rule) for rule in rules.values()))
     of_groups: list[dict[str, str]] = [{} for _ in groups]
     of_nodes: list[dict[str, str]] = [{} for _ in nodes]
     names: dict[Rules, str] = {}
     for number, rule in enumerate(distinct):
         for_groups = [_admits_offer(view, rule, each) for each in offered]
-        for_nodes = [_admits_node(view, rule, each) for each in nodes]
+        for_nodes = [_admits_node(view, rule, node) for node in nodes]
         if all(for_groups) and all(for_nodes):
             continue
         label = names[rule] = f"{RULE_LABEL}{number}"
@@ -350,12 +355,12 @@ async def read_view(
     await asyncio.gather(cluster.read(), *([shapes.load()] if published.namespace else []))
     offers = (
         Offer(
-            OfferKey(each.group, each.type, each.zone, each.capacity),
-            each.price,
-            stock=0 if each.state == OUT_OF_STOCK else None,
-            machine=each.machine,
+            OfferKey(offer.group, offer.type, offer.zone, offer.capacity),
+            offer.price,
+            stock=0 if offer.state == OUT_OF_STOCK else None,
+            machine=offer.machine,
         )
-        for each in status.offers
+        for offer in status.offers
     )
     return View(
         now=now,

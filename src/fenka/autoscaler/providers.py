@@ -172,8 +172,8 @@ class CloudCache:
             self.instances_at, self._stale = self._now(), False
         if now >= self._offers_until:
             offers = await self._provider.offers()
-            self.offers = {each.key: each for each in offers}
-            until = [each.until for each in offers if each.until is not None]
+            self.offers = {offer.key: offer for offer in offers}
+            until = [offer.until for offer in offers if offer.until is not None]
             self._offers_until = min([now + OFFERS_S, *(max(it, now + 1) for it in until)])
         if spot and now >= self._notices_until:
             self.notices = tuple(await self._provider.notices())

@@ -160,7 +160,7 @@ def _left_out(
     view: View, pods: Sequence[ElasticPod], nodes: Mapping[str, ElasticNode]
 ) -> list[ElasticPod]:
     case, uids = _case(view, pods, nodes)
-    placed = {uids[each.request] for each in make_plan(case, _no_time).placements}
+    placed = {uids[placement.request] for placement in make_plan(case, _no_time).placements}
     return [pod for pod in pods if pod.metadata.uid not in placed]
 
 
@@ -175,7 +175,7 @@ def _placed(view: View, pods: Sequence[ElasticPod], nodes: Collection[str]) -> i
 
 def _distinct(requests: Iterable[CaseRequest]) -> Iterable[CaseRequest]:
     """Return one of all requests that are equal but for their names."""
-    return {class_key(each): each for each in requests}.values()
+    return {class_key(request): request for request in requests}.values()
 
 
 def _case(
@@ -201,7 +201,7 @@ def _no_time() -> float:
 
 def _without_taint(node: ElasticNode) -> ElasticNode:
     taints: tuple[Taint, ...] = tuple(
-        each for each in node.spec.taints if each.key != autoscaling.ENDING
+        taint for taint in node.spec.taints if taint.key != autoscaling.ENDING
     )
     return structs.replace(node, spec=structs.replace(node.spec, taints=taints))
 
@@ -522,7 +522,7 @@ class _Pass:
             for record in self._view.orders.values()
             if record.slots and record.failure is None
         ]
-        launched = [each.launched_at for each in self._view.instances.values()]
+        launched = [instance.launched_at for instance in self._view.instances.values()]
         return max([*asked, *launched, 0.0]) + self._view.config.scale_in.cooldown
 
     def _price(self, node: ElasticNode) -> float:

@@ -198,7 +198,7 @@ class ShapeStore:
             except msgspec.MsgspecError:
                 continue
             if known.configuration == self._configuration:
-                self.misfits = {each.offer: frozenset(each.classes) for each in known.misfits}
+                self.misfits = {misfit.offer: frozenset(misfit.classes) for misfit in known.misfits}
         self.shapes = shapes
 
     async def save(

@@ -67,7 +67,7 @@ def pauses(view: View) -> dict[OfferKey, Pause]:
     failures.sort(key=_failed_at)
     found: dict[OfferKey, Pause] = {}
     for key in view.offers:
-        own = [each for each in failures if _concerns(each, key)]
+        own = [failure for failure in failures if _concerns(failure, key)]
         ends = [_pause(view.config.start, own[: number + 1]) for number in range(len(own))]
         longest = max(ends, key=lambda pause: pause.until, default=None)
         if longest is not None and longest.until > view.now:

@@ -462,11 +462,18 @@ class View:
         wanted = node.spec.provider_id
         if not wanted:
             return None
-        return next((each for each in self.instances.values() if each.provider_id == wanted), None)
+        return next(
+            (instance for instance in self.instances.values() if instance.provider_id == wanted),
+            None,
+        )
 
     def machines(self) -> dict[str, Instance]:
         """Return all instances by their provider ids, for those who look up many."""
-        return {each.provider_id: each for each in self.instances.values() if each.provider_id}
+        return {
+            instance.provider_id: instance
+            for instance in self.instances.values()
+            if instance.provider_id
+        }
 
     def node_of(self, instance: Instance) -> ElasticNode | None:
         """Return the node of a machine, None if it has not joined or is gone."""

@@ -37,9 +37,9 @@ def instance_lines(
     """Return a row for each instance of a node's divided cards, slices below, and what else fits."""
     rows: list[tuple[str, ...]] = []
     for card, counts in sorted(free.items()):
-        for each in instances:
-            if each.card == card:
-                rows += _instance(each)
+        for instance in instances:
+            if instance.card == card:
+                rows += _instance(instance)
         rows.append((str(card), f"free: {free_text(counts)}", "", ""))
     return tables.align(rows)
 

@@ -155,7 +155,7 @@ def register_bare(app: typer.Typer, function: Callable[..., None], summary: str)
 
     parameters = [context, *inspect.signature(expanded).parameters.values()]
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    callback.__annotations__ = {each.name: each.annotation for each in parameters}
+    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.callback(help=summary, invoke_without_command=True, no_args_is_help=True)(callback)
 
 
@@ -205,7 +205,7 @@ class _PassingCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
         rest = super().parse_args(ctx, args)
-        words = next((ctx.params[each.name] for each in self.params if each.nargs == -1), ())
+        words = next((ctx.params[param.name] for param in self.params if param.nargs == -1), ())
         if (
             words
             and not self.hidden  # a hidden command refuses all words itself
@@ -213,7 +213,7 @@ class _PassingCommand(TyperCommand):
             and given[: 1 + given.index(words[0])].count("--") == 0
         ):
             name = words[0].partition("=")[0]
-            known = [option for each in self.params for option in each.opts]
+            known = [option for param in self.params for option in param.opts]
             near = get_close_matches(name, known)
             hint = f": did you mean {' or '.join(near)}?" if near else ""
             raise UserError(

@@ -66,7 +66,11 @@ class NodeClaim(Object):
     @property
     def offer(self) -> port.OfferKey:
         """Return what it was made for."""
-        wanted = {each.key: each.values[0] for each in self.spec.requirements if each.values}
+        wanted = {
+            requirement.key: requirement.values[0]
+            for requirement in self.spec.requirements
+            if requirement.values
+        }
         return port.OfferKey(
             self.metadata.labels.get(GROUP, ""),
             wanted.get(TYPE, ""),
@@ -125,7 +129,8 @@ def render(name: str, cluster: str, group: GroupConfig, order: port.Order) -> Ma
     }
     if group.taints:
         spec["taints"] = [
-            {"key": it.key, "value": it.value, "effect": it.effect} for it in group.taints
+            {"key": taint.key, "value": taint.value, "effect": taint.effect}
+            for taint in group.taints
         ]
     labels = {CLUSTER: cluster, GROUP: group.name, CAPACITY: offer.capacity}
     return {
@@ -239,7 +244,9 @@ class KarpenterProvider:
             with port.after_the_deed():
                 listed = {claim.metadata.name: claim for claim in await self._listed()}
             here = [
-                it for it in names if it in listed and listed[it].state != port.InstanceState.ENDING
+                name
+                for name in names
+                if name in listed and listed[name].state != port.InstanceState.ENDING
             ]
             short = len(here) < len(names) and order.whole
             if short or all(listed[name].is_true("Launched") for name in here):

@@ -240,7 +240,9 @@ class Market:
     def _quota(self, group: str) -> int | None:
         if group not in self._scenario.quota:
             return None
-        used = sum(self._keys[it.offer].group == group for it in self.state.machines.values())
+        used = sum(
+            self._keys[machine.offer].group == group for machine in self.state.machines.values()
+        )
         return max(self._scenario.quota[group] - used, 0)
 
     def _take_back(self) -> None:
@@ -265,7 +267,9 @@ class Market:
         prices, _ = self._scenario.offers[machine.offer].at(moment - self.state.began_at)
         if machine.cap is not None and prices.price > machine.cap:
             return f"the market's price of {prices.price:g} is above the cap of {machine.cap:g}"
-        of_offer = Counter(it.offer for it in self.state.machines.values() if it.taken_at is None)
+        of_offer = Counter(
+            machine.offer for machine in self.state.machines.values() if machine.taken_at is None
+        )
         if prices.stock is not None and of_offer[machine.offer] > prices.stock:
             return "the stock is short"
         return ""
@@ -398,7 +402,7 @@ class SimulatedProvider:
 
     async def _operate(self, state: CloudState) -> None:
         """Start and end nodes. What succeeded is written at once, so that little is repeated."""
-        for machine in [it for it in state.machines.values() if not it.started]:
+        for machine in [machine for machine in state.machines.values() if not machine.started]:
             key = self._scenario.offers[machine.offer].key
             if await self._run("start", machine.id, key.group, key.type, key.zone):
                 machine.started = True

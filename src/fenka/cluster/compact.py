@@ -118,7 +118,9 @@ def limit_pod(pod: objects.Pod, *, only_cards: bool = True) -> bool:
     if only_cards:
         requests_cards = _keep_cards(containers)
     else:
-        requests_cards = registry.names_any([each.resources.limits for each in containers])
+        requests_cards = registry.names_any(
+            [container.resources.limits for container in containers]
+        )
     excess = _limit_containers(pod, containers)
     if len(spec.tolerations) > _FEW or len(spec.node_selector) > _FEW or spec.affinity is not None:
         excess = _limit_rules(pod) or excess
@@ -183,7 +185,10 @@ def _limit_rules(pod: objects.Pod) -> str:
 
 def _limit_containers(pod: objects.Pod, containers: Sequence[PodContainer]) -> str:
     resources = sum(
-        [len(each.resources.limits) + len(each.resources.requests) for each in containers]
+        [
+            len(container.resources.limits) + len(container.resources.requests)
+            for container in containers
+        ]
     )
     if len(containers) <= MAX_CONTAINERS and resources <= MAX_RESOURCES:
         return ""
@@ -263,9 +268,9 @@ class CompactPod(objects.Pod):
                 phase=status.phase,
                 start_time=status.start_time,
                 conditions=tuple(
-                    each
-                    for each in status.conditions
-                    if each.type == read or each.reason == objects.PREEMPTED
+                    condition
+                    for condition in status.conditions
+                    if condition.type == read or condition.reason == objects.PREEMPTED
                 ),
             ),
         )
@@ -282,10 +287,12 @@ class CompactNode(objects.Node):
             name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
         }
         status.capacity = {}
-        internal = (each for each in status.addresses if each.type == "InternalIP")
+        internal = (address for address in status.addresses if address.type == "InternalIP")
         status.addresses = tuple(islice(internal, 1))
         status.allocatable = _shared(b"strings", status.allocatable)
-        status.conditions = tuple(each for each in status.conditions if each.type == "Ready")
+        status.conditions = tuple(
+            condition for condition in status.conditions if condition.type == "Ready"
+        )
 
 
 def _interned(texts: Mapping[str, V]) -> dict[str, V]:

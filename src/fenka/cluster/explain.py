@@ -357,7 +357,7 @@ class _SharedCards(_Evaluation):
         return f"it can never start as it is: {reasons[0]}" if all(reasons) else None
 
     def _never_on_cards(self, shared_nodes: Iterable[SharedNode]) -> str | None:
-        nodes = [self._state.card_node(it.node.name) for it in shared_nodes]
+        nodes = [self._state.card_node(node.node.name) for node in shared_nodes]
         for part in self._pod.demand().parts:
             never = never_fits(part.request, nodes)
             if never is not None:

@@ -306,7 +306,7 @@ class GangScheduler:
             return True
         members = [it for it in self._members.of(key) if self._members.is_placeable(it)]
         try:
-            requests = [self._members.part(it).request for it in members]
+            requests = [self._members.part(member).request for member in members]
         except InvalidRecord:
             return False
         closed = excluded_nodes(self._cluster, pod)
@@ -365,7 +365,7 @@ class GangScheduler:
         reserved: frozenset[DeviceId],
     ) -> MemberPlacement | GangPending:
         reason = "no node of the cluster shares cards with it"
-        parts = {it.metadata.uid: self._members.part(it) for it in members}
+        parts = {member.metadata.uid: self._members.part(member) for member in members}
         nodes = frozenset(
             name
             for name in names
@@ -377,7 +377,9 @@ class GangScheduler:
             placer = ColumnarPlacer(self.live.read().copy())
             fixed = self._as_planned(members, requests, placer, Limits(reserved, nodes))
             closed = [
-                excluded_nodes(self._cluster, it) for it in members if it.metadata.uid not in fixed
+                excluded_nodes(self._cluster, member)
+                for member in members
+                if member.metadata.uid not in fixed
             ]
             left = nodes.difference(*closed)
             reservation = self._reservations.reserve(
@@ -396,7 +398,9 @@ class GangScheduler:
             reason = reservation.sentence()
             if not left and not fixed:
                 # Whatever the cards have free, each of these nodes excludes a member.
-                every = (exclusion(self._cluster, name, it) for name in nodes for it in members)
+                every = (
+                    exclusion(self._cluster, name, member) for name in nodes for member in members
+                )
                 reason = next(filter(None, every))
         sentence = f"no room for all {len(members)} pods of gang {gang.name}: {reason}"
         return GangPending(sentence, queued=True)
@@ -417,7 +421,7 @@ class GangScheduler:
             if shared is None or name not in among or exclusion(self._cluster, name, pod):
                 continue
             cards = self._cluster.pins.planned_cards(name, uid)
-            others = frozenset(it.uuid for it in shared.node.cards if it.index not in cards)
+            others = frozenset(card.uuid for card in shared.node.cards if card.index not in cards)
             # All pods there are planned together, so nothing is reserved of another's cards.
             on_node = Limits(others if cards else limits.reserved, frozenset({name}))
             placed = placer.place(requests[uid], self._policy, on_node)

@@ -75,7 +75,7 @@ class _Size(NamedTuple):
 def _size(held: PodAllocation) -> _Size | None:
     """Return the size of what a pod holds; None if its slices differ, or are whole cards."""
     sizes = {(piece.memory_mib, piece.compute) for piece in held.slices}
-    if len(sizes) != 1 or any(it.whole for it in held.placements):
+    if len(sizes) != 1 or any(placement.whole for placement in held.placements):
         return None
     return _Size(frozenset(piece.uuid for piece in held.slices), *sizes.pop())
 
@@ -127,7 +127,9 @@ class GrowthReclaim:
 
     def _first_waiting(self) -> Pod | None:
         """Return the pod for which cards are reserved first; None if that is a gang, or there is none."""
-        waiting = (it.pending for it in self._queue.entries() if it.reservation is not None)
+        waiting = (
+            entry.pending for entry in self._queue.entries() if entry.reservation is not None
+        )
         entry = next(waiting, None)
         return entry.pods[0] if entry is not None and len(entry.pods) == 1 else None
 

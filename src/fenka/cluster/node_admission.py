@@ -35,9 +35,10 @@ def resident_compute(cluster: ClusterState, name: str) -> set[bool]:
     if nodes.MODE_LABEL not in labels(cluster, name):
         return set()
     return {
-        any(piece.compute for piece in it.slices) or it.pod.demand(cluster.dialects).weight > 0
-        for it in cluster.allocations(name)
-        if it.slices and not any(placement.whole for placement in it.placements)
+        any(piece.compute for piece in allocation.slices)
+        or allocation.pod.demand(cluster.dialects).weight > 0
+        for allocation in cluster.allocations(name)
+        if allocation.slices and not any(placement.whole for placement in allocation.placements)
     }
 
 

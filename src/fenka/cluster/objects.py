@@ -79,7 +79,7 @@ class PodDemand:
         """Return whether the pod requests slices of one card each, and nothing else of cards or instances."""
         requests = [part.request for part in self._parsed[0]]
         return bool(requests) and not any(
-            it.whole or it.instance or it.cards > 1 for it in requests
+            request.whole or request.instance or request.cards > 1 for request in requests
         )
 
     def inside(self, profile: str) -> "PodDemand":
@@ -171,7 +171,7 @@ def shared_demand(request: base.PodRequest, dialects: tuple[base.Dialect, ...]) 
 
     New versions of a pod, and pods of one workload, share what was parsed for the first of them.
     """
-    if not names_any([each.resources for each in request.containers], dialects):
+    if not names_any([container.resources for container in request.containers], dialects):
         return _nothing(dialects)
     names = option_names(dialects)
     labels, annotations = _only(request.labels, names), _only(request.annotations, names)

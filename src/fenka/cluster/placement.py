@@ -69,7 +69,9 @@ class QueueConstraints:
     def all_cards(self) -> frozenset[DeviceId]:
         """Return the cards on which anything is reserved or held."""
         placements = (it.placement for held in self.held.values() for it in held)
-        return self.reserved.union(piece.uuid for it in placements for piece in it.slices)
+        return self.reserved.union(
+            piece.uuid for placement in placements for piece in placement.slices
+        )
 
 
 NO_CONSTRAINTS = QueueConstraints()

@@ -167,7 +167,9 @@ class PodPreemption:
             return fit.placements if isinstance(fit, InstanceFit) else None
 
         holding = (
-            it for it in candidates if any(piece.uuid in instances for piece in it.placement.slices)
+            candidate
+            for candidate in candidates
+            if any(piece.uuid in instances for piece in candidate.placement.slices)
         )
         return preemption.cheap_victims(usage, holding, _priority(pod), place)
 
@@ -223,7 +225,7 @@ class PodPreemption:
 
 def _cordoned(node: Node, reserved: Collection[DeviceId]) -> Node:
     """Return the node with these cards cordoned."""
-    cards = (replace(it, cordoned=True) if it.uuid in reserved else it for it in node.cards)
+    cards = (replace(card, cordoned=True) if card.uuid in reserved else card for card in node.cards)
     return replace(node, cards=tuple(cards)) if reserved else node
 
 

@@ -90,12 +90,16 @@ class InstanceQueue:
         ]
         if fits:
             _, name, placements = min(fits, key=lambda fit: fit[:2])
-            held = (HeldPlacement(entry, it, namespace) for it in placements)
+            held = (HeldPlacement(entry, placement, namespace) for placement in placements)
             self._held[name] = (*self._held.get(name, ()), *held)
             self._changed(name)
             return placements
         rejected = _reason(
-            [it for it in verdicts.values() if isinstance(it, node_admission.Infeasible)]
+            [
+                verdict
+                for verdict in verdicts.values()
+                if isinstance(verdict, node_admission.Infeasible)
+            ]
         )
         self._positions += 1
         kept = self._reserve(pod, names) if starves else frozenset()
@@ -198,10 +202,10 @@ class QueueAllocations:
         allocations, held = self._by_node.copy(), self._held.copy()
         for gang, placements in gangs.items():
             user = gang.partition("/")[0]
-            for it in placements:
-                if it.node in allocations:
-                    reserved = queue.Allocation(it, None, user)
-                    allocations[it.node] = [*allocations[it.node], reserved]
+            for placement in placements:
+                if placement.node in allocations:
+                    reserved = queue.Allocation(placement, None, user)
+                    allocations[placement.node] = [*allocations[placement.node], reserved]
                     held[user] += 1
         return allocations, held
 
@@ -217,7 +221,7 @@ class QueueAllocations:
             for placement in allocation.placements:
                 allocations.append(queue.Allocation(placement, deadline, user))
         self._by_node[name] = allocations
-        self._held.update(it.user for it in allocations)
+        self._held.update(allocation.user for allocation in allocations)
 
     def _deadline(self, pod: Pod, now: float) -> float | None:
         """Return when the pod has ended whatever it does; None without a limit, or long after it."""
@@ -332,7 +336,7 @@ class PendingQueue:
         allocations, held = self._allocations.read(self._nodes, gangs, now)
         columns = self._live.read().copy()
         if not self._live_has_gangs:
-            columns.add(*(it for placements in gangs.values() for it in placements))
+            columns.add(*(placement for placements in gangs.values() for placement in placements))
         history = queue.history_lookup(held, self._uses, now)
         yield
         order = queue.sort_keys(requests, history, self._fairness, now)
@@ -580,7 +584,7 @@ def is_open(pod: Pod) -> bool:
         pod.spec.node_name
         or pod.finished
         or pod.metadata.deletion_timestamp is not None
-        or any(it.name != QUEUE_GATE for it in pod.spec.scheduling_gates)
+        or any(gate.name != QUEUE_GATE for gate in pod.spec.scheduling_gates)
     )
 
 

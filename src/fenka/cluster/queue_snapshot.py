@@ -48,13 +48,13 @@ class PendingEntry:
     @property
     def priority(self) -> int:
         """Return the lowest priority of its pods."""
-        return min(it.spec.priority or 0 for it in self.pods)
+        return min(pod.spec.priority or 0 for pod in self.pods)
 
     @property
     def time_limit_s(self) -> float | None:
         """Return the seconds after which all its pods have ended, grace included; None for no limit."""
-        limits = [time_limit_s(it) for it in self.pods]
-        return None if None in limits else max(it for it in limits if it is not None)
+        limits = [time_limit_s(pod) for pod in self.pods]
+        return None if None in limits else max(limit for limit in limits if limit is not None)
 
     def request(
         self,
@@ -65,7 +65,7 @@ class PendingEntry:
         same_node: bool = False,
     ) -> queue.PendingRequest:
         """Return the request by which the core orders it, and what it requests of which nodes."""
-        created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
+        created = (seconds(pod.metadata.creation_timestamp) for pod in self.pods)
         at = min(now if it is None else it for it in created)
         user, limit = self.namespace, self.time_limit_s
         return queue.PendingRequest(
@@ -128,11 +128,11 @@ class QueueSnapshot:
     _arrivals: dict[str, list[tuple[float, float, str]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sort_keys = {it.pending.id: it.sort_key for it in self.entries}
-        self._ranks = [it.sort_key for it in self.entries]
+        self._sort_keys = {entry.pending.id: entry.sort_key for entry in self.entries}
+        self._ranks = [entry.sort_key for entry in self.entries]
         self._arrivals = {}
-        for it in self.entries:
-            insort(self._arrivals.setdefault(it.pending.namespace, []), _arrival(it.sort_key))
+        for entry in self.entries:
+            insort(self._arrivals.setdefault(entry.pending.namespace, []), _arrival(entry.sort_key))
         self.holders = tuple(
             (rank, it)
             for rank, it in enumerate(self.entries)

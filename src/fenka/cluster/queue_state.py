@@ -410,7 +410,7 @@ class QueueState:
         if self._is_pending(pod):
             self._changes += 1
             message = pod.unschedulable or ""
-            resources = [name for it in self._cluster.dialects for name in it.RESOURCES]
+            resources = [name for dialect in self._cluster.dialects for name in dialect.RESOURCES]
             if self._lifecycle.report(entry_id(pod), message, resources):
                 self.urgent = True
             if message and known is not None and message != known.unschedulable:
@@ -503,7 +503,7 @@ class QueueState:
 
     def _expire_reservations(self, now: float) -> bool:
         """Return whether there were any that have expired."""
-        fitting = {it.pending.id: it for it in self.snapshot.entries if it.placements}
+        fitting = {entry.pending.id: entry for entry in self.snapshot.entries if entry.placements}
         expired = self._lifecycle.fitting(fitting.keys(), now)
         for name, reserved_at in expired.items():
             entry = fitting[name]
@@ -511,11 +511,11 @@ class QueueState:
             self._accounting.charge(
                 entry.pending.namespace, entry.placements, reserved_at, entry.requested_at, now
             )
-            nodes = (it.node for it in entry.placements)
+            nodes = (placement.node for placement in entry.placements)
             self._lifecycle.expire(name, nodes, entry.pending.pods[0].unschedulable or "")
         refused = self._refuse_reservations(fitting, expired)
         self._reserved_nodes = {
-            name: frozenset(it.node for it in entry.placements)
+            name: frozenset(placement.node for placement in entry.placements)
             for name, entry in fitting.items()
             if name not in expired and name not in refused
         }
@@ -530,12 +530,16 @@ class QueueState:
             return refused
         for name, entry in fitting.items():
             uid = next(
-                (it.metadata.uid for it in entry.pending.pods if it.metadata.uid in self._refused),
+                (
+                    pod.metadata.uid
+                    for pod in entry.pending.pods
+                    if pod.metadata.uid in self._refused
+                ),
                 None,
             )
             if uid is None or name in expired:
                 continue
-            nodes = frozenset(it.node for it in entry.placements)
+            nodes = frozenset(placement.node for placement in entry.placements)
             missing = self._refused.pop(uid)
             if missing and nodes != self._reserved_nodes.get(name):
                 # It was asked about without the nodes of an earlier reservation.
@@ -582,7 +586,7 @@ class QueueState:
         """Return the constraints without what was held for entries that are bound or deleted now."""
         waiting = {entry_id(it) for it in self._open.values() if self._is_waiting((it,))}
         held = {
-            node: tuple(it for it in placements if it.entry_id in waiting)
+            node: tuple(placement for placement in placements if placement.entry_id in waiting)
             for node, placements in constraints.held.items()
         }
         return replace(constraints, held=held)
@@ -609,7 +613,7 @@ class QueueState:
             if (
                 self._lifecycle.needs_requeue(entry.pending.id, now)
                 and self._is_waiting(members)
-                and not any(it.metadata.uid in self._gated for it in members)
+                and not any(member.metadata.uid in self._gated for member in members)
             ):
                 self._lifecycle.mark_requeued(entry.pending.id)
                 pods += members
@@ -639,7 +643,7 @@ class QueueState:
         snapshot = self.snapshot
         unfit = (entry for entry in snapshot.entries if not entry.placements)
         for entry in (*(it for _, it in snapshot.holders), *islice(unfit, DEPTH)):
-            yield from (it.metadata.uid for it in entry.pending.pods)
+            yield from (pod.metadata.uid for pod in entry.pending.pods)
         for uid, pod in self._gated.items():
             queued = entry_id(pod) in snapshot or self._queue.decides(pod)
             if not queued or self._lifecycle.is_stalled(entry_id(pod)):
@@ -666,7 +670,7 @@ class QueueState:
         Only requests of the same priority are compared. Requests behind it in the queue that use what it does
         not wait for are not counted.
         """
-        bypassed = (self._bypassed.get(it.pending.id, 0.0) for it in self.entries())
+        bypassed = (self._bypassed.get(entry.pending.id, 0.0) for entry in self.entries())
         return max(bypassed, default=0.0)
 
     # ---- inside ----
@@ -685,12 +689,12 @@ class QueueState:
 
     def _is_waiting(self, pods: Iterable[Pod]) -> bool:
         """Return whether any of the pods is open, and is not being bound."""
-        uids = (it.metadata.uid for it in pods)
+        uids = (pod.metadata.uid for pod in pods)
         return any(uid in self._open and not self._cluster.is_assumed(uid) for uid in uids)
 
     def _set_gated(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        gates = {it.name for it in pod.spec.scheduling_gates}
+        gates = {gate.name for gate in pod.spec.scheduling_gates}
         if gates == {QUEUE_GATE} and pod.metadata.deletion_timestamp is None and not pod.finished:
             self._gated[uid] = pod
             # It keeps its position until kube-scheduler has asked about it.
@@ -724,7 +728,11 @@ class QueueState:
         key = self._key(pod, now)
         rank, requested_at = snapshot.rank(key), key[3]
         # Only the first entry of each namespace counts.
-        seen = {it.pending.namespace for it in snapshot.entries[:rank] if it.sort_key[0] == key[0]}
+        seen = {
+            entry.pending.namespace
+            for entry in snapshot.entries[:rank]
+            if entry.sort_key[0] == key[0]
+        }
         seen.add(pod.metadata.namespace)
         for entry in snapshot.entries[rank:]:
             if entry.sort_key[0] != key[0]:

@@ -105,8 +105,12 @@ class ServingDeployment(Object):
     @property
     def problem(self) -> str:
         """Return why its pods cannot be created, such as an exceeded quota; empty if they can."""
-        failures = (each for each in self.status.conditions or () if each.type == "ReplicaFailure")
-        return next((each.message for each in failures if each.status == "True"), "")
+        failures = (
+            condition
+            for condition in self.status.conditions or ()
+            if condition.type == "ReplicaFailure"
+        )
+        return next((failure.message for failure in failures if failure.status == "True"), "")
 
 
 class AddressPort(Object):

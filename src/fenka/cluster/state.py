@@ -575,7 +575,8 @@ class ClusterState:
             return
         if published.division.geometries:
             cards = replace(
-                published.node, cards=tuple(it for it in published.node.cards if it.parent is None)
+                published.node,
+                cards=tuple(card for card in published.node.cards if card.parent is None),
             )
             self._card_nodes[name] = before if before == cards else cards
         self._set_instances(name)
@@ -588,7 +589,9 @@ class ClusterState:
         published = self._published[name]
         shared = published
         if name in self._card_nodes:
-            held = (it.uuid for each in self.allocations(name) for it in each.slices)
+            held = (
+                slice_.uuid for allocation in self.allocations(name) for slice_ in allocation.slices
+            )
             shared = with_held_instances(published, frozenset(held))
             before = self._shared.get(name)
             shared = before if before is not None and before == shared else shared

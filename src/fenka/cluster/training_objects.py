@@ -134,7 +134,11 @@ def final_condition(conditions: Iterable[objects.Condition]) -> objects.Conditio
 
     A Job may have failed and completed; its failure counts.
     """
-    final = [each for each in conditions if each.status == "True" and each.type in _FINAL]
+    final = [
+        condition
+        for condition in conditions
+        if condition.status == "True" and condition.type in _FINAL
+    ]
     return min(final, key=lambda each: _FINAL.index(each.type), default=None)
 
 

@@ -330,7 +330,9 @@ class Backfill:
         for request in queue.queue_order(pending, past, self._fairness, now):
             yield
             deadline = None if request.time_limit_s is None else now + request.time_limit_s
-            blocking = (it.cards for it in reservations if it.blocks(deadline))
+            blocking = (
+                reservation.cards for reservation in reservations if reservation.blocks(deadline)
+            )
             verdict = current.place(request, frozenset[DeviceId]().union(*blocking))
             if isinstance(verdict, Unschedulable):
                 reserves = len(reservations) < self.depth

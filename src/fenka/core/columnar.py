@@ -498,11 +498,15 @@ class JointJudgement:
         columns, (first, *others) = self.columns, dict.fromkeys(requests)
         judgements = {first: self.first}
         judgements |= {request: Judgement(columns, request, reserved) for request in others}
-        possible: Bools = np.logical_and.reduce([it.fits[slots] for it in judgements.values()])
+        possible: Bools = np.logical_and.reduce(
+            [judgement.fits[slots] for judgement in judgements.values()]
+        )
         if any(request.whole or request.cards > 1 for request in judgements):
             return possible
         cards, starts = columns.columns_of(slots)
-        usable = np.logical_or.reduce([it.card_fits[cards] for it in judgements.values()])
+        usable = np.logical_or.reduce(
+            [judgement.card_fits[cards] for judgement in judgements.values()]
+        )
         by_class, count = columns.cards[CLASS, cards], len(requests)
         for row, amounts in ((FREE_MEMORY, "memory"), (FREE_COMPUTE, "compute")):
             needs = {it: getattr(judgement.needs, amounts) for it, judgement in judgements.items()}

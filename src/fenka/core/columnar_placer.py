@@ -201,7 +201,7 @@ class ColumnarPlacer:
                 which = np.flatnonzero(free == largest[columns.cards[SLOT]])
                 slots = columns.cards[SLOT, which]
                 free[which[np.flatnonzero(np.diff(slots, prepend=-1))]] = -1
-        needed = min((each.needs(request)[0] for each in self._columns.classes), default=NEVER)
+        needed = min((class_.needs(request)[0] for class_ in self._columns.classes), default=NEVER)
         return request.cards <= len(self._most_on) and needed <= self._most_on[request.cards - 1]
 
     def _below(self, frontier: list[list[int]], request: Request) -> bool:

@@ -110,7 +110,7 @@ class CardColumns:
     def needs(self, request: Request) -> Needs:
         """Return what the request takes of a card of each class."""
         # The columns of nodes without cards are of class 0 too, which must exist then.
-        by_class = [each.needs(request) for each in self.classes] or [(NEVER, 0, False, False)]
+        by_class = [class_.needs(request) for class_ in self.classes] or [(NEVER, 0, False, False)]
         memory, compute, other_model, other_kind = zip(*by_class, strict=True)
         return Needs(
             np.array(memory, np.int64),

@@ -259,7 +259,7 @@ def _evaluate_node(
         _candidate(request, node, card, view.card_usage(node.name, card.uuid))
         for card in node.cards
     ]
-    reasons = [_first_reason(it, request, reserved) for it in candidates]
+    reasons = [_first_reason(candidate, request, reserved) for candidate in candidates]
     fitting = [it for it, reason in zip(candidates, reasons, strict=True) if reason is None]
     shortage = _shortage(view, request, node, len(fitting))
     if shortage is not None:
@@ -281,7 +281,7 @@ def _evaluate_node(
 
 def _free_share(request: Request, candidates: list[Candidate]) -> float:
     """Return the free part of the cards that take slices, in memory; in compute for compute alone."""
-    admitting = [it for it in candidates if it.card.open]
+    admitting = [candidate for candidate in candidates if candidate.card.open]
     of_compute = request.memory is None and not request.whole
     total = sum(it.card.compute if of_compute else it.card.available_mib for it in admitting)
     free = sum(it.free_compute if of_compute else it.free_mib for it in admitting)

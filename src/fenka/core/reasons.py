@@ -83,7 +83,7 @@ class Unschedulable:
     @property
     def reasons(self) -> tuple[Reason, ...]:
         """Return the reasons of all cards of all nodes."""
-        return tuple(reason for each in self.rejections for reason in each.reasons)
+        return tuple(reason for rejection in self.rejections for reason in rejection.reasons)
 
     def counts(self) -> Counter[ReasonCode]:
         """Return how many cards have which reason."""

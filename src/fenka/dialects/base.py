@@ -205,11 +205,11 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     @property
     def apps(self) -> list[ContainerRequest]:
         """Return the containers of `spec.containers`, in the order by which records number them."""
-        return [each for each in self.containers if each.kind is ContainerKind.APP]
+        return [container for container in self.containers if container.kind is ContainerKind.APP]
 
     def container(self, name: str) -> ContainerRequest | None:
         """Return the container of that name."""
-        return next((each for each in self.containers if each.name == name), None)
+        return next((container for container in self.containers if container.name == name), None)
 
     def requested_resources(self, resources: Iterable[str]) -> list[str]:
         """Return those of the resources that some container requests. Raises InvalidRecord.
@@ -222,23 +222,23 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
             if name[-1] == "-":
                 requested += self.requested_resources(self._named(name))
                 continue
-            for each in self.containers:
-                if name in each.resources and each.amount(name):
+            for container in self.containers:
+                if name in container.resources and container.amount(name):
                     requested.append(name)
                     break
         return requested
 
     def _named(self, prefix: str) -> Iterable[str]:
         """Return the resources that begin so, in the order in which containers name them."""
-        names = (name for each in self.containers for name in each.resources)
+        names = (name for container in self.containers for name in container.resources)
         return dict.fromkeys(name for name in names if name.startswith(prefix) and name[-1] != "-")
 
     def container_units(self, resource: str) -> tuple[ContainerUnits, ...]:
         """Return the amounts of all containers. Raises InvalidRecord."""
         return tuple(
             [
-                ContainerUnits(each.name, each.amount(resource), each.kind)
-                for each in self.containers
+                ContainerUnits(container.name, container.amount(resource), container.kind)
+                for container in self.containers
             ]
         )
 

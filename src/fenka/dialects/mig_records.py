@@ -123,18 +123,24 @@ def encode_instances(cards: Sequence[DividedCard]) -> str:
         _Instances(
             [
                 _Geometry(
-                    each.model,
-                    each.compute,
-                    each.sms,
+                    geometry.model,
+                    geometry.compute,
+                    geometry.sms,
                     [
                         _Profile(
-                            *(it.name, it.profile_id, it.enum, it.compute, it.size),
-                            *(list(it.starts), it.limit, it.memory_mib, it.sms),
+                            *(
+                                profile.name,
+                                profile.profile_id,
+                                profile.enum,
+                                profile.compute,
+                                profile.size,
+                            ),
+                            *(list(profile.starts), profile.limit, profile.memory_mib, profile.sms),
                         )
-                        for it in each.profiles
+                        for profile in geometry.profiles
                     ],
                 )
-                for each in geometries
+                for geometry in geometries
             ],
             [
                 _Card(
@@ -163,19 +169,25 @@ def decode_instances(annotations: Mapping[str, str]) -> tuple[DividedCard, ...]:
     geometries = [
         _same(
             Geometry(
-                each.model,
-                each.compute,
-                each.sms,
+                geometry.model,
+                geometry.compute,
+                geometry.sms,
                 tuple(
                     Profile(
-                        *(it.name, it.profile_id, it.enum, it.compute, it.size),
-                        *(tuple(it.starts), it.limit, it.memory_mib, it.sms),
+                        *(
+                            profile.name,
+                            profile.profile_id,
+                            profile.enum,
+                            profile.compute,
+                            profile.size,
+                        ),
+                        *(tuple(profile.starts), profile.limit, profile.memory_mib, profile.sms),
                     )
-                    for it in each.profiles
+                    for profile in geometry.profiles
                 ),
             )
         )
-        for each in record.geometries
+        for geometry in record.geometries
     ]
     try:
         return tuple(
@@ -183,7 +195,10 @@ def decode_instances(annotations: Mapping[str, str]) -> tuple[DividedCard, ...]:
                 DeviceId(card.uuid),
                 geometry := geometries[card.geometry],
                 card.on_demand,
-                {Place(geometry.by_name[it.profile], it.start): it.state for it in card.instances},
+                {
+                    Place(geometry.by_name[instance.profile], instance.start): instance.state
+                    for instance in card.instances
+                },
             )
             for card in record.cards
         )

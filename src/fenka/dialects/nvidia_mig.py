@@ -104,7 +104,7 @@ def environment(
 # --- what nodes advertise ---------------------------------------------------------------------------
 
 KNOWN_RESOURCES: tuple[str, ...] = tuple(
-    sorted({resource_name(each.name) for model in TABLES.values() for each in model.profiles})
+    sorted({resource_name(profile.name) for model in TABLES.values() for profile in model.profiles})
 )
 """The resources of known card models. kube-scheduler's configuration takes names, and no prefixes."""
 

@@ -88,9 +88,9 @@ def decode_case(text: bytes) -> case.Case:
         record = _CASE.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
         raise case.InvalidCase(f"the case is not understood: {_plain(str(why))[:200]}") from None
-    values = _whole_values([each.value for each in record.requests])
+    values = _whole_values([request.value for request in record.requests])
     return case.Case(
-        tuple(_card(each) for each in record.cards),
+        tuple(_card(card) for card in record.cards),
         tuple(_request(each, value) for each, value in zip(record.requests, values, strict=True)),
         record.allow.moves,
         record.allow.conversions,
@@ -130,7 +130,7 @@ def _card(record: _Card) -> case.PlannedCard:
             f"card {record.id!r}: model {record.model!r} is unknown; known are {', '.join(MODELS)}"
         )
     geometry = TABLES[record.model]
-    instances = tuple(_instance(record.id, geometry, each) for each in record.instances)
+    instances = tuple(_instance(record.id, geometry, instance) for instance in record.instances)
     return case.PlannedCard(record.id, geometry, record.mig, record.busy, instances)
 
 
@@ -141,7 +141,7 @@ def _instance(card: str, geometry: Geometry, record: _Instance) -> case.Instance
             f"card {card!r}: {geometry.model} has no profile {record.profile!r}, "
             f"but {', '.join(geometry.by_name)}"
         )
-    slices = tuple(case.Room(each.memory_mib, each.compute) for each in record.slices)
+    slices = tuple(case.Room(slice_.memory_mib, slice_.compute) for slice_ in record.slices)
     return case.Instance(Place(profile, record.start), record.state, record.id or "", slices)
 
 
@@ -175,7 +175,7 @@ def plan_record(plan: case.Plan) -> dict[str, object]:
     """Return a plan as version 1 has it."""
     return {
         "version": 1,
-        "steps": [_step(each) for each in plan.steps],
+        "steps": [_step(step) for step in plan.steps],
         "served": {name: [target.card, target.start] for name, target in plan.served.items()},
         "moved": {name: [target.card, target.start] for name, target in plan.moved.items()},
     }

@@ -109,7 +109,7 @@ class ClientRegistry:
         self._clients.setdefault(connection.client, {})[connection] = None
         if len(self.connections) > self._max_connections:
             theirs = max(self._clients.values(), key=len)
-            idle = (each for each in theirs if each.idle)
+            idle = (their for their in theirs if their.idle)
             self._end(next(idle, next(reversed(theirs))), "too_many_connections")
         self.account(connection)
 
@@ -128,7 +128,7 @@ class ClientRegistry:
         self._count(connection, BASE_BYTES + connection.held_bytes)
         while self.held_bytes > self._max_bytes:
             theirs = self._clients[max(self._client_bytes, key=self._client_bytes.__getitem__)]
-            holding = (each for each in theirs if self.connections[each] > BASE_BYTES)
+            holding = (their for their in theirs if self.connections[their] > BASE_BYTES)
             self._end(next(holding, next(iter(theirs))), "memory")
 
     def _count(self, connection: Connection, size: int) -> None:

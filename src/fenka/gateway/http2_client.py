@@ -111,7 +111,7 @@ class Http2ClientConnection(Http2Connection):
         """Return the bytes in memory of what the client has sent, and has not read."""
         streams = self._streams.values()
         size = STATE_BYTES + self._filter.head_bytes
-        size += sum(each.head_bytes + each.request.held_bytes for each in streams)
+        size += sum(stream.head_bytes + stream.request.held_bytes for stream in streams)
         size += sum(half.held_bytes for half in self.sending.values())
         return size + (self._transport.get_write_buffer_size() if self._transport else 0)
 

@@ -258,7 +258,7 @@ class Http2Pool:
     def take(self, replica: Replica, port: str, _: float) -> Http2ReplicaConnection | None:
         """Return a connection that accepts a request, None if there is none."""
         connections = self._connections.get((replica, port), ())
-        return next((each for each in connections if each.accepts()), None)
+        return next((connection for connection in connections if connection.accepts()), None)
 
     def make(self, replica: Replica, port: str) -> Http2ReplicaConnection:
         """Return the protocol of a new connection, which takes requests at once."""

@@ -382,11 +382,11 @@ def _set_fields(role: RoleSpec) -> dict[str, object]:
 def _tf_config(spec: TrainingSpec, role: Role, host: Host, port: Port) -> str:
     # The evaluator is no part of the cluster: it reads checkpoints only.
     cluster = {
-        each.name: [
-            f"{host(each.name, index)}:{port(each.name, index)}" for index in range(each.replicas)
+        role.name: [
+            f"{host(role.name, index)}:{port(role.name, index)}" for index in range(role.replicas)
         ]
-        for each in roles(spec)
-        if each.name != "evaluator"
+        for role in roles(spec)
+        if role.name != "evaluator"
     }
     task = {"type": role.name, "index": _INDEX}
     return json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})

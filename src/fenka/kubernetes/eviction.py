@@ -64,7 +64,11 @@ class _MarkedPod(Object):
 async def _mark(api: Api, path: str, uid: str, reason: str, *, failed: bool) -> None:
     """Write the condition that Kubernetes' own controllers write before they delete a pod."""
     pod = await api.get(path, _MarkedPod)
-    others = [each for each in pod.status.conditions if each.get("type") != "DisruptionTarget"]
+    others = [
+        condition
+        for condition in pod.status.conditions
+        if condition.get("type") != "DisruptionTarget"
+    ]
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

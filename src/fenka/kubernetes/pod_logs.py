@@ -120,7 +120,7 @@ def log_container(pod: TrainingPod, name: str = "") -> str:
     if _started(pod.container(main)):
         return main
     inits = [container.name for container in pod.spec.init_containers]
-    running = [each for each in inits if _started(pod.container(each))]
+    running = [init for init in inits if _started(pod.container(init))]
     return running[-1] if running else ""
 
 

@@ -443,8 +443,11 @@ async def read_services(
         service_objects.REPLICA: [],
         service_objects.GATEWAY: [],
     }
-    for each in deployments:
-        labels, role = each.metadata.labels, each.metadata.labels.get(training_objects.ROLE, "")
+    for deployment in deployments:
+        labels, role = (
+            deployment.metadata.labels,
+            deployment.metadata.labels.get(training_objects.ROLE, ""),
+        )
         # Labels alone do not make a version: whoever may create Deployments writes them.
         suffix = (
             labels.get(service_objects.VERSION, "")
@@ -454,16 +457,16 @@ async def read_services(
         if (
             role in roles
             and suffix
-            and each.metadata.name == f"{labels[service_objects.SERVICE]}-{suffix}"
+            and deployment.metadata.name == f"{labels[service_objects.SERVICE]}-{suffix}"
         ):
-            roles[role].append(each)
+            roles[role].append(deployment)
     return service_objects.ServiceObjects(
         roles[service_objects.REPLICA],
         roles[service_objects.GATEWAY],
         [
-            each
-            for each in addresses
-            if each.metadata.name == each.metadata.labels[service_objects.SERVICE]
+            address
+            for address in addresses
+            if address.metadata.name == address.metadata.labels[service_objects.SERVICE]
         ],
         replicas,
         nodes,

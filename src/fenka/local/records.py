@@ -152,7 +152,7 @@ class TrainingRecord(Supervised, forbid_unknown_fields=True):
     @property
     def chief(self) -> InstanceRecord:
         """The process whose log is the training's."""
-        return next((each for each in self.instances if each.chief), self.instances[0])
+        return next((instance for instance in self.instances if instance.chief), self.instances[0])
 
     def instance(self, name: str) -> InstanceRecord | None:
         """Return the process of this name or with this lease; the chief if the name is empty."""
@@ -161,9 +161,10 @@ class TrainingRecord(Supervised, forbid_unknown_fields=True):
         lease = name.removeprefix(f"{self.spec.name}/")
         return next(
             (
-                each
-                for each in self.instances
-                if name == each.name or (each.lease is not None and lease == str(each.lease))
+                instance
+                for instance in self.instances
+                if name == instance.name
+                or (instance.lease is not None and lease == str(instance.lease))
             ),
             None,
         )
@@ -308,12 +309,12 @@ def interrupted(record: TrainingRecord) -> TrainingRecord:
     started = record.status == "RUNNING" or record.starts_before
     reason = INTERRUPTED_REASON if started else "it was interrupted before it had started"
     instances = [
-        each
-        if each.exit_code is not None
+        instance
+        if instance.exit_code is not None
         else msgspec.structs.replace(
-            each, exit_code=-signal.SIGKILL, ended_with_job=each.started_at is None
+            instance, exit_code=-signal.SIGKILL, ended_with_job=instance.started_at is None
         )
-        for each in record.instances
+        for instance in record.instances
     ]
     return msgspec.structs.replace(record, status="FAILED", reason=reason, instances=instances)
 

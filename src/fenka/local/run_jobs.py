@@ -74,8 +74,8 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
     for job in own_jobs(snapshot):
         if job.kind == "run":
             leases.setdefault(job.gang or job.name, []).append(job)
-    names = [*leases, *(each for each in _with_logs() if each not in leases)]
-    past = _past() if any(each not in leases for each in names) else {}
+    names = [*leases, *(log for log in _with_logs() if log not in leases)]
+    past = _past() if any(name not in leases for name in names) else {}
     return [
         _running(each, leases[each], snapshot)
         if each in leases and snapshot

@@ -75,9 +75,9 @@ def service_versions(
     """
     leases = {job.gang or job.name: job for job in own_jobs(snapshot)}
     return [
-        _version(record, each, status, leases, snapshot, user)
-        for each in sorted(record.versions, key=lambda each: each.spec.version)
-        if each.spec.name == name
+        _version(record, version, status, leases, snapshot, user)
+        for version in sorted(record.versions, key=lambda each: each.spec.version)
+        if version.spec.name == name
     ]
 
 
@@ -95,7 +95,11 @@ def _version(
     user: str,
 ) -> ServiceVersion:
     spec = version.spec
-    known = [each for each in status.replicas if each.version == spec.version] if status else []
+    known = (
+        [replica for replica in status.replicas if replica.version == spec.version]
+        if status
+        else []
+    )
     requested, units = _requested(version, snapshot)
     compute = spec.gpu.core if spec.gpu else 0
     replicas = [
@@ -115,7 +119,7 @@ def _version(
         spec.kind,
         spec.version,
         wanted,
-        sum(each.ready for each in replicas),
+        sum(replica.ready for replica in replicas),
         version.created_at,
         LOOPBACK if record.address == LOOPBACK else machine_address(),
         tuple(
@@ -143,7 +147,7 @@ def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | No
         address=LOOPBACK if running else "",
         requested=requested,
         why=(lease.reason if lease and lease.reason else record.reason),
-        sockets=tuple(each for each in record.ports.values() if isinstance(each, str)),
+        sockets=tuple(port for port in record.ports.values() if isinstance(port, str)),
     )
 
 
@@ -228,14 +232,16 @@ def deploy(
         except BaseException:
             _restore(spec.name, record)
             raise
-    return [] if record is None else [each.spec.version for each in record.versions]
+    return [] if record is None else [version.spec.version for version in record.versions]
 
 
 def _revision(spec: ServiceSpec) -> int:
     """Return a revision that no replica has, also of a deleted version of the same name."""
     status = service_records.load_status(spec.name)
     replicas = status.replicas if status else []
-    return 1 + max((each.revision for each in replicas if each.version == spec.version), default=0)
+    return 1 + max(
+        (replica.revision for replica in replicas if replica.version == spec.version), default=0
+    )
 
 
 def _add(record: ServiceRecord, version: VersionRecord) -> None:
@@ -464,7 +470,7 @@ def update(
             revision=old.revision + (not same),
             previous=old.previous if spec == old.spec else old.spec,
         )
-        versions = [new if each is old else each for each in record.versions]
+        versions = [new if version is old else version for version in record.versions]
         service_records.save(
             service_records.place_of(name), msgspec.structs.replace(record, versions=versions)
         )
@@ -490,7 +496,7 @@ def undo(
 
 
 def _chosen(record: ServiceRecord, name: str, version: str) -> VersionRecord:
-    names = [each.spec.version for each in record.versions]
+    names = [version.spec.version for version in record.versions]
     if not version and len(names) != 1:
         raise ServiceRefused(
             f"service {name} has several versions: choose {', '.join(sorted(names))} by --version"
@@ -505,7 +511,7 @@ def split(name: str, weights: Mapping[str, int]) -> None:
     """Divide a service's requests. Raises ServiceNotFound, InvalidService, InvalidRequest."""
     with service_records.changing():
         record = service_records.load(name)
-        check_versions(name, weights, [each.spec.version for each in record.versions])
+        check_versions(name, weights, [version.spec.version for version in record.versions])
         service_records.save(
             service_records.place_of(name), msgspec.structs.replace(record, weights=dict(weights))
         )
@@ -530,7 +536,7 @@ def delete(name: str, version: str) -> None:
 def _delete_version(name: str, version: str) -> bool:
     """Withdraw a version. Return whether it is the last one, which is not withdrawn."""
     record = service_records.load(name)
-    names = [each.spec.version for each in record.versions]
+    names = [version.spec.version for version in record.versions]
     check_versions(name, {version: 1}, names)
     rest = [each for each in record.versions if each.spec.version != version]
     if not rest:
@@ -552,7 +558,7 @@ def _end(name: str, directory: Path) -> None:
     with contextlib.suppress(InvalidService):
         record = service_records.load(name)
         # The gateway finishes requests, and then the programs.
-        grace_s = 2 * max((each.spec.grace_s for each in record.versions), default=grace_s)
+        grace_s = 2 * max((version.spec.grace_s for version in record.versions), default=grace_s)
         # A supervisor that is being started again may miss the signal. On a full disk there is only that.
         with contextlib.suppress(OSError):
             service_records.save(directory, msgspec.structs.replace(record, versions=[]))

@@ -100,7 +100,7 @@ def changes(wanted: int, revision: int, replicas: Sequence[AnyReplica]) -> Chang
         revision: What replicas should be of.
         replicas: Those of the version, the oldest first.
     """
-    active = [each for each in replicas if each.state in _ACTIVE]
+    active = [replica for replica in replicas if replica.state in _ACTIVE]
     current = [each for each in active if each.version.revision == revision]
     old = [each for each in active if each.version.revision != revision]
     serving = [each for each in old if each.state == "Ready"]
@@ -161,15 +161,15 @@ def loads(
         before: What it reported at the last look, if this gateway has.
     """
     uses = {
-        each.spec.version: VersionUse(
-            record.weight(each.spec.version),
-            use.in_flight.get(each.spec.version, 0),
+        version.spec.version: VersionUse(
+            record.weight(version.spec.version),
+            use.in_flight.get(version.spec.version, 0),
             any(
-                replica.state == "Ready" and replica.version.spec.version == each.spec.version
+                replica.state == "Ready" and replica.version.spec.version == version.spec.version
                 for replica in replicas
             ),
         )
-        for each in record.versions
+        for version in record.versions
     }
     result = version_loads(uses, use.waiting)
     for version, load in result.items():
@@ -188,7 +188,9 @@ def routing_table(
     service: str, record: ServiceRecord, replicas: Iterable[AnyReplica]
 ) -> RoutingTable:
     """Return the gateway's table. A version that was deleted is in it until its last replica has ended."""
-    entries: dict[str, list[ReplicaEntry]] = {each.spec.version: [] for each in record.versions}
+    entries: dict[str, list[ReplicaEntry]] = {
+        version.spec.version: [] for version in record.versions
+    }
     for replica in replicas:
         if replica.served:
             entry = ReplicaEntry(

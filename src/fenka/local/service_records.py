@@ -94,7 +94,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def version(self, name: str) -> VersionRecord | None:
         """Return a version."""
-        return next((each for each in self.versions if each.spec.version == name), None)
+        return next((version for version in self.versions if version.spec.version == name), None)
 
     def weight(self, version: str) -> int:
         """Return a version's share of the requests."""
@@ -249,7 +249,7 @@ def load(name: str) -> ServiceRecord:
 
 def _check(record: ServiceRecord, name: str) -> None:
     """Raise InvalidRequest or ValueError if a record does not describe a service of this name."""
-    versions = [each.spec.version for each in record.versions]
+    versions = [version.spec.version for version in record.versions]
     ipaddress.ip_address(record.address)
     if not 0 <= len(set(versions)) == len(versions) <= MAX_VERSIONS:
         raise ValueError("its versions are not different, or too many")

@@ -152,8 +152,8 @@ class Sockets:
 
     def close(self) -> None:
         """Close this process's copies."""
-        for each in (*self.clients.values(), self.admin):
-            each.close()
+        for client in (*self.clients.values(), self.admin):
+            client.close()
 
 
 def listen(address: str, ports: Mapping[PortName, int]) -> Sockets:
@@ -240,7 +240,8 @@ class GatewayProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[
-                    each.fileno() for each in (*self.sockets.clients.values(), self.sockets.admin)
+                    client.fileno()
+                    for client in (*self.sockets.clients.values(), self.sockets.admin)
                 ],
                 # Ctrl-C and signals to the group are the supervisor's.
                 start_new_session=True,
@@ -427,7 +428,7 @@ class Supervisor:
             replica.observe(now)
         if any(replica.was_killed for replica in self._replicas):
             self._end_orphans()
-        self._replicas = [each for each in self._replicas if not each.gone]
+        self._replicas = [replica for replica in self._replicas if not replica.gone]
         self._read_record()
         self._observe_readiness()
         if now >= self._looked_at + LOOK_S:
@@ -478,9 +479,9 @@ class Supervisor:
 
     def _observe_readiness(self) -> None:
         starting = {
-            each.name: each.readiness
-            for each in self._replicas
-            if each.state == "Starting" and each.check_ports()
+            replica.name: replica.readiness
+            for replica in self._replicas
+            if replica.state == "Starting" and replica.check_ports()
         }
         answering = ready(starting)
         for replica in self._replicas:
@@ -517,7 +518,7 @@ class Supervisor:
             del self._versions[name]
 
     def _of(self, version: str) -> list[Replica]:
-        return [each for each in self._replicas if each.version.spec.version == version]
+        return [replica for replica in self._replicas if replica.version.spec.version == version]
 
     def _is_drained(self, replica: Replica) -> bool:
         """Return whether the gateway has seen that a replica gets no requests, and it has none left."""
@@ -535,7 +536,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._gateway.route(service_plan.routing_table(name, self.record, self._replicas))
             if not self._ending:
-                specs = [each.spec for each in self.record.versions]
+                specs = [version.spec for version in self.record.versions]
                 wait_s = max(spec.buffer_timeout_s for spec in specs)
                 self._gateway.start(now, wait_s, max(spec.grace_s for spec in specs))
             self._publish_status()

@@ -146,9 +146,9 @@ def training_job(record: TrainingRecord, snapshot: Snapshot | None, user: str) -
         created=record.created_at,
         ended=record.ended_at if record.finished else None,
         instances=tuple(
-            _instance(record, each, leases, snapshot)
-            for each in record.instances
-            if not (record.finished and each.ended_with_job)
+            _instance(record, instance, leases, snapshot)
+            for instance in record.instances
+            if not (record.finished and instance.ended_with_job)
         ),
         priority=record.spec.priority,
         position=waiting.position if waiting else None,
@@ -272,7 +272,7 @@ def log_file(name: str, instance: str = "", container: str = "") -> Path:
     directory, training = records.directory_of(name), record(name)
     process = training.instance(instance)
     if process is None:
-        names = ", ".join(each.name for each in training.instances)
+        names = ", ".join(instance.name for instance in training.instances)
         raise JobNotFound(f"job {name} has no instance {instance[:80]}: its instances are {names}")
     cloning = not training.started_at and records.log_of(directory, training_plan.LOG).exists()
     if container == training_plan.LOG or (cloning and not container):
@@ -293,18 +293,20 @@ def events(name: str) -> list[JobEvent]:
     told += [JobEvent(source, "Warning", time.time(), "Waiting", job.why) for job in waits]
     if training.started_at:
         told.append(JobEvent(source, "Normal", training.started_at, "Started", "all processes run"))
-    for each in training.instances:
-        if each.exit_code is not None and each.ended_at and not each.ended_with_job:
-            kind = "Warning" if each.exit_code else "Normal"
-            text = f"ended with {records.outcome(each.exit_code)}"
-            told.append(JobEvent(f"instance/{each.name}", kind, each.ended_at, "Ended", text))
+    for instance in training.instances:
+        if instance.exit_code is not None and instance.ended_at and not instance.ended_with_job:
+            kind = "Warning" if instance.exit_code else "Normal"
+            text = f"ended with {records.outcome(instance.exit_code)}"
+            told.append(
+                JobEvent(f"instance/{instance.name}", kind, instance.ended_at, "Ended", text)
+            )
     if training.restarts:
         count = f"{training.restarts} of {training.spec.retry} restarts are used"
-        at = max(each.started_at or training.created_at for each in training.instances)
+        at = max(instance.started_at or training.created_at for instance in training.instances)
         told.append(JobEvent(source, "Warning", at, "Restarted", count))
     if training.evictions:
         text = f"evicted {training.evictions} times for requests of higher priority"
-        at = max(each.started_at or training.created_at for each in training.instances)
+        at = max(instance.started_at or training.created_at for instance in training.instances)
         told.append(JobEvent(source, "Normal", at, "Evicted", text))
     if training.status == "FAILED":
         at = training.ended_at or training.created_at

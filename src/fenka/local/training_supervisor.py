@@ -485,7 +485,7 @@ class Supervisor:
                 return "its time limit is over"
         if self._taken:
             return f"other programs took its ports {self._times_taken} times, {self._taken} last"
-        ended = [each for each in self.record.instances if not each.ended_with_job]
+        ended = [instance for instance in self.record.instances if not instance.ended_with_job]
         failed = min(
             (each for each in ended if each.exit_code),
             key=lambda each: each.ended_at or 0,

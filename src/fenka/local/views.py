@@ -19,7 +19,11 @@ from fenka.workstation.protocol import JobView, Snapshot
 def node_row(snapshot: Snapshot) -> NodeRow:
     """Return this machine as a node."""
     sizes = {card.uuid: card.memory_mib for card in snapshot.cards}
-    sizes |= {each.uuid: each.memory_mib for card in snapshot.divided for each in card.instances}
+    sizes |= {
+        instance.uuid: instance.memory_mib
+        for card in snapshot.divided
+        for instance in card.instances
+    }
     programs = [
         ProgramRow(
             job.name,
@@ -70,7 +74,9 @@ def _units_by_card(job: JobView, sizes: Mapping[str, int], unit_mib: int) -> dic
 
 
 def _slices_by_device(snapshot: Snapshot) -> dict[str, list[InstanceSlice]]:
-    compute = {each.uuid: each.compute for card in snapshot.divided for each in card.instances}
+    compute = {
+        instance.uuid: instance.compute for card in snapshot.divided for instance in card.instances
+    }
     slices = defaultdict[str, list[InstanceSlice]](list)
     for job in snapshot.jobs:
         for piece in job.slices:

@@ -141,7 +141,7 @@ class InstanceKeeper:
 
     def find(self, uuid: str) -> InstanceRecord | None:
         """Return the record of a device; None if it is not fenka's."""
-        return next((each for each in self._file.records if uuid and each.uuid == uuid), None)
+        return next((record for record in self._file.records if uuid and record.uuid == uuid), None)
 
     # --- changes ------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class InstanceKeeper:
 
     def observe(self) -> None:
         """Record which instances somebody else has destroyed, entirely or in part. Raises OSError."""
-        for record in [each for each in self._file.records if each.stage == "ready"]:
+        for record in [record for record in self._file.records if record.stage == "ready"]:
             try:
                 gpu = self._existing(record)
             except CardLost:  # it may come back, with its instances

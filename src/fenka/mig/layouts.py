@@ -124,7 +124,7 @@ def carry_out(keeper: InstanceKeeper, plan: CardPlan) -> Progress:
             _make(keeper, step)
         except (InstanceInUse, ResetRequired) as why:
             reason = str(why) if isinstance(why, ResetRequired) else _user(step)
-            waiting[:0] = [f"{each}: {reason}" for each in plan.steps[number:]]
+            waiting[:0] = [f"{step}: {reason}" for step in plan.steps[number:]]
             in_use = True
             break
         done.append(str(step))

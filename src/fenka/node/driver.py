@@ -71,7 +71,7 @@ class NodeDriver:
         def real(lease: Lease) -> ContainerEdits:
             places = [split_instance(piece.uuid) or (piece.uuid,) for piece in lease.slices]
             minors = [hardware.driver.minor(place[0]) for place in places]
-            files = [Path(file) for each in lease.instances.values() for file in each.files]
+            files = [Path(file) for instance in lease.instances.values() for file in instance.files]
             return lease_files.driver_edits(minors, hardware.driver.version, self._host, files)
 
         return real

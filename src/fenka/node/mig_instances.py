@@ -182,13 +182,13 @@ class NodeInstances:
         """Return all instances of the cards in MIG mode."""
         return [
             ObservedInstance(
-                *(card, each.place.profile.name, each.place.profile.memory_mib),
-                *(self._state(each), each.uuid),
-                str(each.gpu.id) if each.gpu else "",
-                str(each.gpu.compute[0].id) if each.gpu and each.gpu.compute else "",
+                *(card, status.place.profile.name, status.place.profile.memory_mib),
+                *(self._state(status), status.uuid),
+                str(status.gpu.id) if status.gpu else "",
+                str(status.gpu.compute[0].id) if status.gpu and status.gpu.compute else "",
             )
             for card, statuses in self.observed.items()
-            for each in statuses
+            for status in statuses
         ]
 
     def device(self, place: DeviceId) -> InstanceDevice | None:
@@ -206,7 +206,7 @@ class NodeInstances:
 
     def unhealthy(self) -> list[tuple[InstanceRecord, str]]:
         """Return the instances for which the driver has reported an error, each with it."""
-        errors = ((each, self.error(error_key(each))) for each in self.manager.keeper.records)
+        errors = ((record, self.error(error_key(record))) for record in self.manager.keeper.records)
         return [(record, error) for record, error in errors if error is not None]
 
     def unhealthy_places(self) -> list[str]:
@@ -341,7 +341,7 @@ class NodeInstances:
 
         def find() -> set[int]:
             with self.manager.hardware.in_use() as driver:
-                found = {each.pid for each in driver.processes() if each.uuid == card}
+                found = {process.pid for process in driver.processes() if process.uuid == card}
                 if idle and not driver.simulated:
                     found |= users_of(Path(f"/dev/nvidia{driver.minor(card)}"))
             return found - {os.getpid()}
@@ -426,7 +426,7 @@ class NodeInstances:
         planned = []
         for place in places:
             card, wanted = self._find(place, cards)
-            same = [each for each in self.manager.keeper.records if place_id(each) == place]
+            same = [record for record in self.manager.keeper.records if place_id(record) == place]
             if any(each.stage == "ready" for each in same):
                 continue
             for record in same:  # Destroyed by somebody else, entirely or in part.

@@ -128,13 +128,13 @@ class LayoutFollower:
             return _Status("failed", str(error))
         if self._task is None:
             self._begin(plans)
-        failures = [each.failure for each in self._attempts.values() if each.failure]
+        failures = [attempt.failure for attempt in self._attempts.values() if attempt.failure]
         if failures:
             return _Status("failed", "; ".join(failures))
         if all(plan.complete for plan in plans) and self._task is None:
             return _Status("success")
         waiting = [reason for plan in plans for reason in plan.waiting]
-        waiting += [reason for each in self._attempts.values() for reason in each.waiting]
+        waiting += [reason for attempt in self._attempts.values() for reason in attempt.waiting]
         return _Status("pending", "; ".join(dict.fromkeys(waiting)))
 
     def _read_targets(self, name: str) -> dict[DeviceId, CardTarget]:

@@ -290,7 +290,7 @@ class SpotFollower:
         notices = await self._ask(node.spec.provider_id)
         current = node.metadata.annotations
         published = next(
-            (each for each in notices if each.source == current.get(RECLAIM_SOURCE)), None
+            (notice for notice in notices if notice.source == current.get(RECLAIM_SOURCE)), None
         )
         if published is not None:
             # A single answer without the notice may be an error of a service that is busy.

@@ -227,7 +227,7 @@ class Binder:
         Binding uses fenka's own rights: a request must not achieve more than kube-scheduler would do.
         """
         which, served = _named(pod), self._schedulers
-        if not names_any(each.resources for each in pod.request.containers):
+        if not names_any(container.resources for container in pod.request.containers):
             return (
                 f"{which} requests no resource of fenka, so fenka does not bind it: list only resources of "
                 "docs/names.md in managedResources of kube-scheduler's configuration"

@@ -118,7 +118,7 @@ class PodPatcher:
                 oldest = self._clock() - self._retry_after_s
                 self._patched_at = {uid: at for uid, at in self._patched_at.items() if at > oldest}
                 pods = self._due(MAX_PODS + len(self._patched_at))
-                due = [it for it in pods if it.metadata.uid not in self._patched_at]
+                due = [pod for pod in pods if pod.metadata.uid not in self._patched_at]
                 await asyncio.gather(*map(self.patch, due))
 
     def patch_soon(self, pods: Sequence[Pod]) -> None:

@@ -80,7 +80,7 @@ def inspect(cluster: ClusterState, shared: SharedNode) -> dict[str, Any]:
     return {
         "name": node.name,
         "totalGPU": shared.total_units,
-        "usedGPU": sum(it["usedGPU"] for it in devices),
+        "usedGPU": sum(device["usedGPU"] for device in devices),
         "devs": devices,
     }
 

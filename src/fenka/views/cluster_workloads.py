@@ -413,7 +413,7 @@ def _reach_notebook(
     ready = chief is not None and any(
         pod.metadata.name == chief.pod and pod.ready and not pod.gone for pod in pods
     )
-    service = next((each for each in services if each.metadata.name == job.name), None)
+    service = next((service for service in services if service.metadata.name == job.name), None)
     if not ready or service is None:
         return job
     if service.external_address:
@@ -485,7 +485,7 @@ def _foreign_status(
         end = Condition(type=job.status.launcher_status, status="True")
     if end is not None:
         return _ENDED[end.type], end
-    current = {each.type for each in conditions if each.status == "True"}
+    current = {condition.type for condition in conditions if condition.status == "True"}
     alive = [pod for pod in pods if not pod.gone]
     # Queuing is kube-queue's, and may stay after the job has left its queue.
     if "Suspended" in current or ("Queuing" in current and not alive):
@@ -565,7 +565,7 @@ def service_versions(
 ) -> list[workloads.ServiceVersion]:
     """Return all versions, by namespace, name and version."""
     cards = PodCards(objects.nodes, objects.pods)
-    addresses = {_name(each): each for each in objects.addresses}
+    addresses = {_name(address): address for address in objects.addresses}
     pods: dict[tuple[Name, str], list[training_objects.TrainingPod]] = {}
     for pod in objects.pods:
         key = _name(pod), pod.metadata.labels.get(service_objects.VERSION, "")
@@ -576,13 +576,13 @@ def service_versions(
     divided = {name: _shares(addresses.get(name), versions) for name, versions in names.items()}
     versions = [
         _version(
-            each,
-            addresses.get(_name(each)),
-            [_replica(pod, cards) for pod in pods.get((_name(each), each.version), ())],
-            divided[_name(each)].get(each.version),
+            version,
+            addresses.get(_name(version)),
+            [_replica(pod, cards) for pod in pods.get((_name(version), version.version), ())],
+            divided[_name(version)].get(version.version),
             now,
         )
-        for each in objects.versions
+        for version in objects.versions
     ]
     return sorted(versions, key=lambda each: (each.namespace, each.name, each.version))
 
@@ -657,9 +657,9 @@ def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.Re
         pod.metadata.name,
         training_objects.status_word(pod),
         seconds(pod.metadata.creation_timestamp) or 0,
-        sum(each.ready for each in statuses),
+        sum(status.ready for status in statuses),
         len(pod.spec.containers),
-        sum(each.restart_count for each in statuses),
+        sum(status.restart_count for status in statuses),
         node=pod.spec.node_name,
         node_address=cards.node_address(pod),
         address=pod.status.pod_ip,
@@ -673,5 +673,5 @@ def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.Re
 
 def _cpus(pod: training_objects.TrainingPod) -> float:
     """Return the processors that a pod's containers request together."""
-    amounts = (each.resources.requests.get("cpu", "0") for each in pod.spec.containers)
+    amounts = (container.resources.requests.get("cpu", "0") for container in pod.spec.containers)
     return sum(map(parse_milli, amounts)) / 1000

@@ -79,7 +79,8 @@ def _planned_cards(
 ) -> dict[str, int | None]:
     """Return how many cards each node of an order will have, by the order's name."""
     cards = {
-        (each.group, each.type, each.zone, each.capacity): each.cards for each in status.offers
+        (offer.group, offer.type, offer.zone, offer.capacity): offer.cards
+        for offer in status.offers
     }
     return {
         name: cards.get((each.group, each.type, each.zone, each.capacity))

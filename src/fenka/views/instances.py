@@ -89,11 +89,18 @@ def instance_rows(
     """Return the instances of divided cards by start. slices: those in each instance, by its UUID."""
     return [
         InstanceRow(
-            *(card.index, each.start, each.profile, each.memory_mib, each.compute, each.owner),
-            slices=slices.get(each.uuid, []),
+            *(
+                card.index,
+                instance.start,
+                instance.profile,
+                instance.memory_mib,
+                instance.compute,
+                instance.owner,
+            ),
+            slices=slices.get(instance.uuid, []),
         )
         for card in cards
-        for each in card.instances
+        for instance in card.instances
     ]
 
 

@@ -167,7 +167,9 @@ class TrainingJob:
 
     def instance(self, name: str) -> Instance | None:
         """Return the instance or pod of this name."""
-        return next((each for each in self.instances if name in (each.name, each.pod)), None)
+        return next(
+            (instance for instance in self.instances if name in (instance.name, instance.pod)), None
+        )
 
 
 def shown_place(trainer: Trainer, role: str, index: int) -> tuple[str, int]:
@@ -289,17 +291,17 @@ class ServiceVersion:
     @property
     def requested(self) -> float | None:
         """Return the cards that its replicas request; None if that is not known of all of them."""
-        known = [each.requested for each in self.replicas if each.requested is not None]
+        known = [replica.requested for replica in self.replicas if replica.requested is not None]
         return _total(known) if len(known) == len(self.replicas) else None
 
     @property
     def why(self) -> str:
         """Return why a replica waits for a card; empty if none does."""
-        return next((each.why for each in self.replicas if each.why), "")
+        return next((replica.why for replica in self.replicas if replica.why), "")
 
     def replica(self, name: str) -> Replica | None:
         """Return the replica of this name."""
-        return next((each for each in self.replicas if each.name == name), None)
+        return next((replica for replica in self.replicas if replica.name == name), None)
 
 
 def _total(amounts: Iterable[float]) -> float:

@@ -75,7 +75,9 @@ def with_uuids(node: Node, uuids: Mapping[DeviceId, DeviceId]) -> Node:
 
 def placed_on_uuids(placement: Placement, uuids: Mapping[DeviceId, DeviceId]) -> Placement:
     """Return the placement on the same devices."""
-    slices = (replace(each, uuid=uuids.get(each.uuid, each.uuid)) for each in placement.slices)
+    slices = (
+        replace(slice_, uuid=uuids.get(slice_.uuid, slice_.uuid)) for slice_ in placement.slices
+    )
     return replace(placement, slices=tuple(slices))
 
 
@@ -127,7 +129,9 @@ def gangs_to_evict(
         if status.reservation is None:
             continue
         deadline = None if request.time_limit_s is None else now + request.time_limit_s
-        blocked = (it.cards for it in reservations if it.blocks(deadline))
+        blocked = (
+            reservation.cards for reservation in reservations if reservation.blocks(deadline)
+        )
         victims = cheapest_victims(
             view,
             [_candidate(job) for job in left.values()],

@@ -129,7 +129,7 @@ class Daemon:
             *(self._health_loop(), self._feedback_loop(), self._namespace_loop()),
             self._presence_loop(),
         )
-        tasks = [asyncio.create_task(each) for each in loops]
+        tasks = [asyncio.create_task(loop) for loop in loops]
         async with server, by_name or contextlib.nullcontext():
             await self._stopped.wait()
         signals.detach()

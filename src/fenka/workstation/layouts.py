@@ -91,7 +91,7 @@ class Layouts:
         plans = self._plans(request.cards)
         if request.dry_run:
             return _answer(
-                Progress([str(step) for step in each.steps], [*each.waiting]) for each in plans
+                Progress([str(step) for step in plan.steps], [*plan.waiting]) for plan in plans
             )
         # A daemon that is killed from here on leaves the rest to the next one.
         self._record({**self._targets, **request.cards})
@@ -244,14 +244,16 @@ class Layouts:
             instances = self._existing(card)
         except CardLost:
             return view
-        view.instances.extend(self._view(each, geometry) for each in instances)
-        view.free.update(free_counts(geometry, frozenset(each.place for each in instances)))
+        view.instances.extend(self._view(instance, geometry) for instance in instances)
+        view.free.update(free_counts(geometry, frozenset(instance.place for instance in instances)))
         return view
 
     def _existing(self, card: Card) -> list[InstanceStatus]:
         """Return the instances that exist on a card, by start. Raises CardLost, NoDriver."""
         statuses = self.manager.statuses(card.uuid, ()) if is_enabled(card.uuid) else ()
-        return sorted((each for each in statuses if each.gpu), key=lambda each: each.place.start)
+        return sorted(
+            (status for status in statuses if status.gpu), key=lambda each: each.place.start
+        )
 
     def _view(self, each: InstanceStatus, geometry: Geometry) -> InstanceView:
         profile, record = each.place.profile, each.record

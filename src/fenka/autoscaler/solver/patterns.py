@@ -37,10 +37,10 @@ class Pricing:
         self._type = problem.types[number]
         needs = problem.needs(number)
         self._needs: dict[int, Need] = {}
-        for each in classes:
-            need = needs[each]
+        for class_ in classes:
+            need = needs[class_]
             if need is not None and self._type.room().take(need) is not None:
-                self._needs[each] = need
+                self._needs[class_] = need
         self.classes = tuple(self._needs)
         self._model: _NodeModel | None = None
         self._totals = totals_of(self._type)
@@ -60,7 +60,7 @@ class Pricing:
             demand: the most pods of each class.
         """
         fills = []
-        wanted = [each for each in self.classes if worths.get(each, 0.0) > 0]
+        wanted = [class_ for class_ in self.classes if worths.get(class_, 0.0) > 0]
         for size in ("share", "bottleneck", "worth"):
             order = sorted(wanted, key=lambda each: -worths[each] / self._size(each, size))
             left = [0] * len(self._problem.classes)
@@ -85,7 +85,7 @@ class Pricing:
             nodes: of the search tree; after these the best so far is returned.
         """
         bound = self.at_most(worths)
-        if not any(worths.get(each, 0.0) > 0 for each in self.classes):
+        if not any(worths.get(class_, 0.0) > 0 for class_ in self.classes):
             return None, 0.0
         if self._model is None:
             self._model = _NodeModel(self._needs, self._problem, self.number)
@@ -136,7 +136,7 @@ class NodeColumns:
         node_type = problem.types[number]
         self._needs = needs
         self.pods = {
-            each: model.column(high=problem.classes[each].demand, integer=True) for each in needs
+            need: model.column(high=problem.classes[need].demand, integer=True) for need in needs
         }
         self._slices: dict[tuple[int, int], int] = {}
         for dimension, total in enumerate(node_type.host):
@@ -274,7 +274,7 @@ class PatternProgram:
         if counts is not None:
             self._fix(counts)
         self._patterns: list[tuple[int, Fill]] = []
-        self._demand = [each.demand for each in self._problem.classes]
+        self._demand = [class_.demand for class_ in self._problem.classes]
         for fill in pool.fills if fills is None else fills:
             self._add(fill)
 
@@ -282,7 +282,7 @@ class PatternProgram:
     def types(self) -> list[int]:
         """Return the types of which the program may have nodes."""
         counts = self.counts
-        return [it for it in self._types if counts is None or counts.nodes.get(it)]
+        return [type_ for type_ in self._types if counts is None or counts.nodes.get(type_)]
 
     def converge(self) -> Result | None:
         """Solve, and add the patterns that greedy guesses find, until they find none. None: out of time."""

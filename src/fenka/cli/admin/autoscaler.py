@@ -219,9 +219,9 @@ def left_out_lines(result: Plan) -> list[str]:
 
 def _left_out(requests: list[Unserved]) -> str:
     """Return how many pods of which requests are left out."""
-    names = [each.request for each in requests[:MAX_NAMES]]
+    names = [request.request for request in requests[:MAX_NAMES]]
     more = f" and {len(requests) - MAX_NAMES} more" if len(requests) > MAX_NAMES else ""
-    return f"{sum(each.count for each in requests)} of {', '.join(names)}{more}"
+    return f"{sum(request.count for request in requests)} of {', '.join(names)}{more}"
 
 
 def _names(requests: list[str]) -> str:

@@ -102,11 +102,11 @@ def _rows(cards: Iterable[MigCardView]) -> Iterator[tuple[str, ...]]:
             state = "whole" if card.profiles else "no MIG"
             yield str(card.index), state, "", "", "", "", card.uuid
             continue
-        for each in card.instances:
-            held = ",".join(each.jobs) or ("-" if each.owner == "fenka" else "?")
-            place, core = f"{card.index}/{each.start}", f"{each.compute}%"
-            memory = f"{each.memory_mib}MiB"
-            yield place, each.profile, memory, core, each.owner, held, each.uuid or "-"
+        for instance in card.instances:
+            held = ",".join(instance.jobs) or ("-" if instance.owner == "fenka" else "?")
+            place, core = f"{card.index}/{instance.start}", f"{instance.compute}%"
+            memory = f"{instance.memory_mib}MiB"
+            yield place, instance.profile, memory, core, instance.owner, held, instance.uuid or "-"
         yield str(card.index), f"free: {free_text(card.free)}", "", "", "", "", card.uuid
 
 
@@ -208,7 +208,9 @@ def read_input(file: Path) -> bytes:
 
 
 def _current(card: MigCardView) -> mig_parted.CardTarget:
-    return mig_parted.CardTarget(card.enabled, Counter(each.profile for each in card.instances))
+    return mig_parted.CardTarget(
+        card.enabled, Counter(instance.profile for instance in card.instances)
+    )
 
 
 def _target_text(target: mig_parted.CardTarget) -> str:

@@ -70,8 +70,14 @@ def cleaning_patch(node: Node) -> dict[str, dict[str, None]]:
     labels, annotations = node.metadata.labels, node.metadata.annotations
     foreign = KEPT_FROM_OTHERS if is_bought(node) else {}
     patch = {
-        "labels": [it for it in labels if it in SHARING_LABELS or it.startswith(PREFIX)],
-        "annotations": [it for it in annotations if it in foreign or it.startswith(PREFIX)],
+        "labels": [
+            label for label in labels if label in SHARING_LABELS or label.startswith(PREFIX)
+        ],
+        "annotations": [
+            annotation
+            for annotation in annotations
+            if annotation in foreign or annotation.startswith(PREFIX)
+        ],
     }
     return {field: dict.fromkeys(names) for field, names in patch.items() if names}
 

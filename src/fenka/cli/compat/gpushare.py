@@ -87,7 +87,7 @@ def inspect(
     if tables.print_data(nodes, output):
         return
     lines = details_screen(nodes) if details else summary_screen(nodes)
-    lines += instances_screen((each.name, each.instances, each.free) for each in nodes)
+    lines += instances_screen((node.name, node.instances, node.free) for node in nodes)
     sys.stdout.write("\n".join([*map(tables.escape, lines), ""]))
 
 

@@ -211,7 +211,7 @@ def find_replica(version: ServiceVersion, name: str) -> str:
     """Return the name of a replica: the oldest one's if none is named. Raises UserError."""
     replica = version.replica(name) if name else next(iter(version.replicas), None)
     if replica is None:
-        names = ", ".join(each.name for each in version.replicas) or "none now"
+        names = ", ".join(replica.name for replica in version.replicas) or "none now"
         raise UserError(
             f"version {version.version} of service {version.name} has no replica {name}".rstrip()
             + f": its replicas are {names}"

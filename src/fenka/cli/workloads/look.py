@@ -129,14 +129,14 @@ def _instances_screen(job: TrainingJob, name: str, now: float) -> list[str]:
     )
     rows = [
         row
-        for each in instances
+        for instance in instances
         for row in screens.card_rows(
-            each,
+            instance,
             (
-                each.name,
-                each.status,
-                screens.cards(each.requested),
-                each.node_address or screens.UNKNOWN,
+                instance.name,
+                instance.status,
+                screens.cards(instance.requested),
+                instance.node_address or screens.UNKNOWN,
             ),
         )
     ]

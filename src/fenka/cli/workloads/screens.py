@@ -102,8 +102,10 @@ def gpus_block(job: TrainingJob) -> list[str]:
     )
     rows = [
         row
-        for each in job.instances
-        for row in card_rows(each, (each.name, each.node_address or UNKNOWN, cards(each.requested)))
+        for instance in job.instances
+        for row in card_rows(
+            instance, (instance.name, instance.node_address or UNKNOWN, cards(instance.requested))
+        )
     ]
     return [*block("GPUs:", header, rows), "", totals(job)]
 

@@ -65,7 +65,7 @@ def find_versions(backend: ServiceBackend, name: str, version: str) -> list[Serv
         raise UserError(f"service {name} not found in namespace {backend.namespace}")
     chosen = [each for each in versions if version in ("", each.version)]
     if not chosen:
-        names = ", ".join(each.version for each in versions)
+        names = ", ".join(version.version for version in versions)
         raise UserError(f"service {name} has no version {version}: existing versions are {names}")
     return chosen
 

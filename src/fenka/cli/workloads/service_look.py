@@ -77,9 +77,9 @@ def get_screen(version: ServiceVersion, now: float) -> list[str]:
         "RESTARTS": lambda each: str(each.restarts),
         **({"GPU": lambda each: cards(each.requested)} if _gpu(version) else {}),
         "NODE": lambda each: each.node or UNKNOWN,
-        **({"SOCKET": _sockets} if any(each.sockets for each in version.replicas) else {}),
+        **({"SOCKET": _sockets} if any(replica.sockets for replica in version.replicas) else {}),
     }
-    rows = [[cell(each) for cell in columns.values()] for each in version.replicas]
+    rows = [[cell(replica) for cell in columns.values()] for replica in version.replicas]
     notes = [f"Note: {note}" for note in (version.note, version.why) if note]
     return [
         *(f"{label + ':':<12}{value}" for label, value in fields.items()),
@@ -105,11 +105,11 @@ def document(version: ServiceVersion, now: float) -> dict[str, object]:
             for port in version.ports
         ],
         "ip": version.address or UNKNOWN,
-        "instances": [_replica(each, now) for each in version.replicas],
-        "requestCPUs": _sum(each.cpus for each in version.replicas),
+        "instances": [_replica(replica, now) for replica in version.replicas],
+        "requestCPUs": _sum(replica.cpus for replica in version.replicas),
         "requestGPUs": version.requested,
-        "requestGPUMemory": _sum(each.memory_units for each in version.replicas),
-        "requestGPUCore": _sum(each.compute for each in version.replicas),
+        "requestGPUMemory": _sum(replica.memory_units for replica in version.replicas),
+        "requestGPUCore": _sum(replica.compute for replica in version.replicas),
         "creationTimestamp": int(version.created),
         "traffic": version.share,
         "note": version.note,
@@ -185,9 +185,9 @@ def list_services(
     """Print all versions of services."""
     backend = open_services(target, all_namespaces=all_namespaces)
     kind = "tensorflow" if type_ == "tf" else type_
-    versions = [each for each in backend.versions() if kind in (None, each.kind)]
+    versions = [version for version in backend.versions() if kind in (None, version.kind)]
     now = time.time()
-    if not print_document([document(each, now) for each in versions], output):
+    if not print_document([document(version, now) for version in versions], output):
         tables.print_lines(list_screen(versions, all_namespaces=all_namespaces))
 
 

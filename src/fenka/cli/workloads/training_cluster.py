@@ -239,7 +239,7 @@ def require_instance(job: TrainingJob, name: str) -> Instance:
     instance = _shown_instance(job, name)
     if instance is not None:
         return instance
-    names = ", ".join(each.name for each in job.instances) or "none now"
+    names = ", ".join(instance.name for instance in job.instances) or "none now"
     if name:
         raise UserError(f"job {job.name} has no instance {name}: its instances are {names}")
     raise UserError(
@@ -253,7 +253,7 @@ def _require_container(
     """Raise UserError if the instance's pod has no container of this name."""
     if pod is None or not name:
         return
-    names = [each.name for each in (*pod.spec.init_containers, *pod.spec.containers)]
+    names = [container.name for container in (*pod.spec.init_containers, *pod.spec.containers)]
     if name not in names:
         raise UserError(
             f"{instance.name} has no container {name}: its containers are {', '.join(names)}"

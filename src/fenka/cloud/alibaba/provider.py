@@ -37,7 +37,7 @@ class Catalogue:
 
     def __init__(self, client: Any, region: str, groups: Collection[GroupConfig]) -> None:
         self._client, self._region = client, region
-        self._missing = sorted({kind for it in groups for kind in it.types})
+        self._missing = sorted({kind for group in groups for kind in group.types})
         self._types: dict[str, CloudType | None] = {}
         self._zones: frozenset[str] | None = None
 

@@ -239,7 +239,9 @@ def _check_capacity(name: str, order: port.Order, group: Any, configuration: Any
         )
     if order.cap is None:
         return
-    limits = {it.instance_type: it.price_limit for it in configuration.spot_price_limits or ()}
+    limits = {
+        limit.instance_type: limit.price_limit for limit in configuration.spot_price_limits or ()
+    }
     limit = limits.get(offer.type) if strategy == "SpotWithPriceLimit" else None
     if limit is None or limit > order.cap:
         has = "no price limit" if limit is None else f"the price limit {limit:g}"
@@ -284,13 +286,17 @@ class ScalingGroups:
             ess.DescribeScalingInstancesRequest(region_id=self._region, scaling_group_id=group),
             lambda body: body.scaling_instances,
         )
-        ids = sorted({it.scaling_activity_id for it in members if it.scaling_activity_id})
+        ids = sorted(
+            {member.scaling_activity_id for member in members if member.scaling_activity_id}
+        )
         tokens = {
             activity.scaling_activity_id: _token(activity)
             for part in parts(ids, MOST)
             for activity in await self._activities(list(part))
         }
-        found = {it.instance_id: tokens.get(it.scaling_activity_id, "") for it in members}
+        found = {
+            member.instance_id: tokens.get(member.scaling_activity_id, "") for member in members
+        }
         return {name: token for name, token in found.items() if token}
 
     async def remove(self, group: str, ids: Sequence[str]) -> None:
@@ -317,7 +323,9 @@ class ScalingGroups:
             ),
         )
         ids = [
-            it.scaling_activity_id for it in body.scaling_activities or () if _token(it) == token
+            activity.scaling_activity_id
+            for activity in body.scaling_activities or ()
+            if _token(activity) == token
         ]
         return ids[0] if ids else None
 
@@ -359,13 +367,14 @@ class ScalingGroups:
             plan = (await self._scale(group, order, amount, plan_only=True)).plan_result
             allocations = [] if plan is None else plan.resource_allocations or []
             fitting = sum(
-                it.amount
-                for it in allocations
-                if (it.instance_type, it.zone_id) == (order.offer.type, order.offer.zone)
+                allocation.amount
+                for allocation in allocations
+                if (allocation.instance_type, allocation.zone_id)
+                == (order.offer.type, order.offer.zone)
             )
             if fitting == 0:
                 raise port.OutOfStock(order.offer)
-            if fitting == sum(it.amount for it in allocations):
+            if fitting == sum(allocation.amount for allocation in allocations):
                 return int(fitting)
             amount = fitting
 
@@ -417,7 +426,7 @@ def _token(activity: Any) -> str:
 
 def _why_none(activity: Any, order: port.Order) -> Exception:
     messages = activity.error_messages or ()
-    code = activity.error_code or next((it.code for it in messages), None)
+    code = activity.error_code or next((message.code for message in messages), None)
     if not code:
         return port.Quota(order.offer.group)
     return refused(code, activity.error_message or activity.status_message or "", order.offer)

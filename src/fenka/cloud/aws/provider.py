@@ -34,8 +34,8 @@ class InstanceTypes:
 
     def __init__(self, calls: Calls, groups: Collection[GroupConfig]) -> None:
         self._calls = calls
-        self._wanted = sorted({kind for each in groups for kind in each.types})
-        self._shapeless = {kind for each in groups if each.shape is None for kind in each.types}
+        self._wanted = sorted({kind for group in groups for kind in group.types})
+        self._shapeless = {kind for group in groups if group.shape is None for kind in group.types}
         self._sold: frozenset[tuple[str, str]] | None = None
         self._known: dict[str, CloudType] = {}
 
@@ -82,7 +82,7 @@ def _cloud_type(described: Answer) -> CloudType:
         name=described["InstanceType"],
         cpu_milli=1000 * described["VCpuInfo"]["DefaultVCpus"],
         memory_mib=described["MemoryInfo"]["SizeInMiB"],
-        cards=sum(each.get("Count", 0) for each in cards),
+        cards=sum(card.get("Count", 0) for card in cards),
         model=first.get("Name", ""),
         card_mib=first.get("MemoryInfo", {}).get("SizeInMiB", 0),
     )
@@ -457,7 +457,10 @@ class AwsProvider:
     async def _spot_prices(self) -> dict[tuple[str, str], float]:
         """Return the market's prices by type and zone."""
         wanted = {
-            kind for it in self._groups.values() if it.capacity == "spot" for kind in it.types
+            kind
+            for group in self._groups.values()
+            if group.capacity == "spot"
+            for kind in group.types
         }
         if not wanted:
             return {}
@@ -482,7 +485,9 @@ class AwsProvider:
         tags = tags_of(described)
         scaling_group = tags.get(SCALING_GROUP_TAG)
         names = [
-            it.name for it in self._groups.values() if scaling_group and it.id == scaling_group
+            group.name
+            for group in self._groups.values()
+            if scaling_group and group.id == scaling_group
         ]
         zone = described["Placement"]["AvailabilityZone"]
         key = port.OfferKey(

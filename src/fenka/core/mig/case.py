@@ -114,7 +114,7 @@ class Case:
     def __post_init__(self) -> None:
         _check_names("card", (card.name for card in self.cards))
         _check_names("request", (request.name for request in self.requests))
-        jobs = (each.job for card in self.cards for each in card.instances)
+        jobs = (instance.job for card in self.cards for instance in card.instances)
         _check_names("movable instance", (job for job in jobs if job))
         for card in self.cards:
             _check_card(card)
@@ -148,7 +148,9 @@ class Case:
                 )
             return
         rooms = [
-            room_of(card.geometry, each) for card in self.cards for each in card.geometry.profiles
+            room_of(card.geometry, profile)
+            for card in self.cards
+            for profile in card.geometry.profiles
         ]
         if not any(room.holds(request.room) for room in rooms):
             raise InvalidCase(
@@ -165,8 +167,8 @@ def room_of(geometry: Geometry, profile: Profile) -> Room:
 def remaining_room(geometry: Geometry, instance: Instance) -> Room:
     """Return what the slices of an instance leave free."""
     room = room_of(geometry, instance.place.profile)
-    for each in instance.slices:
-        room = room.less(each)
+    for slice_ in instance.slices:
+        room = room.less(slice_)
     return room
 
 
@@ -182,8 +184,8 @@ def _check_card(card: PlannedCard) -> None:
     if card.instances and not card.mig:
         raise InvalidCase(f"card {card.name!r} has instances, but its MIG mode is off")
     present: list[Place] = []
-    for each in card.instances:
-        place = each.place
+    for instance in card.instances:
+        place = instance.place
         where = f"card {card.name!r}: {place}"
         if place.start not in place.profile.starts:
             starts = ", ".join(map(str, place.profile.starts))
@@ -191,7 +193,7 @@ def _check_card(card: PlannedCard) -> None:
         if conflict := card.geometry.conflict(present, place):
             raise InvalidCase(f"{where} is impossible: {conflict}")
         present.append(place)
-        _check_use(where, card.geometry, each)
+        _check_use(where, card.geometry, instance)
 
 
 def _check_use(where: str, geometry: Geometry, instance: Instance) -> None:

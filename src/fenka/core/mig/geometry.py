@@ -103,7 +103,7 @@ class Geometry:
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """Every profile at each of its starts."""
-        return tuple(Place(each, start) for each in self.profiles for start in each.starts)
+        return tuple(Place(profile, start) for profile in self.profiles for start in profile.starts)
 
     def compute_percent(self, profile: Profile) -> int:
         """Return the compute of an instance in percent of the whole card, rounded down."""

@@ -254,7 +254,7 @@ class InstancePlacer(PlainPlacer):
         """Return why no instance fits. verdict: of the instances that exist."""
         if request.instance == ANY_INSTANCE:
             return f"{verdict.sentence()}, and no further instance can be created"
-        offering = [each for each in self._cards() if request.instance in each[1].by_name]
+        offering = [card for card in self._cards() if request.instance in card[1].by_name]
         numbers = [
             _slices_for(geometry, layout, request.instance) for _, geometry, layout in offering
         ]
@@ -303,7 +303,7 @@ def never_fits_instance(request: Request, node: Node, division: Division) -> str
     ]
     if not cards:
         return "no card here is divided into instances"
-    profiles = {each.name: None for _, geometry in cards for each in geometry.profiles}
+    profiles = {profile.name: None for _, geometry in cards for profile in geometry.profiles}
     if request.instance not in (ANY_INSTANCE, *profiles):
         offered = "; ".join(
             dict.fromkeys(
@@ -346,11 +346,11 @@ def profiles_for(request: Request, geometries: list[Geometry], node: Node) -> li
     names: dict[str, None] = {}
     for geometry in geometries:
         enough = [
-            each
-            for each in geometry.profiles
-            if each.plain and _fits(request, each, geometry, node)
+            profile
+            for profile in geometry.profiles
+            if profile.plain and _fits(request, profile, geometry, node)
         ]
-        axis = max(each.size for each in geometry.profiles)
+        axis = max(profile.size for profile in geometry.profiles)
         halves = [each for each in enough if 2 * each.size == axis]
         names |= dict.fromkeys(
             each.name for each in halves or [each for each in enough if each.size == axis]
@@ -372,7 +372,7 @@ def _taken_slices(layout: Layout, place: Place) -> int:
 def _slices_for(geometry: Geometry, layout: Layout, name: str) -> int:
     """Return for how many instances enough slices of memory and compute are free, wherever they are."""
     profile = geometry.by_name[name]
-    axis = max(each.size for each in geometry.profiles)
+    axis = max(profile.size for profile in geometry.profiles)
     memory = axis - sum(each.profile.size for each in layout)
     compute = geometry.compute - sum(each.profile.compute for each in layout)
     return max(min(memory // profile.size, compute // profile.compute), 0)

@@ -24,8 +24,8 @@ def all_layouts(geometry: Geometry) -> tuple[Layout, ...]:
     places = sorted(geometry.places, key=lambda place: place.start)
     layouts: list[tuple[Place, ...]] = [()]
     for place in places:
-        layouts += [(*each, place) for each in layouts if not geometry.conflict(each, place)]
-    return tuple(frozenset(each) for each in layouts)
+        layouts += [(*layout, place) for layout in layouts if not geometry.conflict(layout, place)]
+    return tuple(frozenset(layout) for layout in layouts)
 
 
 def capacity(geometry: Geometry, layout: Collection[Place], profile: Profile) -> int:
@@ -49,14 +49,18 @@ def capacity(geometry: Geometry, layout: Collection[Place], profile: Profile) ->
 def free_counts(geometry: Geometry, layout: Layout) -> Mapping[str, int]:
     """Return how many more instances of each plain profile fit, each for itself; none that does not fit."""
     counts = {
-        each.name: capacity(geometry, layout, each) for each in geometry.profiles if each.plain
+        profile.name: capacity(geometry, layout, profile)
+        for profile in geometry.profiles
+        if profile.plain
     }
     return {name: count for name, count in counts.items() if count}
 
 
 @cache
 def _plain_profiles(geometry: Geometry) -> tuple[tuple[Profile, int], ...]:
-    return tuple((each, capacity(geometry, (), each)) for each in geometry.profiles if each.plain)
+    return tuple(
+        (profile, capacity(geometry, (), profile)) for profile in geometry.profiles if profile.plain
+    )
 
 
 def flexibility(geometry: Geometry, layout: Collection[Place]) -> Fraction:
@@ -170,7 +174,7 @@ def plan_layout(
         offered = ", ".join(geometry.by_name)
         raise ImpossibleLayout(f"{geometry.model} has no profile {unknown[0]}: it has {offered}")
     wanted = Counter({name: count for name, count in counts.items() if count})
-    fitting = [each for each in all_layouts(geometry) if _counts(each) == wanted]
+    fitting = [layout for layout in all_layouts(geometry) if _counts(layout) == wanted]
     if not fitting:
         listed = ", ".join(f"{count}x {name}" for name, count in wanted.items())
         raise ImpossibleLayout(f"{geometry.model} cannot be divided into {listed} at once")

@@ -122,7 +122,9 @@ def layout_table(geometry: Geometry) -> LayoutTable:
     bits = {place: 1 << number for number, place in enumerate(geometry.places)}
     rows = all_layouts(geometry)
     empty = flexibility(geometry, ())
-    counts = [[sum(p.profile == each for p in row) for each in geometry.profiles] for row in rows]
+    counts = [
+        [sum(p.profile == profile for p in row) for profile in geometry.profiles] for row in rows
+    ]
     return LayoutTable(
         bits,
         np.array([sum(bits[place] for place in row) for row in rows], dtype=np.int64),
@@ -254,7 +256,7 @@ class CardOptions:
         return Options(gains, np.zeros(1, dtype=np.int64), [Hosting(-1)])
 
     def _bits(self, *states: State) -> int:
-        chosen = (each.place for each in self._card.instances if each.state in states)
+        chosen = (instance.place for instance in self._card.instances if instance.state in states)
         return sum(self._table.bits[place] for place in chosen)
 
     def _can_host(self, profile: Profile) -> bool:
@@ -305,11 +307,11 @@ class CardOptions:
     def _idle_destroyed(self) -> Ints:
         table = self._table
         destroyed = np.zeros(len(table.places), dtype=np.int64)
-        for each in self._card.instances:
-            if each.state is State.IDLE:
-                used = (table.places & table.bits[each.place]) != 0
-                conflict = (table.occupied & each.place.mask) != 0
-                conflict |= table.engines & each.place.profile.exclusive
+        for instance in self._card.instances:
+            if instance.state is State.IDLE:
+                used = (table.places & table.bits[instance.place]) != 0
+                conflict = (table.occupied & instance.place.mask) != 0
+                conflict |= table.engines & instance.place.profile.exclusive
                 destroyed += conflict & ~used
         return destroyed
 
@@ -319,9 +321,9 @@ class CardOptions:
         total: list[int] = []
         hostings: list[Hosting] = []
         shared = tuple(
-            remaining_room(self._geometry, each)
-            for each in self._card.instances
-            if each.state is State.SHARED
+            remaining_room(self._geometry, instance)
+            for instance in self._card.instances
+            if instance.state is State.SHARED
         )
         first, last = len(self._demands.profiles), len(self._demands.profiles + self._demands.rooms)
         lists = (rows.tolist(), costs.tolist(), serving.tolist(), moved.tolist())

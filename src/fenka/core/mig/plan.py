@@ -75,8 +75,12 @@ class Bound:
         self._demands = demands
         geometries = {card.geometry for card in cards}
         self._measures = (
-            _measure(demands, cards, {each: _Scale.memory(each) for each in geometries}),
-            _measure(demands, cards, {each: _Scale.compute(each) for each in geometries}),
+            _measure(
+                demands, cards, {geometry: _Scale.memory(geometry) for geometry in geometries}
+            ),
+            _measure(
+                demands, cards, {geometry: _Scale.compute(geometry) for geometry in geometries}
+            ),
         )
 
     def value(self, served: Counts, number: int, share: float = 1.0) -> NDArray[np.float64]:
@@ -89,7 +93,8 @@ class Bound:
         """
         served = self._demands.for_requests(served)
         added = [
-            _fill(served, each.items, each.free[number + 1] * share) for each in self._measures
+            _fill(served, measure.items, measure.free[number + 1] * share)
+            for measure in self._measures
         ]
         return self._demands.value(served).astype(np.float64) + np.minimum(*added)
 
@@ -117,7 +122,9 @@ class _Scale:
 
     @staticmethod
     def compute(geometry: Geometry) -> "_Scale":
-        density = max(geometry.compute_percent(each) / each.compute for each in geometry.profiles)
+        density = max(
+            geometry.compute_percent(profile) / profile.compute for profile in geometry.profiles
+        )
         sizes = {profile.name: profile.compute for profile in geometry.profiles}
         return _Scale(geometry.compute, sizes, (density, "compute"))
 
@@ -136,11 +143,11 @@ class _Scale:
             return 0.0
         density, field = self.slices
         free = self.whole
-        for each in card.instances:
-            if each.state in (State.USED, State.SHARED):
-                free -= self.profiles[each.place.profile.name]
-            if each.state is State.SHARED:
-                free += getattr(remaining_room(card.geometry, each), field) / density
+        for instance in card.instances:
+            if instance.state in (State.USED, State.SHARED):
+                free -= self.profiles[instance.place.profile.name]
+            if instance.state is State.SHARED:
+                free += getattr(remaining_room(card.geometry, instance), field) / density
         return free / self.whole
 
 
@@ -237,7 +244,7 @@ class Join:
         self._too_expensive = demands.case.moves * MOVE + MOVE // 2
         radices = self._caps.astype(np.int64) - self._low + 1
         self._weights = np.cumprod(np.concatenate([[1], radices[:-1]]))
-        cheapest = [int(each.costs.min()) for each in cards]
+        cheapest = [int(card.costs.min()) for card in cards]
         self._cost_after = [sum(cheapest[number + 1 :]) for number in range(len(cards))]
 
     def best(self, width: int, known: Result | None = None) -> Result | None:
@@ -451,11 +458,11 @@ class _Assignment:
 
     def _move_jobs(self) -> Iterator[tuple[str, Target]]:
         for card, kept in zip(self._case.cards, self._kept, strict=True):
-            for each in card.instances:
-                if each.state is State.MOVABLE and each.place not in kept:
-                    use = self._new_home(card.geometry, each.place.profile)
+            for instance in card.instances:
+                if instance.state is State.MOVABLE and instance.place not in kept:
+                    use = self._new_home(card.geometry, instance.place.profile)
                     use.used = True
-                    yield each.job, use.target
+                    yield instance.job, use.target
 
     def _new_home(self, geometry: Geometry, profile: Profile) -> _Use:
         return next(use for use in self._alone(profile.name) if use.card.geometry == geometry)
@@ -484,10 +491,10 @@ class _Assignment:
         creates: list[Step] = []
         for card, kept in zip(self._case.cards, self._kept, strict=True):
             uses = [use.place for use in self._uses if use.used and use.card is card]
-            present = [each.place for each in card.instances]
+            present = [instance.place for instance in card.instances]
             new = [place for place in uses if place not in present]
             layout = [*kept, *new]
-            idle = [each.place for each in card.instances if each.state is State.IDLE]
+            idle = [instance.place for instance in card.instances if instance.state is State.IDLE]
             for place in (each for each in idle if each in uses):
                 layout.append(place)
             for place in (each for each in idle if each not in uses):
@@ -496,9 +503,9 @@ class _Assignment:
                 else:
                     layout.append(place)
             destroys += [
-                Destroy(card.name, each.place)
-                for each in card.instances
-                if each.state is State.MOVABLE and each.place not in kept
+                Destroy(card.name, instance.place)
+                for instance in card.instances
+                if instance.state is State.MOVABLE and instance.place not in kept
             ]
             enables += [Enable(card.name)] * (not card.mig and bool(new))
             creates += [Create(card.name, place) for place in new]
@@ -517,9 +524,9 @@ def _kept_jobs(card: PlannedCard, hosting: Hosting) -> list[Place]:
     """Return the places of used, shared and movable instances that stay."""
     layout = _layout(card, hosting)
     return [
-        each.place
-        for each in card.instances
-        if each.state is not State.IDLE and each.place in layout
+        instance.place
+        for instance in card.instances
+        if instance.state is not State.IDLE and instance.place in layout
     ]
 
 

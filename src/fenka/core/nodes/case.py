@@ -421,7 +421,7 @@ def _template(case: Case, name: str) -> Group:
     for node in case.nodes:
         if node.name == name:
             return _like(node)
-    names = [each.name for each in (*case.groups, *case.nodes)]
+    names = [group.name for group in (*case.groups, *case.nodes)]
     known = ", ".join(names[:MAX_NAMED]) + f" and {len(names) - MAX_NAMED} more" * (
         len(names) > MAX_NAMED
     )

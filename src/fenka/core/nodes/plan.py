@@ -432,7 +432,7 @@ def _plan_of(problem: Problem, solved: Solved) -> Plan:
     served: dict[str, int] = {}
     for pod in pods:
         served[pod.request] = served.get(pod.request, 0) + 1
-    left = [(each, each.count - served.get(each.name, 0)) for each in case.requests]
+    left = [(request, request.count - served.get(request.name, 0)) for request in case.requests]
     return Plan(
         format=FORMAT,
         nodes=tuple(
@@ -457,10 +457,10 @@ def _pods(problem: Problem, placed: list[tuple[str, Fill]]) -> list[PlannedPod]:
     names = [
         [
             problem.case.requests[number].name
-            for number in each.requests
+            for number in class_.requests
             for _ in range(problem.case.requests[number].count)
         ][::-1]
-        for each in problem.classes
+        for class_ in problem.classes
     ]
     return [
         PlannedPod(names[number].pop(), node, cards)

@@ -30,7 +30,7 @@ class ResourceSizes:
         dimensions = len(problem.types[number].host)
         self.rows = np.array([_sizes(need, dimensions) for _, need in pairs], float)
         self.rows = self.rows.reshape(len(pairs), dimensions + 2).T
-        self._demand = np.array([problem.classes[it].demand for it in self.classes], float)
+        self._demand = np.array([problem.classes[class_].demand for class_ in self.classes], float)
 
     def at_most(self, weights: np.ndarray, totals: Sequence[float]) -> float:
         """Return a bound of the weight of all pods that fit into these totals.
@@ -124,7 +124,10 @@ def _least_weight(problem: Problem, weights: np.ndarray, served: Sequence[int]) 
 def _sizes(need: Need, dimensions: int) -> list[float]:
     host = dict(need.host)
     amounts = [host.get(dimension, 0) for dimension in range(dimensions)]
-    return [float(it) for it in (*amounts, need.cards * need.least_mib, need.cards * need.compute)]
+    return [
+        float(amount)
+        for amount in (*amounts, need.cards * need.least_mib, need.cards * need.compute)
+    ]
 
 
 def _fractional(weights: np.ndarray, demand: np.ndarray, sizes: np.ndarray, total: float) -> float:

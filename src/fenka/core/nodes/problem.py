@@ -183,7 +183,7 @@ class Problem:
     def __init__(self, case: Case) -> None:
         self.case = case
         # A request for what no machine has is served nowhere: its names cost nothing.
-        offered = {name for each in (*case.groups, *case.nodes) for name in each.resources}
+        offered = {name for group in (*case.groups, *case.nodes) for name in group.resources}
         requested = {name for request in case.requests for name in request.resources}
         self._resources = sorted(offered & requested)
         self._selected = {key for request in case.requests for key in request.selector}
@@ -194,12 +194,12 @@ class Problem:
         self._zoned = any(gang.zone == "same" for gang in case.gangs.values())
         self.types = [*_undominated(case, [*self._groups()]), *self._nodes()]
         self.classes, self.gangs = self._classes()
-        self._class_rules = [self._rule(each) for each in self.classes]
+        self._class_rules = [self._rule(class_) for class_ in self.classes]
         self._not_offered = [
-            any(amount and name not in offered for name, amount in each.request.resources.items())
-            for each in self.classes
+            any(amount and name not in offered for name, amount in class_.request.resources.items())
+            for class_ in self.classes
         ]
-        self._requests = [each.request.card_request() for each in self.classes]
+        self._requests = [class_.request.card_request() for class_ in self.classes]
         self._needs: list[list[Need | None]] = [[] for _ in self._shapes]
         self.servable = self._servable()
 
@@ -224,7 +224,9 @@ class Problem:
         classes = set(self.servable - in_gangs)
         for gang in self.gangs:
             classes.update(*self.servable_options(gang)[:1])
-        return sum(self.classes[it].demand for it in classes if self.level_of(it) == level)
+        return sum(
+            self.classes[class_].demand for class_ in classes if self.level_of(class_) == level
+        )
 
     def servable_options(self, gang: GangClasses) -> list[tuple[int, ...]]:
         """Return the options whose members all fit some node."""
@@ -250,8 +252,8 @@ class Problem:
         """
         rest = copy(self)
         rest.types = [
-            each if each.group is not None else replace(each, least=0, most=0)
-            for each in self.types
+            type_ if type_.group is not None else replace(type_, least=0, most=0)
+            for type_ in self.types
         ]
         rest.classes = [
             replace(each, demand=each.demand - served.get(number, 0))
@@ -271,7 +273,9 @@ class Problem:
             bounds = [most, group.stock, limits.nodes]
             if limits.price is not None and group.price:
                 bounds.append(whole_price(limits.price) // whole_price(group.price))
-            bounds += [limits.cards[it] // models[it] for it in models if it in limits.cards]
+            bounds += [
+                limits.cards[model] // models[model] for model in models if model in limits.cards
+            ]
             most = min(bound for bound in bounds if bound is not None)
             yield NodeType(
                 machine=group,
@@ -342,7 +346,7 @@ class Problem:
             equal.setdefault(_class_key(request), []).append(number)
         classes: list[RequestClass] = []
         options: dict[str, dict[str | None, list[int]]] = {}
-        zones = list(dict.fromkeys(each.machine.zone for each in self.types))
+        zones = list(dict.fromkeys(type_.machine.zone for type_ in self.types))
         for numbers in equal.values():
             request = self.case.requests[numbers[0]]
             demand = sum(self.case.requests[number].count for number in numbers)

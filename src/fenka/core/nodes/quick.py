@@ -88,8 +88,10 @@ def _learned(
     for fill in solution.fills:
         price = problem.types[fill.type].price
         total = sum(base[each] for each, _ in fill.items)
-        for each in fill.counts if price else ():
-            learned[each] = (1 - LEARNING) * learned[each] + LEARNING * base[each] * price / total
+        for count in fill.counts if price else ():
+            learned[count] = (1 - LEARNING) * learned[count] + LEARNING * base[
+                count
+            ] * price / total
     noise = (((number + 1) * (each + 7) * GOLDEN) % 1.0 for each in range(len(learned)))
     return [
         max(weight, 1e-9) * (1 - NOISE / 2 + NOISE * draw)
@@ -103,9 +105,9 @@ def _plan(problem: Problem, weights: list[float], number: int) -> Solution:
     best: Solution | None = None
     for _ in range(len(problem.gangs) + 1):
         plans = [_Greedy(problem, weights, [classes])]
-        if sum(plans[0].left[each] for each in classes):
+        if sum(plans[0].left[class_] for class_ in classes):
             levels = [
-                frozenset(each for each in classes if problem.level_of(each) == level)
+                frozenset(class_ for class_ in classes if problem.level_of(class_) == level)
                 for level in problem.levels
             ]
             plans.append(_Greedy(problem, weights, levels))
@@ -155,7 +157,7 @@ class _Greedy:
         """by_node: prefer the most weight by node, where the number of nodes is what is short."""
         self._by_node = by_node
         self._problem, self._weights = problem, weights
-        self.left = [each.demand for each in problem.classes]
+        self.left = [class_.demand for class_ in problem.classes]
         self._orders: dict[int, list[int]] = {}
         self._budget = Budget(problem)
         self._open: list[tuple[int, Room, list[Item]]] = []
@@ -167,7 +169,7 @@ class _Greedy:
             for number, room, items in self._open:
                 order = self._order(number, classes)
                 items.extend(fill_room(problem, number, room, order, self.left))
-            if any(self.left[each] for each in classes):
+            if any(self.left[class_] for class_ in classes):
                 self._buy(classes)
 
     def result(self) -> list[Fill]:
@@ -204,10 +206,10 @@ class _Greedy:
         if shape not in self._orders:
             needs, weights = self._problem.needs(number), self._weights
             scored = []
-            for each in classes:
-                need = needs[each]
+            for class_ in classes:
+                need = needs[class_]
                 if need is not None:
-                    scored.append((-weights[each] / max(need.share, 1e-9), each))
+                    scored.append((-weights[class_] / max(need.share, 1e-9), class_))
             self._orders[shape] = [each for _, each in sorted(scored)]
         return self._orders[shape]
 
@@ -265,7 +267,7 @@ class Budget:
     def __init__(self, problem: Problem) -> None:
         limits = problem.case.limits
         self._types = problem.types
-        self._left = [each.most if each.group is not None else 0 for each in problem.types]
+        self._left = [type_.most if type_.group is not None else 0 for type_ in problem.types]
         self._nodes = limits.nodes
         self._price = None if limits.price is None else whole_price(limits.price)
         self._cards = dict(limits.cards)

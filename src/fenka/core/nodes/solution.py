@@ -69,7 +69,7 @@ def solution_of(problem: Problem, fills: Sequence[Fill]) -> Solution:
 
 def _trimmed(problem: Problem, fills: Sequence[Fill]) -> list[Fill]:
     """Return the fills without pods beyond the demand, and without incomplete gangs."""
-    left = [each.demand for each in problem.classes]
+    left = [class_.demand for class_ in problem.classes]
     kept: list[Fill] = []
     for fill in fills:
         items = []
@@ -125,7 +125,7 @@ def fill_room(
 
 def topped_up(problem: Problem, solution: Solution) -> Solution:
     """Return the solution with more pods in what its nodes have free, the highest priority first."""
-    left = [each.demand for each in problem.classes]
+    left = [class_.demand for class_ in problem.classes]
     for fill in solution.fills:
         for number, _ in fill.items:
             left[number] -= 1

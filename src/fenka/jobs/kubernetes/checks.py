@@ -158,7 +158,7 @@ async def _check_metrics(api: Api, spec: ServiceSpec) -> None:
             f"--replicas {spec.range} needs the load of services, which this cluster does not measure: "
             "enable fenka's metrics adapter (helm upgrade --set metricsAdapter.enabled=true), or use a number"
         )
-    if METRIC not in {each.name for each in metrics.resources or ()}:
+    if METRIC not in {resource.name for resource in metrics.resources or ()}:
         raise SubmissionRefused(
             f"--replicas {spec.range} needs the load of services, but another program than fenka's metrics "
             "adapter serves external.metrics.k8s.io: use a number, or remove that program and enable the "

@@ -141,7 +141,9 @@ async def make_room(
     namespace = deployment.metadata.namespace
     for _ in range(LOOKS):
         objects = await read_services(api, namespace, spec.name)
-        known = next((each for each in objects.versions if each.version == spec.version), None)
+        known = next(
+            (version for version in objects.versions if version.version == spec.version), None
+        )
         if known is None or known.metadata.uid != deployment.metadata.uid or known.rolled_out:
             return
         if known.status.observed_generation >= known.metadata.generation:
@@ -291,7 +293,7 @@ async def update(  # noqa: PLR0913
     if spec.range.scales:
         await _check_autoscaler(api, namespace, spec)
         if not state.uses_gateway:
-            owners = [service_deployment.owner_of(each) for each in state.versions.values()]
+            owners = [service_deployment.owner_of(version) for version in state.versions.values()]
             settings = await options.settings(api)
             await service_deployment.insert_gateway(
                 api, state, spec, settings, owners, options.report

@@ -123,7 +123,7 @@ async def read_state(api: Api, namespace: str, name: str) -> ServiceState:
     return ServiceState(
         name,
         namespace,
-        {each.version: each for each in objects.versions},
+        {version.version: version for version in objects.versions},
         next(iter(objects.gateways), None),
         next(iter(objects.addresses), None),
     )
@@ -220,7 +220,7 @@ async def create_gateway(
         item["metadata"]["ownerReferences"] = [owner]
         # In this order: the API server refuses a RoleBinding before its Role exists.
         await submission.create_or_keep(api, namespace, item, Named)
-    known = {each.uid for each in gateway.metadata.owner_references}
+    known = {reference.uid for reference in gateway.metadata.owner_references}
     for reference in owners:
         if reference["uid"] not in known:
             await join_owner(api, gateway.path, reference)
@@ -266,7 +266,7 @@ async def _remove_unused(api: Api, state: ServiceState, owners: Sequence[Manifes
     if now.gateway is None or now.uses_gateway:
         return
     meta = now.gateway.metadata
-    if {each.uid for each in meta.owner_references} <= {each["uid"] for each in owners}:
+    if {reference.uid for reference in meta.owner_references} <= {owner["uid"] for owner in owners}:
         await submission.remove(api, now.gateway.path, meta.uid)
 
 

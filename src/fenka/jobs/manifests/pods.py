@@ -407,7 +407,7 @@ def _gang(rendering: Rendering, role: Role) -> dict[str, str]:
     MPI's launcher is created when the workers are ready, so it is not one of them.
     """
     spec = rendering.spec
-    together = [each for each in training.roles(spec) if not (spec.kind == "mpi" and each.chief)]
+    together = [role for role in training.roles(spec) if not (spec.kind == "mpi" and role.chief)]
     number = sum(each.replicas for each in together)
     if not spec.gang or number == 1 or role.name not in [each.name for each in together]:
         return {}

@@ -79,7 +79,9 @@ def requested_leases(
 
 def with_peak(lease: Lease, siblings: Iterable[Lease], pod: Pod) -> Lease:
     """Return the lease, whose pod holds at least what its containers may use at its peak."""
-    needed = peak({each.container: each.reserved(each.slices) for each in (*siblings, lease)}, pod)
+    needed = peak(
+        {sibling.container: sibling.reserved(sibling.slices) for sibling in (*siblings, lease)}, pod
+    )
     holds = {piece.uuid: piece for piece in lease.holds}
     for piece in needed:
         holds[piece.uuid] = larger(holds.get(piece.uuid, piece), piece)

@@ -86,7 +86,7 @@ class LeaseBinder:
         slices = [f"{piece.memory_mib} MiB of card {piece.card}" for piece in lease.slices]
         _LOG.info("%s container %s holds %s", lease.pod_name, lease.container, ", ".join(slices))
         # Annotations that mark a pod as having its slices.
-        marks = {each.LEASED: each.ASSIGNED for each in self._dialects if each.ASSIGNED}
+        marks = {dialect.LEASED: dialect.ASSIGNED for dialect in self._dialects if dialect.ASSIGNED}
         if mark := marks.get(token.resource):
             task = asyncio.create_task(self._api.try_annotate(pod, {mark: "true"}))
             self._tasks.add(task)

@@ -140,7 +140,9 @@ def share_lease(
                 f"extender (schedulerName {scheduler}; nodeName set by hand?): delete it and let a scheduler "
                 f"that asks fenka place it"
             )
-        requested = {each.name: each.amount(resource) for each in manifest.containers}
+        requested = {
+            container.name: container.amount(resource) for container in manifest.containers
+        }
         if requested.get(container) != amount:
             raise LeaseDenied(
                 f"fenka: container {container} of the pod requests {requested.get(container)} of {resource}, "

@@ -77,7 +77,7 @@ class Exporter(Collector):
             ("processes", "Processes on the card.", lambda usage: usage.processes),
         )
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
-        instances = {each.uuid: each for each in self.instances}
+        instances = {instance.uuid: instance for instance in self.instances}
         rows = []
         for usage in self.sample.usages:
             card = cards.get(usage.card)
@@ -144,9 +144,16 @@ class Exporter(Collector):
     def _instances(self) -> Iterator[Metric]:
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
         rows = [
-            ((each.card, *self._labels(cards[each.card], each.uuid), *_instance_labels(each)), each)
-            for each in self.instances
-            if each.uuid and each.card in cards
+            (
+                (
+                    instance.card,
+                    *self._labels(cards[instance.card], instance.uuid),
+                    *_instance_labels(instance),
+                ),
+                instance,
+            )
+            for instance in self.instances
+            if instance.uuid and instance.card in cards
         ]
 
         def used(instance: ObservedInstance) -> float | None:

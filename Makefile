@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test e2e fire check bench chart clean
+.PHONY: help build run test e2e fire check measure bench chart clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -14,7 +14,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_SYSTEM_CERTS := true
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s  %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-7s  %s\n", $$1, $$2}'
 
 build: .venv/.run native ## set up .venv and the native libraries: leaves .venv/bin/fenka
 
@@ -36,11 +36,15 @@ fire: build .venv/.test ## inject faults into a workstation and a cluster, and a
 	$(BIN)/python -m e2e build
 	$(BIN)/python -m fire cluster --minutes $${FENKA_FIRE_MINUTES:-20}
 
-check: build .venv/.test ## check format, lint, types and import layers
+check: build .venv/.test ## check format, lint, types, import layers and the bounds of `make measure`
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/measure.py --check
+
+measure: .venv/.run ## count files, lines, names and sentences, beside their bounds
+	@$(BIN)/python tools/measure.py
 
 bench: build .venv/.test ## measure against named baselines, each pair in one run
 	@missed=; for bench in bench/*/run.py; do $(BIN)/python $$bench || missed="$$missed $$bench"; done; \

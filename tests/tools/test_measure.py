@@ -1,0 +1,49 @@
+"""What `make measure` counts in a small tree."""
+
+from pathlib import Path
+
+from tools.measure import long_sentences, measure
+
+SOURCE = '''"""A module.
+
+Two lines of text."""
+
+import os
+from a import (
+    b,
+)
+
+# A comment.
+
+
+class Card:
+    """A card."""
+
+    def share(self, each: int) -> int:
+        """Return it."""
+        for it in range(3):
+            print(os.sep, it)  # here
+        return b
+'''
+
+
+def test_code_lines_are_those_without_docstrings_comments_and_empty_lines(tmp_path: Path) -> None:
+    """What protoc makes is not counted at all."""
+    (tmp_path / "cards").mkdir()
+    for name in ("card.py", "cards/card.py", "cards/card_pb2.py"):
+        (tmp_path / name).write_text(SOURCE)
+    counted = measure(tmp_path)
+    # 4 lines of imports, the class, and 4 of the function; twice.
+    assert (counted.code_lines, counted.import_lines) == (2 * 9, 2 * 4)
+    assert counted.folders == {".": 1, "cards": 1}
+    assert (counted.modules["card"], counted.classes["Card"]) == (2, 2)
+    assert set(counted.functions.values()) == {4}
+    assert counted.placeholders == 2 * 2
+
+
+def test_long_sentences_have_more_than_thirty_words() -> None:
+    """Entries of lists are sentences of their own."""
+    thirty = "word " * 29 + "end."
+    assert long_sentences(f"{thirty} {thirty}") == 0
+    assert long_sentences(f"One more {thirty}") == 1
+    assert long_sentences("A list:\n\n" + "\n".join(f"- {thirty[:100]}" for _ in range(3))) == 0

@@ -1,0 +1,177 @@
+"""Measures the tree, and holds it to the bounds in pyproject.toml.
+
+    python tools/measure.py [--check]
+
+Code lines are lines with code: docstrings, comments and empty lines do not count. A name is shared if several
+modules or classes have it. `__init__`, `__main__` and what protoc makes are no modules here.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LONG_FUNCTION, LONG_SENTENCE = 60, 30
+PLACEHOLDERS = {"each", "it"}
+"""Names of variables that do not say what the thing is."""
+
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*(?=[-*|]|\d+\. )")
+
+
+@dataclass(slots=True)
+class Measures:
+    """What was counted in a folder.
+
+    Attributes:
+        code_lines: Lines with code.
+        import_lines: Lines of import statements, among the code lines.
+        modules: How many modules have a name.
+        classes: How many classes of modules have a name.
+        functions: The lines of each function, by its place.
+        placeholders: Variables and arguments named in PLACEHOLDERS.
+        long_sentences: Sentences of docstrings and comments with more than LONG_SENTENCE words.
+    """
+
+    code_lines: int = 0
+    import_lines: int = 0
+    folders: Counter[str] = field(default_factory=Counter)
+    modules: Counter[str] = field(default_factory=Counter)
+    classes: Counter[str] = field(default_factory=Counter)
+    functions: dict[str, int] = field(default_factory=dict)
+    placeholders: int = 0
+    long_sentences: int = 0
+
+    def add(self, file: Path, root: Path) -> None:
+        """Count a Python file."""
+        source = file.read_text()
+        tree = ast.parse(source)
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        prose = [*_docstrings(tree), *_comments(tokens)]
+        documented = {line for lines, _ in prose for line in lines}
+        code = _code_lines(tokens) - documented
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        self.code_lines += len(code)
+        self.import_lines += len(code & {line for node in imports for line in _lines(node)})
+        self.folders[str(file.parent.relative_to(root))] += 1
+        if not file.stem.startswith("__"):
+            self.modules[file.stem] += 1
+        self.classes.update(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                place = f"{file.relative_to(root)}:{node.lineno} {node.name}"
+                self.functions[place] = len(code & set(_lines(node)))
+            match node:
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                    self.placeholders += name in PLACEHOLDERS
+        self.long_sentences += sum(long_sentences(text) for _, text in prose)
+
+
+def measure(folder: Path) -> Measures:
+    """Count all Python files of a folder."""
+    measures = Measures()
+    for file in sorted(folder.rglob("*.py")):
+        if not file.stem.endswith("_pb2"):
+            measures.add(file, folder)
+    return measures
+
+
+def long_sentences(text: str) -> int:
+    """Return how many sentences of a text have more than LONG_SENTENCE words."""
+    sentences = _SENTENCE_END.split(text)
+    return sum(len(sentence.split()) > LONG_SENTENCE for sentence in sentences)
+
+
+def figures(root: Path) -> dict[str, float]:
+    """Return all figures of a checkout by the names of their bounds."""
+    src, tests = measure(root / "src"), measure(root / "tests")
+    return {
+        "files": sum(src.folders.values()),
+        "code_lines": src.code_lines,
+        "import_percent": round(100 * src.import_lines / src.code_lines, 1),
+        "largest_folder": max(src.folders.values()),
+        "shared_module_names": sum(count > 1 for count in src.modules.values()),
+        "shared_class_names": sum(count > 1 for count in src.classes.values()),
+        "long_functions": sum(lines > LONG_FUNCTION for lines in src.functions.values()),
+        "longest_function": max(src.functions.values()),
+        "placeholder_names": src.placeholders,
+        "long_sentences": src.long_sentences,
+        "test_ratio": round(tests.code_lines / src.code_lines, 2),
+    }
+
+
+def bounds(root: Path) -> dict[str, float]:
+    """Return what each figure may be at most, from pyproject.toml."""
+    table = tomllib.loads((root / "pyproject.toml").read_text())
+    return dict(table["tool"]["fenka"]["measure"])
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[range, str]]:
+    """Yield the lines and the text of each docstring."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield _lines(node), text
+
+
+def _comments(tokens: list[tokenize.TokenInfo]) -> Iterator[tuple[range, str]]:
+    """Yield the text of each block of comments. Its lines are no code anyway."""
+    block, after = list[str](), 0
+    for token in tokens:
+        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
+            if block and token.start[0] != after:
+                yield range(0), "\n".join(block)
+                block.clear()
+            block.append(token.string.lstrip("# "))
+            after = token.start[0] + 1
+    yield range(0), "\n".join(block)
+
+
+def _code_lines(tokens: list[tokenize.TokenInfo]) -> set[int]:
+    return {
+        line
+        for token in tokens
+        if token.type not in _NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the figures, or with --check only those over their bounds; then the exit code is 1."""
+    known, at_most = figures(ROOT), bounds(ROOT)
+    exceeded = [name for name, value in known.items() if value > at_most.get(name, value)]
+    for name in exceeded if "--check" in arguments else known:
+        sign = "  too many: see `make measure`" if name in exceeded else ""
+        print(f"{name.replace('_', ' '):<20} {known[name]:>8g}  at most {at_most[name]:g}{sign}")
+    if "--check" not in arguments:
+        src = measure(ROOT / "src")
+        shared = sorted(name for name, count in src.modules.items() if count > 1)
+        print("\nmodule names of several files:", ", ".join(shared))
+        shared = sorted(name for name, count in src.classes.items() if count > 1)
+        print("\nclass names of several classes:", ", ".join(shared))
+        longest = sorted(src.functions.items(), key=lambda function: -function[1])
+        rows = (f"  {lines:>3} {place}" for place, lines in longest[:10])
+        print("\nlongest functions:", *rows, sep="\n")
+    return 1 if exceeded else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -113,6 +113,21 @@ def test_pod_is_denied_when_its_runtime_class_has_its_own_kernel(
         installation.cluster.kubectl("delete", "runtimeclass", "gvisor")
 
 
+def test_kubelet_may_create_the_mirror_of_a_static_pod(installation: Installation) -> None:
+    """The API server's own pods are static ones in many clusters."""
+    cluster = installation.cluster
+    name = cluster.nodes[0].name
+    uid = cluster.get("node", name)["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid, "controller": True}
+    mirror = json.loads(pod(f"static-{name}", "x=2:", nodeName=name))
+    mirror["metadata"] |= {
+        "annotations": {"kubernetes.io/config.mirror": "1"},
+        "ownerReferences": [owner],
+    }
+    kubelet = (f"--as=system:node:{name}", "--as-group=system:nodes")
+    cluster.kubectl("create", "--dry-run=server", "-f", "-", *kubelet, stdin=json.dumps(mirror))
+
+
 @contextmanager
 def static_pods(installation: Installation, node: str, manifest: str) -> Iterator[None]:
     """Run the kubelet with a folder of static pods that contains this manifest."""

@@ -283,7 +283,7 @@ def test_extra_users_may_write_records_when_values_name_them() -> None:
     extra = "system:serviceaccount:kube-system:gpushare"
     spec = policy("records", **{"admission.extraUsers": [extra]})
     condition, kubelets = spec["matchConditions"]
-    assert "request.subResource == 'status'" in kubelets["expression"]
+    assert "has(request.subResource) && request.subResource == 'status'" in kubelets["expression"]
     for user in (
         "system:serviceaccount:gpu:fenka-scheduler",
         "system:serviceaccount:gpu:fenka-node",

@@ -8,11 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.state import ClusterState
-from fenka.core.inventory import DeviceId
+from fenka.core.inventory import DeviceId, InstanceId
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.request import Placement
 from fenka.dialects import base, nodes, pod_records
-from fenka.dialects.base import split_instance
 from fenka.dialects.mig_records import InstanceState
 from tests import builders
 from tests.builders import a_pod
@@ -30,13 +29,14 @@ SIZES = (1, 5, 9, 17)
 
 def place_of(device: DeviceId) -> tuple[DeviceId, Place]:
     """Return the card and the place of an instance."""
-    split = split_instance(device)
-    assert split is not None
-    card, start, profile = split
-    index = int(card.rpartition("-")[2])
-    geometry = MODELS[NODES[card.split("-")[1]][index]][0]
+    instance = InstanceId.parse(device)
+    assert instance is not None
+    index = int(instance.card.rpartition("-")[2])
+    geometry = MODELS[NODES[instance.card.split("-")[1]][index]][0]
     assert geometry is not None
-    return card, Place(geometry.by_name[profile], start)
+    place = geometry.place_of(instance)
+    assert place is not None
+    return instance.card, place
 
 
 def view(state: ClusterState, name: str) -> object:

@@ -15,11 +15,11 @@ from fenka.cluster.placement import (
     place_in_instances,
     reserve_instances,
 )
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, InstanceId, Node
 from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request, Slice
 from fenka.core.usage import UsageTotals
-from fenka.dialects.base import SharedNode, split_instance
+from fenka.dialects.base import SharedNode
 from fenka.dialects.mig_records import DividedCard, InstanceState, with_division, with_instances
 
 A100, A30, T4 = TABLES["A100-40G"], TABLES["A30"], None
@@ -117,9 +117,9 @@ class World:
 
 def shown(device: DeviceId) -> str:
     """Return `card/start profile`."""
-    place = split_instance(device)
-    assert place is not None
-    return f"{place[0].removeprefix('GPU-')}/{place[1]} {place[2]}"
+    instance = InstanceId.parse(device)
+    assert instance is not None
+    return f"{instance.card.removeprefix('GPU-')}/{instance.start} {instance.profile}"
 
 
 def test_instance_is_created_where_it_leaves_the_most_possible() -> None:
@@ -313,9 +313,10 @@ def layouts(world: World) -> list[list[Place]]:
         places = list(division.taken.get(card, {}))
         for devices in world.devices.values():
             for device in devices:
-                parent, start, name = split_instance(device) or ("", 0, "")
-                if parent == card:
-                    place = Place(geometry.by_name[name], start)
+                instance = InstanceId.parse(device)
+                if instance is not None and instance.card == card:
+                    place = geometry.place_of(instance)
+                    assert place is not None
                     places += [place] if place not in places else []
         found.append(places)
     return found

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.inventory import DeviceId
+from fenka.core.inventory import DeviceId, InstanceId
 from fenka.core.mig.geometry import TABLES, Place
 from fenka.core.mig.layouts import all_layouts
 from fenka.core.units import card_units
@@ -18,7 +18,6 @@ from fenka.dialects.base import (
     NodeMode,
     PodRequest,
     driver_uuid,
-    split_instance,
 )
 from fenka.dialects.mig_records import (
     INSIDE,
@@ -307,6 +306,7 @@ def test_record_of_instances_is_rejected_when_the_node_cannot_have_them(
         ("n/0/4/3g.20gb", "", ("n/0", 4, "3g.20gb")),
         ("GPU-0/999/3g.20gb", "", None),
         ("GPU-0/x/3g.20gb", "", None),
+        ("MIG-GPU-0/7/0", "", None),
     ],
 )
 def test_ids_of_instances_are_told_from_those_of_cards(
@@ -314,7 +314,9 @@ def test_ids_of_instances_are_told_from_those_of_cards(
 ) -> None:
     """A card that its plugin does not name has an id with one slash; an instance's adds two."""
     assert driver_uuid(DeviceId(device)) == uuid
-    assert split_instance(DeviceId(device)) == parts
+    instance = InstanceId.parse(DeviceId(device))
+    assert instance == (InstanceId(DeviceId(parts[0]), *parts[1:]) if parts else None)
+    assert instance is None or str(instance) == device
 
 
 # --- what nodes advertise ---------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from fenka.cluster.objects import Pod
-from fenka.core.mig.geometry import Place
-from fenka.dialects.base import split_instance
 from tests.builders import T4_MIB, Json, node_json, pod_json
 from tests.fakes.extender import ExtenderHarness
 from tests.fakes.queue import stamp
@@ -67,14 +65,15 @@ def assert_apart(cluster: ExtenderHarness, node: str) -> None:
     places = {card: list(taken) for card, taken in shared.division.taken.items()}
     for allocation in cluster.state.allocations(node):
         for piece in allocation.slices:
-            instance = split_instance(piece.uuid)
+            instance = piece.instance
             divided = piece.uuid in shared.division.geometries
             assert not divided
             if instance is None:
                 continue
-            card, start, profile = instance
+            card = instance.card
             geometry = shared.division.geometries[card]
-            place = Place(geometry.by_name[profile], start)
+            place = geometry.place_of(instance)
+            assert place is not None
             # Slices may share an instance.
             if place not in places[card]:
                 assert not geometry.conflict(places[card], place)

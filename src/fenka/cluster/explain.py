@@ -29,7 +29,7 @@ from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import ANY_INSTANCE, ComputeMode, Request, Slice
 from fenka.core.units import card_units, format_units, mib_to_units
 from fenka.dialects import ack, base, gpushare, nodes
-from fenka.dialects.base import InvalidRecord, SharedNode, driver_uuid, split_instance
+from fenka.dialects.base import InvalidRecord, SharedNode, driver_uuid
 from fenka.dialects.records import card_at
 from fenka.dialects.registry import DIALECTS
 
@@ -428,10 +428,13 @@ class _Evaluator(PodEvaluator):
 
 def of_instance(piece: Slice) -> str:
     """Return what a slice is of an instance; empty for a slice of a card."""
-    place = split_instance(piece.uuid)
-    if place is None:
+    instance = piece.instance
+    if instance is None:
         return ""
-    return f"{piece.memory_mib} MiB of the instance {place[2]} at {place[1]} of card {piece.card}"
+    return (
+        f"{piece.memory_mib} MiB of the instance {instance.profile} at {instance.start} of card "
+        f"{piece.card}"
+    )
 
 
 def _frees(slices: Sequence[Slice], reasons: Mapping[int, Reason]) -> int:

@@ -33,6 +33,50 @@ else:
 DeviceId = NewType("DeviceId", str)
 """Name of a device: the UUID of a card or a MIG instance, or an id that a dialect invents; never an index."""
 
+_MAX_START_DIGITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceId:
+    """A MIG instance by its place, whether or not it exists. Its text is `<card>/<start>/<profile>`.
+
+    The driver's UUID of an instance is no identity: another one at the same place has the same.
+    """
+
+    card: DeviceId
+    start: int
+    profile: str
+
+    @classmethod
+    def parse(cls, device: DeviceId) -> "InstanceId | None":
+        """Return the instance that a device's id names; None for a card or a device of the driver's."""
+        if "/" not in device:
+            # Nearly all.
+            return None
+        card, *place = device.rsplit("/", 2)
+        # Older drivers name an instance MIG-GPU-<uuid>/<GPU instance>/<compute instance>.
+        if len(place) < 2 or card.startswith("MIG-"):
+            return None
+        start, profile = place
+        if not (start.isascii() and start.isdecimal() and len(start) <= _MAX_START_DIGITS):
+            return None
+        return cls(DeviceId(card), int(start), profile)
+
+    @property
+    def device(self) -> DeviceId:
+        """Return the text, by which slices and records name it."""
+        return DeviceId(f"{self.card}/{self.start}/{self.profile}")
+
+    def __str__(self) -> str:
+        return self.device
+
+
+def card_of(device: DeviceId) -> DeviceId:
+    """Return the id of the card that an instance is on; of a card its own."""
+    instance = InstanceId.parse(device)
+    return instance.card if instance else device
+
+
 WHOLE_COMPUTE = 100
 """The compute capacity of a card: percent of its time."""
 

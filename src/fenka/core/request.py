@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.inventory import DeviceId, value_class
+from fenka.core.inventory import DeviceId, InstanceId, card_of, value_class
 from fenka.core.units import card_units, units_to_mib
 
 ComputeMode = Literal["hard", "soft", "weight"]
@@ -140,6 +140,16 @@ class Slice:
     uuid: DeviceId
     memory_mib: int
     compute: int
+
+    @property
+    def instance(self) -> InstanceId | None:
+        """Its instance; None if it is a slice of a card."""
+        return InstanceId.parse(self.uuid)
+
+    @property
+    def card_uuid(self) -> DeviceId:
+        """The id of its card, or of the card that its instance is on."""
+        return card_of(self.uuid)
 
 
 @value_class(frozen=True, slots=True)

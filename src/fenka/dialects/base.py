@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Node, card_of
 from fenka.core.mig.instances import NO_DIVISION, Division
 from fenka.core.request import ComputeMode, Placement, Request, Slice
 from fenka.core.units import card_units
@@ -36,21 +36,9 @@ def invented_id(node: str, index: int) -> DeviceId:
     return DeviceId(f"{node}/{index}")
 
 
-def split_instance(device: DeviceId) -> tuple[DeviceId, int, str] | None:
-    """Return card, start and profile of an instance's id, `<card>/<start>/<profile>`; None for a card's."""
-    if "/" not in device:
-        # Nearly all.
-        return None
-    card, *place = device.rsplit("/", 2)
-    if len(place) < 2 or not (place[0].isascii() and place[0].isdecimal() and len(place[0]) <= 2):
-        return None
-    return DeviceId(card), int(place[0]), place[1]
-
-
 def driver_uuid(device: DeviceId) -> str:
     """Return the UUID by which the driver knows the card, or an instance's card; empty for an invented id."""
-    instance = split_instance(device)
-    card = instance[0] if instance else device
+    card = card_of(device)
     return "" if "/" in card else card
 
 

@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fenka.core.inventory import MAX_STARTS, Card, DeviceId
+from fenka.core.inventory import MAX_STARTS, Card, DeviceId, InstanceId
 from fenka.core.mig.geometry import Geometry, Place, Profile
 from fenka.core.mig.instances import Division, instance_card
 from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB, Slice
 from fenka.dialects import records
-from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest, split_instance
+from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
 INSTANCES = "fenka.io/instances"
 """Node annotation, written by the node program: its divided cards."""
@@ -248,9 +248,13 @@ def with_division(shared: SharedNode, divided: Sequence[DividedCard]) -> SharedN
 
 def encode_places(slices: Iterable[Slice]) -> str:
     """Return the pod's INSTANCE, in the order of the slices; those of cards are left out."""
-    places = (split_instance(piece.uuid) for piece in slices)
+    instances = (piece.instance for piece in slices)
     return records.encode(
-        [_PodInstance(place[0], place[1], place[2]) for place in places if place is not None]
+        [
+            _PodInstance(instance.card, instance.start, instance.profile)
+            for instance in instances
+            if instance is not None
+        ]
     )
 
 
@@ -260,7 +264,9 @@ def decode_places(annotations: Mapping[str, str]) -> tuple[DeviceId, ...]:
     if text is None:
         return ()
     listed = records.decode(text, _POD_INSTANCES, f"annotation {INSTANCE} of the pod")
-    return tuple(DeviceId(f"{each.card}/{each.start}/{each.profile}") for each in listed)
+    return tuple(
+        InstanceId(DeviceId(record.card), record.start, record.profile).device for record in listed
+    )
 
 
 def with_instances(shared: SharedNode, devices: Iterable[DeviceId]) -> SharedNode:
@@ -273,13 +279,13 @@ def with_instances(shared: SharedNode, devices: Iterable[DeviceId]) -> SharedNod
         return shared
     cards = {card.uuid: card for card in shared.node.cards}
     for device in devices:
-        place = split_instance(device)
-        if place is None or device in cards:
+        instance = InstanceId.parse(device)
+        if instance is None or device in cards:
             continue
-        parent, geometry = cards.get(place[0]), shared.division.geometries.get(place[0])
-        profile = geometry.by_name.get(place[2]) if geometry else None
-        if parent is not None and geometry and profile and place[1] in profile.starts:
-            cards[device] = instance_card(parent, geometry, Place(profile, place[1]))
+        parent, geometry = cards.get(instance.card), shared.division.geometries.get(instance.card)
+        place = geometry.place_of(instance) if geometry else None
+        if parent is not None and geometry and place:
+            cards[device] = instance_card(parent, geometry, place)
     if len(cards) == len(shared.node.cards):
         return shared
     return replace(shared, node=replace(shared.node, cards=tuple(cards.values())))

@@ -28,7 +28,7 @@ def encode(
     """Return the annotations of a pod with these placements. now_ns: since 1970."""
     slices = [piece for placement in placements for piece in placement.slices]
     if any(placement.whole for placement in placements) or not any(
-        base.split_instance(slice_.uuid) for slice_ in slices
+        piece.instance for piece in slices
     ):
         return dialect.encode(pod, shared, placements, now_ns)
     # The node's label may have said where they are. From now on the pod does, whatever becomes of the label.

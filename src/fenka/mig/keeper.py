@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fenka.core.errors import FenkaError
+from fenka.core.inventory import DeviceId, InstanceId
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.hardware import mig
 from fenka.hardware.mig import (
@@ -75,6 +76,11 @@ class InstanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_instance: int | None = None
     uuid: str = ""
     kept: bool = False
+
+    @property
+    def instance(self) -> InstanceId:
+        """Its card and place."""
+        return InstanceId(DeviceId(self.card), self.start, self.profile)
 
 
 class RecordFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ class Step:
     def __str__(self) -> str:
         if self.place is None:
             return f"{self.action} MIG on card {self.card.index}"
-        return f"{self.action} {_name(self.card, self.place)}"
+        return f"{self.action} {self.place.name(self.card.index)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def plan_card(
     steps += [Step("create", card, place) for place in change.create]
     for place, ways in change.blocked.items():
         in_the_way = ", ".join(_holder(card, way, present[way]) for way in ways)
-        waiting.append(f"create {_name(card, place)}: {in_the_way}")
+        waiting.append(f"create {place.name(card.index)}: {in_the_way}")
     waiting += [f"destroy {_holder(card, place, present[place])}" for place in change.leaving]
     return CardPlan(card, change.layout, tuple(steps), tuple(waiting))
 
@@ -169,14 +169,10 @@ def _is_at(record: InstanceRecord, place: Place) -> bool:
 def _user(step: Step) -> str:
     if step.place is None:
         return f"programs have card {step.card.index} open"
-    return f"a program that has not ended uses {_name(step.card, step.place)}"
-
-
-def _name(card: Card, place: Place) -> str:
-    return f"{card.index}/{place.start} {place.profile.name}"
+    return f"a program that has not ended uses {step.place.name(step.card.index)}"
 
 
 def _holder(card: Card, place: Place, names: Sequence[str] | None) -> str:
     if names is None:
-        return f"{_name(card, place)} is an administrator's, destroy it with nvidia-smi mig"
-    return f"{_name(card, place)} is held by {', '.join(names)}"
+        return f"{place.name(card.index)} is an administrator's, destroy it with nvidia-smi mig"
+    return f"{place.name(card.index)} is held by {', '.join(names)}"

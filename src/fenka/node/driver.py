@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from fenka.core.inventory import Card
-from fenka.dialects.base import split_instance
 from fenka.hardware import card_lock
 from fenka.hardware.card_lock import MACHINE, CardLocked
 from fenka.hardware.mig import NoCapability, administration_files
@@ -69,8 +68,7 @@ class NodeDriver:
             return lambda _: simulated
 
         def real(lease: Lease) -> ContainerEdits:
-            places = [split_instance(piece.uuid) or (piece.uuid,) for piece in lease.slices]
-            minors = [hardware.driver.minor(place[0]) for place in places]
+            minors = [hardware.driver.minor(piece.card_uuid) for piece in lease.slices]
             files = [Path(file) for instance in lease.instances.values() for file in instance.files]
             return lease_files.driver_edits(minors, hardware.driver.version, self._host, files)
 

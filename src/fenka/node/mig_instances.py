@@ -3,8 +3,6 @@
 NVML takes about a second for a change, and up to ten for a reading under load. So changes and readings are
 made in a thread, one after the other. Everything else reads what was seen last, and never waits.
 
-An instance is named by its place, `<UUID of the card>/<start>/<profile>`, as pods' records do.
-
 Closes cards whose division is about to change, so that no pod comes meanwhile.
 
 The scheduler is shown a divided card on which nothing is created. What it decided before arrives here soon
@@ -22,10 +20,10 @@ from typing import TypeVar
 
 import msgspec
 
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, InstanceId, Node
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.instances import instance_card
-from fenka.dialects.base import InvalidRecord, split_instance
+from fenka.dialects.base import InvalidRecord
 from fenka.dialects.mig_records import TAKEN, DividedCard, InstanceState, decode_instances
 from fenka.hardware import mig
 from fenka.hardware.mig import (
@@ -91,14 +89,9 @@ class ObservedInstance:
     compute_instance: str
 
 
-def place_id(record: InstanceRecord) -> DeviceId:
-    """Return the place of a recorded instance, as pods' records name it."""
-    return DeviceId(f"{record.card}/{record.start}/{record.profile}")
-
-
 def error_key(record: InstanceRecord) -> str:
     """Return the name under which errors of an instance are recorded. An instance made again has none."""
-    return f"{place_id(record)}#{record.generation}"
+    return f"{record.instance}#{record.generation}"
 
 
 @dataclass(eq=False)
@@ -108,28 +101,28 @@ class NodeInstances:
     Attributes:
         manager: Its records change only in a turn.
         cards: Returns the node's cards.
-        held: Returns the places that leases name.
+        held: Returns the instances that leases name, whether or not they exist.
         changed: Called when something has changed.
         error: Returns why an instance is unhealthy, by its `error_key`; None if it is healthy.
         on_demand: Cards on which instances are created for pods.
         closed: Cards that admit nothing because their mode is about to change.
-        withdrawn: Places of instances that take no new pods, because a layout does not have them.
+        withdrawn: Instances that take no new pods, because a layout does not have them.
         recovered: Whether the leases are known. Until then nothing is destroyed.
         observed: What was seen last on each card in MIG mode.
     """
 
     manager: InstanceManager
     cards: Callable[[], Sequence[Card]]
-    held: Callable[[], Collection[DeviceId]] = frozenset
+    held: Callable[[], Collection[InstanceId]] = frozenset
     changed: Callable[[], object] = lambda: None
     error: Callable[[str], str | None] = lambda _: None
     on_demand: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
-    withdrawn: frozenset[DeviceId] = frozenset()
+    withdrawn: frozenset[InstanceId] = frozenset()
     recovered: bool = False
     observed: Mapping[str, tuple[InstanceStatus, ...]] = field(default_factory=dict)
-    _changing: frozenset[DeviceId] = frozenset()
-    """Places that are being created or destroyed."""
+    _changing: frozenset[InstanceId] = frozenset()
+    """Instances that are being created or destroyed."""
     _files: dict[int, list[str]] = field(default_factory=dict)
     """Device files of instances by generation."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -176,7 +169,7 @@ class NodeInstances:
         if status.state != "own" or record is None:
             return status.state
         broken = record.stage != "ready" or self.error(error_key(record)) is not None
-        return "unhealthy" if broken or place_id(record) in self.withdrawn else "own"
+        return "unhealthy" if broken or record.instance in self.withdrawn else "own"
 
     def listed(self) -> list[ObservedInstance]:
         """Return all instances of the cards in MIG mode."""
@@ -191,12 +184,12 @@ class NodeInstances:
             for status in statuses
         ]
 
-    def device(self, place: DeviceId) -> InstanceDevice | None:
-        """Return the instance at a place; None while it does not exist, or changes."""
-        if place in self._changing:
+    def device(self, instance: InstanceId) -> InstanceDevice | None:
+        """Return an instance's device; None while it does not exist, or changes."""
+        if instance in self._changing:
             return None
         for record in self.manager.keeper.records:
-            if record.stage == "ready" and place_id(record) == place:
+            if record.stage == "ready" and record.instance == instance:
                 geometry = self.geometries[record.card]
                 compute = geometry.compute_percent(geometry.by_name[record.profile])
                 files = self._files.get(record.generation)
@@ -210,8 +203,8 @@ class NodeInstances:
         return [(record, error) for record, error in errors if error is not None]
 
     def unhealthy_places(self) -> list[str]:
-        """Return the places of the same."""
-        return [place_id(record) for record, _ in self.unhealthy()]
+        """Return the ids of these instances."""
+        return [record.instance.device for record, _ in self.unhealthy()]
 
     def offered(self) -> tuple[DividedCard, ...]:
         """Return the cards that have, or may have, instances for pods, also before they are divided."""
@@ -281,7 +274,7 @@ class NodeInstances:
             await self._observe(lingering)
         return bool(lingering)
 
-    async def create(self, places: Collection[DeviceId]) -> None:
+    async def create(self, instances: Collection[InstanceId]) -> None:
         """Create the instances that do not exist yet, all or none. Unused ones in their way are destroyed.
 
         Raises:
@@ -293,10 +286,10 @@ class NodeInstances:
             lingering: Sequence[InstanceRecord] = ()
             try:
                 lingering = await self._destroy_unused()
-                self._changing |= frozenset(places)
-                await self._in_thread(self._create, places, self._leased(), lingering)
+                self._changing |= frozenset(instances)
+                await self._in_thread(self._create, instances, self._leased(), lingering)
             finally:
-                self._changing -= frozenset(places)
+                self._changing -= frozenset(instances)
                 await self._observe(lingering)
 
     async def switch(self, card: DeviceId, *, enabled: bool) -> None:
@@ -323,9 +316,7 @@ class NodeInstances:
             await self._observe(())
             made = plan()
             self._changing = frozenset(
-                DeviceId(f"{made.card.uuid}/{step.place.start}/{step.place.profile.name}")
-                for step in made.steps
-                if step.place is not None
+                step.place.on(made.card.uuid) for step in made.steps if step.place is not None
             )
             try:
                 return await self._in_thread(carry_out, self.manager.keeper, made)
@@ -366,10 +357,10 @@ class NodeInstances:
         unused = await self._in_thread(self.manager.keeper.unused, self._leased())
         held = self.held()
         # Leases may have come meanwhile.
-        unused = [each for each in unused if each.stage != "ready" or place_id(each) not in held]
+        unused = [each for each in unused if each.stage != "ready" or each.instance not in held]
         if not unused:
             return []
-        self._changing = frozenset(map(place_id, unused))
+        self._changing = frozenset(record.instance for record in unused)
         try:
             # The scheduler uses their places again only after they have gone.
             await self._observe(unused)
@@ -383,7 +374,7 @@ class NodeInstances:
         return {
             record.uuid
             for record in self.manager.keeper.records
-            if record.uuid and place_id(record) in held
+            if record.uuid and record.instance in held
         }
 
     # --- in a thread, in a turn ---------------------------------------------------------------------
@@ -418,33 +409,32 @@ class NodeInstances:
 
     def _create(
         self,
-        places: Collection[DeviceId],
+        instances: Collection[InstanceId],
         leased: Collection[str],
         lingering: Collection[InstanceRecord],
     ) -> None:
         cards = {card.uuid: card for card in self.cards()}
         planned = []
-        for place in places:
-            card, wanted = self._find(place, cards)
-            same = [record for record in self.manager.keeper.records if place_id(record) == place]
-            if any(each.stage == "ready" for each in same):
+        for instance in instances:
+            card, place = self._find(instance, cards)
+            same = [rec for rec in self.manager.keeper.records if rec.instance == instance]
+            if any(record.stage == "ready" for record in same):
                 continue
             for record in same:  # Destroyed by somebody else, entirely or in part.
                 self.manager.keeper.destroy(record)
-            self._check_free(card, wanted, leased, lingering)
-            planned.append(instance_card(card, self.geometries[card.uuid], wanted))
+            self._check_free(card, place, leased, lingering)
+            planned.append(instance_card(card, self.geometries[card.uuid], place))
         self.manager.create(Node("", tuple(cards.values())), planned)
 
-    def _find(self, place: DeviceId, cards: Mapping[DeviceId, Card]) -> tuple[Card, Place]:
-        """Return the card and the place of an id. Raises MigError."""
-        uuid, start, name = split_instance(place) or (place, 0, "")
-        geometry, card = self.geometries.get(uuid), cards.get(uuid)
-        profile = geometry.by_name.get(name) if geometry else None
-        if card is None or profile is None or start not in profile.starts:
-            raise NoSuchInstance(f"no card of this node can have the instance {place}")
-        if uuid not in self.on_demand - self.closed or not is_enabled(uuid):
+    def _find(self, instance: InstanceId, cards: Mapping[DeviceId, Card]) -> tuple[Card, Place]:
+        """Return the card and the place of an instance. Raises MigError."""
+        geometry, card = self.geometries.get(instance.card), cards.get(instance.card)
+        place = geometry.place_of(instance) if geometry else None
+        if card is None or place is None:
+            raise NoSuchInstance(f"no card of this node can have the instance {instance}")
+        if card.uuid not in self.on_demand - self.closed or not is_enabled(card.uuid):
             raise MigNotEnabled(f"card {card.index} is not divided on demand now")
-        return card, Place(profile, start)
+        return card, place
 
     def _check_free(
         self,
@@ -457,8 +447,8 @@ class NodeInstances:
         for other in self.manager.statuses(card.uuid, leased):
             if not other.place.mask & place.mask:
                 continue
-            name = f"{card.index}/{other.place.start} {other.place.profile.name}"
-            wanted = f"{card.index}/{place.start} {place.profile.name} cannot be created"
+            name = other.place.name(card.index)
+            wanted = f"{place.name(card.index)} cannot be created"
             if other.record in lingering:
                 raise InstanceInUse(f"{wanted} yet: a program that has not ended still uses {name}")
             taken = TAKEN["foreign"]

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import Card, DeviceId, InstanceId, card_of
 from fenka.core.mig.geometry import Place
 from fenka.core.mig.layouts import ImpossibleLayout, Layout
-from fenka.dialects.base import InvalidRecord, split_instance
+from fenka.dialects.base import InvalidRecord
 from fenka.dialects.mig_records import TAKEN
 from fenka.dialects.nodes import MIG_LABEL, MigMode, mig_mode
 from fenka.formats import mig_parted
@@ -167,8 +167,8 @@ class LayoutFollower:
             return CardPlan(card, NO_INSTANCES)
         present = dict[Place, Sequence[str] | None]()
         for status in self._instances.observed.get(uuid, ()):
-            device = DeviceId(f"{uuid}/{status.place.start}/{status.place.profile.name}")
-            names = self._holders.get(device) or ["a pod"] * (device in held)
+            instance = status.place.on(uuid)
+            names = self._holders.get(instance.device) or ["a pod"] * (instance in held)
             if status.state == "foreign":
                 present[status.place] = None
             elif status.gpu is not None or names:
@@ -185,7 +185,7 @@ class LayoutFollower:
 
     def _begin(self, plans: Sequence[CardPlan]) -> None:
         """Keep pods from what is to go, and begin the changes for which that has been so for long enough."""
-        self._withdraw({place for plan in plans for place in self._leaving(plan)})
+        self._withdraw({instance for plan in plans for instance in self._leaving(plan)})
         now, ready = self._clock(), list[DeviceId]()
         for plan in plans:
             if plan.complete:
@@ -209,12 +209,12 @@ class LayoutFollower:
         if kept and self._task is None:
             self._task = self._instances.spawn(self._carry_out(kept))
 
-    def _leaving(self, plan: CardPlan) -> list[DeviceId]:
+    def _leaving(self, plan: CardPlan) -> list[InstanceId]:
         uuid, layout = plan.card.uuid, plan.layout
         return [
-            DeviceId(f"{uuid}/{each.place.start}/{each.place.profile.name}")
-            for each in self._instances.observed.get(uuid, ())
-            if layout is not None and each.place not in layout
+            status.place.on(uuid)
+            for status in self._instances.observed.get(uuid, ())
+            if layout is not None and status.place not in layout
         ]
 
     async def _carry_out(self, cards: Sequence[DeviceId]) -> None:
@@ -236,9 +236,9 @@ class LayoutFollower:
             return _Attempt(self._clock() + IN_USE_RETRY_S, progress.waiting, "")
         return _Attempt(self._clock(), (), "")
 
-    def _withdraw(self, places: Collection[DeviceId]) -> None:
-        if self._instances.withdrawn != places:
-            self._instances.withdrawn = frozenset(places)
+    def _withdraw(self, instances: Collection[InstanceId]) -> None:
+        if self._instances.withdrawn != frozenset(instances):
+            self._instances.withdrawn = frozenset(instances)
             self._instances.changed()
 
     def _leave_alone(self) -> None:
@@ -371,13 +371,12 @@ class MigConverter:
         """Return who holds each card or an instance on it, by UUID."""
         holders: dict[str, set[str]] = {}
         for device, names in self._allocations.holders(claims).items():
-            place = split_instance(device)
-            holders.setdefault(place[0] if place else device, set()).update(names)
+            holders.setdefault(card_of(device), set()).update(names)
         for uuid, statuses in self._instances.observed.items():
             index = self._inventory.by_uuid[uuid].index
             for status in statuses:
                 if status.state in TAKEN:
-                    name = f"{index}/{status.place.start} {status.place.profile.name}"
+                    name = status.place.name(index)
                     holders.setdefault(uuid, set()).add(f"{name}, which {TAKEN[status.state]},")
         return {uuid: sorted(names) for uuid, names in holders.items()}
 

@@ -17,7 +17,8 @@ from fenka.cluster.queue_snapshot import QueueEntry, QueueSnapshot, SchedulerOpt
 from fenka.cluster.queue_state import UsageAccounting
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.backfill import complete
-from fenka.dialects.base import InvalidRecord, split_instance
+from fenka.core.inventory import card_of
+from fenka.dialects.base import InvalidRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,9 @@ def _row(
     elif reservation is not None:
         uuids |= reservation.cards
     # An instance need not exist yet, its card does.
-    instances = {uuid: place[0] for uuid in uuids if (place := split_instance(uuid))}
+    known = (cards.get(card_of(uuid)) for uuid in uuids)
     # A card may be gone since the queue was scheduled.
-    places = (cards.get(instances.get(uuid, uuid)) for uuid in uuids)
-    on_cards = {place for place in places if place is not None}
+    on_cards = {place for place in known if place is not None}
     return QueueRow(
         position,
         pending.name,

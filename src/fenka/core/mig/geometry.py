@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from fenka.core.inventory import WHOLE_COMPUTE
+from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, InstanceId
 
 EXCLUSIVE = ("me", "me.all")
 """Attributes of profiles with media engines, of which a card has only one set."""
@@ -68,6 +68,14 @@ class Place:
         """The slices of the memory axis, as bits."""
         return ((1 << self.profile.size) - 1) << self.start
 
+    def on(self, card: DeviceId) -> InstanceId:
+        """Return the id of an instance at this place of a card."""
+        return InstanceId(card, self.start, self.profile.name)
+
+    def name(self, index: int) -> str:
+        """Return what people call an instance at this place. index: of its card."""
+        return f"{index}/{self.start} {self.profile.name}"
+
     def __str__(self) -> str:
         return f"{self.profile.name} at {self.start}"
 
@@ -104,6 +112,13 @@ class Geometry:
     def places(self) -> tuple[Place, ...]:
         """Every profile at each of its starts."""
         return tuple(Place(profile, start) for profile in self.profiles for start in profile.starts)
+
+    def place_of(self, instance: InstanceId) -> Place | None:
+        """Return the place of an instance; None if the card cannot have it."""
+        profile = self.by_name.get(instance.profile)
+        return (
+            Place(profile, instance.start) if profile and instance.start in profile.starts else None
+        )
 
     def compute_percent(self, profile: Profile) -> int:
         """Return the compute of an instance in percent of the whole card, rounded down."""

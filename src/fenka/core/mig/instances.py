@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from fenka.core.evaluate import Policy, never_fits
 from fenka.core.gangs import NO_LIMITS, Limits, PlainPlacer
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, InstanceId, Node
 from fenka.core.mig.geometry import Geometry, Place, Profile
 from fenka.core.mig.layouts import Layout, best_place, capacity, flexibility_lost
 from fenka.core.reasons import NodeRejection, Unschedulable
@@ -44,7 +44,7 @@ def instance_card(parent: Card, geometry: Geometry, place: Place, uuid: str = ""
     """Return an instance as a card. uuid: the device's; empty if it does not exist yet."""
     return replace(
         parent,
-        uuid=DeviceId(uuid or f"{parent.uuid}/{place.start}/{place.profile.name}"),
+        uuid=DeviceId(uuid) if uuid else place.on(parent.uuid).device,
         memory_mib=place.profile.memory_mib,
         compute=geometry.compute_percent(place.profile),
         parent=parent.uuid,
@@ -66,8 +66,7 @@ def usable_mib(card: Card, division: Division) -> int:
 
 def is_planned(device: DeviceId) -> bool:
     """Return whether this is the id of an instance that does not exist yet."""
-    # Older drivers name an instance MIG-GPU-<uuid>/<GPU instance>/<compute instance>.
-    return "/" in device and not device.startswith("MIG-")
+    return InstanceId.parse(device) is not None
 
 
 def layout_of(node: Node, division: Division, card: DeviceId) -> Layout:

@@ -20,7 +20,6 @@ import grpc.aio
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Slice
-from fenka.dialects.base import split_instance
 from fenka.node.kubelet import client
 from fenka.node.kubelet import messages_pb2 as api
 
@@ -269,8 +268,7 @@ def _ids_on(uuid: str, allocated: Iterable[AllocatedIds]) -> set[str]:
     for container in allocated:
         part = len(container.ids) // max(len(container.slices), 1)
         for number, piece in enumerate(container.slices):
-            place = split_instance(piece.uuid)
-            if uuid in (piece.uuid, place[0] if place else ""):
+            if uuid in (piece.uuid, piece.card_uuid):
                 ids.update(container.ids[number * part : (number + 1) * part])
     return ids
 

@@ -13,11 +13,10 @@ import msgspec
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import read_allocation
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import MAX_STARTS, WHOLE_COMPUTE, Card, DeviceId
-from fenka.core.mig.geometry import Place
+from fenka.core.inventory import MAX_STARTS, WHOLE_COMPUTE, Card, DeviceId, InstanceId
 from fenka.core.request import Slice
 from fenka.dialects import base, gpushare
-from fenka.dialects.base import ContainerKind, ContainerUnits, SharedNode, split_instance
+from fenka.dialects.base import ContainerKind, ContainerUnits, SharedNode
 from fenka.dialects.mig_records import with_instances
 from fenka.dialects.nodes import MIG_TENANCY
 from fenka.isolation.control import InvalidControl, Limit
@@ -210,7 +209,7 @@ def check_capacity(lease: Lease, capacity: NodeCapacity, *, share_instances: boo
     for piece in lease.holds:
         card = capacity.healthy_card(piece)
         if card is None:
-            or_whole = ", or its card is not divided now" if split_instance(piece.uuid) else " now"
+            or_whole = ", or its card is not divided now" if piece.instance else " now"
             raise Misplaced(
                 f"fenka: {device_name(piece)} ({piece.uuid}) of this node is unhealthy{or_whole}"
             )
@@ -253,18 +252,18 @@ def _check_instance(
 
 def _mask(piece: Slice, capacity: NodeCapacity) -> int:
     """Return the slices of its card's memory axis that an instance has, as bits by card; 0 for a card."""
-    place = split_instance(piece.uuid)
-    geometry = capacity.share.division.geometries.get(place[0]) if place else None
-    if place is None or geometry is None or place[2] not in geometry.by_name:
-        return 0
-    mask = Place(geometry.by_name[place[2]], place[1]).mask
-    return mask << (piece.card * MAX_STARTS)
+    instance = piece.instance
+    geometry = capacity.share.division.geometries.get(instance.card) if instance else None
+    place = geometry.place_of(instance) if instance and geometry else None
+    return place.mask << (piece.card * MAX_STARTS) if place else 0
 
 
 def device_name(piece: Slice) -> str:
     """Return what people call the card or instance of a slice."""
-    place = split_instance(piece.uuid)
-    return f"instance {piece.card}/{place[1]} {place[2]}" if place else f"card {piece.card}"
+    instance = piece.instance
+    if instance is None:
+        return f"card {piece.card}"
+    return f"instance {piece.card}/{instance.start} {instance.profile}"
 
 
 def check_growth(
@@ -382,7 +381,9 @@ class Allocations:
 
     def capacity(self, claims: Sequence[Claim]) -> NodeCapacity:
         """Return the node with all that its pods hold."""
-        share = with_instances(self._inventory.shared_node(), self.held_places())
+        share = with_instances(
+            self._inventory.shared_node(), [instance.device for instance in self.held_places()]
+        )
         return NodeCapacity(share, self.slices_by_pod(claims), self.pod_names())
 
     def expected(self, claims: Sequence[Claim]) -> NodeCapacity:
@@ -408,11 +409,11 @@ class Allocations:
             holders.setdefault(DeviceId(uuid), {"a pod"})
         return {device: sorted(names) for device, names in holders.items()}
 
-    def held_places(self) -> frozenset[DeviceId]:
+    def held_places(self) -> frozenset[InstanceId]:
         """Return the MIG instances that leases name, whether or not they exist."""
         return frozenset(
-            piece.uuid
+            instance
             for lease in self._store.leases.values()
             for piece in (*lease.slices, *lease.holds)
-            if split_instance(piece.uuid)
+            if (instance := piece.instance)
         )

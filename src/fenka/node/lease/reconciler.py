@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.core.inventory import DeviceId
-from fenka.dialects.base import Dialect, split_instance
+from fenka.core.inventory import InstanceId
+from fenka.dialects.base import Dialect
 from fenka.dialects.nodes import mig_shared
 from fenka.hardware.mig import InstanceInUse, MigError
 from fenka.hardware.nvml import NoDriver
@@ -159,20 +159,20 @@ class LeaseInstances:
             LeaseDenied: They cannot be created now.
             OSError: Repeat the call later.
         """
-        places = _places(token)
-        if not places:
+        instances = _instances(token)
+        if not instances:
             return token
-        devices = self._devices(places)
+        devices = self._devices(instances)
         if devices is not None and token.name not in self._tasks:
             return await self._record(token, devices)
         failure = self._failures.get(token.name)
         if failure is not None and self._clock() - failure.at < RETRY_S:
             raise failure.error
         if token.name not in self._tasks:
-            task = self._instances.spawn(self._create(token.name, places))
+            task = self._instances.spawn(self._create(token.name, instances))
             self._tasks[token.name] = task
             task.add_done_callback(lambda _: self._tasks.pop(token.name))
-        names = ", ".join(places)
+        names = ", ".join(map(str, instances))
         raise InstancePending(
             f"fenka: the driver has not created {names} yet; the start is repeated"
         )
@@ -183,12 +183,12 @@ class LeaseInstances:
             name: failure for name, failure in self._failures.items() if name in tokens
         }
 
-    def _devices(self, places: Sequence[DeviceId]) -> Mapping[str, InstanceDevice] | None:
-        found = {place: self._instances.device(place) for place in places}
+    def _devices(self, instances: Sequence[InstanceId]) -> Mapping[str, InstanceDevice] | None:
+        found = {instance.device: self._instances.device(instance) for instance in instances}
         devices: dict[str, InstanceDevice] = {
             place: device for place, device in found.items() if device is not None
         }
-        return devices if len(devices) == len(places) else None
+        return devices if len(devices) == len(instances) else None
 
     async def _record(self, token: Token, devices: Mapping[str, InstanceDevice]) -> Token:
         async with self._store.lock:
@@ -204,9 +204,9 @@ class LeaseInstances:
             await asyncio.to_thread(self._store.put, token)
             return token
 
-    async def _create(self, name: str, places: Sequence[DeviceId]) -> None:
+    async def _create(self, name: str, instances: Sequence[InstanceId]) -> None:
         try:
-            await self._instances.create(places)
+            await self._instances.create(instances)
             self._failures.pop(name, None)
         except (MigError, NoDriver, OSError) as error:
             # Another node may have room, except for what is only waited for.
@@ -218,10 +218,11 @@ class LeaseInstances:
             self._failures[name] = _Failure(self._clock(), denied)
 
 
-def _places(token: Token) -> list[DeviceId]:
-    """Return the places of the instances that a token's slices are on."""
+def _instances(token: Token) -> list[InstanceId]:
+    """Return the instances that a token's slices are on."""
     slices = token.lease.slices if token.lease else ()
-    return list(dict.fromkeys(piece.uuid for piece in slices if split_instance(piece.uuid)))
+    instances = (piece.instance for piece in slices)
+    return list(dict.fromkeys(instance for instance in instances if instance is not None))
 
 
 _LOG = logging.getLogger(__name__)

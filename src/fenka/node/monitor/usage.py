@@ -12,7 +12,6 @@ from pathlib import Path
 
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
-from fenka.dialects.base import split_instance
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
 from fenka.isolation import account, driver_usage
 from fenka.isolation.driver_usage import UnleasedMemory, UnleasedProgram, measure
@@ -56,8 +55,7 @@ class SliceUsage:
     @property
     def card(self) -> str:
         """UUID of its card, or of the card that its instance is on."""
-        place = split_instance(self.piece.uuid)
-        return place[0] if place else self.piece.uuid
+        return self.piece.card_uuid
 
     @property
     def requested_bytes(self) -> int:

@@ -270,7 +270,7 @@ def running_cluster(nodes: int, folder: Path) -> Iterator[tuple[Cluster, Start]]
         config.write_text(json.dumps(kubeconfig(api_port)))
         command = [python, "-m", "fenka", "scheduler", "--kubeconfig", str(config)]
         environment = compiled(folder / "bytecode")
-        modules = "import fenka.cli.admin.scheduler, fenka.scheduler.main"
+        modules = "import fenka.cli.admin.programs, fenka.scheduler.main"
         subprocess.run([python, "-c", modules], env=environment, check=True)
         begun = time.perf_counter()
         command += ["--address", "127.0.0.1", "--port", str(port)]

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from fenka.cli.main import COMMANDS, PROGRAMS
+from fenka.cli.main import ADMIN, ADMIN_ROWS, COMMANDS, MORE, USERS_ROWS
 from tests.cli.command import fenka
 
-SHOWN = [row for group in COMMANDS.values() for row in group]
+SHOWN = [row for rows in COMMANDS.values() for row in rows]
+PROGRAMS = ADMIN["Programs of the chart"]
 
 SHARED_OPTIONS = {
     "--output": "-o, --output",
@@ -27,19 +28,56 @@ def subcommands(name: str) -> list[tuple[str, ...]]:
     return [(name, line.split()[0]) for line in listed.splitlines()] if found else [(name,)]
 
 
-def test_help_lists_commands_by_purpose_and_hides_programs() -> None:
-    """One line per command, in the groups of the table."""
+def titles(text: str) -> list[str]:
+    """Return the titles of a help's groups."""
+    return [line[:-1] for line in text.splitlines() if line[0].isupper() and line.endswith(":")]
+
+
+def test_help_fits_a_terminal_and_lists_commands_by_purpose() -> None:
+    """One line per command that users need often, in the groups of the table."""
     text = fenka("--help").stdout
-    assert [line[:-1] for line in text.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)] == [
-        *COMMANDS,
-        "Options",
-    ]
+    lines = text.splitlines()
+    assert titles(text) == [*COMMANDS]
     assert all(f"  {row.name} " in text and row.summary in text for row in SHOWN)
-    assert not any(re.search(rf"^  {row.name} ", text, re.M) for row in PROGRAMS)
-    assert max(map(len, text.splitlines())) <= 80
+    assert [row.name for row in MORE] == text.partition("More: ")[2].splitlines()[0].split(", ")
+    assert not any(re.search(rf"^  {row.name} ", text, re.M) for row in ADMIN_ROWS)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("name", [row.name for row in (*SHOWN, *PROGRAMS)])
+def test_help_of_admin_lists_what_operators_need() -> None:
+    """Commands about the workstation's daemon, the cluster, simulations, and the chart's programs."""
+    text = fenka("admin", "--help").stdout
+    assert titles(text) == [*ADMIN]
+    assert all(f"  {row.name} " in text and row.summary in text for row in ADMIN_ROWS)
+    assert fenka("admin").exit_code == 2
+
+
+@pytest.mark.parametrize("name", [row.name for row in ADMIN_ROWS])
+def test_command_of_operators_works_without_admin(name: str) -> None:
+    """Units, charts and scripts of earlier versions have the short form."""
+    long, short = fenka("admin", name, "--help"), fenka(name, "--help")
+    assert long.exit_code == short.exit_code == 0
+    assert long.stdout.replace("fenka admin ", "fenka ") == short.stdout
+
+
+@pytest.mark.parametrize("program", [row.name for row in PROGRAMS])
+def test_program_imports_no_other_program(program: str) -> None:
+    """Each of them runs in a pod of its own, with little memory."""
+    others = {row.name.replace("-", "_") for row in PROGRAMS} - {program.replace("-", "_")}
+    script = (
+        "import sys; from fenka.cli.main import run\n"
+        f"try: run([{program!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({{f'fenka.{{name}}.main' for name in {others}}} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", [row.name for row in (*USERS_ROWS, *ADMIN_ROWS)])
 def test_command_shows_its_help(name: str) -> None:
     """Each row's module has the function, and its options can be read. A letter stands for one of them."""
     for words in subcommands(name):
@@ -50,7 +88,9 @@ def test_command_shows_its_help(name: str) -> None:
         assert len(names) == len(set(names)), names
 
 
-@pytest.mark.parametrize("name", [row.name for row in SHOWN])
+@pytest.mark.parametrize(
+    "name", [row.name for row in (*USERS_ROWS, *ADMIN_ROWS) if row not in PROGRAMS]
+)
 def test_shared_option_has_one_spelling_in_all_commands(name: str) -> None:
     """Users learn an option once."""
     for words in subcommands(name):
@@ -65,6 +105,8 @@ def test_shared_option_has_one_spelling_in_all_commands(name: str) -> None:
     [
         (("quueue",), "No such command 'quueue'. Did you mean queue?"),
         (("--nope",), "No such option '--nope'."),
+        (("admin", "daemno"), "No such command 'daemno'. Did you mean daemon?"),
+        (("admin", "run"), "No such command 'run'."),
         (("queue", "--nope"), "No such option: --nope"),
     ],
 )
@@ -94,7 +136,7 @@ def test_help_imports_no_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [(alias, row.name) for row in SHOWN for alias in row.aliases]
+    ("alias", "name"), [(alias, row.name) for row in USERS_ROWS for alias in row.aliases]
 )
 def test_alias_is_the_command(alias: str, name: str) -> None:
     """arena's users type `ls`, `log` and `del`."""

@@ -1,7 +1,7 @@
 """The commands of `fenka`: a table of names and modules. A module is imported when its command runs."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -12,8 +12,9 @@ from fenka.cli.startup import no_collection
 if TYPE_CHECKING:
     from typer import Typer
 
-USAGE = "fenka COMMAND [OPTIONS] [ARGS]..."
+ARGUMENTS = "COMMAND [OPTIONS] [ARGS]..."
 SUMMARY = "Share GPUs: cut cards into slices of memory, hand them out, enforce them."
+ADMIN_SUMMARY = "Operate machines and clusters: daemon, autoscaler, MIG, sim."
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,12 @@ class Command:
     """A row of the table: a function of a module of fenka.cli, or a group of commands.
 
     Attributes:
-        name: The word after `fenka`.
+        name: The word after `fenka`, or after `fenka admin`.
         function: `MODULE:NAME` of the function or of the group's `typer.Typer`.
         summary: One sentence for `fenka --help` and for the command's own help.
         passes_arguments: All words after the command's own options belong to another program.
         aliases: Other words for it, as arena's users type them.
+        deferred: The function returns the command: its options are declared by a program's own modules.
     """
 
     name: str
@@ -33,128 +35,165 @@ class Command:
     summary: str
     passes_arguments: bool = False
     aliases: tuple[str, ...] = ()
+    deferred: bool = False
 
 
-COMMANDS: dict[str, tuple[Command, ...]] = {
+Groups = Mapping[str, tuple[Command, ...]]
+
+COMMANDS: Groups = {
     "Use": (
         Command("run", "run:run", "Run a program with a slice of a GPU.", passes_arguments=True),
         Command("notebook", "notebook:notebook", "Start a Jupyter server with a slice of a GPU."),
-        Command("start", "notebook:start", "Start a notebook again that was stopped or was idle."),
         Command("submit", "submit:app", "Submit a distributed training."),
         Command("serve", "serve:app", "Serve models, and manage the services."),
-        Command(
-            "traffic-split",
-            "workloads.service_look:traffic_split",
-            "Divide a service's requests among its versions.",
-        ),
-        Command(
-            "logs",
-            "control:logs",
-            "Show the output of a job, or of a program in the background.",
-            aliases=("log",),
-        ),
-        Command("attach", "control:attach", "Run a command in an instance of a training job."),
-        Command(
-            "stop", "control:stop", "End running or waiting programs and release their slices."
-        ),
-        Command("wait", "control:wait", "Wait until a program has ended, and exit with its code."),
+        Command("logs", "control:logs", "Show the output of a program or job.", aliases=("log",)),
+        Command("stop", "control:stop", "End programs, and release their slices."),
         Command("resize", "control:resize", "Change the slice of a running job or pod."),
-        Command("delete", "control:delete", "Delete training jobs.", aliases=("del",)),
-        Command("prune", "control:prune", "Delete training jobs that ended some time ago."),
+        Command("delete", "control:delete", "Delete jobs.", aliases=("del",)),
     ),
     "Look": (
-        Command("list", "workloads.look:list_jobs", "List training jobs.", aliases=("ls",)),
-        Command("get", "workloads.look:get", "Show a training job and its instances."),
         Command("ps", "jobs:ps", "List this machine's jobs, running and waiting."),
+        Command("get", "workloads.look:get", "Show a job and its instances."),
         Command("queue", "queue:queue", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
+        Command(
+            "nodes", "admin.elastic:nodes", "Show elastic nodes, and those that are on their way."
+        ),
+        Command("why", "why:why", "Explain why a pod or job is pending, and what would help."),
+    ),
+    "Operate": (
+        Command("doctor", "admin.doctor:doctor", "Check drivers, cards, limits and the daemon."),
+        Command("admin", "", ADMIN_SUMMARY),
+    ),
+}
+"""What `fenka --help` shows with a line for each command."""
+
+MORE = (
+    Command("start", "notebook:start", "Start a notebook again that was stopped or was idle."),
+    Command("attach", "control:attach", "Run a command in an instance of a training job."),
+    Command("wait", "control:wait", "Wait until a program has ended, and exit with its code."),
+    Command("prune", "control:prune", "Delete training jobs that ended some time ago."),
+    Command("list", "workloads.look:list_jobs", "List training jobs.", aliases=("ls",)),
+    Command(
+        "traffic-split",
+        "workloads.service_look:traffic_split",
+        "Divide a service's requests among its versions.",
+    ),
+    Command("inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."),
+    Command("demo", "demo:demo", "Watch three notebooks share one card; a fourth waits."),
+)
+"""What `fenka --help` shows by name only."""
+
+ADMIN: Groups = {
+    "Workstation": (
+        Command(
+            "daemon", "admin.daemon:daemon", "Lease this machine's cards. Other commands start it."
+        ),
+        Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
+    ),
+    "Cluster": (
+        Command("autoscaler", "admin.autoscaler:app", "Plan and operate elastic GPU nodes."),
         Command(
             "groups", "admin.elastic:groups", "Show groups of elastic nodes: prices, stock, limits."
         ),
         Command(
-            "nodes", "admin.elastic:nodes", "Show elastic nodes, and those that are on their way."
-        ),
-        Command(
-            "inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."
-        ),
-        Command("why", "why:why", "Explain why a pod or job is pending, and what would help."),
-        Command("doctor", "admin.doctor:doctor", "Check drivers, cards, limits and the daemon."),
-    ),
-    "Operate": (
-        Command(
-            "daemon", "admin.daemon:daemon", "Lease this machine's cards. Other commands start it."
-        ),
-        Command("autoscaler", "admin.autoscaler:app", "Plan and operate elastic GPU nodes."),
-        Command(
             "certificates", "admin.certificates:certificates", "Manage the extender's certificates."
         ),
-        Command(
-            "uninstall",
-            "admin.uninstall:uninstall",
-            "Remove what fenka leaves in a cluster after helm uninstall.",
-        ),
-        Command(
-            "mig", "admin.mig:app", "Plan layouts of cards that are divided into MIG instances."
-        ),
-        Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
+        Command("mig", "admin.mig:app", "Plan layouts of cards divided into MIG instances."),
+        Command("uninstall", "admin.uninstall:uninstall", "Remove what fenka leaves in a cluster."),
     ),
     "Simulate": (
         Command("sim", "admin.sim:app", "Operate simulated cards and nodes."),
         Command(
             "simulate", "admin.autoscaler:simulate", "Say which pods would start on further nodes."
         ),
-        Command("demo", "demo:demo", "Watch three notebooks share one card; a fourth waits."),
+    ),
+    "Programs of the chart": (
+        Command(
+            "scheduler",
+            "admin.programs:scheduler",
+            "Serve kube-scheduler as its extender.",
+            deferred=True,
+        ),
+        Command(
+            "node", "admin.programs:node", "Serve this node's cards to its kubelet.", deferred=True
+        ),
+        Command(
+            "gateway",
+            "admin.programs:gateway",
+            "Pass a service's requests on to its replicas.",
+            deferred=True,
+        ),
+        Command(
+            "metrics-adapter",
+            "admin.programs:metrics_adapter",
+            "Serve figures of services to autoscalers.",
+            deferred=True,
+        ),
     ),
 }
+"""What `fenka admin --help` shows. The words work without `admin` too, as scripts and units have them."""
 
-PROGRAMS = (
-    Command("scheduler", "admin.scheduler:scheduler", "Serve kube-scheduler as its extender."),
-    Command("node", "admin.node:node", "Serve this node's cards to its kubelet."),
-    Command("gateway", "admin.gateway:gateway", "Pass a service's requests on to its replicas."),
-    Command(
-        "metrics-adapter",
-        "admin.metrics_adapter:metrics_adapter",
-        "Serve figures of services to autoscalers.",
-    ),
-)
-"""Programs that people do not start themselves; not shown in the help."""
+USERS_ROWS = (*(row for rows in COMMANDS.values() for row in rows), *MORE)
+ADMIN_ROWS = tuple(row for rows in ADMIN.values() for row in rows)
 
 
 def run(arguments: Sequence[str]) -> None:
     """Run one command. Raises SystemExit, FenkaError and OSError."""
-    name = arguments[0] if arguments else "--help"
+    words, prefix, rows, show_help = [*arguments], "fenka", (*USERS_ROWS, *ADMIN_ROWS), help_text
+    if words[:1] == ["admin"]:
+        words, prefix, rows, show_help = words[1:], "fenka admin", ADMIN_ROWS, admin_help_text
+    name = words[0] if words else "--help"
     if name in ("-h", "--help"):
-        print(help_text())
-        sys.exit(0 if arguments else 2)
+        print(show_help())
+        sys.exit(0 if words else 2)
     if name == "--version":
         from fenka import __version__
 
         print(f"fenka {__version__}")
         return
-    rows = [row for group in (*COMMANDS.values(), PROGRAMS) for row in group]
     commands = {word: row for row in rows for word in (row.name, *row.aliases)}
     if name not in commands:
         similar = get_close_matches(name, commands)
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
         kind = "option" if name.startswith("-") else "command"
         sys.stderr.write(
-            f"Usage: {USAGE}\nTry 'fenka --help' for help.\n\nError: No such {kind} {name!r}.{hint}\n"
+            f"Usage: {prefix} {ARGUMENTS}\nTry '{prefix} --help' for help.\n\n"
+            f"Error: No such {kind} {name!r}.{hint}\n"
         )
         sys.exit(2)
     command = commands[name]
     with no_collection():
         app = _load(command)
-    app(arguments[1:], prog_name=f"fenka {command.name}")
+    app(words[1:], prog_name=f"{prefix} {command.name}")
 
 
 def help_text() -> str:
     """Return the help of `fenka` itself: the commands by purpose."""
-    width = max(len(row.name) for group in COMMANDS.values() for row in group)
-    lines = [f"Usage: {USAGE}", "", f"  {SUMMARY}"]
-    for title, group in COMMANDS.items():
-        lines += ["", f"{title}:", *(f"  {row.name:<{width}}  {row.summary}" for row in group)]
-    options = ["", "Options:", "  --version   print the version", "  -h, --help  show this help"]
-    return "\n".join([*lines, *options])
+    return "\n".join(
+        [
+            f"Usage: fenka {ARGUMENTS}",
+            f"  {SUMMARY}",
+            *_listed(COMMANDS),
+            f"More: {', '.join(row.name for row in MORE)}",
+            "Options: --version, -h, --help",
+        ]
+    )
+
+
+def admin_help_text() -> str:
+    """Return the help of `fenka admin`."""
+    usage = f"Usage: fenka admin {ARGUMENTS}"
+    return "\n".join([usage, f"  {ADMIN_SUMMARY}", *_listed(ADMIN), "Options: -h, --help"])
+
+
+def _listed(groups: Groups) -> list[str]:
+    """Return a title for each group, and a line for each command."""
+    width = max(len(row.name) for rows in groups.values() for row in rows)
+    lines = list[str]()
+    for title, rows in groups.items():
+        lines += [f"{title}:", *(f"  {row.name:<{width}}  {row.summary}" for row in rows)]
+    return lines
 
 
 def _load(command: Command) -> "Typer":
@@ -166,6 +205,7 @@ def _load(command: Command) -> "Typer":
     function = getattr(import_module(f"fenka.cli.{module}"), name)
     if isinstance(function, Typer):
         return function
+    function = function() if command.deferred else function
     app = single()
     register(app, function, command.summary, passes_arguments=command.passes_arguments)
     return app

@@ -1,0 +1,72 @@
+"""Programs of the chart. Each function returns its command, and imports no other program."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT
+
+
+def scheduler() -> Callable[..., None]:
+    """Return the extender of a cluster's kube-scheduler."""
+    from fenka.core.evaluate import SCORES
+    from fenka.scheduler.main import ServerOptions, serve
+    from fenka.scheduler.replica import Settings
+
+    def run(server: ServerOptions, settings: Settings) -> None:
+        if not 0 < server.largest_body <= server.bodies:
+            raise UserError(
+                "--largest-body must be 1 MiB or more, and --bodies at least as much", INVALID_INPUT
+            )
+        if settings.policy not in SCORES:
+            raise UserError(
+                f"--policy must be {' or '.join(SCORES)}, not {settings.policy}", INVALID_INPUT
+            )
+        try:
+            settings.fairness()
+        except ValueError:
+            raise UserError(
+                "--queue-penalty, --queue-max-penalty and --half-life must be 0 or more seconds",
+                INVALID_INPUT,
+            ) from None
+        _serve(serve(server, settings))
+
+    return run
+
+
+def node() -> Callable[..., None]:
+    """Return the program on every GPU node of a cluster."""
+    from fenka.cli.admin import node_process
+    from fenka.node.config import Config
+
+    def run(config: Config) -> None:
+        node_process.start(config)
+
+    return run
+
+
+def gateway() -> Callable[..., None]:
+    """Return the address of a service whose replicas come and go."""
+    from fenka.gateway.main import GatewayOptions, serve
+
+    def run(options: GatewayOptions) -> None:
+        _serve(serve(options))
+
+    return run
+
+
+def metrics_adapter() -> Callable[..., None]:
+    """Return the server of services' figures for autoscalers."""
+    from fenka.metrics_adapter.main import AdapterOptions, serve
+
+    def run(options: AdapterOptions) -> None:
+        _serve(serve(options))
+
+    return run
+
+
+def _serve(program: Coroutine[object, object, None]) -> None:
+    """Run a program until SIGTERM or SIGINT."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(program)

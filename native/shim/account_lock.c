@@ -21,6 +21,4 @@ bool account_is_locked(uint64_t identity) {
     return !(identity & RECLAIMING) && os_byte_locked(account_path, lock_byte(identity));
 }
 
-void account_lock_reset(void) {
-    own = -1;
-}
+void account_lock_reset(void) { own = -1; }

@@ -11,9 +11,7 @@
 
 static uint64_t namespaces; /* of this process, as os_self returns them */
 
-static unsigned namespace_of(uint64_t identity) {
-    return (identity >> FENKA_IDENTITY_NAMESPACE) & 0xff;
-}
+static unsigned namespace_of(uint64_t identity) { return (identity >> FENKA_IDENTITY_NAMESPACE) & 0xff; }
 
 static uint64_t namespace_state(unsigned index) {
     return __atomic_load_n(&account_page->namespace_states[index], __ATOMIC_SEQ_CST);
@@ -74,14 +72,12 @@ static bool same_namespace(uint64_t identity, uint64_t inode_bits) {
     unsigned theirs = namespace_of(identity), ours = namespace_of(account_identity);
     if (theirs == FENKA_MAX_NAMESPACES || ours == FENKA_MAX_NAMESPACES)
         return false;
-    return theirs == ours || !((load_relaxed(&account_page->pid_namespaces[theirs]) ^
-                                load_relaxed(&account_page->pid_namespaces[ours])) &
-                               inode_bits);
+    return theirs == ours ||
+           !((load_relaxed(&account_page->pid_namespaces[theirs]) ^ load_relaxed(&account_page->pid_namespaces[ours])) &
+             inode_bits);
 }
 
-bool account_same_pids(uint64_t identity) {
-    return same_namespace(identity, UINT32_MAX);
-}
+bool account_same_pids(uint64_t identity) { return same_namespace(identity, UINT32_MAX); }
 
 /* A process that has moved to another time namespace, or sees another /proc, cannot compare start times. */
 static bool self_unchanged(void) {

@@ -17,9 +17,7 @@ uint32_t account_slot = NO_SLOT;
 
 static bool lost;
 
-bool account_page_lost(void) {
-    return __atomic_load_n(&lost, __ATOMIC_ACQUIRE);
-}
+bool account_page_lost(void) { return __atomic_load_n(&lost, __ATOMIC_ACQUIRE); }
 
 /* Runs in a signal handler after another process has truncated the file. What is charged is then unknown. So nothing
  * more is granted; frees still reach the driver. */

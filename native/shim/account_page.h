@@ -37,9 +37,7 @@ static inline bool account_shares(unsigned card) {
     return __builtin_expect(load_relaxed(&account_page->shared_cards) >> card & 1, 0);
 }
 
-static inline bool account_is_orphaned(unsigned slot) {
-    return load_relaxed(&account_page->identity[slot]) & ORPHANED;
-}
+static inline bool account_is_orphaned(unsigned slot) { return load_relaxed(&account_page->identity[slot]) & ORPHANED; }
 
 static inline uint64_t account_slot_identity(unsigned slot) {
     return __atomic_load_n(&account_page->identity[slot], __ATOMIC_ACQUIRE);

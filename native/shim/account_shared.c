@@ -66,8 +66,8 @@ static void count_open(void *to, const struct export_lock *export_lock) {
 static bool lower(uint64_t *word, uint64_t to) {
     uint64_t seen = load_relaxed(word);
     bool any = false;
-    while (seen > to && !(any = __atomic_compare_exchange_n(word, &seen, to, false, __ATOMIC_SEQ_CST,
-                                                            __ATOMIC_SEQ_CST)))
+    while (seen > to &&
+           !(any = __atomic_compare_exchange_n(word, &seen, to, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)))
         ;
     return any;
 }

@@ -21,9 +21,7 @@ static uint64_t hash(enum kind kind, uint64_t key) {
     return mixed ^ (mixed >> 32);
 }
 
-static struct shard *shard_of(uint64_t h) {
-    return &shards[h >> 58];
-}
+static struct shard *shard_of(uint64_t h) { return &shards[h >> 58]; }
 
 /* Returns the key's entry, or the free entry where it would be stored. The table is never full. */
 static struct allocation *locate(struct shard *s, uint64_t h, enum kind kind, uint64_t key) {
@@ -195,9 +193,7 @@ bool allocations_release(enum kind kind, uint64_t key, struct allocation *taken)
     return drop(kind, key, false, taken);
 }
 
-bool allocations_take(enum kind kind, uint64_t key, struct allocation *taken) {
-    return drop(kind, key, true, taken);
-}
+bool allocations_take(enum kind kind, uint64_t key, struct allocation *taken) { return drop(kind, key, true, taken); }
 
 static bool owned(const struct allocation *entry, uint64_t owner) {
     return entry->owner == owner && entry->kind >= POINTER && entry->kind <= NODE;
@@ -240,6 +236,4 @@ bool allocations_take_unseen(unsigned *shard, uint32_t pass, struct allocation *
 }
 
 /* The pages of the tables are leaked: another thread of the parent may have been changing them during the fork. */
-void allocations_reset(void) {
-    memset(shards, 0, sizeof shards);
-}
+void allocations_reset(void) { memset(shards, 0, sizeof shards); }

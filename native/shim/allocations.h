@@ -9,16 +9,29 @@
 /* Objects of different kinds may have equal handles. */
 enum kind {
     NOTHING,
-    POINTER, ARRAY, MIPMAP, HEAP, MODULE, IPC_IMPORT, NODE, /* memory that may have an owner */
-    BLOCK, MAPPING, DEFERRED, POOL, CONTEXT, GRAPH, EXEC, LIBRARY
+    POINTER,
+    ARRAY,
+    MIPMAP,
+    HEAP,
+    MODULE,
+    IPC_IMPORT,
+    NODE, /* memory that may have an owner */
+    BLOCK,
+    MAPPING,
+    DEFERRED,
+    POOL,
+    CONTEXT,
+    GRAPH,
+    EXEC,
+    LIBRARY
 };
 
 #define NO_CARD 255 /* an object that takes no card's memory, such as a host pool */
 
 struct allocation {
     uint64_t key;
-    uint64_t bytes; /* GRAPH: number of launches */
-    uint64_t owner; /* 0 = none. Memory: the context that it dies with; NODE, EXEC: the graph; MAPPING: its BLOCK;
+    uint64_t bytes;      /* GRAPH: number of launches */
+    uint64_t owner;      /* 0 = none. Memory: the context that it dies with; NODE, EXEC: the graph; MAPPING: its BLOCK;
                      * exported BLOCK: the first byte of its export lock */
     uint32_t references; /* NODE: 1 + the graph's launches when this was last freed */
     uint8_t kind, card;

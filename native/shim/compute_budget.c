@@ -97,9 +97,7 @@ static void move_launch(struct fenka_compute_budget *budget, double ns, uint64_t
     }
 }
 
-static double within(double value, double limit) {
-    return value > limit ? limit : value < -limit ? -limit : value;
-}
+static double within(double value, double limit) { return value > limit ? limit : value < -limit ? -limit : value; }
 
 static double scale_of(const struct fenka_compute_budget *budget) {
     double scale = (double)load_relaxed(&budget->scale) / SCALE_UNIT;

@@ -96,17 +96,11 @@ const char *control_open(const char *path) {
     return fault;
 }
 
-uint64_t control_generation(void) {
-    return __atomic_load_n(&page->generation, __ATOMIC_RELAXED);
-}
+uint64_t control_generation(void) { return __atomic_load_n(&page->generation, __ATOMIC_RELAXED); }
 
-unsigned control_cards(void) {
-    return last.card_count;
-}
+unsigned control_cards(void) { return last.card_count; }
 
-const char *control_uuid(unsigned card) {
-    return last.cards[card].uuid;
-}
+const char *control_uuid(unsigned card) { return last.cards[card].uuid; }
 
 int control_find_card(const char *uuid36) {
     for (unsigned card = 0; card < last.card_count; card++)
@@ -148,9 +142,7 @@ uint64_t control_context_bytes(unsigned card) {
     return __atomic_load_n(&last.cards[card].context_bytes, __ATOMIC_RELAXED);
 }
 
-uint64_t control_yielding_since(void) {
-    return __atomic_load_n(&page->yielding_since, __ATOMIC_RELAXED);
-}
+uint64_t control_yielding_since(void) { return __atomic_load_n(&page->yielding_since, __ATOMIC_RELAXED); }
 
 bool control_limits_compute(void) {
     if (__builtin_expect(!__atomic_load_n(&page, __ATOMIC_RELAXED), 0))
@@ -159,13 +151,9 @@ bool control_limits_compute(void) {
     return __atomic_load_n(&limited, __ATOMIC_RELAXED) || control_yielding_since();
 }
 
-uint32_t control_percent(unsigned card) {
-    return __atomic_load_n(&last.cards[card].compute_percent, __ATOMIC_RELAXED);
-}
+uint32_t control_percent(unsigned card) { return __atomic_load_n(&last.cards[card].compute_percent, __ATOMIC_RELAXED); }
 
-uint32_t control_mode(unsigned card) {
-    return __atomic_load_n(&last.cards[card].compute_mode, __ATOMIC_RELAXED);
-}
+uint32_t control_mode(unsigned card) { return __atomic_load_n(&last.cards[card].compute_mode, __ATOMIC_RELAXED); }
 
 bool control_feedback(unsigned card, struct control_feedback *out) {
     const struct fenka_card_limit *limit = &page->cards[card];

@@ -10,9 +10,7 @@
 
 static struct cost_entry table[ENTRIES];
 
-void cost_table_reset(void) {
-    memset(table, 0, sizeof table);
-}
+void cost_table_reset(void) { memset(table, 0, sizeof table); }
 
 /* When all probed entries are taken, the first one is reused. */
 struct cost_entry *cost_table_entry(uint64_t key) {

@@ -25,9 +25,7 @@ static void parse(void *to, uint64_t first, uint64_t last) {
     reading->each(reading->to, &export_lock);
 }
 
-static void copy(void *to, const struct export_lock *export_lock) {
-    *(struct export_lock *)to = *export_lock;
-}
+static void copy(void *to, const struct export_lock *export_lock) { *(struct export_lock *)to = *export_lock; }
 
 bool export_lock_read(int descriptor, struct export_lock *out) {
     char path[48];

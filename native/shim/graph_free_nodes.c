@@ -25,13 +25,9 @@ void free_nodes_reset(void) {
     count = capacity = 0;
 }
 
-static uint64_t next_number(void) {
-    return __atomic_fetch_add(&added, 1, __ATOMIC_RELAXED);
-}
+static uint64_t next_number(void) { return __atomic_fetch_add(&added, 1, __ATOMIC_RELAXED); }
 
-uint64_t free_nodes_added(void) {
-    return __atomic_load_n(&added, __ATOMIC_RELAXED);
-}
+uint64_t free_nodes_added(void) { return __atomic_load_n(&added, __ATOMIC_RELAXED); }
 
 static bool grow(void) {
     size_t larger = capacity ? capacity * 2 : FIRST_CAPACITY;

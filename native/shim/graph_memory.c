@@ -14,9 +14,7 @@
 
 static bool any; /* a graph with memory was ever created: until then launches and frees need no lookup */
 
-void graphs_reset(void) {
-    free_nodes_reset();
-}
+void graphs_reset(void) { free_nodes_reset(); }
 
 static void add_graph(uint64_t graph) {
     struct allocation old, new = {.key = graph, .references = 1, .kind = GRAPH, .card = NO_CARD};
@@ -40,9 +38,7 @@ void graphs_add_free_node(CUgraph graph, CUdeviceptr pointer, uint64_t capture) 
     free_nodes_add((uint64_t)graph, pointer, capture);
 }
 
-void graphs_capture_ended(uint64_t capture, CUgraph graph) {
-    free_nodes_end_capture(capture, (uint64_t)graph);
-}
+void graphs_capture_ended(uint64_t capture, CUgraph graph) { free_nodes_end_capture(capture, (uint64_t)graph); }
 
 static void memory_freed(uint64_t pointer) {
     struct allocation node, graph;
@@ -67,8 +63,7 @@ void graphs_instantiated(CUgraphExec exec, CUgraph graph) {
 
 void graphs_launched(CUgraphExec exec) {
     struct allocation form;
-    if (__builtin_expect(__atomic_load_n(&any, __ATOMIC_RELAXED), 0) &&
-        allocations_find(EXEC, (uint64_t)exec, &form)) {
+    if (__builtin_expect(__atomic_load_n(&any, __ATOMIC_RELAXED), 0) && allocations_find(EXEC, (uint64_t)exec, &form)) {
         allocations_count_launch(form.owner);
         free_nodes_run(form.owner, form.bytes, memory_freed);
     }

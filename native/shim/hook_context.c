@@ -66,17 +66,11 @@ static CUresult destroy_end(CUresult result, bool ours, const struct allocation 
         return destroy_end(call, ours_, &allocation_);                           \
     } while (0)
 
-CUresult cuCtxDestroy(CUcontext context) {
-    DESTROY(REAL(cuCtxDestroy)(context));
-}
+CUresult cuCtxDestroy(CUcontext context) { DESTROY(REAL(cuCtxDestroy)(context)); }
 
-CUresult cuCtxDestroy_v2(CUcontext context) {
-    DESTROY(REAL(cuCtxDestroy_v2)(context));
-}
+CUresult cuCtxDestroy_v2(CUcontext context) { DESTROY(REAL(cuCtxDestroy_v2)(context)); }
 
-CUresult cuGreenCtxDestroy(CUgreenCtx context) {
-    DESTROY(REAL(cuGreenCtxDestroy)(context));
-}
+CUresult cuGreenCtxDestroy(CUgreenCtx context) { DESTROY(REAL(cuGreenCtxDestroy)(context)); }
 
 CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
     CUresult result = REAL(cuCtxAttach)(context, flags);
@@ -99,7 +93,7 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
         return REAL(cuCtxSetLimit)(limit, value);
     CHARGE_OR_RETURN(&target, target_current(&target), value);
     return charge_commit(REAL(cuCtxSetLimit)(limit, value), &target, value, HEAP,
-                  target.owner + (limit == CU_LIMIT_PRINTF_FIFO_SIZE));
+                         target.owner + (limit == CU_LIMIT_PRINTF_FIFO_SIZE));
 }
 
 /* Each retain is counted as a context during the driver call; only the first one stays counted. */
@@ -109,8 +103,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuDevicePrimaryCtxRetain)(context, device);
-    bool first = result == CUDA_SUCCESS &&
-                 !context_set_primary(target.card, (uint64_t)*context);
+    bool first = result == CUDA_SUCCESS && !context_set_primary(target.card, (uint64_t)*context);
     if (!first)
         context_discharge(target.card);
     return result;

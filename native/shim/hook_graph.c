@@ -86,9 +86,7 @@ static CUresult graph_launch_end(CUresult result, CUgraphExec exec) {
         return graph_launch_end(launch_end(&launch_, call, stream), exec); \
     } while (0)
 
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    LAUNCH(REAL(cuGraphLaunch)(exec, stream), stream);
-}
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) { LAUNCH(REAL(cuGraphLaunch)(exec, stream), stream); }
 
 CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
     LAUNCH(REAL(cuGraphLaunch_ptsz)(exec, stream), stream ? stream : CU_STREAM_PER_THREAD);

@@ -22,9 +22,7 @@ static void show_only(const uint8_t *chosen, unsigned count) {
     setenv(VISIBLE, list, 1);
 }
 
-static bool is_instance(unsigned card) {
-    return !strncmp(control_uuid(card), "MIG-", 4);
-}
+static bool is_instance(unsigned card) { return !strncmp(control_uuid(card), "MIG-", 4); }
 
 /* Whether the driver shows exactly the chosen cards; otherwise it has ignored CUDA_VISIBLE_DEVICES. Drivers before 570
  * show a program one MIG instance only. */

@@ -54,9 +54,7 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *c, CUfunction f, void **par
 }
 
 /* These functions take the block's shape from earlier calls, so it is not part of the key. */
-CUresult cuLaunch(CUfunction f) {
-    LAUNCH(launch_cost_key(f, 1, 1), NULL, REAL(cuLaunch)(f));
-}
+CUresult cuLaunch(CUfunction f) { LAUNCH(launch_cost_key(f, 1, 1), NULL, REAL(cuLaunch)(f)); }
 
 CUresult cuLaunchGrid(CUfunction f, int width, int height) {
     LAUNCH(launch_cost_key(f, (uint64_t)width, (uint64_t)height), NULL, REAL(cuLaunchGrid)(f, width, height));
@@ -78,9 +76,7 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
         const CUDA_LAUNCH_PARAMS *p = &list[i];
-        launch_begin(&launches[i],
-                      launch_cost_key(p->function, SIZES_OF(p)),
-                      p->hStream);
+        launch_begin(&launches[i], launch_cost_key(p->function, SIZES_OF(p)), p->hStream);
     }
     CUresult result = REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
     for (unsigned i = 0; i < count; i++)

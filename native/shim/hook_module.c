@@ -100,18 +100,18 @@ static CUresult load_module_end(CUresult result, CUmodule *module, const struct 
     return charge_commit(result, target, bytes, MODULE, result ? 0 : (uint64_t)*module);
 }
 
-#define LOAD_MODULE(of, call)                                                         \
-    do {                                                                              \
-        struct target target_;                                                        \
-        struct image image_ = (of);                                                   \
-        struct module_size size_ = size_of(&image_, NULL, NULL);                      \
-        CUresult result_ = target_current(&target_);                                  \
-        if (result_ == CUDA_SUCCESS)                                                  \
-            result_ = charge(&target_, size_.bytes);                                  \
-        if (result_ == CUDA_SUCCESS)                                                  \
-            result_ = load_module_end((call), module, &image_, &target_, size_);      \
-        image_close(&image_);                                                         \
-        return result_;                                                               \
+#define LOAD_MODULE(of, call)                                                    \
+    do {                                                                         \
+        struct target target_;                                                   \
+        struct image image_ = (of);                                              \
+        struct module_size size_ = size_of(&image_, NULL, NULL);                 \
+        CUresult result_ = target_current(&target_);                             \
+        if (result_ == CUDA_SUCCESS)                                             \
+            result_ = charge(&target_, size_.bytes);                             \
+        if (result_ == CUDA_SUCCESS)                                             \
+            result_ = load_module_end((call), module, &image_, &target_, size_); \
+        image_close(&image_);                                                    \
+        return result_;                                                          \
     } while (0)
 
 CUresult cuModuleLoad(CUmodule *module, const char *path) {
@@ -162,15 +162,15 @@ static CUresult load_library_end(CUresult result, CUlibrary *library, const stru
     return charge_commit(result, &everywhere, bytes, LIBRARY, (uint64_t)*library);
 }
 
-#define LOAD_LIBRARY(of, call)                                                 \
-    do {                                                                       \
-        struct image image_ = (of);                                            \
-        struct module_size size_ = size_of(&image_, NULL, NULL);               \
-        CUresult result_ = context_charge_code(size_.bytes);                   \
-        if (result_ == CUDA_SUCCESS)                                           \
-            result_ = load_library_end((call), library, &image_, size_);       \
-        image_close(&image_);                                                  \
-        return result_;                                                        \
+#define LOAD_LIBRARY(of, call)                                           \
+    do {                                                                 \
+        struct image image_ = (of);                                      \
+        struct module_size size_ = size_of(&image_, NULL, NULL);         \
+        CUresult result_ = context_charge_code(size_.bytes);             \
+        if (result_ == CUDA_SUCCESS)                                     \
+            result_ = load_library_end((call), library, &image_, size_); \
+        image_close(&image_);                                            \
+        return result_;                                                  \
     } while (0)
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *options, void **values,

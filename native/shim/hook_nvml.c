@@ -15,9 +15,7 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) {
-    return nvmlDeviceGetCount_v2(count);
-}
+nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount_v2(count); }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
     return nvml_handle_by_index(index, device);

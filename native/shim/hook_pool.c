@@ -27,13 +27,9 @@ static CUgraph capturing(__typeof__(&cuStreamGetCaptureInfo_v2) query, CUstream 
         return free_end(result_, ours_, &allocation_);                                               \
     } while (0)
 
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-    FREE_ORDERED();
-}
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) { FREE_ORDERED(); }
 
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
-    FREE_ORDERED(_ptsz);
-}
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) { FREE_ORDERED(_ptsz); }
 
 /* Allocates from a pool, or as a node of the graph that the stream is captured into. If the driver does not report a
  * pool's memory, the allocation is charged by itself. */
@@ -133,29 +129,17 @@ static CUresult poll_pools(CUresult result) {
     return result;
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
-    return poll_pools(REAL(cuMemPoolTrimTo)(pool, keep));
-}
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) { return poll_pools(REAL(cuMemPoolTrimTo)(pool, keep)); }
 
-CUresult cuStreamSynchronize(CUstream stream) {
-    return poll_pools(REAL(cuStreamSynchronize)(stream));
-}
+CUresult cuStreamSynchronize(CUstream stream) { return poll_pools(REAL(cuStreamSynchronize)(stream)); }
 
-CUresult cuStreamSynchronize_ptsz(CUstream stream) {
-    return poll_pools(REAL(cuStreamSynchronize_ptsz)(stream));
-}
+CUresult cuStreamSynchronize_ptsz(CUstream stream) { return poll_pools(REAL(cuStreamSynchronize_ptsz)(stream)); }
 
-CUresult cuCtxSynchronize(void) {
-    return poll_pools(REAL(cuCtxSynchronize)());
-}
+CUresult cuCtxSynchronize(void) { return poll_pools(REAL(cuCtxSynchronize)()); }
 
-CUresult cuEventSynchronize(CUevent event) {
-    return poll_pools(REAL(cuEventSynchronize)(event));
-}
+CUresult cuEventSynchronize(CUevent event) { return poll_pools(REAL(cuEventSynchronize)(event)); }
 
-CUresult cuDeviceGraphMemTrim(CUdevice device) {
-    return poll_pools(REAL(cuDeviceGraphMemTrim)(device));
-}
+CUresult cuDeviceGraphMemTrim(CUdevice device) { return poll_pools(REAL(cuDeviceGraphMemTrim)(device)); }
 
 /* An abandoned capture's nodes are dropped: the driver may reuse its graph's address. */
 #define END_CAPTURE(suffix)                                                          \
@@ -168,10 +152,6 @@ CUresult cuDeviceGraphMemTrim(CUdevice device) {
         return result_;                                                              \
     } while (0)
 
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-    END_CAPTURE();
-}
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) { END_CAPTURE(); }
 
-CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
-    END_CAPTURE(_ptsz);
-}
+CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) { END_CAPTURE(_ptsz); }

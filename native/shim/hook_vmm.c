@@ -56,7 +56,7 @@ static CUresult export_end(CUresult result, CUmemGenericAllocationHandle handle,
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
     return export_end(REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags), handle,
-                    type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? shareable : NULL);
+                      type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? shareable : NULL);
 }
 
 /* The size of an imported block is known from its export lock, or at least from its first mapping, which starts at

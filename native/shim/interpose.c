@@ -43,9 +43,7 @@ static enum function find_hook(const char *name) {
     return FUNCTIONS;
 }
 
-void *fenka_driver_function(void *driver, const char *name) {
-    return dl_original_ready()->dlsym(driver, name);
-}
+void *fenka_driver_function(void *driver, const char *name) { return dl_original_ready()->dlsym(driver, name); }
 
 void *fenka_proxy_target(void *driver, const char *name) {
     void *real = fenka_driver_function(driver, name);
@@ -92,9 +90,7 @@ EXPORT void *dlvsym(void *restrict handle, const char *restrict name, const char
 }
 
 /* With RTLD_DEEPBIND a library would find the driver's functions before the hooks. */
-EXPORT void *dlopen(const char *file, int mode) {
-    JUMP dl_original_ready()->dlopen(file, mode & ~RTLD_DEEPBIND);
-}
+EXPORT void *dlopen(const char *file, int mode) { JUMP dl_original_ready()->dlopen(file, mode & ~RTLD_DEEPBIND); }
 
 EXPORT void *dlmopen(Lmid_t space, const char *file, int mode) {
     const struct dl_functions *original = dl_original_ready();

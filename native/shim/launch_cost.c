@@ -20,12 +20,12 @@
 #include "target.h"
 #include "throttle.h"
 
-#define BATCH_NS 100000            /* charged to the budget at once */
-#define BATCH_LAUNCHES 1024        /* or after this many launches that cost nothing */
-#define WORK_PER_TIMING_NS 300000  /* a measurement costs some 3 µs */
-#define MAX_TIMING_INTERVAL 1024   /* launches */
-#define RETRY_INTERVAL 64          /* launches, after one that could not be measured */
-#define ALWAYS_TIMED_NS 1000       /* the first launches of work that costs more are all measured */
+#define BATCH_NS 100000           /* charged to the budget at once */
+#define BATCH_LAUNCHES 1024       /* or after this many launches that cost nothing */
+#define WORK_PER_TIMING_NS 300000 /* a measurement costs some 3 µs */
+#define MAX_TIMING_INTERVAL 1024  /* launches */
+#define RETRY_INTERVAL 64         /* launches, after one that could not be measured */
+#define ALWAYS_TIMED_NS 1000      /* the first launches of work that costs more are all measured */
 #define FIRST_WAIT_NS 100000000ull
 #define FIRST_STEP_NS 20000
 #define MAX_STEP_NS 1000000
@@ -53,9 +53,7 @@ static struct thread_slot *thread_slot(void) {
     return &slots[own_slot - 1];
 }
 
-void launch_cost_reset(void) {
-    memset(slots, 0, sizeof slots);
-}
+void launch_cost_reset(void) { memset(slots, 0, sizeof slots); }
 
 static bool captures(CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

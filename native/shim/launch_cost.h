@@ -27,9 +27,7 @@ static inline uint64_t launch_cost_key(const void *function, uint64_t a, uint64_
 }
 
 /* A graph is measured as a whole. */
-static inline uint64_t launch_cost_graph_key(CUgraphExec exec) {
-    return launch_cost_key(exec, 0, 0);
-}
+static inline uint64_t launch_cost_graph_key(CUgraphExec exec) { return launch_cost_key(exec, 0, 0); }
 
 /* Before the driver's call: waits for the budget, and starts a measurement when one is due. */
 void launch_begin(struct launch *launch, uint64_t key, CUstream stream);

@@ -73,8 +73,8 @@ bool lease_lock_account(void) {
 static int find_card(CUdevice device) {
     char text[37];
     CUuuid id;
-    CUresult result = HAS(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(&id, device)
-                                              : REAL(cuDeviceGetUuid)(&id, device);
+    CUresult result =
+        HAS(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(&id, device) : REAL(cuDeviceGetUuid)(&id, device);
     if (result != CUDA_SUCCESS)
         return -1;
     const unsigned char *b = (const unsigned char *)id.bytes;

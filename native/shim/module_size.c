@@ -30,9 +30,7 @@ static bool has_magic(const void *image, size_t size, uint32_t magic) {
     return true;
 }
 
-static bool begins(const char *text, const char *start) {
-    return !strncmp(text, start, strlen(start));
-}
+static bool begins(const char *text, const char *start) { return !strncmp(text, start, strlen(start)); }
 
 /* --- cubins ---------------------------------------------------------------------------------------------- */
 
@@ -64,8 +62,7 @@ static uint64_t cubin_bytes(const char *image, size_t size, bool lazily) {
         return 0;
     for (unsigned i = 0; i < header.e_shnum; i++) {
         memcpy(&section, image + header.e_shoff + i * sizeof section, sizeof section);
-        if (section.sh_name < names.sh_size &&
-            is_loaded(&section, image + names.sh_offset + section.sh_name, lazily))
+        if (section.sh_name < names.sh_size && is_loaded(&section, image + names.sh_offset + section.sh_name, lazily))
             total = plus(total, section.sh_size);
     }
     return total;
@@ -127,8 +124,9 @@ static uint64_t number(const char **at, const char *end) {
         *at += 2;
     }
     for (; *at < end; ++*at) {
-        unsigned digit = **at >= '0' && **at <= '9' ? (unsigned)(**at - '0')
-                         : (**at | 32) >= 'a' && (**at | 32) <= 'f' ? (unsigned)((**at | 32) - 'a' + 10) : 16;
+        unsigned digit = **at >= '0' && **at <= '9'                 ? (unsigned)(**at - '0')
+                         : (**at | 32) >= 'a' && (**at | 32) <= 'f' ? (unsigned)((**at | 32) - 'a' + 10)
+                                                                    : 16;
         if (digit >= base)
             break;
         value = plus(times(value, base), digit);

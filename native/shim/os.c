@@ -64,9 +64,7 @@ bool os_self(struct os_process *self) {
     return true;
 }
 
-bool os_process_absent(uint32_t pid) {
-    return kill((pid_t)pid, 0) < 0 && errno == ESRCH;
-}
+bool os_process_absent(uint32_t pid) { return kill((pid_t)pid, 0) < 0 && errno == ESRCH; }
 
 bool os_process_ended(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
     char path[32];
@@ -183,13 +181,9 @@ enum os_result os_map_file(const char *path, size_t *bytes, void **address) {
     return *address == MAP_FAILED ? OS_UNREADABLE : OS_OK;
 }
 
-bool os_exists(const char *path) {
-    return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
-}
+bool os_exists(const char *path) { return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR); }
 
-void os_unmap(void *address, size_t bytes) {
-    munmap(address, bytes);
-}
+void os_unmap(void *address, size_t bytes) { munmap(address, bytes); }
 
 /* A line of /proc/self/maps: "start-end rwxp offset device inode path". Offset, device and inode identify the
  * mapping's file and position. */
@@ -296,9 +290,7 @@ void os_sleep_until(uint64_t nanoseconds) {
     clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
 }
 
-void os_yield(void) {
-    sched_yield();
-}
+void os_yield(void) { sched_yield(); }
 
 void os_print_error(const char *line) {
     ssize_t ignored = write(STDERR_FILENO, line, strlen(line));

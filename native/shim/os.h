@@ -52,7 +52,7 @@ int os_open_locked(const char *path, uint64_t byte);
 bool os_byte_locked(const char *path, uint64_t byte);
 /* Calls `each` for such locks that a file of /proc lists; false if it cannot be read. */
 bool os_each_file_lock(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to);
-uint64_t os_random(void); /* 64 bits, as unpredictable as possible */
+uint64_t os_random(void);           /* 64 bits, as unpredictable as possible */
 void *os_alloc_pages(size_t bytes); /* zeroed; NULL without memory */
 
 /* A monotonic clock, coarse because it is read in every query. */
@@ -75,9 +75,7 @@ static inline void os_lock(struct os_lock *lock) {
         os_yield();
 }
 
-static inline void os_unlock(struct os_lock *lock) {
-    __atomic_store_n(&lock->held, 0, __ATOMIC_RELEASE);
-}
+static inline void os_unlock(struct os_lock *lock) { __atomic_store_n(&lock->held, 0, __ATOMIC_RELEASE); }
 
 /* Between an atomic read-modify-write and plain loads of what other processes wrote. On x86 a locked instruction is a
  * full barrier already, and a second one would cost as much as the charge itself. */

@@ -22,9 +22,7 @@ extern bool pools_stale;
 static inline bool pools_poll(bool trim) {
     return __builtin_expect(__atomic_load_n(&pools_stale, __ATOMIC_RELAXED), 0) && pools_poll_now(trim);
 }
-static inline void pools_set_stale(void) {
-    __atomic_store_n(&pools_stale, true, __ATOMIC_RELEASE);
-}
+static inline void pools_set_stale(void) { __atomic_store_n(&pools_stale, true, __ATOMIC_RELEASE); }
 
 /* Changes the bytes that are charged to memory nodes. Graphs' memory has its own pool on each card, which keeps freed
  * memory; what it has beyond these bytes is charged in addition. */

@@ -36,13 +36,9 @@ __attribute__((constructor)) void dl_find_original(void) {
     dl_original.dlmopen = (__typeof__(dl_original.dlmopen))next_symbol("dlmopen");
 }
 
-CUresult resolve_no_cuda(void) {
-    return CUDA_ERROR_NOT_FOUND;
-}
+CUresult resolve_no_cuda(void) { return CUDA_ERROR_NOT_FOUND; }
 
-nvmlReturn_t resolve_no_nvml(void) {
-    return NVML_ERROR_FUNCTION_NOT_FOUND;
-}
+nvmlReturn_t resolve_no_nvml(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 
 /* Set by the linker: where this library begins and ends. */
 extern const char __ehdr_start[] __attribute__((visibility("hidden")));

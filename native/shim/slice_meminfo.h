@@ -8,9 +8,7 @@
 #include "deferred_release.h"
 #include "pools.h"
 
-static inline uint64_t least(uint64_t a, uint64_t b) {
-    return a < b ? a : b;
-}
+static inline uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 static inline void slice_poll_releases(void) {
     deferred_poll();

@@ -21,20 +21,15 @@ static struct capture *captures;
 static uint64_t last_id;
 static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-void captures_after_fork(void)
-{
+void captures_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     captures = NULL;
 }
 
-bool stream_capturing(CUstream stream)
-{
-    return stream && __atomic_load_n(&stream->capture, __ATOMIC_ACQUIRE);
-}
+bool stream_capturing(CUstream stream) { return stream && __atomic_load_n(&stream->capture, __ATOMIC_ACQUIRE); }
 
 /* The nodes on which the stream's next node depends, or that an event stands for. */
-static bool set_tips(struct tips *tips, const CUgraphNode *nodes, size_t count)
-{
+static bool set_tips(struct tips *tips, const CUgraphNode *nodes, size_t count) {
     CUgraphNode *copy = calloc(count + 1, sizeof *copy);
     if (!copy)
         return false;
@@ -45,8 +40,7 @@ static bool set_tips(struct tips *tips, const CUgraphNode *nodes, size_t count)
     return true;
 }
 
-static bool add_tips(struct tips *tips, const struct tips *more)
-{
+static bool add_tips(struct tips *tips, const struct tips *more) {
     CUgraphNode *all = calloc(tips->count + more->count + 1, sizeof *all);
     if (!all)
         return false;
@@ -65,21 +59,18 @@ static bool add_tips(struct tips *tips, const struct tips *more)
     return true;
 }
 
-static void leave(CUstream stream)
-{
+static void leave(CUstream stream) {
     free(stream->tips.nodes);
     stream->tips = (struct tips){NULL, 0};
     __atomic_store_n(&stream->capture, NULL, __ATOMIC_RELEASE);
 }
 
 /* Work on the legacy stream would have to wait for captured streams, which wait for it. */
-static CUresult legacy_use(CUcontext context)
-{
+static CUresult legacy_use(CUcontext context) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     for (struct capture *capture = captures; capture; capture = capture->next)
-        if (capture->origin->object.context == context &&
-            !(capture->origin->flags & CU_STREAM_NON_BLOCKING)) {
+        if (capture->origin->object.context == context && !(capture->origin->flags & CU_STREAM_NON_BLOCKING)) {
             capture->invalid = true;
             result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         }
@@ -87,8 +78,7 @@ static CUresult legacy_use(CUcontext context)
     return result;
 }
 
-CUresult capture_work(CUcontext context, CUstream stream, const struct graph_work *work, bool *taken)
-{
+CUresult capture_work(CUcontext context, CUstream stream, const struct graph_work *work, bool *taken) {
     *taken = false;
     if (!__atomic_load_n(&captures, __ATOMIC_ACQUIRE))
         return CUDA_SUCCESS;
@@ -101,8 +91,7 @@ CUresult capture_work(CUcontext context, CUstream stream, const struct graph_wor
     if (capture) {
         *taken = true;
         result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-                                  : graph_add(capture->graph, stream->tips.nodes,
-                                              stream->tips.count, work, &node);
+                                  : graph_add(capture->graph, stream->tips.nodes, stream->tips.count, work, &node);
         if (result == CUDA_SUCCESS && !set_tips(&stream->tips, &node, 1))
             result = CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -112,10 +101,8 @@ CUresult capture_work(CUcontext context, CUstream stream, const struct graph_wor
 
 /* A call that may wait for the device is forbidden to threads that capture. During a capture in global mode it is also
  * forbidden to all threads that have not relaxed their mode. */
-CUresult capture_unsafe(void)
-{
-    if (!__atomic_load_n(&captures, __ATOMIC_ACQUIRE) ||
-        thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+CUresult capture_unsafe(void) {
+    if (!__atomic_load_n(&captures, __ATOMIC_ACQUIRE) || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_SUCCESS;
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
@@ -133,8 +120,7 @@ CUresult capture_unsafe(void)
     return result;
 }
 
-CUresult capture_refuse(CUcontext context, CUstream stream)
-{
+CUresult capture_refuse(CUcontext context, CUstream stream) {
     if (!__atomic_load_n(&captures, __ATOMIC_ACQUIRE))
         return CUDA_SUCCESS;
     if (!stream)
@@ -147,8 +133,7 @@ CUresult capture_refuse(CUcontext context, CUstream stream)
     return captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-CUresult capture_all_refuse(CUcontext context)
-{
+CUresult capture_all_refuse(CUcontext context) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     for (struct capture *capture = captures; capture; capture = capture->next)
@@ -160,8 +145,7 @@ CUresult capture_all_refuse(CUcontext context)
     return result;
 }
 
-bool capture_record(CUevent event, CUstream stream)
-{
+bool capture_record(CUevent event, CUstream stream) {
     pthread_mutex_lock(&lock);
     struct capture *capture = stream ? stream->capture : NULL;
     event->capture_id = capture ? capture->id : 0;
@@ -171,16 +155,14 @@ bool capture_record(CUevent event, CUstream stream)
     return capture;
 }
 
-static struct capture *by_id(uint64_t id)
-{
+static struct capture *by_id(uint64_t id) {
     struct capture *capture = captures;
     while (capture && capture->id != id)
         capture = capture->next;
     return capture;
 }
 
-CUresult capture_wait(CUevent event, CUstream stream, bool *taken)
-{
+CUresult capture_wait(CUevent event, CUstream stream, bool *taken) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     struct capture *theirs = event->capture_id ? by_id(event->capture_id) : NULL;
@@ -210,15 +192,11 @@ CUresult capture_wait(CUevent event, CUstream stream, bool *taken)
     return result;
 }
 
-bool capture_knows(CUevent event)
-{
-    return __atomic_load_n(&event->capture_id, __ATOMIC_ACQUIRE) != 0;
-}
+bool capture_knows(CUevent event) { return __atomic_load_n(&event->capture_id, __ATOMIC_ACQUIRE) != 0; }
 
 /* Whether all nodes come before the origin's last ones. Iterates from the end, because a captured node only
  * depends on nodes captured before it. */
-static bool joined(struct capture *capture)
-{
+static bool joined(struct capture *capture) {
     const struct tips *ends = &capture->origin->tips;
     size_t count = 0;
     CUgraphNode *nodes = calloc(capture->graph->count + 1, sizeof(CUgraphNode));
@@ -241,9 +219,8 @@ static bool joined(struct capture *capture)
 }
 
 /* Under the lock. */
-static CUresult finish(struct capture *capture, CUgraph *graph)
-{
-    CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+static CUresult finish(struct capture *capture, CUgraph *graph) {
+    CUresult result = capture->invalid  ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                       : joined(capture) ? CUDA_SUCCESS
                                         : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     for (CUstream stream = capture->members; stream; stream = stream->member)
@@ -260,8 +237,7 @@ static CUresult finish(struct capture *capture, CUgraph *graph)
 }
 
 /* The stream is destroyed. If it is the capture's origin, the capture ends; otherwise the capture cannot be joined. */
-void capture_lose(CUstream stream)
-{
+void capture_lose(CUstream stream) {
     CUgraph none;
     pthread_mutex_lock(&lock);
     struct capture *capture = stream->capture;
@@ -280,8 +256,7 @@ void capture_lose(CUstream stream)
     pthread_mutex_unlock(&lock);
 }
 
-CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode)
-{
+CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode) {
     struct capture *made = calloc(1, sizeof *made);
     CUgraph graph = made ? graph_new() : NULL;
     if (!graph) {
@@ -291,8 +266,13 @@ CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode)
     pthread_mutex_lock(&lock);
     bool free_stream = !stream->capture;
     if (free_stream) {
-        *made = (struct capture){.graph = graph, .mode = mode, .origin = stream, .members = stream,
-                                 .thread = pthread_self(), .id = ++last_id, .next = captures};
+        *made = (struct capture){.graph = graph,
+                                 .mode = mode,
+                                 .origin = stream,
+                                 .members = stream,
+                                 .thread = pthread_self(),
+                                 .id = ++last_id,
+                                 .next = captures};
         stream->member = NULL;
         __atomic_store_n(&stream->capture, made, __ATOMIC_RELEASE);
         __atomic_store_n(&captures, made, __ATOMIC_RELEASE);
@@ -305,8 +285,7 @@ CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode)
     return CUDA_ERROR_ILLEGAL_STATE;
 }
 
-CUresult capture_end(CUstream stream, CUgraph *graph)
-{
+CUresult capture_end(CUstream stream, CUgraph *graph) {
     pthread_mutex_lock(&lock);
     struct capture *capture = stream ? stream->capture : NULL;
     CUresult result = CUDA_ERROR_ILLEGAL_STATE;
@@ -321,16 +300,13 @@ CUresult capture_end(CUstream stream, CUgraph *graph)
     return result;
 }
 
-static CUstreamCaptureStatus status_of(CUstream stream)
-{
+static CUstreamCaptureStatus status_of(CUstream stream) {
     if (!stream || !stream->capture)
         return CU_STREAM_CAPTURE_STATUS_NONE;
-    return stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-CUresult capture_info(CUcontext context, CUstream stream, struct capture_info *info)
-{
+CUresult capture_info(CUcontext context, CUstream stream, struct capture_info *info) {
     *info = (struct capture_info){.status = CU_STREAM_CAPTURE_STATUS_NONE};
     if (!stream)
         return legacy_use(context);
@@ -345,8 +321,7 @@ CUresult capture_info(CUcontext context, CUstream stream, struct capture_info *i
     return CUDA_SUCCESS;
 }
 
-CUstreamCaptureMode capture_exchange_mode(CUstreamCaptureMode mode)
-{
+CUstreamCaptureMode capture_exchange_mode(CUstreamCaptureMode mode) {
     CUstreamCaptureMode before = thread_mode;
     thread_mode = mode;
     return before;

@@ -28,8 +28,7 @@ static int events, listener, signals;
 /* Marks events of the process of a client. */
 #define OF_PROCESS ((uint64_t)1 << 32)
 
-static void watch(int fd, uint64_t name)
-{
+static void watch(int fd, uint64_t name) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = name};
     if (epoll_ctl(events, EPOLL_CTL_ADD, fd, &event) != 0)
         fail("cannot watch a connection: %s.", strerror(errno));
@@ -37,8 +36,7 @@ static void watch(int fd, uint64_t name)
 
 static void add_to_epoll(int fd) { watch(fd, (uint64_t)fd); }
 
-static void listen_for_clients(const char *directory)
-{
+static void listen_for_clients(const char *directory) {
     unlink(SOCKET_NAME);
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET_NAME};
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -48,8 +46,7 @@ static void listen_for_clients(const char *directory)
     add_to_epoll(listener);
 }
 
-static void accept_clients(void)
-{
+static void accept_clients(void) {
     int fd;
     while ((fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
         if (fd >= MAX_CLIENTS) {
@@ -62,8 +59,7 @@ static void accept_clients(void)
 }
 
 /* Before the slot is emptied its files become orphans: what others hold is charged at every instant. */
-static void hang_up(int fd)
-{
+static void hang_up(int fd) {
     struct client *client = client_of(fd);
     if (client->slot != NO_SLOT) {
         orphan_files_of(peer_pid(fd));
@@ -75,8 +71,7 @@ static void hang_up(int fd)
     client_remove(fd);
 }
 
-static bool enter(int fd, struct node_welcome *welcome)
-{
+static bool enter(int fd, struct node_welcome *welcome) {
     struct client *client = client_of(fd);
     client->slot = welcome->slot = take_slot(peer_pid(fd), &welcome->generation);
     if (client->slot == NO_SLOT)
@@ -89,8 +84,7 @@ static bool enter(int fd, struct node_welcome *welcome)
 
 /* The connection is still open where children have inherited it. The descriptor of the client that the event was for may
  * have been reused since. */
-static void note_end(int fd)
-{
+static void note_end(int fd) {
     struct client *client = client_of(fd);
     struct pollfd process = {.fd = client->process, .events = POLLIN};
     if (client->process < 0 || poll(&process, 1, 0) != 1)
@@ -101,8 +95,7 @@ static void note_end(int fd)
 }
 
 /* Stores a file that the client shares or keeps, or passes a shared one to the client. */
-static bool exchange(int fd, char hello, int given, struct node_welcome *welcome)
-{
+static bool exchange(int fd, char hello, int given, struct node_welcome *welcome) {
     _Alignas(struct node_keep) uint8_t token[NODE_TOKEN];
     struct client *client = client_of(fd);
     bool whole = recv(fd, token, sizeof token, 0) == (ssize_t)sizeof token;
@@ -111,9 +104,8 @@ static bool exchange(int fd, char hello, int given, struct node_welcome *welcome
         welcome->ok = file >= 0;
         return answer(fd, welcome, file);
     }
-    bool fits = hello == NODE_HELLO_KEEP
-                    ? ((struct node_keep *)(void *)token)->card < state->card_count
-                    : shared_file(token) < 0;
+    bool fits = hello == NODE_HELLO_KEEP ? ((struct node_keep *)(void *)token)->card < state->card_count
+                                         : shared_file(token) < 0;
     welcome->ok = whole && given >= 0 && client->file < 0 && fits;
     if (!welcome->ok)
         return false;
@@ -123,8 +115,7 @@ static bool exchange(int fd, char hello, int given, struct node_welcome *welcome
     return answer(fd, welcome, -1);
 }
 
-static void run_command(int fd)
-{
+static void run_command(int fd) {
     struct node_command command;
     ssize_t got = recv(fd, &command, sizeof command, 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
@@ -142,8 +133,7 @@ static void run_command(int fd)
         hang_up(fd);
 }
 
-static void handle_message(int fd)
-{
+static void handle_message(int fd) {
     struct client *client = client_of(fd);
     if (client->hello == NODE_HELLO_COMMAND) {
         run_command(fd);
@@ -154,8 +144,7 @@ static void handle_message(int fd)
     ssize_t got = receive(fd, &hello, &given);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    bool fits = got == 1 && client->slot == NO_SLOT && client->file < 0 &&
-                client->hello != NODE_HELLO_EVENTS;
+    bool fits = got == 1 && client->slot == NO_SLOT && client->file < 0 && client->hello != NODE_HELLO_EVENTS;
     if (fits)
         client->hello = hello;
     struct node_welcome welcome = {.ok = 1};
@@ -172,8 +161,7 @@ static void handle_message(int fd)
         hang_up(fd);
 }
 
-static void watch_signals(void)
-{
+static void watch_signals(void) {
     sigset_t ending;
     sigemptyset(&ending);
     sigaddset(&ending, SIGTERM);
@@ -184,8 +172,7 @@ static void watch_signals(void)
 }
 
 /* The process that started the server waits for this line, or for the end of its standard output. */
-static void say_ready(void)
-{
+static void say_ready(void) {
     puts("ready");
     fflush(stdout);
     int null_device = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -193,8 +180,7 @@ static void say_ready(void)
         dup2(null_device, fd);
 }
 
-static void serve(int idle_ms)
-{
+static void serve(int idle_ms) {
     struct epoll_event ready[64];
     for (;;) {
         int timeout = has_orphans() ? ORPHANS_MS : client_count == 0 ? idle_ms : -1;
@@ -217,8 +203,7 @@ static void serve(int idle_ms)
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc != 2 && !(argc == 4 && strcmp(argv[2], "--idle-seconds") == 0))
         fail("usage: fenka-cardserver NODE [--idle-seconds N]   (0 = never exit)");
     const char *directory = argv[1];

@@ -17,15 +17,13 @@ struct client *client_of(int fd) { return &clients[fd]; }
 
 int clients_end(void) { return highest + 1; }
 
-void client_add(int fd)
-{
+void client_add(int fd) {
     clients[fd] = (struct client){.slot = NO_SLOT, .process = -1, .file = -1};
     highest = fd > highest ? fd : highest;
     client_count++;
 }
 
-void client_remove(int fd)
-{
+void client_remove(int fd) {
     if (clients[fd].file >= 0)
         close(clients[fd].file);
     if (clients[fd].process >= 0)
@@ -35,8 +33,7 @@ void client_remove(int fd)
     client_count--;
 }
 
-int shared_file(const uint8_t *token)
-{
+int shared_file(const uint8_t *token) {
     for (int fd = 0; fd <= highest; fd++)
         if (clients[fd].file >= 0 && clients[fd].hello == NODE_HELLO_SHARE &&
             memcmp(clients[fd].token, token, NODE_TOKEN) == 0)
@@ -44,8 +41,7 @@ int shared_file(const uint8_t *token)
     return -1;
 }
 
-static struct ucred peer_of(int fd)
-{
+static struct ucred peer_of(int fd) {
     struct ucred peer = {.pid = 0, .uid = (uid_t)-1};
     socklen_t size = sizeof peer;
     getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
@@ -54,13 +50,9 @@ static struct ucred peer_of(int fd)
 
 int32_t peer_pid(int fd) { return peer_of(fd).pid; }
 
-int peer_process(int fd)
-{
-    return (int)syscall(PIDFD_OPEN, peer_pid(fd), 0);
-}
+int peer_process(int fd) { return (int)syscall(PIDFD_OPEN, peer_pid(fd), 0); }
 
-bool peer_may_provoke(int fd)
-{
+bool peer_may_provoke(int fd) {
     uid_t uid = peer_of(fd).uid;
     return uid == 0 || uid == geteuid();
 }
@@ -70,12 +62,11 @@ union descriptor_message {
     struct cmsghdr header;
 };
 
-ssize_t receive(int fd, char *byte, int *file)
-{
+ssize_t receive(int fd, char *byte, int *file) {
     union descriptor_message beside;
     struct iovec text = {byte, 1};
-    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes,
-                             .msg_controllen = sizeof beside.bytes};
+    struct msghdr message = {
+        .msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes, .msg_controllen = sizeof beside.bytes};
     ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
     struct cmsghdr *first = got == 1 ? CMSG_FIRSTHDR(&message) : NULL;
     *file = -1;
@@ -84,11 +75,9 @@ ssize_t receive(int fd, char *byte, int *file)
     return got;
 }
 
-bool answer(int fd, const struct node_welcome *welcome, int file)
-{
+bool answer(int fd, const struct node_welcome *welcome, int file) {
     union descriptor_message beside = {
-        .header = {.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET,
-                   .cmsg_type = SCM_RIGHTS}};
+        .header = {.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
     memcpy(CMSG_DATA(&beside.header), &file, sizeof file);
     struct iovec text = {(void *)(uintptr_t)welcome, sizeof *welcome};
     struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1};
@@ -100,8 +89,7 @@ bool answer(int fd, const struct node_welcome *welcome, int file)
 }
 
 /* A listener that does not read loses events beyond the capacity of its queue. */
-void report_event(uint64_t type, uint32_t card, uint64_t data)
-{
+void report_event(uint64_t type, uint32_t card, uint64_t data) {
     struct node_event event = {state->event_count + 1, type, data, card, 0};
     __atomic_store_n(&state->event_count, event.number, __ATOMIC_RELEASE);
     for (int fd = 0; fd < clients_end(); fd++)

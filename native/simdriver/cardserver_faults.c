@@ -13,8 +13,7 @@
 #define XID_DOUBLE_BIT 48
 #define XID_LOST 79
 
-static int count_ecc(uint32_t card, int kind, int64_t errors)
-{
+static int count_ecc(uint32_t card, int kind, int64_t errors) {
     struct fenka_node_faults *faults = &state->faults[card];
     if (!faults->ecc)
         return EOPNOTSUPP;
@@ -28,8 +27,7 @@ static int count_ecc(uint32_t card, int kind, int64_t errors)
     return 0;
 }
 
-static int set_temperature(struct fenka_node_faults *faults, int64_t celsius)
-{
+static int set_temperature(struct fenka_node_faults *faults, int64_t celsius) {
     if (celsius < 0 || celsius > 200)
         return EINVAL;
     faults->temperature_c = (int32_t)celsius;
@@ -37,17 +35,21 @@ static int set_temperature(struct fenka_node_faults *faults, int64_t celsius)
     return 0;
 }
 
-int provoke(const struct node_command *command)
-{
+int provoke(const struct node_command *command) {
     uint32_t card = command->card;
     if (card >= state->card_count)
         return ENODEV;
     struct fenka_node_faults *faults = &state->faults[card];
     switch (command->act) {
-    case FENKA_NODE_TEMPERATURE: return set_temperature(faults, command->value);
-    case FENKA_NODE_NO_TEMPERATURE: __atomic_store_n(&faults->hot, 0, __ATOMIC_RELEASE); return 0;
-    case FENKA_NODE_ECC_CORRECTED: return count_ecc(card, 0, command->value);
-    case FENKA_NODE_ECC_UNCORRECTED: return count_ecc(card, 1, command->value);
+    case FENKA_NODE_TEMPERATURE:
+        return set_temperature(faults, command->value);
+    case FENKA_NODE_NO_TEMPERATURE:
+        __atomic_store_n(&faults->hot, 0, __ATOMIC_RELEASE);
+        return 0;
+    case FENKA_NODE_ECC_CORRECTED:
+        return count_ecc(card, 0, command->value);
+    case FENKA_NODE_ECC_UNCORRECTED:
+        return count_ecc(card, 1, command->value);
     case FENKA_NODE_XID:
         if (command->value < 1 || command->value > UINT16_MAX)
             return EINVAL;
@@ -61,6 +63,7 @@ int provoke(const struct node_command *command)
         if (faults->lost)
             recover(faults);
         return mig_reset(card) && state->mig[card].pending != state->mig[card].enabled ? EBUSY : 0;
-    default: return EINVAL;
+    default:
+        return EINVAL;
     }
 }

@@ -8,33 +8,28 @@
 /* As nvml.h numbers it, which this program is not compiled with. */
 #define EVENT_MIG_CONFIG_CHANGE 0x100
 
-static void changed(uint32_t card)
-{
+static void changed(uint32_t card) {
     tree_update(card);
     report_event(EVENT_MIG_CONFIG_CHANGE, card, 0);
 }
 
-static bool used_by_process(uint32_t card, uint32_t mark)
-{
+static bool used_by_process(uint32_t card, uint32_t mark) {
     for (uint32_t slot = 0; slot < FENKA_NODE_SLOTS; slot++) {
         const struct fenka_node_process *process = &state->processes[slot];
-        if (process->generation != 0 && process->contexts[card] > 0 &&
-            (mark == 0 || process->instances[card] == mark))
+        if (process->generation != 0 && process->contexts[card] > 0 && (mark == 0 || process->instances[card] == mark))
             return true;
     }
     return false;
 }
 
-static bool has_instances(const struct fenka_node_mig *mig)
-{
+static bool has_instances(const struct fenka_node_mig *mig) {
     for (uint32_t id = 0; id < FENKA_NODE_MIG_GPU_INSTANCES; id++)
         if (mig->gpus[id].present)
             return true;
     return false;
 }
 
-int mig_reset(uint32_t card)
-{
+int mig_reset(uint32_t card) {
     struct fenka_node_mig *mig = &state->mig[card];
     if (mig->profile_count == 0)
         return 0;
@@ -50,8 +45,7 @@ int mig_reset(uint32_t card)
     return 0;
 }
 
-void mig_boot(void)
-{
+void mig_boot(void) {
     for (uint32_t card = 0; card < state->card_count; card++) {
         struct fenka_node_mig *mig = &state->mig[card];
         mig->pending = mig->keeps_mode ? mig->pending : 0;
@@ -61,8 +55,7 @@ void mig_boot(void)
 }
 
 /* EBUSY = it is pending because the card is in use, EAGAIN = it is pending until a reset. */
-static int set_mode(uint32_t card, int64_t mode)
-{
+static int set_mode(uint32_t card, int64_t mode) {
     struct fenka_node_mig *mig = &state->mig[card];
     if (mode != 0 && mode != 1)
         return EINVAL;
@@ -78,24 +71,20 @@ static int set_mode(uint32_t card, int64_t mode)
     return 0;
 }
 
-static bool fails(struct fenka_node_mig *mig)
-{
+static bool fails(struct fenka_node_mig *mig) {
     bool failing = mig->failures > 0;
     mig->failures -= failing;
     return failing;
 }
 
-static uint32_t own_choice(const struct fenka_node_mig *mig,
-                           const struct fenka_node_mig_profile *profile)
-{
+static uint32_t own_choice(const struct fenka_node_mig *mig, const struct fenka_node_mig_profile *profile) {
     for (uint32_t i = 0; i < profile->start_count; i++)
         if (mig_fits(mig, profile, profile->choice[i]))
             return profile->choice[i];
     return MIG_NO_START;
 }
 
-static struct node_answer create_gpu(struct fenka_node_mig *mig, int64_t value)
-{
+static struct node_answer create_gpu(struct fenka_node_mig *mig, int64_t value) {
     const struct fenka_node_mig_profile *profile = mig_profile_by_id(mig, value & 0xff);
     uint32_t start = (uint32_t)(value >> 8) - 1;
     if (!profile || (start != MIG_NO_START && !mig_has_start(profile, start)))
@@ -113,9 +102,7 @@ static struct node_answer create_gpu(struct fenka_node_mig *mig, int64_t value)
     return (struct node_answer){0, id};
 }
 
-static struct node_answer create_compute(struct fenka_node_mig *mig, struct fenka_node_mig_gpu *gpu,
-                                         int64_t value)
-{
+static struct node_answer create_compute(struct fenka_node_mig *mig, struct fenka_node_mig_gpu *gpu, int64_t value) {
     const struct fenka_node_mig_profile *profile = &mig->profiles[gpu->profile];
     struct mig_compute_profile compute;
     if (!mig_compute_profile(mig, profile, value >> 8 & 0xff, &compute))
@@ -125,8 +112,7 @@ static struct node_answer create_compute(struct fenka_node_mig *mig, struct fenk
     for (unsigned n = 0; n < compute.limit && start == MIG_NO_START; n++) {
         uint32_t at = mig_compute_start(profile, &compute, n);
         known |= at != MIG_NO_START && at == wanted;
-        if (at != MIG_NO_START && (wanted == MIG_NO_START || at == wanted) &&
-            mig_compute_fits(gpu, at, compute.slices))
+        if (at != MIG_NO_START && (wanted == MIG_NO_START || at == wanted) && mig_compute_fits(gpu, at, compute.slices))
             start = at;
     }
     if (!known)
@@ -146,8 +132,7 @@ static struct node_answer create_compute(struct fenka_node_mig *mig, struct fenk
     return (struct node_answer){0, id};
 }
 
-static int destroy_gpu(struct fenka_node_mig_gpu *gpu)
-{
+static int destroy_gpu(struct fenka_node_mig_gpu *gpu) {
     for (uint32_t id = 0; id < FENKA_NODE_MIG_COMPUTE_INSTANCES; id++)
         if (gpu->compute[id].present)
             return EBUSY;
@@ -155,9 +140,7 @@ static int destroy_gpu(struct fenka_node_mig_gpu *gpu)
     return 0;
 }
 
-static int destroy_compute(uint32_t card, struct fenka_node_mig_gpu *gpu, uint32_t gpu_id,
-                           uint32_t id)
-{
+static int destroy_compute(uint32_t card, struct fenka_node_mig_gpu *gpu, uint32_t gpu_id, uint32_t id) {
     if (id >= FENKA_NODE_MIG_COMPUTE_INSTANCES || !gpu->compute[id].present)
         return ENOENT;
     if (used_by_process(card, mig_mark((struct mig_instance){gpu_id, id})))
@@ -167,24 +150,24 @@ static int destroy_compute(uint32_t card, struct fenka_node_mig_gpu *gpu, uint32
 }
 
 /* Commands about a GPU instance that exists. */
-static struct node_answer run_inside(const struct node_command *command, struct fenka_node_mig *mig)
-{
+static struct node_answer run_inside(const struct node_command *command, struct fenka_node_mig *mig) {
     uint32_t id = command->value & 0xff;
     struct fenka_node_mig_gpu *gpu = &mig->gpus[id];
     if (id >= FENKA_NODE_MIG_GPU_INSTANCES || !gpu->present)
         return (struct node_answer){ENOENT, 0};
     switch (command->act) {
-    case FENKA_NODE_MIG_DESTROY_GI: return (struct node_answer){destroy_gpu(gpu), 0};
-    case FENKA_NODE_MIG_CREATE_CI: return create_compute(mig, gpu, command->value);
+    case FENKA_NODE_MIG_DESTROY_GI:
+        return (struct node_answer){destroy_gpu(gpu), 0};
+    case FENKA_NODE_MIG_CREATE_CI:
+        return create_compute(mig, gpu, command->value);
     case FENKA_NODE_MIG_DESTROY_CI:
-        return (struct node_answer){
-            destroy_compute(command->card, gpu, id, command->value >> 8 & 0xff), 0};
-    default: return (struct node_answer){EINVAL, 0};
+        return (struct node_answer){destroy_compute(command->card, gpu, id, command->value >> 8 & 0xff), 0};
+    default:
+        return (struct node_answer){EINVAL, 0};
     }
 }
 
-struct node_answer mig_run(const struct node_command *command)
-{
+struct node_answer mig_run(const struct node_command *command) {
     if (command->card >= state->card_count)
         return (struct node_answer){ENODEV, 0};
     struct fenka_node_mig *mig = &state->mig[command->card];
@@ -193,17 +176,15 @@ struct node_answer mig_run(const struct node_command *command)
     if (command->act == FENKA_NODE_MIG_PENDING || command->act == FENKA_NODE_MIG_FAIL) {
         if (command->value < 0 || command->value > UINT16_MAX)
             return (struct node_answer){EINVAL, 0};
-        *(command->act == FENKA_NODE_MIG_FAIL ? &mig->failures : &mig->needs_reset) =
-            (uint32_t)command->value;
+        *(command->act == FENKA_NODE_MIG_FAIL ? &mig->failures : &mig->needs_reset) = (uint32_t)command->value;
         return (struct node_answer){0, 0};
     }
     if (command->act == FENKA_NODE_MIG_MODE)
         return (struct node_answer){set_mode(command->card, command->value), 0};
     if (!mig->enabled)
         return (struct node_answer){EOPNOTSUPP, 0};
-    struct node_answer answer = command->act == FENKA_NODE_MIG_CREATE_GI
-                                    ? create_gpu(mig, command->value)
-                                    : run_inside(command, mig);
+    struct node_answer answer =
+        command->act == FENKA_NODE_MIG_CREATE_GI ? create_gpu(mig, command->value) : run_inside(command, mig);
     if (answer.error == 0)
         changed(command->card);
     return answer;

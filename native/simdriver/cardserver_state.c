@@ -19,8 +19,7 @@
 
 struct fenka_node *state;
 
-void fail(const char *sentence, ...)
-{
+void fail(const char *sentence, ...) {
     __builtin_va_list arguments;
     __builtin_va_start(arguments, sentence);
     fputs("fenka-cardserver: ", stderr);
@@ -30,8 +29,7 @@ void fail(const char *sentence, ...)
     exit(1);
 }
 
-static bool someone_answers(void)
-{
+static bool someone_answers(void) {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET_NAME};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool answered = fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
@@ -40,8 +38,7 @@ static bool someone_answers(void)
 }
 
 /* A server that was killed may hold the lock for a moment longer than its socket. */
-static bool lock_unless_served(int file)
-{
+static bool lock_unless_served(int file) {
     for (int patience_ms = 1000; flock(file, LOCK_EX | LOCK_NB) != 0; patience_ms -= 10) {
         if (patience_ms == 0 || someone_answers())
             return false;
@@ -50,25 +47,21 @@ static bool lock_unless_served(int file)
     return true;
 }
 
-static int lock_state(const char *directory)
-{
+static int lock_state(const char *directory) {
     for (;;) {
         int file = open("state", O_RDWR | O_CLOEXEC);
         struct stat locked, current;
         if (file < 0)
-            fail("%s is not a simulated node: cannot open its file `state`: %s.", directory,
-                 strerror(errno));
+            fail("%s is not a simulated node: cannot open its file `state`: %s.", directory, strerror(errno));
         if (!lock_unless_served(file))
             fail("another card server already serves %s.", directory);
-        if (fstat(file, &locked) == 0 && stat("state", &current) == 0 &&
-            locked.st_ino == current.st_ino)
+        if (fstat(file, &locked) == 0 && stat("state", &current) == 0 && locked.st_ino == current.st_ino)
             return file;
         close(file); /* replaced between open and lock */
     }
 }
 
-void open_state(const char *directory)
-{
+void open_state(const char *directory) {
     if (chdir(directory) != 0)
         fail("cannot enter the node directory %s: %s.", directory, strerror(errno));
     int file = lock_state(directory);
@@ -82,8 +75,7 @@ void open_state(const char *directory)
         fail("the file `state` in %s was written by another version of fenka.", directory);
 }
 
-bool take_own_slot(void)
-{
+bool take_own_slot(void) {
     if (node_owns_slot())
         return true;
     node_state = state;
@@ -94,8 +86,7 @@ bool take_own_slot(void)
 }
 
 /* What it has launched and is not done dies with it. */
-void remember_time(uint32_t slot)
-{
+void remember_time(uint32_t slot) {
     struct fenka_node_process *process = &state->processes[slot];
     __atomic_store_n(&process->ended, 1, __ATOMIC_RELEASE);
     for (uint32_t card = 0; card < state->card_count; card++) {
@@ -115,14 +106,12 @@ void remember_time(uint32_t slot)
     }
 }
 
-void recover(struct fenka_node_faults *faults)
-{
+void recover(struct fenka_node_faults *faults) {
     memset(faults->ecc_volatile, 0, sizeof faults->ecc_volatile);
     __atomic_store_n(&faults->lost, 0, __ATOMIC_RELEASE);
 }
 
-void empty_slot(uint32_t slot)
-{
+void empty_slot(uint32_t slot) {
     struct fenka_node_process *process = &state->processes[slot];
     __atomic_store_n(&process->generation, 0, __ATOMIC_SEQ_CST);
     for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++) {
@@ -140,8 +129,7 @@ void empty_slot(uint32_t slot)
     process->ended = 0;
 }
 
-void reset_state(void)
-{
+void reset_state(void) {
     uint32_t used = state->slots_used;
     for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
         empty_slot(slot);
@@ -159,8 +147,7 @@ void reset_state(void)
     }
 }
 
-uint32_t take_slot(int32_t pid, uint64_t *generation)
-{
+uint32_t take_slot(int32_t pid, uint64_t *generation) {
     uint32_t slot = 0;
     while (slot < FENKA_NODE_SLOTS && state->processes[slot].generation != 0)
         slot++;

@@ -17,8 +17,7 @@
 #define MINORS_OF_GPU 9
 #define MINORS_OF_CARD (FENKA_NODE_MIG_GPU_INSTANCES * MINORS_OF_GPU)
 
-static void write_file(const char *path, const char *text)
-{
+static void write_file(const char *path, const char *text) {
     FILE *file = fopen(path, "w");
     if (!file)
         return;
@@ -28,8 +27,7 @@ static void write_file(const char *path, const char *text)
 }
 
 /* Makes or removes a directory with its file, and the device of this minor. */
-static void show(const char *directory, unsigned minor, bool present)
-{
+static void show(const char *directory, unsigned minor, bool present) {
     char access[256], device[64], text[96];
     snprintf(access, sizeof access, "%s/access", directory);
     snprintf(device, sizeof device, DEVICES "/nvidia-cap%u", minor);
@@ -39,8 +37,7 @@ static void show(const char *directory, unsigned minor, bool present)
         rmdir(directory);
         return;
     }
-    snprintf(text, sizeof text, "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
-             minor);
+    snprintf(text, sizeof text, "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor);
     mkdir(directory, 0755);
     write_file(access, text);
     /* Nothing serves the device. Only root can make one; for others a file shows that it is there. */
@@ -48,8 +45,7 @@ static void show(const char *directory, unsigned minor, bool present)
         write_file(device, "");
 }
 
-static void show_gpu(uint32_t card, uint32_t id)
-{
+static void show_gpu(uint32_t card, uint32_t id) {
     const struct fenka_node_mig_gpu *gpu = &state->mig[card].gpus[id];
     unsigned minor = FIRST_MINOR + MINORS_OF_CARD * card + MINORS_OF_GPU * id;
     char directory[128], inside[160];
@@ -64,8 +60,7 @@ static void show_gpu(uint32_t card, uint32_t id)
         show(directory, minor, false);
 }
 
-void tree_update(uint32_t card)
-{
+void tree_update(uint32_t card) {
     struct stat found;
     if (stat(CAPABILITIES, &found) != 0 || state->mig[card].profile_count == 0)
         return;

@@ -38,15 +38,13 @@ static struct block *blocks[CLASSES];
 int memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, 1u /* CLOEXEC */); }
 
 /* The descriptor's number may have been reused: a program may close descriptors that it did not open. */
-static bool file_is_ours(void)
-{
+static bool file_is_ours(void) {
     struct stat found;
     return file >= 0 && fstat(file, &found) == 0 && found.st_ino == inode;
 }
 
 /* The child makes its own file; the parent's pieces are not mapped there. */
-void arena_after_fork(void)
-{
+void arena_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     if (file_is_ours())
         close(file);
@@ -55,8 +53,7 @@ void arena_after_fork(void)
     memset(blocks, 0, sizeof blocks);
 }
 
-static off_t reserve(size_t bytes, uint32_t card)
-{
+static off_t reserve(size_t bytes, uint32_t card) {
     struct stat made;
     if (file < 0 && (file = memory_file("fenka-device-memory")) >= 0) {
         if (ftruncate(file, FILE_BYTES) == 0 && fstat(file, &made) == 0) {
@@ -73,8 +70,7 @@ static off_t reserve(size_t bytes, uint32_t card)
     return offset;
 }
 
-int arena_reserve(size_t bytes, uint32_t card, off_t *offset)
-{
+int arena_reserve(size_t bytes, uint32_t card, off_t *offset) {
     pthread_mutex_lock(&lock);
     *offset = reserve(bytes, card);
     int found = *offset < 0 ? -1 : file;
@@ -84,27 +80,22 @@ int arena_reserve(size_t bytes, uint32_t card, off_t *offset)
 
 int arena_file(void) { return file_is_ours() ? file : -1; }
 
-void arena_punch(off_t offset, size_t bytes)
-{
+void arena_punch(off_t offset, size_t bytes) {
     if (file_is_ours())
-        fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
-                  (off_t)bytes);
+        fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)bytes);
 }
 
-static unsigned class_of(size_t bytes)
-{
+static unsigned class_of(size_t bytes) {
     unsigned class = 0;
     while (((size_t)SMALLEST << class) < bytes)
         class++;
     return class;
 }
 
-static struct block *block_new(unsigned class)
-{
+static struct block *block_new(unsigned class) {
     struct block *block = calloc(1, sizeof *block);
     off_t offset = block ? reserve(BLOCK, 0) : -1;
-    void *base = offset < 0 ? MAP_FAILED
-                            : mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+    void *base = offset < 0 ? MAP_FAILED : mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
     if (base == MAP_FAILED) {
         free(block);
         return NULL;
@@ -116,8 +107,7 @@ static struct block *block_new(unsigned class)
     return blocks[class] = block;
 }
 
-static uintptr_t small_take(unsigned class, off_t *offset)
-{
+static uintptr_t small_take(unsigned class, off_t *offset) {
     struct block *block = blocks[class];
     while (block && block->used == block->count)
         block = block->next;
@@ -134,15 +124,13 @@ static uintptr_t small_take(unsigned class, off_t *offset)
     return block->base + at;
 }
 
-uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset)
-{
+uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset) {
     uintptr_t base = 0;
     pthread_mutex_lock(&lock);
     if (bytes < ARENA_MAPS_FROM) {
         base = small_take(class_of(bytes), offset);
     } else if ((*offset = reserve(bytes, card)) >= 0) {
-        void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file,
-                            *offset);
+        void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, *offset);
         base = mapped == MAP_FAILED ? 0 : (uintptr_t)mapped;
     }
     pthread_mutex_unlock(&lock);
@@ -150,8 +138,7 @@ uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset)
 }
 
 /* Empty blocks are kept for later small pieces. */
-static void small_give_back(unsigned class, uintptr_t base)
-{
+static void small_give_back(unsigned class, uintptr_t base) {
     struct block *block = blocks[class];
     while (block && base - block->base >= BLOCK)
         block = block->next;
@@ -162,8 +149,7 @@ static void small_give_back(unsigned class, uintptr_t base)
     block->used--;
 }
 
-void arena_give_back(uintptr_t base, size_t bytes, off_t offset)
-{
+void arena_give_back(uintptr_t base, size_t bytes, off_t offset) {
     pthread_mutex_lock(&lock);
     if (bytes < ARENA_MAPS_FROM) {
         small_give_back(class_of(bytes), base);

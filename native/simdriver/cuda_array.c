@@ -4,9 +4,9 @@
 #include "driver.h"
 
 #define MAX_LEVELS 24
-#define KNOWN_FLAGS                                                            \
-    (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_SURFACE_LDST | \
-     CUDA_ARRAY3D_TEXTURE_GATHER | CUDA_ARRAY3D_DEPTH_TEXTURE | CUDA_ARRAY3D_COLOR_ATTACHMENT)
+#define KNOWN_FLAGS                                                                                          \
+    (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_SURFACE_LDST | CUDA_ARRAY3D_TEXTURE_GATHER | \
+     CUDA_ARRAY3D_DEPTH_TEXTURE | CUDA_ARRAY3D_COLOR_ATTACHMENT)
 
 struct CUmipmappedArray_st {
     struct object object;
@@ -15,21 +15,18 @@ struct CUmipmappedArray_st {
     CUarray levels[MAX_LEVELS];
 };
 
-static size_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
+static size_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     static const uint8_t formats[256] = {
-        [CU_AD_FORMAT_UNSIGNED_INT8] = 1,  [CU_AD_FORMAT_UNSIGNED_INT16] = 2,
-        [CU_AD_FORMAT_UNSIGNED_INT32] = 4, [CU_AD_FORMAT_SIGNED_INT8] = 1,
-        [CU_AD_FORMAT_SIGNED_INT16] = 2,   [CU_AD_FORMAT_SIGNED_INT32] = 4,
-        [CU_AD_FORMAT_HALF] = 2,           [CU_AD_FORMAT_FLOAT] = 4,
+        [CU_AD_FORMAT_UNSIGNED_INT8] = 1, [CU_AD_FORMAT_UNSIGNED_INT16] = 2, [CU_AD_FORMAT_UNSIGNED_INT32] = 4,
+        [CU_AD_FORMAT_SIGNED_INT8] = 1,   [CU_AD_FORMAT_SIGNED_INT16] = 2,   [CU_AD_FORMAT_SIGNED_INT32] = 4,
+        [CU_AD_FORMAT_HALF] = 2,          [CU_AD_FORMAT_FLOAT] = 4,
     };
     return (unsigned)shape->Format < 256 ? formats[shape->Format] * shape->NumChannels : 0;
 }
 
 static size_t at_least_1(size_t value) { return value ? value : 1; }
 
-static size_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
+static size_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     size_t bytes = element_bytes(shape);
     if (__builtin_mul_overflow(bytes, shape->Width, &bytes) ||
         __builtin_mul_overflow(bytes, at_least_1(shape->Height), &bytes) ||
@@ -38,13 +35,11 @@ static size_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *shape)
     return bytes;
 }
 
-static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
+static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     bool layered = shape->Flags & CUDA_ARRAY3D_LAYERED, cube = shape->Flags & CUDA_ARRAY3D_CUBEMAP;
     if (shape->Flags & ~(unsigned)KNOWN_FLAGS) /* sparse, deferred: backed later */
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (shape->Width == 0 ||
-        (shape->NumChannels != 1 && shape->NumChannels != 2 && shape->NumChannels != 4))
+    if (shape->Width == 0 || (shape->NumChannels != 1 && shape->NumChannels != 2 && shape->NumChannels != 4))
         return CUDA_ERROR_INVALID_VALUE;
     if (element_bytes(shape) == 0) /* compressed and planar formats */
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -52,14 +47,12 @@ static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape)
         return CUDA_ERROR_INVALID_VALUE;
     if (layered && shape->Depth == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if (cube && (shape->Width != shape->Height || shape->Depth % 6 != 0 ||
-                 (!layered && shape->Depth != 6)))
+    if (cube && (shape->Width != shape->Height || shape->Depth % 6 != 0 || (!layered && shape->Depth != 6)))
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
 
-static CUarray array_new(CUcontext context, const CUDA_ARRAY3D_DESCRIPTOR *shape, uintptr_t base)
-{
+static CUarray array_new(CUcontext context, const CUDA_ARRAY3D_DESCRIPTOR *shape, uintptr_t base) {
     CUarray array = object_new(ARRAY, sizeof *array, context);
     if (!array)
         return NULL;
@@ -69,8 +62,7 @@ static CUarray array_new(CUcontext context, const CUDA_ARRAY3D_DESCRIPTOR *shape
     return array;
 }
 
-CUresult array_side(CUarray handle, struct array_view *view)
-{
+CUresult array_side(CUarray handle, struct array_view *view) {
     CUarray array = object_get(handle, ARRAY);
     if (!array)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -79,8 +71,7 @@ CUresult array_side(CUarray handle, struct array_view *view)
     return CUDA_SUCCESS;
 }
 
-CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
@@ -95,17 +86,15 @@ CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
-{
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape) {
     if (!shape)
         return CUDA_ERROR_INVALID_VALUE;
-    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = shape->Width, .Height = shape->Height,
-                                    .Format = shape->Format, .NumChannels = shape->NumChannels};
+    CUDA_ARRAY3D_DESCRIPTOR full = {
+        .Width = shape->Width, .Height = shape->Height, .Format = shape->Format, .NumChannels = shape->NumChannels};
     return cuArray3DCreate_v2(array, &full);
 }
 
-CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray handle)
-{
+CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray handle) {
     TRY(driver_ready());
     CUarray array = object_get(handle, ARRAY);
     if (!array)
@@ -116,20 +105,18 @@ CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray handl
     return CUDA_SUCCESS;
 }
 
-CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *shape, CUarray handle)
-{
+CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *shape, CUarray handle) {
     CUDA_ARRAY3D_DESCRIPTOR full;
     TRY(cuArray3DGetDescriptor_v2(&full, handle));
     if (!shape)
         return CUDA_ERROR_INVALID_VALUE;
-    *shape = (CUDA_ARRAY_DESCRIPTOR){.Width = full.Width, .Height = full.Height,
-                                     .Format = full.Format, .NumChannels = full.NumChannels};
+    *shape = (CUDA_ARRAY_DESCRIPTOR){
+        .Width = full.Width, .Height = full.Height, .Format = full.Format, .NumChannels = full.NumChannels};
     return CUDA_SUCCESS;
 }
 
 /* Waits for the work first, as cuMemFree does. */
-CUresult cuArrayDestroy(CUarray handle)
-{
+CUresult cuArrayDestroy(CUarray handle) {
     TRY(driver_ready());
     CUarray array = object_get(handle, ARRAY);
     if (!array)
@@ -144,13 +131,9 @@ CUresult cuArrayDestroy(CUarray handle)
 
 /* ---- mipmapped ---- */
 
-static size_t halved(size_t extent, unsigned level)
-{
-    return extent == 0 ? 0 : at_least_1(extent >> level);
-}
+static size_t halved(size_t extent, unsigned level) { return extent == 0 ? 0 : at_least_1(extent >> level); }
 
-static CUDA_ARRAY3D_DESCRIPTOR level_shape(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level)
-{
+static CUDA_ARRAY3D_DESCRIPTOR level_shape(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level) {
     CUDA_ARRAY3D_DESCRIPTOR smaller = *shape;
     bool layers = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
     smaller.Width = halved(shape->Width, level);
@@ -159,8 +142,7 @@ static CUDA_ARRAY3D_DESCRIPTOR level_shape(const CUDA_ARRAY3D_DESCRIPTOR *shape,
     return smaller;
 }
 
-static unsigned deepest(const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
+static unsigned deepest(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     unsigned levels = 1;
     while (levels < MAX_LEVELS &&
            ((shape->Width | shape->Height |
@@ -170,17 +152,14 @@ static unsigned deepest(const CUDA_ARRAY3D_DESCRIPTOR *shape)
     return levels;
 }
 
-static void forget_levels(CUmipmappedArray mipmap)
-{
+static void forget_levels(CUmipmappedArray mipmap) {
     for (unsigned level = 0; level < mipmap->count; level++)
         if (mipmap->levels[level])
             object_delete(mipmap->levels[level]);
     object_delete(mipmap);
 }
 
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape,
-                                unsigned int wanted)
-{
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int wanted) {
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
@@ -216,8 +195,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     return CUDA_SUCCESS;
 }
 
-CUresult cuMipmappedArrayGetLevel(CUarray *array, CUmipmappedArray handle, unsigned int level)
-{
+CUresult cuMipmappedArrayGetLevel(CUarray *array, CUmipmappedArray handle, unsigned int level) {
     TRY(driver_ready());
     CUmipmappedArray mipmap = object_get(handle, MIPMAP);
     if (!mipmap)
@@ -228,8 +206,7 @@ CUresult cuMipmappedArrayGetLevel(CUarray *array, CUmipmappedArray handle, unsig
     return CUDA_SUCCESS;
 }
 
-CUresult cuMipmappedArrayDestroy(CUmipmappedArray handle)
-{
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray handle) {
     TRY(driver_ready());
     CUmipmappedArray mipmap = object_get(handle, MIPMAP);
     if (!mipmap)

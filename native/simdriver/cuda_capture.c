@@ -1,21 +1,18 @@
 /* The calls that capture streams. */
 #include "graph.h"
 
-CUresult cuStreamBeginCapture(CUstream stream)
-{
+CUresult cuStreamBeginCapture(CUstream stream) {
     return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
     if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
     *mode = capture_exchange_mode(*mode);
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
-{
+CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
@@ -24,23 +21,19 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
     return stream ? capture_begin(stream, mode) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
-{
+CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
     return graph ? capture_end(stream, graph) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
-{
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
     return cuStreamGetCaptureInfo_v3(stream, status, NULL, NULL, NULL, NULL, NULL);
 }
 
-CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                   CUgraph *graph, const CUgraphNode **needs,
-                                   const CUgraphEdgeData **edges, size_t *count)
-{
+CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                   const CUgraphNode **needs, const CUgraphEdgeData **edges, size_t *count) {
     CUcontext context;
     CUstream stream;
     struct capture_info info;
@@ -64,13 +57,11 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *statu
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                   CUgraph *graph, const CUgraphNode **needs, size_t *count)
-{
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                   const CUgraphNode **needs, size_t *count) {
     return cuStreamGetCaptureInfo_v3(stream, status, id, graph, needs, NULL, count);
 }
 
-CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
-{
+CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id) {
     return cuStreamGetCaptureInfo_v3(stream, status, id, NULL, NULL, NULL, NULL);
 }

@@ -11,8 +11,7 @@ static struct CUctx_st *created; /* never freed, so that stale handles are recog
 static uint64_t last_id;
 
 /* Under the lock. The first context on a card costs the amount of the card's model. */
-static CUresult activate(CUcontext context, CUdevice device, unsigned flags)
-{
+static CUresult activate(CUcontext context, CUdevice device, unsigned flags) {
     uint32_t card = device_cards[device];
     uint64_t *held = &node_state->processes[node_slot].contexts[card];
     if (!node_owns_slot())
@@ -40,8 +39,7 @@ static CUresult activate(CUcontext context, CUdevice device, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-static void deactivate(CUcontext context)
-{
+static void deactivate(CUcontext context) {
     stream_wait(context, NULL);
     context->alive = false;
     memory_drop_context(context);
@@ -56,8 +54,7 @@ static void deactivate(CUcontext context)
     sim_memory_release(context->card, node_state->cards[context->card].context_bytes);
 }
 
-void contexts_after_fork(void)
-{
+void contexts_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     for (int i = 0; i < FENKA_NODE_CARDS; i++)
         primaries[i].alive = false, primaries[i].references = 0;
@@ -67,8 +64,7 @@ void contexts_after_fork(void)
 
 /* ---- primary contexts ---- */
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
-{
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!context)
@@ -76,8 +72,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     CUcontext primary = &primaries[device];
     pthread_mutex_lock(&lock);
     primary->primary = true;
-    CUresult result =
-        primary->alive ? CUDA_SUCCESS : activate(primary, device, primary->flags);
+    CUresult result = primary->alive ? CUDA_SUCCESS : activate(primary, device, primary->flags);
     if (result == CUDA_SUCCESS) {
         primary->references++;
         *context = primary;
@@ -86,8 +81,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     CUcontext primary = &primaries[device];
@@ -100,8 +94,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 }
 
 /* A reset ends the context even if it is retained. */
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     CUcontext primary = &primaries[device];
@@ -112,16 +105,14 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
-{
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags) {
     uint32_t card;
     TRY(device_card(device, &card));
     primaries[device].flags = flags;
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
-{
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!flags || !active)
@@ -133,8 +124,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
 
 /* ---- the stack ---- */
 
-CUresult cuCtxPushCurrent_v2(CUcontext context)
-{
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
     TRY(driver_ready());
     if (!context_valid(context))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -144,8 +134,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPopCurrent_v2(CUcontext *context)
-{
+CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     TRY(driver_ready());
     CUcontext popped;
     if (!context_pop(&popped))
@@ -155,8 +144,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetCurrent(CUcontext context)
-{
+CUresult cuCtxSetCurrent(CUcontext context) {
     TRY(driver_ready());
     CUcontext popped;
     if (!context) {
@@ -169,8 +157,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *context)
-{
+CUresult cuCtxGetCurrent(CUcontext *context) {
     TRY(driver_ready());
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
@@ -180,8 +167,7 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 
 /* ---- created contexts ---- */
 
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
-{
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!context || context_stack_full())
@@ -205,22 +191,18 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count,
-                        unsigned int flags, CUdevice device)
-{
+CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags,
+                        CUdevice device) {
     (void)affinity;
     return count == 0 ? cuCtxCreate_v2(context, flags, device) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags,
-                        CUdevice device)
-{
+CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
     bool plain = !parameters || (parameters->numExecAffinityParams == 0 && !parameters->cigParams);
     return plain ? cuCtxCreate_v2(context, flags, device) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult cuCtxDestroy_v2(CUcontext context)
-{
+CUresult cuCtxDestroy_v2(CUcontext context) {
     TRY(driver_ready());
     if (!context_valid(context) || context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -237,8 +219,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
 
 /* ---- questions ---- */
 
-CUresult cuCtxGetDevice(CUdevice *device)
-{
+CUresult cuCtxGetDevice(CUdevice *device) {
     CUcontext context;
     TRY(context_current(&context));
     if (!device)
@@ -247,8 +228,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetFlags(unsigned int *flags)
-{
+CUresult cuCtxGetFlags(unsigned int *flags) {
     CUcontext context;
     TRY(context_current(&context));
     if (!flags)
@@ -257,16 +237,14 @@ CUresult cuCtxGetFlags(unsigned int *flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetFlags(unsigned int flags)
-{
+CUresult cuCtxSetFlags(unsigned int flags) {
     CUcontext context;
     TRY(context_current(&context));
     context->flags = flags;
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
-{
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id) {
     CUcontext current;
     if (!context) {
         TRY(context_current(&current));
@@ -280,8 +258,7 @@ CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
-{
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version) {
     TRY(driver_ready());
     if (context && !context_valid(context))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -291,8 +268,7 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSynchronize(void)
-{
+CUresult cuCtxSynchronize(void) {
     CUcontext context;
     TRY(context_current(&context));
     TRY(capture_all_refuse(context));
@@ -300,8 +276,7 @@ CUresult cuCtxSynchronize(void)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetLimit(CUlimit limit, size_t value)
-{
+CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     CUcontext context;
     TRY(context_current(&context));
     if ((unsigned)limit >= CU_LIMIT_MAX || (unsigned)limit >= CONTEXT_LIMITS)
@@ -310,8 +285,7 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
-{
+CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
     CUcontext context;
     TRY(context_current(&context));
     if ((unsigned)limit >= CU_LIMIT_MAX || (unsigned)limit >= CONTEXT_LIMITS)
@@ -322,8 +296,7 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     CUcontext context;
     TRY(context_current(&context));
     if (least)
@@ -333,8 +306,7 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
-{
+CUresult cuCtxGetCacheConfig(CUfunc_cache *config) {
     CUcontext context;
     TRY(context_current(&context));
     if (!config)
@@ -344,15 +316,13 @@ CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
 }
 
 /* Only a hint; there is no cache. */
-CUresult cuCtxSetCacheConfig(CUfunc_cache config)
-{
+CUresult cuCtxSetCacheConfig(CUfunc_cache config) {
     CUcontext context;
     (void)config;
     return context_current(&context);
 }
 
-CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
-{
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     CUcontext context;
     TRY(context_current(&context));
     if (!context_valid(peer) || peer->device == context->device)
@@ -360,8 +330,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
     return flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuCtxDisablePeerAccess(CUcontext peer)
-{
+CUresult cuCtxDisablePeerAccess(CUcontext peer) {
     CUcontext context;
     TRY(context_current(&context));
     return context_valid(peer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;

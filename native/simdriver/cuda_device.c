@@ -6,8 +6,7 @@
 #include "driver.h"
 #include "sim_memory.h"
 
-CUresult cuDeviceGetCount(int *count)
-{
+CUresult cuDeviceGetCount(int *count) {
     TRY(driver_ready());
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
@@ -15,8 +14,7 @@ CUresult cuDeviceGetCount(int *count)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGet(CUdevice *device, int ordinal)
-{
+CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     uint32_t card;
     if (!device)
         return CUDA_ERROR_INVALID_VALUE;
@@ -25,8 +23,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetName(char *name, int length, CUdevice device)
-{
+CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!name || length <= 0)
@@ -43,8 +40,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 }
 
 /* The 16 bytes of "GPU-xxxxxxxx-xxxx-…". */
-static void uuid_bytes(CUuuid *uuid, const char *text)
-{
+static void uuid_bytes(CUuuid *uuid, const char *text) {
     int nibbles = 0;
     memset(uuid, 0, sizeof *uuid);
     for (const char *c = text + 4; *c && nibbles < 32; c++) {
@@ -56,8 +52,7 @@ static void uuid_bytes(CUuuid *uuid, const char *text)
     }
 }
 
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
-{
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!uuid)
@@ -67,8 +62,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 }
 
 /* Of an instance, where the older function returns the card's. */
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
-{
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     uint32_t card;
     struct mig_instance instance;
     char text[48];
@@ -81,8 +75,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!bytes)
@@ -91,8 +84,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
-{
+CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!major || !minor)
@@ -103,38 +95,32 @@ CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 }
 
 /* "00000000:17:00.0" -> domain, bus, device. */
-static int pci_number(const struct fenka_node_card *card, int which)
-{
+static int pci_number(const struct fenka_node_card *card, int which) {
     unsigned numbers[3] = {0};
     sscanf(card->pci_bus_id, "%x:%x:%x", &numbers[0], &numbers[1], &numbers[2]);
     return (int)numbers[which];
 }
 
-CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
-{
+CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!text || length < 13)
         return CUDA_ERROR_INVALID_VALUE;
     const struct fenka_node_card *held = &node_state->cards[card];
-    snprintf(text, (size_t)length, "%04x:%02x:%02x.0", pci_number(held, 0), pci_number(held, 1),
-             pci_number(held, 2));
+    snprintf(text, (size_t)length, "%04x:%02x:%02x.0", pci_number(held, 0), pci_number(held, 1), pci_number(held, 2));
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
-{
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
     TRY(driver_ready());
     if (!device || !text)
         return CUDA_ERROR_INVALID_VALUE;
     unsigned domain = 0, bus = 0, slot = 0;
-    if (sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3 &&
-        (domain = 0, sscanf(text, "%x:%x", &bus, &slot)) != 2)
+    if (sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3 && (domain = 0, sscanf(text, "%x:%x", &bus, &slot)) != 2)
         return CUDA_ERROR_INVALID_VALUE;
     for (int ordinal = 0; ordinal < device_count; ordinal++) {
         const struct fenka_node_card *card = &node_state->cards[device_cards[ordinal]];
-        if (pci_number(card, 0) == (int)domain && pci_number(card, 1) == (int)bus &&
-            pci_number(card, 2) == (int)slot) {
+        if (pci_number(card, 0) == (int)domain && pci_number(card, 1) == (int)bus && pci_number(card, 2) == (int)slot) {
             *device = ordinal;
             return CUDA_SUCCESS;
         }
@@ -188,30 +174,44 @@ static const int common[CU_DEVICE_ATTRIBUTE_MAX] = {
     [CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK] = 0,
 };
 
-CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
-{
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     uint32_t index;
     TRY(device_card(device, &index));
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
     const struct fenka_node_card *card = &node_state->cards[index];
     switch ((int)attribute) {
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = (int)device_multiprocessors(index); break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = (int)card->compute_major; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = (int)card->compute_minor; break;
-    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = (int)card->max_sm_clock_mhz * 1000; break;
-    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = (int)card->max_memory_clock_mhz * 1000; break;
-    case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value = pci_number(card, 0); break;
-    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = pci_number(card, 1); break;
-    case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: *value = pci_number(card, 2); break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = (int)device_multiprocessors(index);
+        break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = (int)card->compute_major;
+        break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *value = (int)card->compute_minor;
+        break;
+    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
+        *value = (int)card->max_sm_clock_mhz * 1000;
+        break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
+        *value = (int)card->max_memory_clock_mhz * 1000;
+        break;
+    case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
+        *value = pci_number(card, 0);
+        break;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+        *value = pci_number(card, 1);
+        break;
+    case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
+        *value = pci_number(card, 2);
+        break;
     default:
         *value = (int)attribute > 0 && attribute < CU_DEVICE_ATTRIBUTE_MAX ? common[attribute] : 0;
     }
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
-{
+CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!properties)
@@ -231,8 +231,7 @@ CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
-{
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
     uint32_t card, other;
     struct mig_instance instance;
     TRY(device_card(device, &card));
@@ -245,9 +244,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device,
-                                 CUdevice peer)
-{
+CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer) {
     uint32_t card;
     TRY(device_card(device, &card));
     TRY(device_card(peer, &card));
@@ -257,8 +254,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetExecAffinitySupport(int *supported, CUexecAffinityType type, CUdevice device)
-{
+CUresult cuDeviceGetExecAffinitySupport(int *supported, CUexecAffinityType type, CUdevice device) {
     uint32_t card;
     (void)type;
     TRY(device_card(device, &card));

@@ -6,8 +6,7 @@
 
 #define FLAGS (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)
 
-CUresult cuEventCreate(CUevent *event, unsigned int flags)
-{
+CUresult cuEventCreate(CUevent *event, unsigned int flags) {
     CUcontext context;
     TRY(context_current(&context));
     bool shared = flags & CU_EVENT_INTERPROCESS;
@@ -17,8 +16,7 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
     made->flags = flags;
-    made->moment = shared ? (struct moment *)arena_take(sizeof *made->moment, 0, &made->offset)
-                          : &made->own;
+    made->moment = shared ? (struct moment *)arena_take(sizeof *made->moment, 0, &made->offset) : &made->own;
     if (!made->moment) {
         object_delete(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -28,8 +26,7 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventDestroy_v2(CUevent event)
-{
+CUresult cuEventDestroy_v2(CUevent event) {
     TRY(driver_ready());
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -44,8 +41,7 @@ CUresult cuEventDestroy_v2(CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
-{
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags) {
     CUcontext context;
     CUstream stream;
     (void)flags;
@@ -58,13 +54,9 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecord(CUevent event, CUstream stream)
-{
-    return cuEventRecordWithFlags(event, stream, 0);
-}
+CUresult cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWithFlags(event, stream, 0); }
 
-CUresult cuEventQuery(CUevent event)
-{
+CUresult cuEventQuery(CUevent event) {
     TRY(driver_ready());
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -73,8 +65,7 @@ CUresult cuEventQuery(CUevent event)
     return event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuEventSynchronize(CUevent event)
-{
+CUresult cuEventSynchronize(CUevent event) {
     TRY(driver_ready());
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -87,13 +78,12 @@ CUresult cuEventSynchronize(CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
-{
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     TRY(driver_ready());
     if (!milliseconds)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!object_get(start, EVENT) || !object_get(end, EVENT) || !start->moment->recorded ||
-        !end->moment->recorded || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
+    if (!object_get(start, EVENT) || !object_get(end, EVENT) || !start->moment->recorded || !end->moment->recorded ||
+        (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!event_done(start) || !event_done(end))
         return CUDA_ERROR_NOT_READY;

@@ -4,8 +4,7 @@
 
 #include "graph.h"
 
-CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
-{
+CUresult cuGraphCreate(CUgraph *graph, unsigned int flags) {
     TRY(driver_ready());
     if (!graph || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -13,8 +12,7 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
     return *graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuGraphDestroy(CUgraph graph)
-{
+CUresult cuGraphDestroy(CUgraph graph) {
     TRY(driver_ready());
     if (!object_get(graph, GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
@@ -24,9 +22,8 @@ CUresult cuGraphDestroy(CUgraph graph)
 
 /* ---- nodes ---- */
 
-CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                                 size_t count, const CUDA_KERNEL_NODE_PARAMS *what)
-{
+CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                                 const CUDA_KERNEL_NODE_PARAMS *what) {
     struct CUfunc_st *function;
     TRY(driver_ready());
     if (!node || !what)
@@ -40,9 +37,8 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraph
     return graph_add(graph, needs, count, &work, node);
 }
 
-CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                              size_t count, const CUDA_KERNEL_NODE_PARAMS_v1 *what)
-{
+CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                              const CUDA_KERNEL_NODE_PARAMS_v1 *what) {
     CUDA_KERNEL_NODE_PARAMS full = {0};
     if (!what)
         return CUDA_ERROR_INVALID_VALUE;
@@ -50,9 +46,8 @@ CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
     return cuGraphAddKernelNode_v2(node, graph, needs, count, &full);
 }
 
-CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                              size_t count, const CUDA_MEMCPY3D *what, CUcontext context)
-{
+CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                              const CUDA_MEMCPY3D *what, CUcontext context) {
     TRY(driver_ready());
     if (!node || !what || !context_valid(context))
         return CUDA_ERROR_INVALID_VALUE;
@@ -60,9 +55,8 @@ CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
     return graph_add(graph, needs, count, &work, node);
 }
 
-CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                              size_t count, const CUDA_MEMSET_NODE_PARAMS *what, CUcontext context)
-{
+CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                              const CUDA_MEMSET_NODE_PARAMS *what, CUcontext context) {
     TRY(driver_ready());
     if (!node || !what || !context_valid(context) ||
         (what->elementSize != 1 && what->elementSize != 2 && what->elementSize != 4))
@@ -71,9 +65,8 @@ CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
     return graph_add(graph, needs, count, &work, node);
 }
 
-CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                            size_t count, const CUDA_HOST_NODE_PARAMS *what)
-{
+CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                            const CUDA_HOST_NODE_PARAMS *what) {
     TRY(driver_ready());
     if (!node || !what || !what->fn)
         return CUDA_ERROR_INVALID_VALUE;
@@ -81,17 +74,14 @@ CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode 
     return graph_add(graph, needs, count, &work, node);
 }
 
-CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                             size_t count)
-{
+CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count) {
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_EMPTY};
     TRY(driver_ready());
     return node ? graph_add(graph, needs, count, &work, node) : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult add_event(CUgraphNodeType type, CUgraphNode *node, CUgraph graph,
-                          const CUgraphNode *needs, size_t count, CUevent event)
-{
+static CUresult add_event(CUgraphNodeType type, CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                          size_t count, CUevent event) {
     struct graph_work work = {.type = type, .event = event};
     TRY(driver_ready());
     if (!object_get(event, EVENT))
@@ -99,25 +89,21 @@ static CUresult add_event(CUgraphNodeType type, CUgraphNode *node, CUgraph graph
     return node ? graph_add(graph, needs, count, &work, node) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                                   size_t count, CUevent event)
-{
+CUresult cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                                   CUevent event) {
     return add_event(CU_GRAPH_NODE_TYPE_EVENT_RECORD, node, graph, needs, count, event);
 }
 
-CUresult cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                                 size_t count, CUevent event)
-{
+CUresult cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                                 CUevent event) {
     return add_event(CU_GRAPH_NODE_TYPE_WAIT_EVENT, node, graph, needs, count, event);
 }
 
-CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *what)
-{
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *what) {
     uint32_t card;
     TRY(driver_ready());
-    if (!node || !what || what->bytesize == 0 ||
-        what->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+    if (!node || !what || what->bytesize == 0 || what->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
         what->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(device_card(what->poolProps.location.id, &card));
@@ -131,8 +117,7 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
     return result;
 }
 
-CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *what)
-{
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *what) {
     TRY(driver_ready());
     if (!what || !object_get(node, NODE) || node->work.type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
         return CUDA_ERROR_INVALID_VALUE;
@@ -140,8 +125,7 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
     return CUDA_SUCCESS;
 }
 
-static bool frees(CUgraph graph, CUdeviceptr pointer)
-{
+static bool frees(CUgraph graph, CUdeviceptr pointer) {
     for (CUgraphNode node = graph->first; node; node = node->next)
         if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_FREE && node->work.freed == pointer)
             return true;
@@ -149,9 +133,8 @@ static bool frees(CUgraph graph, CUdeviceptr pointer)
 }
 
 /* Frees the memory of an allocation node of any graph, at most once per graph. */
-CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
-                               size_t count, CUdeviceptr pointer)
-{
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, size_t count,
+                               CUdeviceptr pointer) {
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .freed = pointer};
     TRY(driver_ready());
     if (!node || !object_get(graph, GRAPH) || !graph_memory_known(pointer) || frees(graph, pointer))
@@ -159,8 +142,7 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
     return graph_add(graph, needs, count, &work, node);
 }
 
-CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer)
-{
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer) {
     TRY(driver_ready());
     if (!pointer || !object_get(node, NODE) || node->work.type != CU_GRAPH_NODE_TYPE_MEM_FREE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -168,8 +150,7 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *what)
-{
+CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *what) {
     TRY(driver_ready());
     if (!what || !object_get(node, NODE) || node->work.type != CU_GRAPH_NODE_TYPE_KERNEL)
         return CUDA_ERROR_INVALID_VALUE;
@@ -179,8 +160,7 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS
 
 /* ---- questions ---- */
 
-CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
-{
+CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type) {
     TRY(driver_ready());
     if (!type || !object_get(node, NODE))
         return CUDA_ERROR_INVALID_VALUE;
@@ -189,16 +169,14 @@ CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
 }
 
 /* As for all lists: without an array only the count is returned, and entries beyond the list are NULL. */
-static CUresult tell(const CUgraphNode *found, size_t count, CUgraphNode *nodes, size_t *room)
-{
+static CUresult tell(const CUgraphNode *found, size_t count, CUgraphNode *nodes, size_t *room) {
     for (size_t i = 0; nodes && i < *room; i++)
         nodes[i] = i < count ? found[i] : NULL;
     *room = !nodes || count < *room ? count : *room;
     return CUDA_SUCCESS;
 }
 
-static CUresult list(CUgraph graph, CUgraphNode *nodes, size_t *room, bool roots_only)
-{
+static CUresult list(CUgraph graph, CUgraphNode *nodes, size_t *room, bool roots_only) {
     TRY(driver_ready());
     if (!room || !object_get(graph, GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
@@ -214,27 +192,18 @@ static CUresult list(CUgraph graph, CUgraphNode *nodes, size_t *room, bool roots
     return result;
 }
 
-CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *room)
-{
-    return list(graph, nodes, room, false);
-}
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *room) { return list(graph, nodes, room, false); }
 
-CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *room)
-{
-    return list(graph, nodes, room, true);
-}
+CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *room) { return list(graph, nodes, room, true); }
 
-CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *room)
-{
+CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *room) {
     TRY(driver_ready());
     if (!room || !object_get(node, NODE))
         return CUDA_ERROR_INVALID_VALUE;
     return tell(node->needs, node->needs_count, nodes, room);
 }
 
-CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
-                                size_t count)
-{
+CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count) {
     TRY(driver_ready());
     if (!object_get(graph, GRAPH) || !graph_needs_fit(graph, from, count) || !graph_needs_fit(graph, to, count))
         return CUDA_ERROR_INVALID_VALUE;

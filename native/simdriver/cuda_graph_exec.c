@@ -16,20 +16,17 @@ struct CUgraphExec_st {
     struct graph_work *works;
 };
 
-static CUmemPool_attribute as_pool(CUgraphMem_attribute attribute)
-{
+static CUmemPool_attribute as_pool(CUgraphMem_attribute attribute) {
     static const CUmemPool_attribute same[] = {
         [CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT] = CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
         [CU_GRAPH_MEM_ATTR_USED_MEM_HIGH] = CU_MEMPOOL_ATTR_USED_MEM_HIGH,
         [CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT] = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
         [CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH] = CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
     };
-    return (unsigned)attribute < sizeof same / sizeof *same ? same[attribute]
-                                                            : CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    return (unsigned)attribute < sizeof same / sizeof *same ? same[attribute] : CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
 }
 
-CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (as_pool(attribute) == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
@@ -37,8 +34,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
     return cuMemPoolGetAttribute(pool_of_graphs(device), as_pool(attribute), value);
 }
 
-CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
+CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (as_pool(attribute) == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
@@ -46,8 +42,7 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
     return cuMemPoolSetAttribute(pool_of_graphs(device), as_pool(attribute), value);
 }
 
-CUresult cuDeviceGraphMemTrim(CUdevice device)
-{
+CUresult cuDeviceGraphMemTrim(CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     return cuMemPoolTrimTo(pool_of_graphs(device), 0);
@@ -57,30 +52,36 @@ CUresult cuDeviceGraphMemTrim(CUdevice device)
 
 static CUresult record(CUevent event, CUstream stream) { return cuEventRecord(event, stream); }
 
-CUresult graph_work_run(const struct graph_work *work, CUcontext context, CUstream stream,
-                        bool free_first)
-{
+CUresult graph_work_run(const struct graph_work *work, CUcontext context, CUstream stream, bool free_first) {
     switch ((int)work->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-        return cuLaunchKernel(work->kernel.func, work->kernel.gridDimX, work->kernel.gridDimY,
-                              work->kernel.gridDimZ, work->kernel.blockDimX,
-                              work->kernel.blockDimY, work->kernel.blockDimZ, 0, stream, NULL, NULL);
-    case CU_GRAPH_NODE_TYPE_MEMCPY: return box_copy(&work->copy);
-    case CU_GRAPH_NODE_TYPE_MEMSET: return set_rows(&work->set);
-    case CU_GRAPH_NODE_TYPE_HOST: return cuLaunchHostFunc(stream, work->host.fn, work->host.userData);
-    case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return record(work->event, stream);
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return cuStreamWaitEvent(stream, work->event, 0);
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return graph_memory_take(work->taken.memory, context, free_first);
-    case CU_GRAPH_NODE_TYPE_MEM_FREE: return cuMemFreeAsync(work->freed, stream);
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+        return cuLaunchKernel(work->kernel.func, work->kernel.gridDimX, work->kernel.gridDimY, work->kernel.gridDimZ,
+                              work->kernel.blockDimX, work->kernel.blockDimY, work->kernel.blockDimZ, 0, stream, NULL,
+                              NULL);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+        return box_copy(&work->copy);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+        return set_rows(&work->set);
+    case CU_GRAPH_NODE_TYPE_HOST:
+        return cuLaunchHostFunc(stream, work->host.fn, work->host.userData);
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+        return record(work->event, stream);
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+        return cuStreamWaitEvent(stream, work->event, 0);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+        return graph_memory_take(work->taken.memory, context, free_first);
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        return cuMemFreeAsync(work->freed, stream);
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
 
 /* ---- instantiation ---- */
 
-static bool ready(const struct CUgraphNode_st *node)
-{
+static bool ready(const struct CUgraphNode_st *node) {
     for (size_t i = 0; i < node->needs_count; i++)
         if (!node->needs[i]->placed)
             return false;
@@ -88,8 +89,7 @@ static bool ready(const struct CUgraphNode_st *node)
 }
 
 /* Sorts the nodes by their dependencies; false if those are cyclic. */
-static bool order(CUgraph graph, struct graph_work *works)
-{
+static bool order(CUgraph graph, struct graph_work *works) {
     size_t placed = 0;
     for (CUgraphNode node = graph->first; node; node = node->next)
         node->placed = false;
@@ -104,8 +104,7 @@ static bool order(CUgraph graph, struct graph_work *works)
     return placed == graph->count;
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
-{
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
     CUcontext context;
     TRY(context_current(&context));
     if (!out || !object_get(graph, GRAPH) || flags & ~(unsigned long long)KNOWN_FLAGS)
@@ -131,9 +130,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *wrong, char *log,
-                               size_t room)
-{
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *wrong, char *log, size_t room) {
     if (wrong)
         *wrong = NULL;
     if (log && room)
@@ -141,20 +138,16 @@ CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *wr
     return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
-CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
-                                      CUDA_GRAPH_INSTANTIATE_PARAMS *how)
-{
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *how) {
     if (!how)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuGraphInstantiateWithFlags(exec, graph, how->flags);
     how->hErrNode_out = NULL;
-    how->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS
-                                             : CUDA_GRAPH_INSTANTIATE_ERROR;
+    how->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     return result;
 }
 
-CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
-{
+CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags) {
     TRY(driver_ready());
     if (!flags || !object_get(exec, EXEC))
         return CUDA_ERROR_INVALID_VALUE;
@@ -162,8 +155,7 @@ CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecDestroy(CUgraphExec exec)
-{
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
     TRY(driver_ready());
     if (!object_get(exec, EXEC))
         return CUDA_ERROR_INVALID_VALUE;
@@ -175,15 +167,13 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
-{
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
     CUcontext context;
     TRY(stream_resolve(stream, &context, &stream));
     return object_get(exec, EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
-{
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));

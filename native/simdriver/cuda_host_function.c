@@ -2,8 +2,7 @@
 #include "graph.h"
 #include "timeline.h"
 
-static CUresult enqueue(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
-{
+static CUresult enqueue(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data) {
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
@@ -19,14 +18,10 @@ static CUresult enqueue(CUstream handle, CUhostFn function, CUstreamCallback cal
     return host_function_add(&call) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
-{
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data) {
     return function ? enqueue(stream, function, NULL, data) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data,
-                             unsigned int flags)
-{
-    return callback && flags == 0 ? enqueue(stream, NULL, callback, data)
-                                  : CUDA_ERROR_INVALID_VALUE;
+CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags) {
+    return callback && flags == 0 ? enqueue(stream, NULL, callback, data) : CUDA_ERROR_INVALID_VALUE;
 }

@@ -13,8 +13,7 @@ static const struct {
 };
 
 /* CUDA does not survive a fork: the child starts like a process that has not called cuInit. */
-static void after_fork(void)
-{
+static void after_fork(void) {
     node_forget();
     driver_initialised = false;
     device_count = 0;
@@ -38,8 +37,7 @@ static void after_fork(void)
     host_functions_after_fork();
 }
 
-static CUresult initialise(void)
-{
+static CUresult initialise(void) {
     static bool forks_watched; /* this library is never unloaded, see the Makefile */
     if (!forks_watched)
         forks_watched = pthread_atfork(NULL, NULL, after_fork) == 0;
@@ -59,8 +57,7 @@ static CUresult initialise(void)
     return CUDA_SUCCESS;
 }
 
-CUresult cuInit(unsigned int flags)
-{
+CUresult cuInit(unsigned int flags) {
     if (flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
@@ -76,8 +73,7 @@ CUresult cuInit(unsigned int flags)
 }
 
 /* Also answers before cuInit, like the real driver; without a node, with the version that this was built against. */
-CUresult cuDriverGetVersion(int *version)
-{
+CUresult cuDriverGetVersion(int *version) {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
@@ -87,8 +83,7 @@ CUresult cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGetErrorName(CUresult error, const char **text)
-{
+CUresult cuGetErrorName(CUresult error, const char **text) {
     if (!text)
         return CUDA_ERROR_INVALID_VALUE;
     *text = NULL;
@@ -98,8 +93,7 @@ CUresult cuGetErrorName(CUresult error, const char **text)
     return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGetErrorString(CUresult error, const char **text)
-{
+CUresult cuGetErrorString(CUresult error, const char **text) {
     if (!text)
         return CUDA_ERROR_INVALID_VALUE;
     *text = NULL;

@@ -20,22 +20,20 @@ struct import {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct import *imports;
 
-void ipc_after_fork(void)
-{
+void ipc_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     imports = NULL;
 }
 
 /* ---- memory ---- */
 
-CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
-{
+CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer) {
     struct allocation held;
     TRY(driver_ready());
     if (!out || !memory_find(pointer, &held) || held.kind != MEMORY_DEVICE || held.pool)
         return CUDA_ERROR_INVALID_VALUE;
-    struct ipc_handle handle = {.magic = MEMORY_MAGIC, .card = device_memory(held.card),
-                            .offset = (uint64_t)held.offset, .size = held.size};
+    struct ipc_handle handle = {
+        .magic = MEMORY_MAGIC, .card = device_memory(held.card), .offset = (uint64_t)held.offset, .size = held.size};
     if (!ipc_publish(&handle))
         return CUDA_ERROR_MAP_FAILED;
     memset(out, 0, sizeof *out);
@@ -44,8 +42,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
 }
 
 /* Under the lock. Removes imports that have ended with their context. */
-static struct import **import_of(const struct ipc_handle *handle, uintptr_t base)
-{
+static struct import **import_of(const struct ipc_handle *handle, uintptr_t base) {
     struct import **place = &imports;
     struct allocation held;
     while (*place) {
@@ -53,8 +50,7 @@ static struct import **import_of(const struct ipc_handle *handle, uintptr_t base
         if (!memory_find(seen->base, &held) || held.kind != MEMORY_IMPORTED) {
             *place = seen->next;
             free(seen);
-        } else if (base ? seen->base == base
-                        : memcmp(&seen->handle, handle, sizeof *handle) == 0) {
+        } else if (base ? seen->base == base : memcmp(&seen->handle, handle, sizeof *handle) == 0) {
             break;
         } else {
             place = &seen->next;
@@ -66,17 +62,21 @@ static struct import **import_of(const struct ipc_handle *handle, uintptr_t base
 static void release_import(const struct allocation *held) { ipc_unmap(held->base, held->size); }
 
 /* Under the lock. */
-static CUresult import_new(const struct ipc_handle *handle, CUcontext context, CUdeviceptr *pointer)
-{
+static CUresult import_new(const struct ipc_handle *handle, CUcontext context, CUdeviceptr *pointer) {
     struct import *made = calloc(1, sizeof *made);
     uintptr_t base = made ? ipc_map(handle) : 0;
     if (!base) {
         free(made);
         return made ? CUDA_ERROR_MAP_FAILED : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    struct allocation held = {.base = base, .size = handle->size, .kind = MEMORY_IMPORTED,
-                              .context = context, .card = handle->card, .device = context->device,
-                              .shared = true, .release = release_import};
+    struct allocation held = {.base = base,
+                              .size = handle->size,
+                              .kind = MEMORY_IMPORTED,
+                              .context = context,
+                              .card = handle->card,
+                              .device = context->device,
+                              .shared = true,
+                              .release = release_import};
     CUresult result = memory_link(&held);
     if (result != CUDA_SUCCESS) {
         ipc_unmap(base, handle->size);
@@ -89,8 +89,7 @@ static CUresult import_new(const struct ipc_handle *handle, CUcontext context, C
     return CUDA_SUCCESS;
 }
 
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle given, unsigned int flags)
-{
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle given, unsigned int flags) {
     CUcontext context;
     struct ipc_handle handle;
     TRY(context_current(&context));
@@ -114,8 +113,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle given, unsig
     return result;
 }
 
-CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
-{
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
     TRY(driver_ready());
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
@@ -135,8 +133,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 
 /* ---- events ---- */
 
-CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
-{
+CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event) {
     struct ipc_handle handle = {.magic = EVENT_MAGIC, .size = sizeof(struct moment)};
     off_t offset;
     TRY(driver_ready());
@@ -151,8 +148,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle given)
-{
+CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle given) {
     CUcontext context;
     struct ipc_handle handle;
     TRY(context_current(&context));

@@ -5,8 +5,7 @@
 #define MAX_THREADS 1024
 #define WARP 32
 
-static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *what, CUstream stream_handle)
-{
+static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *what, CUstream stream_handle) {
     CUcontext context;
     CUstream stream;
     struct CUfunc_st *function;
@@ -27,30 +26,24 @@ static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *what, CUstream stream_hand
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                        void **parameters, void **extra)
-{
-    CUDA_KERNEL_NODE_PARAMS what = {function, grid_x,  grid_y,       grid_z,     block_x, block_y,
-                                    block_z,  shared_bytes, parameters, extra, NULL,    NULL};
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                        CUstream stream, void **parameters, void **extra) {
+    CUDA_KERNEL_NODE_PARAMS what = {function, grid_x,       grid_y,     grid_z, block_x, block_y,
+                                    block_z,  shared_bytes, parameters, extra,  NULL,    NULL};
     return launch(&what, stream);
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                          void **extra)
-{
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     if (!config)
         return CUDA_ERROR_INVALID_VALUE;
-    return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
-                          config->blockDimX, config->blockDimY, config->blockDimZ,
-                          config->sharedMemBytes, config->hStream, parameters, extra);
+    return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                          config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream, parameters,
+                          extra);
 }
 
 /* Not generated, because the stream is in the struct. */
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                               void **extra)
-{
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     if (!config)
         return CUDA_ERROR_INVALID_VALUE;
     CUlaunchConfig own = *config;
@@ -58,19 +51,15 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function
     return cuLaunchKernelEx(&own, function, parameters, extra);
 }
 
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                                   unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                                   void **parameters)
-{
-    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
-                          stream, parameters, NULL);
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                   unsigned int shared_bytes, CUstream stream, void **parameters) {
+    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters,
+                          NULL);
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle,
-                                                              int threads, size_t shared_bytes,
-                                                              unsigned int flags)
-{
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int threads,
+                                                              size_t shared_bytes, unsigned int flags) {
     struct CUfunc_st *function;
     (void)shared_bytes, (void)flags;
     TRY(driver_ready());
@@ -83,16 +72,13 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfun
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
-                                                     size_t shared_bytes)
-{
-    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads,
-                                                                shared_bytes, 0);
+                                                     size_t shared_bytes) {
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared_bytes, 0);
 }
 
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction handle,
-                                                   CUoccupancyB2DSize shared_of, size_t shared_bytes,
-                                                   int limit, unsigned int flags)
-{
+                                                   CUoccupancyB2DSize shared_of, size_t shared_bytes, int limit,
+                                                   unsigned int flags) {
     CUcontext context;
     struct CUfunc_st *function;
     (void)shared_of, (void)shared_bytes, (void)flags;
@@ -105,10 +91,7 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunc
     return CUDA_SUCCESS;
 }
 
-CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function,
-                                          CUoccupancyB2DSize shared_of, size_t shared_bytes,
-                                          int limit)
-{
-    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared_bytes,
-                                                     limit, 0);
+CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
+                                          size_t shared_bytes, int limit) {
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared_bytes, limit, 0);
 }

@@ -13,14 +13,11 @@ struct corner {
     size_t x, y, z, pitch, height;
 };
 
-static CUresult array_corner(CUarray array, const CUDA_MEMCPY3D *what, const struct corner *at,
-                             struct side *side)
-{
+static CUresult array_corner(CUarray array, const CUDA_MEMCPY3D *what, const struct corner *at, struct side *side) {
     struct array_view view;
     TRY(array_side(array, &view));
-    if (at->x > view.row_bytes || what->WidthInBytes > view.row_bytes - at->x ||
-        at->y > view.rows || what->Height > view.rows - at->y || at->z > view.slices ||
-        what->Depth > view.slices - at->z)
+    if (at->x > view.row_bytes || what->WidthInBytes > view.row_bytes - at->x || at->y > view.rows ||
+        what->Height > view.rows - at->y || at->z > view.slices || what->Depth > view.slices - at->z)
         return CUDA_ERROR_INVALID_VALUE;
     side->array = true;
     side->pitch = view.row_bytes;
@@ -29,13 +26,10 @@ static CUresult array_corner(CUarray array, const CUDA_MEMCPY3D *what, const str
     return CUDA_SUCCESS;
 }
 
-static CUresult linear_corner(uintptr_t base, const CUDA_MEMCPY3D *what, const struct corner *at,
-                              struct side *side)
-{
+static CUresult linear_corner(uintptr_t base, const CUDA_MEMCPY3D *what, const struct corner *at, struct side *side) {
     side->pitch = at->pitch ? at->pitch : what->WidthInBytes;
     size_t height = at->height ? at->height : what->Height;
-    if (!base || side->pitch < at->x + what->WidthInBytes ||
-        (what->Depth > 1 && height < at->y + what->Height))
+    if (!base || side->pitch < at->x + what->WidthInBytes || (what->Depth > 1 && height < at->y + what->Height))
         return CUDA_ERROR_INVALID_VALUE;
     side->slice = side->pitch * height;
     side->base = base + at->z * side->slice + at->y * side->pitch + at->x;
@@ -43,24 +37,28 @@ static CUresult linear_corner(uintptr_t base, const CUDA_MEMCPY3D *what, const s
 }
 
 static CUresult resolve(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array,
-                        const CUDA_MEMCPY3D *what, struct corner at, struct side *side)
-{
+                        const CUDA_MEMCPY3D *what, struct corner at, struct side *side) {
     struct allocation held;
     *side = (struct side){.array = false};
     switch (type) {
-    case CU_MEMORYTYPE_ARRAY: return array_corner(array, what, &at, side);
-    case CU_MEMORYTYPE_HOST: return linear_corner((uintptr_t)host, what, &at, side);
-    case CU_MEMORYTYPE_DEVICE: side->device = true; break;
-    case CU_MEMORYTYPE_UNIFIED: side->device = memory_find(device, &held); break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_MEMORYTYPE_ARRAY:
+        return array_corner(array, what, &at, side);
+    case CU_MEMORYTYPE_HOST:
+        return linear_corner((uintptr_t)host, what, &at, side);
+    case CU_MEMORYTYPE_DEVICE:
+        side->device = true;
+        break;
+    case CU_MEMORYTYPE_UNIFIED:
+        side->device = memory_find(device, &held);
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
     return linear_corner(device, what, &at, side);
 }
 
 /* If any row is out of bounds, nothing is copied. */
-static CUresult move(const CUDA_MEMCPY3D *what, const struct side *to, const struct side *from,
-                     bool check)
-{
+static CUresult move(const CUDA_MEMCPY3D *what, const struct side *to, const struct side *from, bool check) {
     for (size_t z = 0; z < what->Depth; z++)
         for (size_t y = 0; y < what->Height; y++) {
             uintptr_t into = to->base + z * to->slice + y * to->pitch;
@@ -74,25 +72,21 @@ static CUresult move(const CUDA_MEMCPY3D *what, const struct side *to, const str
     return CUDA_SUCCESS;
 }
 
-CUresult box_copy(const CUDA_MEMCPY3D *what)
-{
+CUresult box_copy(const CUDA_MEMCPY3D *what) {
     struct side to, from;
     if (what->WidthInBytes == 0 || what->Height == 0 || what->Depth == 0)
         return CUDA_SUCCESS;
     if (what->srcLOD != 0 || what->dstLOD != 0)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(resolve(what->dstMemoryType, what->dstHost, what->dstDevice, what->dstArray, what,
-                (struct corner){what->dstXInBytes, what->dstY, what->dstZ, what->dstPitch,
-                                what->dstHeight}, &to));
+                (struct corner){what->dstXInBytes, what->dstY, what->dstZ, what->dstPitch, what->dstHeight}, &to));
     TRY(resolve(what->srcMemoryType, what->srcHost, what->srcDevice, what->srcArray, what,
-                (struct corner){what->srcXInBytes, what->srcY, what->srcZ, what->srcPitch,
-                                what->srcHeight}, &from));
+                (struct corner){what->srcXInBytes, what->srcY, what->srcZ, what->srcPitch, what->srcHeight}, &from));
     TRY(move(what, &to, &from, true));
     return move(what, &to, &from, false);
 }
 
-CUresult box_copy_now(const CUDA_MEMCPY3D *what)
-{
+CUresult box_copy_now(const CUDA_MEMCPY3D *what) {
     CUcontext context;
     TRY(context_current(&context));
     TRY(capture_unsafe());
@@ -100,8 +94,7 @@ CUresult box_copy_now(const CUDA_MEMCPY3D *what)
     return box_copy(what);
 }
 
-CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream)
-{
+CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream) {
     CUcontext context;
     bool taken;
     TRY(stream_resolve(stream, &context, &stream));
@@ -112,21 +105,16 @@ CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream)
 
 /* ---- three dimensions ---- */
 
-CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *what)
-{
-    return what ? box_copy_now(what) : CUDA_ERROR_INVALID_VALUE;
-}
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *what) { return what ? box_copy_now(what) : CUDA_ERROR_INVALID_VALUE; }
 
-CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *what, CUstream stream)
-{
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *what, CUstream stream) {
     return what ? box_copy_on(what, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* The peer variant has contexts in place of reserved fields, and is otherwise equal. */
 _Static_assert(sizeof(CUDA_MEMCPY3D_PEER) == sizeof(CUDA_MEMCPY3D), "two forms of one struct");
 
-static CUresult plain(const CUDA_MEMCPY3D_PEER *peer, CUDA_MEMCPY3D *what)
-{
+static CUresult plain(const CUDA_MEMCPY3D_PEER *peer, CUDA_MEMCPY3D *what) {
     if (!peer)
         return CUDA_ERROR_INVALID_VALUE;
     if (!context_valid(peer->srcContext) || !context_valid(peer->dstContext))
@@ -136,16 +124,14 @@ static CUresult plain(const CUDA_MEMCPY3D_PEER *peer, CUDA_MEMCPY3D *what)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *peer)
-{
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *peer) {
     CUDA_MEMCPY3D what;
     TRY(driver_ready());
     TRY(plain(peer, &what));
     return box_copy_now(&what);
 }
 
-CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peer, CUstream stream)
-{
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peer, CUstream stream) {
     CUDA_MEMCPY3D what;
     TRY(driver_ready());
     TRY(plain(peer, &what));
@@ -154,20 +140,27 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peer, CUstream stream)
 
 /* ---- two ---- */
 
-static CUDA_MEMCPY3D box_of(const CUDA_MEMCPY2D *flat)
-{
-    return (CUDA_MEMCPY3D){
-        .srcXInBytes = flat->srcXInBytes, .srcY = flat->srcY, .srcMemoryType = flat->srcMemoryType,
-        .srcHost = flat->srcHost, .srcDevice = flat->srcDevice, .srcArray = flat->srcArray,
-        .srcPitch = flat->srcPitch,
-        .dstXInBytes = flat->dstXInBytes, .dstY = flat->dstY, .dstMemoryType = flat->dstMemoryType,
-        .dstHost = flat->dstHost, .dstDevice = flat->dstDevice, .dstArray = flat->dstArray,
-        .dstPitch = flat->dstPitch,
-        .WidthInBytes = flat->WidthInBytes, .Height = flat->Height, .Depth = 1};
+static CUDA_MEMCPY3D box_of(const CUDA_MEMCPY2D *flat) {
+    return (CUDA_MEMCPY3D){.srcXInBytes = flat->srcXInBytes,
+                           .srcY = flat->srcY,
+                           .srcMemoryType = flat->srcMemoryType,
+                           .srcHost = flat->srcHost,
+                           .srcDevice = flat->srcDevice,
+                           .srcArray = flat->srcArray,
+                           .srcPitch = flat->srcPitch,
+                           .dstXInBytes = flat->dstXInBytes,
+                           .dstY = flat->dstY,
+                           .dstMemoryType = flat->dstMemoryType,
+                           .dstHost = flat->dstHost,
+                           .dstDevice = flat->dstDevice,
+                           .dstArray = flat->dstArray,
+                           .dstPitch = flat->dstPitch,
+                           .WidthInBytes = flat->WidthInBytes,
+                           .Height = flat->Height,
+                           .Depth = 1};
 }
 
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *flat)
-{
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *flat) {
     if (!flat)
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_MEMCPY3D what = box_of(flat);
@@ -176,8 +169,7 @@ CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *flat)
 
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *flat) { return cuMemcpy2D_v2(flat); }
 
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *flat, CUstream stream)
-{
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *flat, CUstream stream) {
     if (!flat)
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_MEMCPY3D what = box_of(flat);
@@ -186,27 +178,21 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *flat, CUstream stream)
 
 /* ---- one, from and to arrays ---- */
 
-static CUDA_MEMCPY3D row(size_t bytes)
-{
-    return (CUDA_MEMCPY3D){.WidthInBytes = bytes, .Height = 1, .Depth = 1};
-}
+static CUDA_MEMCPY3D row(size_t bytes) { return (CUDA_MEMCPY3D){.WidthInBytes = bytes, .Height = 1, .Depth = 1}; }
 
-static void from_array(CUDA_MEMCPY3D *what, CUarray array, size_t offset)
-{
+static void from_array(CUDA_MEMCPY3D *what, CUarray array, size_t offset) {
     what->srcMemoryType = CU_MEMORYTYPE_ARRAY;
     what->srcArray = array;
     what->srcXInBytes = offset;
 }
 
-static void to_array(CUDA_MEMCPY3D *what, CUarray array, size_t offset)
-{
+static void to_array(CUDA_MEMCPY3D *what, CUarray array, size_t offset) {
     what->dstMemoryType = CU_MEMORYTYPE_ARRAY;
     what->dstArray = array;
     what->dstXInBytes = offset;
 }
 
-CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes)
-{
+CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
     CUDA_MEMCPY3D what = row(bytes);
     what.srcMemoryType = CU_MEMORYTYPE_DEVICE;
     what.srcDevice = from;
@@ -214,8 +200,7 @@ CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t byt
     return box_copy_now(&what);
 }
 
-CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes)
-{
+CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {
     CUDA_MEMCPY3D what = row(bytes);
     from_array(&what, from, offset);
     what.dstMemoryType = CU_MEMORYTYPE_DEVICE;
@@ -223,17 +208,14 @@ CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t byt
     return box_copy_now(&what);
 }
 
-CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset,
-                         size_t bytes)
-{
+CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes) {
     CUDA_MEMCPY3D what = row(bytes);
     from_array(&what, from, from_offset);
     to_array(&what, to, to_offset);
     return box_copy_now(&what);
 }
 
-static CUDA_MEMCPY3D host_to_array(CUarray to, size_t offset, const void *from, size_t bytes)
-{
+static CUDA_MEMCPY3D host_to_array(CUarray to, size_t offset, const void *from, size_t bytes) {
     CUDA_MEMCPY3D what = row(bytes);
     what.srcMemoryType = CU_MEMORYTYPE_HOST;
     what.srcHost = from;
@@ -241,8 +223,7 @@ static CUDA_MEMCPY3D host_to_array(CUarray to, size_t offset, const void *from, 
     return what;
 }
 
-static CUDA_MEMCPY3D array_to_host(void *to, CUarray from, size_t offset, size_t bytes)
-{
+static CUDA_MEMCPY3D array_to_host(void *to, CUarray from, size_t offset, size_t bytes) {
     CUDA_MEMCPY3D what = row(bytes);
     from_array(&what, from, offset);
     what.dstMemoryType = CU_MEMORYTYPE_HOST;
@@ -250,27 +231,22 @@ static CUDA_MEMCPY3D array_to_host(void *to, CUarray from, size_t offset, size_t
     return what;
 }
 
-CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes)
-{
+CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes) {
     CUDA_MEMCPY3D what = host_to_array(to, offset, from, bytes);
     return box_copy_now(&what);
 }
 
-CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t bytes,
-                              CUstream stream)
-{
+CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t bytes, CUstream stream) {
     CUDA_MEMCPY3D what = host_to_array(to, offset, from, bytes);
     return box_copy_on(&what, stream);
 }
 
-CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t bytes)
-{
+CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t bytes) {
     CUDA_MEMCPY3D what = array_to_host(to, from, offset, bytes);
     return box_copy_now(&what);
 }
 
-CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t bytes, CUstream stream)
-{
+CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t bytes, CUstream stream) {
     CUDA_MEMCPY3D what = array_to_host(to, from, offset, bytes);
     return box_copy_on(&what, stream);
 }

@@ -7,8 +7,7 @@
 
 #define DEVICE_KINDS (1u << MEMORY_DEVICE | 1u << MEMORY_MANAGED | 1u << MEMORY_GRAPH)
 
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
-{
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     CUcontext context;
     TRY(context_current(&context));
     pools_settle();
@@ -22,8 +21,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
-{
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
@@ -35,11 +33,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
-                            unsigned int element)
-{
-    if (!pitch || width == 0 || height == 0 || width > SIZE_MAX / 2 ||
-        (element != 4 && element != 8 && element != 16))
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element) {
+    if (!pitch || width == 0 || height == 0 || width > SIZE_MAX / 2 || (element != 4 && element != 8 && element != 16))
         return CUDA_ERROR_INVALID_VALUE;
     size_t row = (width + PITCH - 1) / PITCH * PITCH;
     if (height > SIZE_MAX / row)
@@ -49,8 +44,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
-{
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
@@ -62,8 +56,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 }
 
 /* Waits for all work first, like the real driver: a kernel may be using the memory. */
-CUresult cuMemFree_v2(CUdeviceptr pointer)
-{
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
     struct allocation held;
     TRY(driver_ready());
     if (pointer == 0)
@@ -76,8 +69,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     return memory_drop(pointer, DEVICE_KINDS | (held.pool ? 1u << MEMORY_HOST : 0));
 }
 
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer)
-{
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
     struct allocation held;
     TRY(driver_ready());
     if (!memory_find(pointer, &held))
@@ -89,8 +81,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr po
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags)
-{
+CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
@@ -101,19 +92,14 @@ CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
-{
-    return cuMemHostAlloc(pointer, bytes, 0);
-}
+CUresult cuMemAllocHost_v2(void **pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
 
-CUresult cuMemFreeHost(void *pointer)
-{
+CUresult cuMemFreeHost(void *pointer) {
     TRY(driver_ready());
     return pointer ? memory_drop((uintptr_t)pointer, 1u << MEMORY_HOST) : CUDA_SUCCESS;
 }
 
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *host, unsigned int flags)
-{
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *host, unsigned int flags) {
     struct allocation held;
     TRY(driver_ready());
     if (!pointer || flags != 0 || !memory_find((uintptr_t)host, &held))
@@ -122,8 +108,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *host, unsigned
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostGetFlags(unsigned int *flags, void *host)
-{
+CUresult cuMemHostGetFlags(unsigned int *flags, void *host) {
     struct allocation held;
     TRY(driver_ready());
     if (!flags || !memory_find((uintptr_t)host, &held) || held.kind != MEMORY_HOST)
@@ -132,15 +117,13 @@ CUresult cuMemHostGetFlags(unsigned int *flags, void *host)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned int flags)
-{
+CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned int flags) {
     CUcontext context;
     TRY(context_current(&context));
     return memory_register(context, pointer, bytes, flags);
 }
 
-CUresult cuMemHostUnregister(void *pointer)
-{
+CUresult cuMemHostUnregister(void *pointer) {
     TRY(driver_ready());
     CUresult result = memory_drop((uintptr_t)pointer, 1u << MEMORY_REGISTERED);
     return result == CUDA_SUCCESS ? result : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;

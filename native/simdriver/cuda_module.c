@@ -28,8 +28,7 @@ struct CUmod_st {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUmodule loaded;
 
-void modules_after_fork(void)
-{
+void modules_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     for (CUmodule module = loaded, next; module; module = next) {
         next = module->next;
@@ -40,8 +39,7 @@ void modules_after_fork(void)
     loaded = NULL;
 }
 
-static CUresult load_on(CUmodule module, uint32_t card)
-{
+static CUresult load_on(CUmodule module, uint32_t card) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     if (!module->on_card[card] && !sim_memory_charge(card, module->bytes))
@@ -53,22 +51,19 @@ static CUresult load_on(CUmodule module, uint32_t card)
 }
 
 /* A library is loaded on the current context's card. */
-static CUresult load_here(CUmodule library)
-{
+static CUresult load_here(CUmodule library) {
     CUcontext context;
     return context_current(&context) == CUDA_SUCCESS ? load_on(library, context->card) : CUDA_SUCCESS;
 }
 
 /* Under the lock. */
-static void leave(CUmodule module, uint32_t card)
-{
+static void leave(CUmodule module, uint32_t card) {
     if (module->on_card[card])
         sim_memory_release(card, module->bytes);
     module->on_card[card] = false;
 }
 
-void modules_drop(CUcontext context, bool last_on_card)
-{
+void modules_drop(CUcontext context, bool last_on_card) {
     pthread_mutex_lock(&lock);
     for (CUmodule module = loaded; module; module = module->next)
         if (module->object.context ? module->object.context == context : last_on_card)
@@ -76,8 +71,7 @@ void modules_drop(CUcontext context, bool last_on_card)
     pthread_mutex_unlock(&lock);
 }
 
-static uint64_t duration_of(const char *name)
-{
+static uint64_t duration_of(const char *name) {
     unsigned long us = environment_number("FENKA_SIMULATED_KERNEL_US", DEFAULT_KERNEL_US);
     for (const char *at = strstr(name, "_us"); at; at = strstr(at + 1, "_us")) {
         char *end;
@@ -88,8 +82,7 @@ static uint64_t duration_of(const char *name)
     return (uint64_t)us * 1000;
 }
 
-static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext context)
-{
+static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext context) {
     if (!module || !image)
         return CUDA_ERROR_INVALID_VALUE;
     if (*(const char *)image == '\0')
@@ -120,8 +113,7 @@ static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext
     return CUDA_SUCCESS;
 }
 
-static void unload(CUmodule module)
-{
+static void unload(CUmodule module) {
     for (struct CUfunc_st *function = module->functions, *next; function; function = next) {
         next = function->sibling;
         object_delete(function);
@@ -141,8 +133,7 @@ static void unload(CUmodule module)
     object_delete(module);
 }
 
-static CUresult function_in(CUmodule module, const char *name, struct CUfunc_st **out)
-{
+static CUresult function_in(CUmodule module, const char *name, struct CUfunc_st **out) {
     if (!out || !name || !*name)
         return CUDA_ERROR_INVALID_VALUE;
     if (module->text && !strstr(module->source, name))
@@ -165,35 +156,28 @@ static CUresult function_in(CUmodule module, const char *name, struct CUfunc_st 
     return function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult function_resolve(const void *handle, struct CUfunc_st **function)
-{
+CUresult function_resolve(const void *handle, struct CUfunc_st **function) {
     *function = object_get(handle, FUNCTION);
     return *function ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 /* ---- modules ---- */
 
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     CUcontext context;
     TRY(context_current(&context));
     return load(module, image, SIZE_MAX, context);
 }
 
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
-                            CUjit_option *options, void **values)
-{
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
+                            void **values) {
     (void)count, (void)options, (void)values;
     return cuModuleLoadData(module, image);
 }
 
-CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
-    return cuModuleLoadData(module, image);
-}
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }
 
-static CUresult load_file(CUmodule *module, const char *path, CUcontext context)
-{
+static CUresult load_file(CUmodule *module, const char *path, CUcontext context) {
     if (!path)
         return CUDA_ERROR_INVALID_VALUE;
     FILE *file = fopen(path, "rb");
@@ -208,15 +192,13 @@ static CUresult load_file(CUmodule *module, const char *path, CUcontext context)
     return result;
 }
 
-CUresult cuModuleLoad(CUmodule *module, const char *path)
-{
+CUresult cuModuleLoad(CUmodule *module, const char *path) {
     CUcontext context;
     TRY(context_current(&context));
     return load_file(module, path, context);
 }
 
-CUresult cuModuleUnload(CUmodule module)
-{
+CUresult cuModuleUnload(CUmodule module) {
     TRY(driver_ready());
     if (!object_get(module, MODULE))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -224,16 +206,13 @@ CUresult cuModuleUnload(CUmodule module)
     return CUDA_SUCCESS;
 }
 
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     TRY(driver_ready());
-    return object_get(module, MODULE) ? function_in(module, name, function)
-                                      : CUDA_ERROR_INVALID_HANDLE;
+    return object_get(module, MODULE) ? function_in(module, name, function) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 /* Only the sizes of PTX's variables are known. There is no code, so nobody writes there: the address is of no memory. */
-static CUresult variable_in(CUmodule module, const char *name, CUdeviceptr *pointer, size_t *bytes)
-{
+static CUresult variable_in(CUmodule module, const char *name, CUdeviceptr *pointer, size_t *bytes) {
     TRY(driver_ready());
     if (!object_get(module, MODULE))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -251,18 +230,15 @@ static CUresult variable_in(CUmodule module, const char *name, CUdeviceptr *poin
     return CUDA_SUCCESS;
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
-{
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name) {
     return variable_in(module, name, pointer, bytes);
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
-{
+CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name) {
     return variable_in((CUmodule)library, name, pointer, bytes);
 }
 
-CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
-{
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     if (!mode)
         return CUDA_ERROR_INVALID_VALUE;
     *mode = CU_MODULE_EAGER_LOADING;
@@ -272,25 +248,20 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 /* ---- libraries: modules that belong to no context ---- */
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values,
-                           unsigned int jit_count, CUlibraryOption *options, void **values,
-                           unsigned int count)
-{
+                           unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count) {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     TRY(driver_ready());
     return load((CUmodule *)library, code, SIZE_MAX, NULL);
 }
 
-CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,
-                               void **jit_values, unsigned int jit_count, CUlibraryOption *options,
-                               void **values, unsigned int count)
-{
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values,
+                               unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count) {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     TRY(driver_ready());
     return load_file((CUmodule *)library, path, NULL);
 }
 
-CUresult cuLibraryUnload(CUlibrary library)
-{
+CUresult cuLibraryUnload(CUlibrary library) {
     TRY(driver_ready());
     if (!object_get(library, MODULE))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -298,8 +269,7 @@ CUresult cuLibraryUnload(CUlibrary library)
     return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
-{
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
     TRY(driver_ready());
     if (!object_get(library, MODULE))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -307,8 +277,7 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
     return function_in((CUmodule)library, name, (struct CUfunc_st **)kernel);
 }
 
-CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
-{
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) {
     CUcontext context;
     TRY(context_current(&context));
     if (!object_get(library, MODULE))
@@ -320,8 +289,7 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
     return CUDA_SUCCESS;
 }
 
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
     CUcontext context;
     struct CUfunc_st *known;
     TRY(context_current(&context));
@@ -333,15 +301,11 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     return CUDA_SUCCESS;
 }
 
-CUresult cuKernelGetName(const char **name, CUkernel kernel)
-{
-    return cuFuncGetName(name, (CUfunction)kernel);
-}
+CUresult cuKernelGetName(const char **name, CUkernel kernel) { return cuFuncGetName(name, (CUfunction)kernel); }
 
 /* ---- functions ---- */
 
-CUresult cuFuncGetName(const char **name, CUfunction handle)
-{
+CUresult cuFuncGetName(const char **name, CUfunction handle) {
     struct CUfunc_st *function;
     TRY(driver_ready());
     TRY(function_resolve(handle, &function));
@@ -351,8 +315,7 @@ CUresult cuFuncGetName(const char **name, CUfunction handle)
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncGetModule(CUmodule *module, CUfunction handle)
-{
+CUresult cuFuncGetModule(CUmodule *module, CUfunction handle) {
     struct CUfunc_st *function;
     TRY(driver_ready());
     TRY(function_resolve(handle, &function));
@@ -362,8 +325,7 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction handle)
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle)
-{
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle) {
     struct CUfunc_st *function;
     TRY(driver_ready());
     TRY(function_resolve(handle, &function));
@@ -376,8 +338,7 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value)
-{
+CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
     struct CUfunc_st *function;
     TRY(driver_ready());
     TRY(function_resolve(handle, &function));
@@ -387,24 +348,19 @@ CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, i
     return CUDA_SUCCESS;
 }
 
-CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel,
-                              CUdevice device)
-{
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
 }
 
-CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
-                              CUdevice device)
-{
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     return cuFuncSetAttribute((CUfunction)kernel, attribute, value);
 }
 
-CUresult cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache config)
-{
+CUresult cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache config) {
     struct CUfunc_st *function;
     (void)config; /* a hint */
     TRY(driver_ready());

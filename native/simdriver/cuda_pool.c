@@ -2,8 +2,7 @@
 #include "graph.h"
 #include "pools.h"
 
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
-{
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!pool)
@@ -12,8 +11,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
-{
+CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!pool)
@@ -22,8 +20,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
-{
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
     uint32_t card;
     TRY(device_card(device, &card));
     if (!pool_get(pool) || pool->device != device)
@@ -32,8 +29,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
-{
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     uint32_t card;
     TRY(driver_ready());
     if (!pool || !properties || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
@@ -53,8 +49,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolDestroy(CUmemoryPool pool)
-{
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     TRY(driver_ready());
     pools_lock();
     bool fits = pool_get(pool) && !pool->standard;
@@ -64,8 +59,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
-{
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     TRY(driver_ready());
     if (!pool_get(pool))
         return CUDA_ERROR_INVALID_VALUE;
@@ -76,8 +70,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 }
 
 /* Only stored: all simulated memory is the host's, so every device can access it. */
-CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *wishes, size_t count)
-{
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *wishes, size_t count) {
     uint32_t card;
     TRY(driver_ready());
     if (!pool_get(pool) || !wishes)
@@ -96,8 +89,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *wishes, si
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
-{
+CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location) {
     uint32_t card;
     TRY(driver_ready());
     if (!flags || !pool_get(pool) || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -108,15 +100,13 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLo
     return CUDA_SUCCESS;
 }
 
-static bool is_flag(CUmemPool_attribute attribute)
-{
+static bool is_flag(CUmemPool_attribute attribute) {
     return attribute == CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES ||
            attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC ||
            attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 }
 
-static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value)
-{
+static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value) {
     if (is_flag(attribute)) {
         pool->attributes[attribute] = *(const int *)value != 0;
         return CUDA_SUCCESS;
@@ -136,12 +126,12 @@ static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
         else
             pool->reserved_high = pool->reserved;
         return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     TRY(driver_ready());
     if (!pool_get(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
@@ -151,19 +141,28 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     return result;
 }
 
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     TRY(driver_ready());
     if (!pool_get(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
     cuuint64_t number;
     pools_settle();
     switch (attribute) {
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number = pool->reserved; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number = pool->reserved_high; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number = pool->used; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = pool->used_high; break;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number = pool->attributes[attribute]; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+        number = pool->reserved;
+        break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        number = pool->reserved_high;
+        break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+        number = pool->used;
+        break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        number = pool->used_high;
+        break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        number = pool->attributes[attribute];
+        break;
     default:
         if (!is_flag(attribute))
             return CUDA_ERROR_INVALID_VALUE;
@@ -174,9 +173,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     return CUDA_SUCCESS;
 }
 
-static CUresult captured_allocation(CUdeviceptr *pointer, size_t bytes, CUcontext context,
-                                    CUstream stream)
-{
+static CUresult captured_allocation(CUdeviceptr *pointer, size_t bytes, CUcontext context, CUstream stream) {
     bool taken;
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
     if (bytes == 0)
@@ -190,8 +187,7 @@ static CUresult captured_allocation(CUdeviceptr *pointer, size_t bytes, CUcontex
     return result;
 }
 
-static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
-{
+static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
     CUcontext context;
     struct allocation made;
     TRY(stream_resolve(stream, &context, &stream));
@@ -210,20 +206,15 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
-{
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
     return allocate(pointer, bytes, NULL, stream);
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
-                                 CUstream stream)
-{
-    return pool_get(pool) ? allocate(pointer, bytes, pool, stream)
-                                  : CUDA_ERROR_INVALID_VALUE;
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    return pool_get(pool) ? allocate(pointer, bytes, pool, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
-{
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
     CUcontext context;
     TRY(stream_resolve(stream, &context, &stream));
     bool taken;
@@ -241,8 +232,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
     /* Memory without pool is freed now, so the work that may use it must be done. */
     if (!pooled)
         timeline_wait(end);
-    CUresult result = memory_drop(pointer, 1u << MEMORY_DEVICE | 1u << MEMORY_GRAPH |
-                                               (pooled ? 1u << MEMORY_HOST : 0));
+    CUresult result = memory_drop(pointer, 1u << MEMORY_DEVICE | 1u << MEMORY_GRAPH | (pooled ? 1u << MEMORY_HOST : 0));
     pool_frees_until((struct timeline_place){0});
     return result;
 }

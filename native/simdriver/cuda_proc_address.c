@@ -13,8 +13,7 @@ struct entry {
 #include "cuda_entries.inc"
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
-                             CUdriverProcAddressQueryResult *status)
-{
+                             CUdriverProcAddressQueryResult *status) {
     if (!symbol || !function)
         return CUDA_ERROR_INVALID_VALUE;
     bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -35,15 +34,13 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, c
     return *function || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags)
-{
+CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags) {
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
 }
 
 /* The CUDA runtime recognises NVIDIA's driver by its private tables. This driver has none. The runtime then says that the
  * driver is too old, so the reason is given here. */
-CUresult cuGetExportTable(const void **table, const CUuuid *id)
-{
+CUresult cuGetExportTable(const void **table, const CUuuid *id) {
     if (!table || !id)
         return CUDA_ERROR_INVALID_VALUE;
     static bool said;

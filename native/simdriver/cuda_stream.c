@@ -2,8 +2,7 @@
 #include "driver.h"
 #include "timeline.h"
 
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
-{
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
     CUcontext context;
     TRY(context_current(&context));
     if (!stream || flags > CU_STREAM_NON_BLOCKING)
@@ -17,13 +16,9 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
-{
-    return cuStreamCreateWithPriority(stream, flags, 0);
-}
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
 
-CUresult cuStreamDestroy_v2(CUstream stream)
-{
+CUresult cuStreamDestroy_v2(CUstream stream) {
     TRY(driver_ready());
     if (!object_get(stream, STREAM))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -32,8 +27,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamSynchronize(CUstream handle)
-{
+CUresult cuStreamSynchronize(CUstream handle) {
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
@@ -42,8 +36,7 @@ CUresult cuStreamSynchronize(CUstream handle)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamQuery(CUstream handle)
-{
+CUresult cuStreamQuery(CUstream handle) {
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
@@ -52,16 +45,15 @@ CUresult cuStreamQuery(CUstream handle)
 }
 
 /* A call that answers one value of a stream; NULL is the context's default stream. */
-#define STREAM_GETTER(name, type, expression)                                                      \
-    CUresult name(CUstream handle, type *value)                                                    \
-    {                                                                                              \
-        CUcontext context;                                                                         \
-        CUstream stream;                                                                           \
-        TRY(stream_resolve(handle, &context, &stream));                                            \
-        if (!value)                                                                                \
-            return CUDA_ERROR_INVALID_VALUE;                                                       \
-        *value = (expression);                                                                     \
-        return CUDA_SUCCESS;                                                                       \
+#define STREAM_GETTER(name, type, expression)           \
+    CUresult name(CUstream handle, type *value) {       \
+        CUcontext context;                              \
+        CUstream stream;                                \
+        TRY(stream_resolve(handle, &context, &stream)); \
+        if (!value)                                     \
+            return CUDA_ERROR_INVALID_VALUE;            \
+        *value = (expression);                          \
+        return CUDA_SUCCESS;                            \
     }
 STREAM_GETTER(cuStreamGetFlags, unsigned int, stream ? stream->flags : CU_STREAM_DEFAULT)
 STREAM_GETTER(cuStreamGetPriority, int, stream ? stream->priority : 0)
@@ -69,8 +61,7 @@ STREAM_GETTER(cuStreamGetCtx, CUcontext, context)
 STREAM_GETTER(cuStreamGetId, unsigned long long, stream ? stream->id : 0)
 STREAM_GETTER(cuStreamGetDevice, CUdevice, context->device)
 
-CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
-{
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
     CUcontext context;
     CUstream stream;
     (void)flags;

@@ -18,25 +18,21 @@ struct device {
 static const struct device none = {-1, 0};
 
 /* A divided card is its first instance. */
-static struct device of_card(const struct fenka_node *node, int card)
-{
+static struct device of_card(const struct fenka_node *node, int card) {
     struct mig_instance instance;
     if (card < 0 || !__atomic_load_n(&node->mig[card].enabled, __ATOMIC_ACQUIRE))
         return (struct device){card, 0};
-    return mig_instance_at(&node->mig[card], 0, &instance) ? (struct device){card, mig_mark(instance)}
-                                                           : none;
+    return mig_instance_at(&node->mig[card], 0, &instance) ? (struct device){card, mig_mark(instance)} : none;
 }
 
 /* Parses like strtoul: `1gpu` is 1. An empty token, or one with a minus sign, is no card. */
-static int card_by_ordinal(const char *token, const struct fenka_node *node)
-{
+static int card_by_ordinal(const char *token, const struct fenka_node *node) {
     char *end;
     long value = strtol(token, &end, 10);
     return end == token || value < 0 || value >= (long)node->card_count ? -1 : (int)value;
 }
 
-static int card_by_uuid(const char *token, size_t length, const struct fenka_node *node)
-{
+static int card_by_uuid(const char *token, size_t length, const struct fenka_node *node) {
     int found = -1;
     for (uint32_t card = 0; card < node->card_count; card++) {
         if (strncasecmp(node->cards[card].uuid, token, length) != 0)
@@ -49,21 +45,18 @@ static int card_by_uuid(const char *token, size_t length, const struct fenka_nod
 }
 
 /* "MIG-GPU-<uuid>/<GPU instance>/<compute instance>", as older drivers name instances. */
-static struct device by_old_name(const char *token, const struct fenka_node *node)
-{
+static struct device by_old_name(const char *token, const struct fenka_node *node) {
     const char *slash = strchr(token, '/');
     struct mig_instance instance;
     if (!slash || sscanf(slash, "/%u/%u", &instance.gpu, &instance.compute) != 2)
         return none;
     int card = card_by_uuid(token + 4, (size_t)(slash - token - 4), node);
     bool known = card >= 0 && instance.gpu < FENKA_NODE_MIG_GPU_INSTANCES &&
-                 instance.compute < FENKA_NODE_MIG_COMPUTE_INSTANCES &&
-                 mig_present(&node->mig[card], instance);
+                 instance.compute < FENKA_NODE_MIG_COMPUTE_INSTANCES && mig_present(&node->mig[card], instance);
     return known ? (struct device){card, mig_mark(instance)} : none;
 }
 
-static struct device instance_by_uuid(const char *token, const struct fenka_node *node)
-{
+static struct device instance_by_uuid(const char *token, const struct fenka_node *node) {
     struct device found = none;
     struct mig_instance instance;
     char uuid[48];
@@ -79,21 +72,17 @@ static struct device instance_by_uuid(const char *token, const struct fenka_node
     return found;
 }
 
-static struct device by_name(const char *token, const struct fenka_node *node)
-{
+static struct device by_name(const char *token, const struct fenka_node *node) {
     if (strncasecmp(token, "MIG-GPU-", 8) == 0)
         return by_old_name(token, node);
     if (strncasecmp(token, "MIG-", 4) == 0)
         return instance_by_uuid(token, node);
-    return of_card(node, strncasecmp(token, "GPU-", 4) == 0
-                             ? card_by_uuid(token, strlen(token), node)
-                             : card_by_ordinal(token, node));
+    return of_card(node, strncasecmp(token, "GPU-", 4) == 0 ? card_by_uuid(token, strlen(token), node)
+                                                            : card_by_ordinal(token, node));
 }
 
 /* Before driver 570 a program that sees an instance sees nothing else: returns whether the list is complete. */
-static bool alone(const struct fenka_node *node, struct device device, uint32_t *cards,
-                  uint32_t *marks)
-{
+static bool alone(const struct fenka_node *node, struct device device, uint32_t *cards, uint32_t *marks) {
     if (device.mark == 0 || atoi(node->driver_version) >= SEVERAL_INSTANCES)
         return false;
     cards[0] = (uint32_t)device.card;
@@ -101,8 +90,7 @@ static bool alone(const struct fenka_node *node, struct device device, uint32_t 
     return true;
 }
 
-static int all_cards(const struct fenka_node *node, uint32_t *cards, uint32_t *marks)
-{
+static int all_cards(const struct fenka_node *node, uint32_t *cards, uint32_t *marks) {
     int count = 0;
     for (uint32_t card = 0; card < node->card_count; card++) {
         struct device device = of_card(node, (int)card);
@@ -118,8 +106,7 @@ static int all_cards(const struct fenka_node *node, uint32_t *cards, uint32_t *m
 
 /* Writes the devices that the variable names and returns their number. An invalid token ends the list; a card that
  * is named twice empties it, as with the real driver. */
-int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards, uint32_t *marks)
-{
+int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards, uint32_t *marks) {
     int count = 0;
     if (!wish)
         return all_cards(node, cards, marks);

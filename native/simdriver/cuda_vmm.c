@@ -20,8 +20,7 @@ void mappings_after_fork(void) { reservations = NULL; }
 
 #define NOTHING (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
-static uintptr_t reserve(size_t size, size_t alignment, uintptr_t wish)
-{
+static uintptr_t reserve(size_t size, size_t alignment, uintptr_t wish) {
     void *base = mmap((void *)wish, size + alignment, PROT_NONE, NOTHING, -1, 0);
     if (base == MAP_FAILED)
         return 0;
@@ -33,11 +32,9 @@ static uintptr_t reserve(size_t size, size_t alignment, uintptr_t wish)
 }
 
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr wish,
-                             unsigned long long flags)
-{
+                             unsigned long long flags) {
     TRY(driver_ready());
-    if (!pointer || size == 0 || size % GRANULARITY != 0 || (alignment & (alignment - 1)) != 0 ||
-        flags != 0)
+    if (!pointer || size == 0 || size % GRANULARITY != 0 || (alignment & (alignment - 1)) != 0 || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (alignment < GRANULARITY)
         alignment = GRANULARITY;
@@ -58,8 +55,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment
 }
 
 /* Under the lock. The link to the reservation that contains the whole range. */
-static struct reservation **reservation_of(uintptr_t base, size_t size)
-{
+static struct reservation **reservation_of(uintptr_t base, size_t size) {
     struct reservation **place = &reservations;
     while (*place && (base < (*place)->base || base - (*place)->base > (*place)->size ||
                       size > (*place)->size - (base - (*place)->base)))
@@ -67,8 +63,7 @@ static struct reservation **reservation_of(uintptr_t base, size_t size)
     return place;
 }
 
-CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size)
-{
+CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size) {
     TRY(driver_ready());
     vmm_lock();
     struct reservation **place = reservation_of(pointer, size), *found = *place;
@@ -84,8 +79,7 @@ CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size)
 
 /* ---- the tie ---- */
 
-static void release_mapping(const struct allocation *held)
-{
+static void release_mapping(const struct allocation *held) {
     vmm_lock();
     mmap((void *)held->base, held->size, PROT_NONE, NOTHING | MAP_FIXED, -1, 0);
     struct reservation *around = *reservation_of(held->base, held->size);
@@ -97,29 +91,29 @@ static void release_mapping(const struct allocation *held)
 }
 
 /* Under the lock. */
-static CUresult map(struct memory_handle *handle, uintptr_t base, size_t size)
-{
+static CUresult map(struct memory_handle *handle, uintptr_t base, size_t size) {
     bool device = on_device(&handle->properties);
-    struct allocation held = {.base = base, .size = size, .kind = MEMORY_MAPPED, .card = handle->card,
+    struct allocation held = {.base = base,
+                              .size = size,
+                              .kind = MEMORY_MAPPED,
+                              .card = handle->card,
                               .release = release_mapping,
                               .device = device ? handle->properties.location.id : -1,
-                              .handle = handle, .shared = true};
+                              .handle = handle,
+                              .shared = true};
     /* The entry first: it is refused if something is mapped there already. */
     if (memory_link(&held) != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE;
     handle->mappings++;
-    if (mmap((void *)base, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->file, handle->offset) !=
-        MAP_FAILED)
+    if (mmap((void *)base, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->file, handle->offset) != MAP_FAILED)
         return CUDA_SUCCESS;
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
-                  CUmemGenericAllocationHandle handle, unsigned long long flags)
-{
+CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
     TRY(driver_ready());
-    if (size == 0 || size % GRANULARITY != 0 || pointer % GRANULARITY != 0 || offset != 0 ||
-        flags != 0)
+    if (size == 0 || size % GRANULARITY != 0 || pointer % GRANULARITY != 0 || offset != 0 || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     vmm_lock();
     struct memory_handle *found = vmm_handle(handle);
@@ -137,8 +131,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 }
 
 /* Whether the range consists of whole mappings without gaps. */
-static bool whole_mappings(uintptr_t base, size_t size)
-{
+static bool whole_mappings(uintptr_t base, size_t size) {
     struct allocation held;
     uintptr_t at = base;
     while (at < base + size) {
@@ -149,8 +142,7 @@ static bool whole_mappings(uintptr_t base, size_t size)
     return size > 0 && at == base + size;
 }
 
-CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
-{
+CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
     struct allocation held;
     TRY(driver_ready());
     if (!whole_mappings(pointer, size))
@@ -163,8 +155,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
     return CUDA_SUCCESS;
 }
 
-static CUresult who_is(const CUmemLocation *location, unsigned *who)
-{
+static CUresult who_is(const CUmemLocation *location, unsigned *who) {
     uint32_t card;
     *who = HOST_ACCESS;
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -177,9 +168,7 @@ static CUresult who_is(const CUmemLocation *location, unsigned *who)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *wishes,
-                        size_t count)
-{
+CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *wishes, size_t count) {
     struct allocation held;
     unsigned who;
     TRY(driver_ready());
@@ -187,8 +176,7 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc 
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         TRY(who_is(&wishes[i].location, &who));
-        if (wishes[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
-            wishes[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        if (wishes[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && wishes[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
             wishes[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
             return CUDA_ERROR_INVALID_VALUE;
     }
@@ -203,9 +191,7 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc 
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
-                        CUdeviceptr pointer)
-{
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer) {
     struct allocation held;
     unsigned who;
     TRY(driver_ready());

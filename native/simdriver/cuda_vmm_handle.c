@@ -37,55 +37,51 @@ void vmm_unlock(void) { pthread_mutex_unlock(&lock); }
 
 void vmm_handles_after_fork(void) { lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
 
-static CUresult check_properties(const CUmemAllocationProp *properties, uint32_t *card)
-{
+static CUresult check_properties(const CUmemAllocationProp *properties, uint32_t *card) {
     if (!properties || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
     if (properties->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
     *card = 0;
     switch ((int)properties->location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE: return device_card(properties->location.id, card);
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return device_card(properties->location.id, card);
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return driver_ready();
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        return driver_ready();
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-static bool back_with_own_file(struct memory_handle *handle)
-{
+static bool back_with_own_file(struct memory_handle *handle) {
     struct trailer trailer = {.magic = TRAILER_MAGIC, .properties = handle->properties};
     if (on_device(&handle->properties))
-        snprintf(trailer.card_uuid, sizeof trailer.card_uuid, "%s",
-                 node_state->cards[handle->card].uuid);
+        snprintf(trailer.card_uuid, sizeof trailer.card_uuid, "%s", node_state->cards[handle->card].uuid);
     handle->own_file = true;
     handle->file = memory_file("fenka-memory");
     if (handle->file < 0)
         return false;
     if (ftruncate(handle->file, (off_t)handle->size + TRAILER_BYTES) == 0 &&
-        pwrite(handle->file, &trailer, sizeof trailer, (off_t)handle->size) ==
-            (ssize_t)sizeof trailer)
+        pwrite(handle->file, &trailer, sizeof trailer, (off_t)handle->size) == (ssize_t)sizeof trailer)
         return true;
     close(handle->file);
     return false;
 }
 
-static bool back_with_arena(struct memory_handle *handle)
-{
+static bool back_with_arena(struct memory_handle *handle) {
     handle->file = arena_reserve(handle->size, handle->card, &handle->offset);
     return handle->file >= 0;
 }
 
 /* Ends the card server's keeping of the file: this process has seen the memory freed. */
-static void unkeep(const struct memory_handle *handle)
-{
+static void unkeep(const struct memory_handle *handle) {
     if (handle->exported && handle->line >= 0)
         close(handle->line);
 }
 
-static void *wait_for_importers(void *argument)
-{
+static void *wait_for_importers(void *argument) {
     struct memory_handle *handle = argument;
     while (flock(handle->file, LOCK_EX) != 0 && errno == EINTR)
         ;
@@ -96,8 +92,7 @@ static void *wait_for_importers(void *argument)
     return NULL;
 }
 
-static bool leave_to_importers(struct memory_handle *handle)
-{
+static bool leave_to_importers(struct memory_handle *handle) {
     pthread_t thread;
     pthread_attr_t attributes;
     if (flock(handle->file, LOCK_EX | LOCK_NB) == 0)
@@ -111,8 +106,7 @@ static bool leave_to_importers(struct memory_handle *handle)
 }
 
 /* Under the lock, after a reference or a mapping was removed. */
-void vmm_drop_if_unused(struct memory_handle *handle)
-{
+void vmm_drop_if_unused(struct memory_handle *handle) {
     if (handle->references > 0 || handle->mappings > 0)
         return;
     if (handle->exported && handle->charged > 0 && leave_to_importers(handle))
@@ -128,15 +122,13 @@ void vmm_drop_if_unused(struct memory_handle *handle)
 }
 
 /* Under the lock. A handle that was released is invalid, even if its memory is still mapped. */
-struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle)
-{
+struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle) {
     struct memory_handle *found = object_get((void *)(uintptr_t)handle, HANDLE);
     return found && found->references > 0 ? found : NULL;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
-                     const CUmemAllocationProp *properties, unsigned long long flags)
-{
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *properties,
+                     unsigned long long flags) {
     uint32_t card;
     TRY(check_properties(properties, &card));
     if (!out || size == 0 || size % GRANULARITY != 0 || flags != 0)
@@ -155,8 +147,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
         return node_owns_slot() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
     }
     vmm_lock();
-    bool backed = properties->requestedHandleTypes ? back_with_own_file(handle)
-                                                   : back_with_arena(handle);
+    bool backed = properties->requestedHandleTypes ? back_with_own_file(handle) : back_with_arena(handle);
     handle->references = backed;
     vmm_unlock();
     if (!backed) {
@@ -168,8 +159,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
-{
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     TRY(driver_ready());
     vmm_lock();
     struct memory_handle *found = vmm_handle(handle);
@@ -181,8 +171,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
-{
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     struct allocation held;
     TRY(driver_ready());
     if (!handle)
@@ -198,20 +187,16 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,
-                                       CUmemAllocationGranularity_flags which)
-{
+                                       CUmemAllocationGranularity_flags which) {
     uint32_t card;
     TRY(check_properties(properties, &card));
-    if (!granularity || (which != CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
-                         which != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
+    if (!granularity || (which != CU_MEM_ALLOC_GRANULARITY_MINIMUM && which != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
         return CUDA_ERROR_INVALID_VALUE;
     *granularity = GRANULARITY;
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
-                                                CUmemGenericAllocationHandle handle)
-{
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
     TRY(driver_ready());
     vmm_lock();
     struct memory_handle *found = properties ? vmm_handle(handle) : NULL;
@@ -222,8 +207,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
 }
 
 /* Opens the file again, because a lock belongs to the open file and not to the descriptor. */
-static int open_locked(int file)
-{
+static int open_locked(int file) {
     char path[40];
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int opened = open(path, O_RDWR | O_CLOEXEC);
@@ -234,9 +218,8 @@ static int open_locked(int file)
     return opened;
 }
 
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
-                                      CUmemAllocationHandleType type, unsigned long long flags)
-{
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                                      unsigned long long flags) {
     TRY(driver_ready());
     if (!out || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
@@ -257,8 +240,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
 }
 
 /* The importer may number devices differently, or not see the card at all. */
-static bool find_device(struct memory_handle *handle, const char *uuid)
-{
+static bool find_device(struct memory_handle *handle, const char *uuid) {
     for (int ordinal = 0; ordinal < device_count; ordinal++)
         if (strncmp(node_state->cards[device_cards[ordinal]].uuid, uuid, 48) == 0) {
             handle->card = device_cards[ordinal];
@@ -269,8 +251,7 @@ static bool find_device(struct memory_handle *handle, const char *uuid)
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shareable,
-                                        CUmemAllocationHandleType type)
-{
+                                        CUmemAllocationHandleType type) {
     TRY(driver_ready());
     if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
@@ -278,8 +259,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
     struct stat found;
     struct trailer trailer;
     if (fstat(given, &found) != 0 || found.st_size <= TRAILER_BYTES ||
-        pread(given, &trailer, sizeof trailer, found.st_size - TRAILER_BYTES) !=
-            (ssize_t)sizeof trailer ||
+        pread(given, &trailer, sizeof trailer, found.st_size - TRAILER_BYTES) != (ssize_t)sizeof trailer ||
         trailer.magic != TRAILER_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
     struct memory_handle *handle = object_new(HANDLE, sizeof *handle, NULL);

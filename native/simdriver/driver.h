@@ -37,17 +37,13 @@ uint64_t device_duration(uint32_t card, uint64_t duration_ns);
 /* A number that processes have in common if they can map each other's memory. */
 uint32_t device_memory(uint32_t card);
 /* CUDA_ERROR_UNKNOWN for a card that has fallen off the bus: CUDA has no better error. */
-static inline CUresult card_ready(uint32_t card)
-{
-    return node_card_lost(card) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
-}
+static inline CUresult card_ready(uint32_t card) { return node_card_lost(card) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS; }
 uint32_t environment_number(const char *name, uint32_t otherwise);
 /* ---- cuda_visible.c ---- */
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards, uint32_t *marks);
 
 /* ---- objects.c: handles ---- */
-enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, GRAPH, NODE, EXEC,
-                   OBJECT_KINDS };
+enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, GRAPH, NODE, EXEC, OBJECT_KINDS };
 struct object {
     uint32_t kind; /* 0 = deleted */
     uint32_t life; /* of the context when this was made */
@@ -75,7 +71,7 @@ struct CUctx_st {
     unsigned flags;
     unsigned references;
     uint64_t id;
-    uint64_t end; /* position of the end of all its work on the card's time line */
+    uint64_t end;            /* position of the end of all its work on the card's time line */
     unsigned host_functions; /* enqueued and not yet called */
     size_t limits[CONTEXT_LIMITS];
     struct CUctx_st *next;
@@ -91,11 +87,9 @@ void context_set_top(CUcontext context);
 void context_stack_after_fork(void);
 /* cuda_context.c */
 void contexts_after_fork(void);
-static inline void raise_to(uint64_t *at, uint64_t value)
-{
+static inline void raise_to(uint64_t *at, uint64_t value) {
     uint64_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (seen < value && !__atomic_compare_exchange_n(at, &seen, value, true, __ATOMIC_RELEASE,
-                                                        __ATOMIC_RELAXED))
+    while (seen < value && !__atomic_compare_exchange_n(at, &seen, value, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
         ;
 }
 
@@ -149,7 +143,7 @@ struct CUstream_st {
     uint64_t end;
     struct capture *capture;
     struct tips tips;
-    CUstream member; /* the next stream of the capture */
+    CUstream member;  /* the next stream of the capture */
     CUstream sibling; /* the next of the thread's own streams */
 };
 /* NULL and the legacy handle mean the current context's own line: *stream is NULL. The per-thread
@@ -241,10 +235,8 @@ struct allocation {
     void (*release)(const struct allocation *held);
     struct allocation *previous, *next;
 };
-CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags,
-                    struct allocation *out);
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host,
-                            struct allocation *out);
+CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags, struct allocation *out);
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host, struct allocation *out);
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags);
 /* Frees the allocation that begins at `base`, if it is of one of the kinds in the bit mask. */
 CUresult memory_drop(uintptr_t base, unsigned kinds);

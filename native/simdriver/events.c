@@ -6,16 +6,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Per card, recorded events that were not reached yet, in the order of recording. */
 static CUevent unsettled[FENKA_NODE_CARDS], unsettled_last[FENKA_NODE_CARDS];
 
-void events_after_fork(void)
-{
+void events_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     for (int card = 0; card < FENKA_NODE_CARDS; card++)
         unsettled[card] = unsettled_last[card] = NULL;
 }
 
 /* Under the lock. */
-static void unlist(CUevent event)
-{
+static void unlist(CUevent event) {
     uint32_t card = event->moment->place.card;
     if (!event->sooner && unsettled[card] != event)
         return;
@@ -25,8 +23,7 @@ static void unlist(CUevent event)
 }
 
 /* Under the lock. */
-static bool settle(CUevent event)
-{
+static bool settle(CUevent event) {
     struct moment *moment = event->moment;
     if (moment->at_ns != 0 || !moment->recorded)
         return true;
@@ -37,8 +34,7 @@ static bool settle(CUevent event)
     return true;
 }
 
-void events_settle(uint32_t card)
-{
+void events_settle(uint32_t card) {
     if (!__atomic_load_n(&unsettled[card], __ATOMIC_RELAXED))
         return;
     pthread_mutex_lock(&lock);
@@ -47,8 +43,7 @@ void events_settle(uint32_t card)
     pthread_mutex_unlock(&lock);
 }
 
-bool event_done(CUevent event)
-{
+bool event_done(CUevent event) {
     pthread_mutex_lock(&lock);
     bool done = settle(event);
     if (done && !event->imported)
@@ -58,8 +53,7 @@ bool event_done(CUevent event)
 }
 
 /* On an idle stream the event is reached now, not when the last work was done. */
-void event_mark(CUevent event, uint32_t card, uint64_t position)
-{
+void event_mark(CUevent event, uint32_t card, uint64_t position) {
     struct timeline_place place = timeline_own(card, position);
     pthread_mutex_lock(&lock);
     unlist(event);
@@ -75,8 +69,7 @@ void event_mark(CUevent event, uint32_t card, uint64_t position)
     pthread_mutex_unlock(&lock);
 }
 
-CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs)
-{
+CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs) {
     CUevent made = object_new(EVENT, sizeof *made, context);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -87,8 +80,7 @@ CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs)
     return CUDA_SUCCESS;
 }
 
-CUresult event_offset(CUevent event, off_t *offset)
-{
+CUresult event_offset(CUevent event, off_t *offset) {
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
     if (!(event->flags & CU_EVENT_INTERPROCESS) || event->imported)
@@ -97,8 +89,7 @@ CUresult event_offset(CUevent event, off_t *offset)
     return CUDA_SUCCESS;
 }
 
-void event_unlist(CUevent event)
-{
+void event_unlist(CUevent event) {
     pthread_mutex_lock(&lock);
     unlist(event);
     pthread_mutex_unlock(&lock);

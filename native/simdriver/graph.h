@@ -48,8 +48,8 @@ CUgraph graph_new(void);
 /* Whether these are nodes of the graph. */
 bool graph_needs_fit(CUgraph graph, const CUgraphNode *needs, size_t count);
 void graph_delete(CUgraph graph);
-CUresult graph_add(CUgraph graph, const CUgraphNode *needs, size_t count,
-                   const struct graph_work *work, CUgraphNode *out);
+CUresult graph_add(CUgraph graph, const CUgraphNode *needs, size_t count, const struct graph_work *work,
+                   CUgraphNode *out);
 /* The memory of an allocation node that is to be added. */
 CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **out);
 /* Backs the range with memory, at a launch. free_first: gives back what an earlier launch has left there. */
@@ -58,6 +58,5 @@ void graph_memory_hold(struct graph_memory *memory, int change);
 /* Whether the address is an allocation node's. */
 bool graph_memory_known(CUdeviceptr address);
 /* Does it, in the stream's turn. */
-CUresult graph_work_run(const struct graph_work *work, CUcontext context, CUstream stream,
-                        bool free_first);
+CUresult graph_work_run(const struct graph_work *work, CUcontext context, CUstream stream, bool free_first);
 #endif

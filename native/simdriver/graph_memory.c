@@ -11,8 +11,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_memory *known; /* all ranges */
 
-bool graph_memory_known(CUdeviceptr address)
-{
+bool graph_memory_known(CUdeviceptr address) {
     pthread_mutex_lock(&lock);
     const struct graph_memory *memory = known;
     while (memory && memory->base != address)
@@ -21,8 +20,7 @@ bool graph_memory_known(CUdeviceptr address)
     return memory;
 }
 
-static void list(struct graph_memory *memory, bool add)
-{
+static void list(struct graph_memory *memory, bool add) {
     pthread_mutex_lock(&lock);
     if (add) {
         memory->next = known;
@@ -37,14 +35,12 @@ static void list(struct graph_memory *memory, bool add)
     pthread_mutex_unlock(&lock);
 }
 
-void graph_memory_after_fork(void)
-{
+void graph_memory_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     known = NULL;
 }
 
-CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **out)
-{
+CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **out) {
     size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
     struct graph_memory *made = size >= bytes ? calloc(1, sizeof *made) : NULL;
     void *base = made ? mmap(NULL, size, PROT_NONE, NO_BACKING, -1, 0) : MAP_FAILED;
@@ -59,8 +55,7 @@ CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **o
 }
 
 /* The last holder frees the range, unless memory there is still allocated. */
-void graph_memory_hold(struct graph_memory *memory, int change)
-{
+void graph_memory_hold(struct graph_memory *memory, int change) {
     struct allocation held;
     if (__atomic_add_fetch(&memory->holders, (unsigned)change, __ATOMIC_ACQ_REL) > 0)
         return;
@@ -70,19 +65,22 @@ void graph_memory_hold(struct graph_memory *memory, int change)
     free(memory);
 }
 
-static void release(const struct allocation *held)
-{
+static void release(const struct allocation *held) {
     mmap((void *)held->base, held->size, PROT_NONE, NO_BACKING | MAP_FIXED, -1, 0);
     arena_punch(held->offset, held->size);
     pool_give_back(held->pool, held->charged);
 }
 
-CUresult graph_memory_take(const struct graph_memory *memory, CUcontext context, bool free_first)
-{
-    struct allocation held = {.base = memory->base, .size = memory->size, .kind = MEMORY_GRAPH,
-                              .charged = memory->size, .context = context,
-                              .card = device_cards[memory->device], .device = memory->device,
-                              .pool = pool_of_graphs(memory->device), .shared = true,
+CUresult graph_memory_take(const struct graph_memory *memory, CUcontext context, bool free_first) {
+    struct allocation held = {.base = memory->base,
+                              .size = memory->size,
+                              .kind = MEMORY_GRAPH,
+                              .charged = memory->size,
+                              .context = context,
+                              .card = device_cards[memory->device],
+                              .device = memory->device,
+                              .pool = pool_of_graphs(memory->device),
+                              .shared = true,
                               .release = release};
     if (free_first)
         memory_drop(memory->base, 1u << MEMORY_GRAPH);
@@ -94,8 +92,8 @@ CUresult graph_memory_take(const struct graph_memory *memory, CUcontext context,
         pool_give_back(held.pool, held.charged);
         return file < 0 ? result : CUDA_ERROR_INVALID_VALUE;
     }
-    if (mmap((void *)held.base, held.size, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, held.offset) != MAP_FAILED)
+    if (mmap((void *)held.base, held.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file,
+             held.offset) != MAP_FAILED)
         return CUDA_SUCCESS;
     memory_drop(held.base, 1u << MEMORY_GRAPH);
     return CUDA_ERROR_OUT_OF_MEMORY;

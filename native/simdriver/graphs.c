@@ -6,8 +6,7 @@
 
 CUgraph graph_new(void) { return object_new(GRAPH, sizeof(struct CUgraph_st), NULL); }
 
-void graph_delete(CUgraph graph)
-{
+void graph_delete(CUgraph graph) {
     for (CUgraphNode node = graph->first, next; node; node = next) {
         next = node->next;
         if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
@@ -18,17 +17,15 @@ void graph_delete(CUgraph graph)
     object_delete(graph);
 }
 
-bool graph_needs_fit(CUgraph graph, const CUgraphNode *needs, size_t count)
-{
+bool graph_needs_fit(CUgraph graph, const CUgraphNode *needs, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (!object_get(needs[i], NODE) || needs[i]->graph != graph)
             return false;
     return count == 0 || needs;
 }
 
-CUresult graph_add(CUgraph graph, const CUgraphNode *needs, size_t count,
-                   const struct graph_work *work, CUgraphNode *out)
-{
+CUresult graph_add(CUgraph graph, const CUgraphNode *needs, size_t count, const struct graph_work *work,
+                   CUgraphNode *out) {
     if (!object_get(graph, GRAPH) || !graph_needs_fit(graph, needs, count))
         return CUDA_ERROR_INVALID_VALUE;
     CUgraphNode node = object_new(NODE, sizeof *node, NULL);

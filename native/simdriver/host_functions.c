@@ -9,8 +9,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct host_call *queue;
 static bool running;
 
-static void *serve(void *unused)
-{
+static void *serve(void *unused) {
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!queue)
@@ -31,8 +30,7 @@ static void *serve(void *unused)
     return unused;
 }
 
-void host_functions_wait(CUcontext context)
-{
+void host_functions_wait(CUcontext context) {
     if (__atomic_load_n(&context->host_functions, __ATOMIC_ACQUIRE) == 0)
         return;
     pthread_mutex_lock(&lock);
@@ -41,8 +39,7 @@ void host_functions_wait(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-void host_functions_after_fork(void)
-{
+void host_functions_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     queue = NULL;
@@ -50,18 +47,15 @@ void host_functions_after_fork(void)
 }
 
 /* Under the lock. The queue is sorted by position on each card; equal positions are in the order of the calls. */
-static void insert(struct host_call *call)
-{
+static void insert(struct host_call *call) {
     struct host_call **place = &queue;
-    while (*place &&
-           ((*place)->at.card != call->at.card || (*place)->at.position <= call->at.position))
+    while (*place && ((*place)->at.card != call->at.card || (*place)->at.position <= call->at.position))
         place = &(*place)->next;
     call->next = *place;
     *place = call;
 }
 
-bool host_function_add(const struct host_call *filled)
-{
+bool host_function_add(const struct host_call *filled) {
     struct host_call *call = malloc(sizeof *call);
     pthread_t thread;
     if (!call)

@@ -7,22 +7,19 @@
 #include <string.h>
 
 /* Beyond 64 bits: more than any card has. */
-static uint64_t times(uint64_t a, uint64_t b)
-{
+static uint64_t times(uint64_t a, uint64_t b) {
     uint64_t product;
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-static uint64_t plus(uint64_t a, uint64_t b)
-{
+static uint64_t plus(uint64_t a, uint64_t b) {
     uint64_t sum;
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
 
 /* ---- PTX: a text without comments, read from left to right ---- */
 
-static char *without_comments(const char *text, size_t length)
-{
+static char *without_comments(const char *text, size_t length) {
     char *plain = calloc(length + 1, 1), *to = plain;
     for (size_t i = 0; plain && i < length;) {
         const char *end = NULL;
@@ -40,14 +37,12 @@ static char *without_comments(const char *text, size_t length)
     return plain;
 }
 
-static void skip_spaces(const char **at)
-{
+static void skip_spaces(const char **at) {
     while (isspace((unsigned char)**at))
         ++*at;
 }
 
-static bool take(const char **at, const char *token)
-{
+static bool take(const char **at, const char *token) {
     skip_spaces(at);
     size_t length = strlen(token);
     if (strncmp(*at, token, length) != 0)
@@ -60,31 +55,41 @@ static bool take(const char **at, const char *token)
 static const struct {
     const char *token;
     int precedence;
-} operators[] = {{"<<", 4}, {">>", 4}, {"<=", 3}, {">=", 3}, {"==", 2}, {"!=", 2}, {"&&", 0}, {"||", 0},
-                 {"<", 3}, {">", 3}, {"+", 5}, {"-", 5}, {"*", 6}, {"/", 6}, {"%", 6}, {"&", 1}, {"^", 1}, {"|", 1}};
+} operators[] = {{"<<", 4}, {">>", 4}, {"<=", 3}, {">=", 3}, {"==", 2}, {"!=", 2}, {"&&", 0}, {"||", 0}, {"<", 3},
+                 {">", 3},  {"+", 5},  {"-", 5},  {"*", 6},  {"/", 6},  {"%", 6},  {"&", 1},  {"^", 1},  {"|", 1}};
 
-static uint64_t apply(const char *token, uint64_t a, uint64_t b)
-{
+static uint64_t apply(const char *token, uint64_t a, uint64_t b) {
     switch (token[0]) {
-    case '<': return token[1] == '<' ? (b < 64 ? a << b : 0) : token[1] ? a <= b : a < b;
-    case '>': return token[1] == '>' ? (b < 64 ? a >> b : 0) : token[1] ? a >= b : a > b;
-    case '=': return a == b;
-    case '!': return a != b;
-    case '+': return a + b;
-    case '-': return a - b;
-    case '*': return a * b;
-    case '/': return b ? a / b : 0;
-    case '%': return b ? a % b : 0;
-    case '&': return token[1] ? a && b : (a & b);
-    case '^': return a ^ b;
-    default: return token[1] ? a || b : (a | b);
+    case '<':
+        return token[1] == '<' ? (b < 64 ? a << b : 0) : token[1] ? a <= b : a < b;
+    case '>':
+        return token[1] == '>' ? (b < 64 ? a >> b : 0) : token[1] ? a >= b : a > b;
+    case '=':
+        return a == b;
+    case '!':
+        return a != b;
+    case '+':
+        return a + b;
+    case '-':
+        return a - b;
+    case '*':
+        return a * b;
+    case '/':
+        return b ? a / b : 0;
+    case '%':
+        return b ? a % b : 0;
+    case '&':
+        return token[1] ? a && b : (a & b);
+    case '^':
+        return a ^ b;
+    default:
+        return token[1] ? a || b : (a | b);
     }
 }
 
 static uint64_t expression(const char **at, int least);
 
-static uint64_t operand(const char **at)
-{
+static uint64_t operand(const char **at) {
     if (take(at, "(")) {
         uint64_t value = expression(at, 0);
         take(at, ")");
@@ -103,8 +108,7 @@ static uint64_t operand(const char **at)
     return value;
 }
 
-static uint64_t expression(const char **at, int least)
-{
+static uint64_t expression(const char **at, int least) {
     uint64_t value = operand(at);
     for (;;) {
         const char *start = *at;
@@ -120,8 +124,7 @@ static uint64_t expression(const char **at, int least)
 }
 
 /* "f32", "b8", "f16x2"; 0 = it is not a type with a size. */
-static uint64_t type_size(const char *name)
-{
+static uint64_t type_size(const char *name) {
     const char *digits = name + strcspn(name, "0123456789");
     char *end;
     uint64_t bits = strtoull(digits, &end, 10);
@@ -130,8 +133,7 @@ static uint64_t type_size(const char *name)
     return digits == end || bits % 8 ? 0 : bits / 8;
 }
 
-static void read_word(const char **at, char *word, size_t room)
-{
+static void read_word(const char **at, char *word, size_t room) {
     size_t length = 0;
     for (; isalnum((unsigned char)**at) || (**at && strchr("_$.%", **at)); ++*at)
         if (length + 1 < room)
@@ -140,8 +142,7 @@ static void read_word(const char **at, char *word, size_t room)
 }
 
 /* Behind "=": how many values there are on all levels. */
-static uint64_t initializer(const char **at)
-{
+static uint64_t initializer(const char **at) {
     uint64_t values = 0;
     int depth = 0;
     for (; **at && (depth > 0 || (**at != ',' && **at != ';')); ++*at) {
@@ -151,8 +152,7 @@ static uint64_t initializer(const char **at)
     return values;
 }
 
-static void add(struct image_variable **variables, const char *name, uint64_t bytes)
-{
+static void add(struct image_variable **variables, const char *name, uint64_t bytes) {
     struct image_variable *made = malloc(sizeof *made + strlen(name) + 1);
     if (!made)
         return;
@@ -163,8 +163,7 @@ static void add(struct image_variable **variables, const char *name, uint64_t by
 }
 
 /* One variable, from its name on. */
-static uint64_t declarator(const char **at, uint64_t type, struct image_variable **variables)
-{
+static uint64_t declarator(const char **at, uint64_t type, struct image_variable **variables) {
     char name[4096];
     uint64_t count = 1, values = 0;
     bool open = false;
@@ -190,8 +189,7 @@ static uint64_t declarator(const char **at, uint64_t type, struct image_variable
 }
 
 /* Behind ".global" or ".const". */
-static uint64_t declaration(const char **at, struct image_variable **variables)
-{
+static uint64_t declaration(const char **at, struct image_variable **variables) {
     uint64_t type = 0, vector = 1, total = 0;
     char word[64];
     while (skip_spaces(at), **at == '.') {
@@ -212,8 +210,7 @@ static uint64_t declaration(const char **at, struct image_variable **variables)
     return total;
 }
 
-static uint64_t ptx_size(const char *text, size_t length, struct image_variable **variables)
-{
+static uint64_t ptx_size(const char *text, size_t length, struct image_variable **variables) {
     char *plain = without_comments(text, length), word[4096];
     uint64_t total = plain ? length : 0;
     bool skipped = false; /* .extern: in another image; .ptr: of a parameter */
@@ -236,14 +233,12 @@ static uint64_t ptx_size(const char *text, size_t length, struct image_variable 
 
 /* ---- cubins and fat binaries ---- */
 
-static uint64_t cubin_size(const char *image, size_t size)
-{
+static uint64_t cubin_size(const char *image, size_t size) {
     Elf64_Ehdr header;
     uint64_t total = 0;
     memcpy(&header, image, sizeof header);
-    if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr) ||
-        header.e_shoff > size || header.e_shnum > (size - header.e_shoff) / sizeof(Elf64_Shdr) ||
-        header.e_shstrndx >= header.e_shnum)
+    if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff > size ||
+        header.e_shnum > (size - header.e_shoff) / sizeof(Elf64_Shdr) || header.e_shstrndx >= header.e_shnum)
         return 0;
     const Elf64_Shdr *sections = (const void *)(image + header.e_shoff);
     const char *names = image + sections[header.e_shstrndx].sh_offset;
@@ -257,8 +252,7 @@ static uint64_t cubin_size(const char *image, size_t size)
     return total;
 }
 
-static uint64_t fat_size(const char *image, struct image_variable **variables)
-{
+static uint64_t fat_size(const char *image, struct image_variable **variables) {
     uint16_t header;
     uint64_t rest, most = 0;
     memcpy(&header, image + 6, sizeof header);
@@ -278,8 +272,7 @@ static uint64_t fat_size(const char *image, struct image_variable **variables)
     return most;
 }
 
-uint64_t image_size(const void *image, size_t size, struct image_variable **variables)
-{
+uint64_t image_size(const void *image, size_t size, struct image_variable **variables) {
     const char *text = image;
     if (size == SIZE_MAX && strncmp(text, "\xb1\x43\x62\x46", 4) == 0) { /* a compiler's wrapper */
         memcpy(&text, text + 8, sizeof text);
@@ -293,8 +286,7 @@ uint64_t image_size(const void *image, size_t size, struct image_variable **vari
     return ptx ? ptx_size(text, strnlen(text, size), variables) : 0;
 }
 
-void image_variables_free(struct image_variable *variables)
-{
+void image_variables_free(struct image_variable *variables) {
     for (struct image_variable *next; variables; variables = next) {
         next = variables->next;
         free(variables);

@@ -21,14 +21,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int line = -1; /* while it is open the server keeps this process's file */
 static uint8_t token[NODE_TOKEN];
 
-void ipc_share_after_fork(void)
-{
+void ipc_share_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     line = -1; /* not closed: the number may have been reused, and the parent's connection stays */
 }
 
-bool ipc_publish(struct ipc_handle *handle)
-{
+bool ipc_publish(struct ipc_handle *handle) {
     pthread_mutex_lock(&lock);
     if (line < 0)
         line = node_share(arena_file(), token);
@@ -39,8 +37,7 @@ bool ipc_publish(struct ipc_handle *handle)
 }
 
 /* Opens the file again, with a lock on the piece that lasts as long as its mapping; -1 if a conflicting lock exists. */
-static int open_locked(int file, short type, off_t offset, size_t bytes, bool wait)
-{
+static int open_locked(int file, short type, off_t offset, size_t bytes, bool wait) {
     char path[40];
     struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = offset, .l_len = (off_t)bytes};
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
@@ -55,25 +52,22 @@ static int open_locked(int file, short type, off_t offset, size_t bytes, bool wa
     return opened;
 }
 
-uintptr_t ipc_map(const struct ipc_handle *handle)
-{
+uintptr_t ipc_map(const struct ipc_handle *handle) {
     int file = node_open_shared(handle->token);
     if (file < 0)
         return 0;
     size_t inside = handle->offset % PAGE;
     int opened = open_locked(file, F_RDLCK, (off_t)handle->offset, handle->size, false);
     close(file);
-    void *base = mmap(NULL, inside + handle->size, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_NORESERVE, opened, (off_t)(handle->offset - inside));
+    void *base = mmap(NULL, inside + handle->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, opened,
+                      (off_t)(handle->offset - inside));
     if (opened >= 0)
         close(opened);
     return base == MAP_FAILED ? 0 : (uintptr_t)base + inside;
 }
 
-bool ipc_is_own(const struct ipc_handle *handle)
-{
-    return __atomic_load_n(&line, __ATOMIC_ACQUIRE) >= 0 &&
-           memcmp(handle->token, token, sizeof token) == 0;
+bool ipc_is_own(const struct ipc_handle *handle) {
+    return __atomic_load_n(&line, __ATOMIC_ACQUIRE) >= 0 && memcmp(handle->token, token, sizeof token) == 0;
 }
 
 struct piece {
@@ -83,8 +77,7 @@ struct piece {
     off_t offset;
 };
 
-static void *wait_for_importers(void *argument)
-{
+static void *wait_for_importers(void *argument) {
     struct piece *piece = argument;
     int opened = open_locked(piece->file, F_WRLCK, piece->offset, piece->bytes, true);
     arena_punch(piece->offset, piece->charged);
@@ -95,8 +88,7 @@ static void *wait_for_importers(void *argument)
     return NULL;
 }
 
-bool import_outlives(const struct allocation *held)
-{
+bool import_outlives(const struct allocation *held) {
     pthread_t thread;
     pthread_attr_t attributes;
     if (__atomic_load_n(&line, __ATOMIC_ACQUIRE) < 0 || held->charged < ARENA_MAPS_FROM)
@@ -118,7 +110,4 @@ bool import_outlives(const struct allocation *held)
     return true;
 }
 
-void ipc_unmap(uintptr_t base, size_t bytes)
-{
-    munmap((void *)(base - base % PAGE), base % PAGE + bytes);
-}
+void ipc_unmap(uintptr_t base, size_t bytes) { munmap((void *)(base - base % PAGE), base % PAGE + bytes); }

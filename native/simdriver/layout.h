@@ -90,11 +90,11 @@ struct fenka_node_lane {
 };
 
 struct fenka_node_process {
-    uint64_t generation; /* of the slot's process; 0 = free. Written by the server only */
-    int32_t pid;         /* as the server sees it */
-    uint32_t ended;      /* 1 = the process has ended, and children hold its connection. Written by the server */
-    uint64_t contexts[16]; /* FENKA_NODE_CARDS: contexts on each card */
-    uint64_t busy_ns[16];  /* device time used on each card since the slot was taken */
+    uint64_t generation;    /* of the slot's process; 0 = free. Written by the server only */
+    int32_t pid;            /* as the server sees it */
+    uint32_t ended;         /* 1 = the process has ended, and children hold its connection. Written by the server */
+    uint64_t contexts[16];  /* FENKA_NODE_CARDS: contexts on each card */
+    uint64_t busy_ns[16];   /* device time used on each card since the slot was taken */
     uint32_t instances[16]; /* of each card, see FENKA_NODE_MIG_INSTANCE_SHIFT. Written by the process */
 };
 
@@ -120,9 +120,9 @@ struct fenka_node_past {
 
 /* Provoked faults of a card. Written by the card server alone, on command. */
 struct fenka_node_faults {
-    uint32_t ecc;             /* 1 = the model has ECC memory. Fixed when the node is created */
-    uint32_t lost;            /* 1 = the card has fallen off the bus */
-    uint32_t hot;             /* 1 = temperature_c holds instead of what the load would give */
+    uint32_t ecc;  /* 1 = the model has ECC memory. Fixed when the node is created */
+    uint32_t lost; /* 1 = the card has fallen off the bus */
+    uint32_t hot;  /* 1 = temperature_c holds instead of what the load would give */
     int32_t temperature_c;
     uint64_t ecc_volatile[2]; /* corrected, uncorrected errors since the node was started */
     uint64_t ecc_aggregate[2];
@@ -163,16 +163,16 @@ struct fenka_node_mig_gpu {
 /* MIG of a card. Written by the card server alone. */
 struct fenka_node_mig {
     /* Fixed when the node is created. */
-    uint32_t pci_device; /* as the upper half of NVML's pciDeviceId */
-    uint32_t profile_count; /* 0 = the card has no MIG */
-    uint32_t slices;        /* compute slices of the card */
-    uint32_t axis;          /* memory slices */
-    uint32_t mirrored;      /* 1 = the halves of the tree are exchanged in GPU instance ids */
-    uint32_t keeps_mode;    /* 1 = the mode survives a reboot */
+    uint32_t pci_device;                        /* as the upper half of NVML's pciDeviceId */
+    uint32_t profile_count;                     /* 0 = the card has no MIG */
+    uint32_t slices;                            /* compute slices of the card */
+    uint32_t axis;                              /* memory slices */
+    uint32_t mirrored;                          /* 1 = the halves of the tree are exchanged in GPU instance ids */
+    uint32_t keeps_mode;                        /* 1 = the mode survives a reboot */
     struct fenka_node_mig_profile profiles[20]; /* FENKA_NODE_MIG_PROFILES */
     uint32_t enabled, pending;
-    uint32_t needs_reset; /* provoked: a switch stays pending */
-    uint32_t failures;    /* provoked: so many creations fail */
+    uint32_t needs_reset;               /* provoked: a switch stays pending */
+    uint32_t failures;                  /* provoked: so many creations fail */
     struct fenka_node_mig_gpu gpus[15]; /* FENKA_NODE_MIG_GPU_INSTANCES */
 };
 
@@ -185,17 +185,17 @@ struct fenka_node {
     char driver_version[80];
     uint64_t generations; /* the last one given out */
     uint64_t reserved[4];
-    struct fenka_node_card cards[16];           /* FENKA_NODE_CARDS */
-    struct fenka_node_process processes[1024];  /* FENKA_NODE_SLOTS */
-    uint64_t memory[16][1024];                  /* bytes of device memory held: [card][slot] */
-    struct fenka_node_line lines[16][1024];     /* [card][slot] */
-    uint64_t busy[16][1024][64];                /* [card][slot][FENKA_NODE_BUSY_BUCKETS] */
-    struct fenka_node_faults faults[16];        /* FENKA_NODE_CARDS */
-    struct fenka_node_mig mig[16];              /* FENKA_NODE_CARDS */
-    struct fenka_node_lane lanes[16][121];      /* [card][instance of a process], FENKA_NODE_LANES */
-    uint64_t event_count;                       /* the number of the last event; written by the server */
-    uint64_t past_count;                        /* entries that were ever written into the ring */
-    struct fenka_node_past past[256];           /* FENKA_NODE_PAST */
+    struct fenka_node_card cards[16];          /* FENKA_NODE_CARDS */
+    struct fenka_node_process processes[1024]; /* FENKA_NODE_SLOTS */
+    uint64_t memory[16][1024];                 /* bytes of device memory held: [card][slot] */
+    struct fenka_node_line lines[16][1024];    /* [card][slot] */
+    uint64_t busy[16][1024][64];               /* [card][slot][FENKA_NODE_BUSY_BUCKETS] */
+    struct fenka_node_faults faults[16];       /* FENKA_NODE_CARDS */
+    struct fenka_node_mig mig[16];             /* FENKA_NODE_CARDS */
+    struct fenka_node_lane lanes[16][121];     /* [card][instance of a process], FENKA_NODE_LANES */
+    uint64_t event_count;                      /* the number of the last event; written by the server */
+    uint64_t past_count;                       /* entries that were ever written into the ring */
+    struct fenka_node_past past[256];          /* FENKA_NODE_PAST */
 };
 
 #endif

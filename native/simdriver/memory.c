@@ -18,23 +18,20 @@ static void *tree; /* of struct allocation, by address; two ranges that overlap 
 static struct allocation *first;
 static uint64_t last_id;
 
-static int by_range(const void *left, const void *right)
-{
+static int by_range(const void *left, const void *right) {
     const struct allocation *a = left, *b = right;
     if (a->base + a->size <= b->base)
         return -1;
     return b->base + b->size <= a->base;
 }
 
-static struct allocation *allocation_at(uintptr_t address)
-{
+static struct allocation *allocation_at(uintptr_t address) {
     struct allocation key = {.base = address, .size = 1};
     struct allocation **found = tfind(&key, &tree, by_range);
     return found ? *found : NULL;
 }
 
-static void unlink_allocation(struct allocation *held)
-{
+static void unlink_allocation(struct allocation *held) {
     tdelete(held, &tree, by_range);
     if (held->previous)
         held->previous->next = held->next;
@@ -44,8 +41,7 @@ static void unlink_allocation(struct allocation *held)
         held->next->previous = held->previous;
 }
 
-CUresult memory_link(const struct allocation *filled)
-{
+CUresult memory_link(const struct allocation *filled) {
     struct allocation *held = malloc(sizeof *held);
     if (!held)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -68,8 +64,7 @@ CUresult memory_link(const struct allocation *filled)
     return taken ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void release(const struct allocation *held)
-{
+static void release(const struct allocation *held) {
     if (held->release) {
         held->release(held);
         return;
@@ -88,29 +83,29 @@ static void release(const struct allocation *held)
         sim_memory_release(held->card, held->charged);
 }
 
-static void *back(size_t bytes, size_t *mapped)
-{
+static void *back(size_t bytes, size_t *mapped) {
     void *base = NULL;
     if (bytes < MAP_FROM) {
         *mapped = 0;
         return posix_memalign(&base, GRANULE, bytes) == 0 ? base : NULL;
     }
     *mapped = bytes;
-    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1, 0);
+    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? NULL : base;
 }
 
-static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags,
-                     struct allocation *out)
-{
+static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags, struct allocation *out) {
     if (bytes == 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > SIZE_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
     size_t whole = (bytes + GRANULE - 1) / GRANULE * GRANULE;
-    *out = (struct allocation){.size = bytes, .kind = kind, .flags = flags, .context = context,
-                               .card = context->card, .device = context->device,
+    *out = (struct allocation){.size = bytes,
+                               .kind = kind,
+                               .flags = flags,
+                               .context = context,
+                               .card = context->card,
+                               .device = context->device,
                                .pool = out->pool};
     if (kind != MEMORY_HOST || out->pool) {
         if (!out->pool)
@@ -120,40 +115,37 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
         out->charged = whole;
     }
     out->shared = kind == MEMORY_DEVICE || kind == MEMORY_ARRAY;
-    out->base = out->shared ? arena_take(whole, out->card, &out->offset)
-                            : (uintptr_t)back(whole, &out->mapped);
+    out->base = out->shared ? arena_take(whole, out->card, &out->offset) : (uintptr_t)back(whole, &out->mapped);
     CUresult result = out->base ? memory_link(out) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
         release(out);
     return result;
 }
 
-CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags,
-                    struct allocation *out)
-{
+CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags, struct allocation *out) {
     out->pool = NULL;
     return make(context, kind, bytes, flags, out);
 }
 
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host,
-                            struct allocation *out)
-{
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host, struct allocation *out) {
     out->pool = pool;
     return make(context, host ? MEMORY_HOST : MEMORY_DEVICE, bytes, 0, out);
 }
 
-CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags)
-{
+CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags) {
     if (!base || bytes == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    struct allocation held = {.base = (uintptr_t)base, .size = bytes, .kind = MEMORY_REGISTERED,
-                              .flags = flags, .context = context, .card = context->card,
+    struct allocation held = {.base = (uintptr_t)base,
+                              .size = bytes,
+                              .kind = MEMORY_REGISTERED,
+                              .flags = flags,
+                              .context = context,
+                              .card = context->card,
                               .device = context->device};
     return memory_link(&held);
 }
 
-CUresult memory_drop(uintptr_t base, unsigned kinds)
-{
+CUresult memory_drop(uintptr_t base, unsigned kinds) {
     pthread_mutex_lock(&lock);
     struct allocation *held = allocation_at(base);
     bool fits = held && held->base == base && kinds & 1u << held->kind;
@@ -167,8 +159,7 @@ CUresult memory_drop(uintptr_t base, unsigned kinds)
     return CUDA_SUCCESS;
 }
 
-void memory_drop_context(CUcontext context)
-{
+void memory_drop_context(CUcontext context) {
     pthread_mutex_lock(&lock);
     for (struct allocation *held = first, *next; held; held = next) {
         next = held->next;
@@ -181,8 +172,7 @@ void memory_drop_context(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-bool memory_find(uintptr_t address, struct allocation *found)
-{
+bool memory_find(uintptr_t address, struct allocation *found) {
     pthread_mutex_lock(&lock);
     const struct allocation *held = allocation_at(address);
     if (held && held->kind == MEMORY_ARRAY)
@@ -193,8 +183,7 @@ bool memory_find(uintptr_t address, struct allocation *found)
     return held;
 }
 
-static bool open_to(const struct allocation *held, bool write)
-{
+static bool open_to(const struct allocation *held, bool write) {
     if (held->kind != MEMORY_MAPPED)
         return true;
     unsigned wanted = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
@@ -204,8 +193,7 @@ static bool open_to(const struct allocation *held, bool write)
     return false;
 }
 
-bool memory_holds(uintptr_t address, size_t bytes, bool write)
-{
+bool memory_holds(uintptr_t address, size_t bytes, bool write) {
     bool fits = false;
     pthread_mutex_lock(&lock);
     for (const struct allocation *held; (held = allocation_at(address)) && open_to(held, write);) {
@@ -220,8 +208,7 @@ bool memory_holds(uintptr_t address, size_t bytes, bool write)
     return fits;
 }
 
-CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags)
-{
+CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags) {
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     struct allocation *held = allocation_at(base);
@@ -239,8 +226,7 @@ CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags
 }
 
 /* The child inherits copies of the parent's pages, but none of its allocations. */
-void memory_after_fork(void)
-{
+void memory_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     tree = NULL;
     first = NULL;

@@ -31,44 +31,38 @@ static ino_t line_inode;
 static uint64_t checked_ns;
 static bool lost;
 
-uint64_t node_now(void)
-{
+uint64_t node_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 /* The descriptor's number may have been reused: a program may close descriptors that it did not open. */
-static bool line_is_ours(void)
-{
+static bool line_is_ours(void) {
     struct stat found;
     return line >= 0 && fstat(line, &found) == 0 && found.st_ino == line_inode;
 }
 
-static void forget(void)
-{
+static void forget(void) {
     line = -1;
     node_state = NULL;
     node_generation = 0;
 }
 
-void node_detach(void)
-{
+void node_detach(void) {
     if (line_is_ours())
         close(line);
     forget();
 }
 
-void node_forget(void)
-{
+void node_forget(void) {
     forget();
     lost = false;
 }
 
 /* The last mapping is kept and reused while the file is the same: other threads may still read it, and a program
  * may attach and detach every second for weeks. */
-static struct fenka_node *map_state(int directory)
-{
+static struct fenka_node *map_state(int directory) {
     static struct fenka_node *mapped;
     static dev_t device;
     static ino_t inode;
@@ -99,8 +93,7 @@ static struct fenka_node *map_state(int directory)
 
 /* Two components up from the path that this library was loaded by. The link is not resolved, because it points out
  * of the node to where the library is installed. */
-static int open_own_directory(void)
-{
+static int open_own_directory(void) {
     Dl_info self;
     if (!dladdr((void *)(uintptr_t)node_attach, &self) || !self.dli_fname)
         return -1;
@@ -117,8 +110,7 @@ static int open_own_directory(void)
 }
 
 /* Takes ownership of the descriptor; -1 if the directory is not a node. */
-static int if_node(int directory, struct fenka_node **state)
-{
+static int if_node(int directory, struct fenka_node **state) {
     if (directory >= 0 && !(*state = map_state(directory))) {
         close(directory);
         directory = -1;
@@ -126,14 +118,12 @@ static int if_node(int directory, struct fenka_node **state)
     return directory;
 }
 
-static int open_node(const char *path, struct fenka_node **state)
-{
+static int open_node(const char *path, struct fenka_node **state) {
     return path ? if_node(open(path, O_PATH | O_DIRECTORY | O_CLOEXEC), state) : -1;
 }
 
 /* contained: set if the node was found at its path in a container. */
-static int open_directory(struct fenka_node **state, bool *contained)
-{
+static int open_directory(struct fenka_node **state, bool *contained) {
     int directory = if_node(open_own_directory(), state);
     if (directory < 0)
         directory = open_node(NODE_IN_LEASE, state);
@@ -143,8 +133,7 @@ static int open_directory(struct fenka_node **state, bool *contained)
     return *contained ? open_node(NODE_IN_CONTAINER, state) : directory;
 }
 
-static int call_server(int directory)
-{
+static int call_server(int directory) {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
@@ -162,8 +151,7 @@ static int call_server(int directory)
     return -1;
 }
 
-static int greet(int fd, char hello, struct node_welcome *welcome)
-{
+static int greet(int fd, char hello, struct node_welcome *welcome) {
     if (send(fd, &hello, 1, MSG_NOSIGNAL) != 1)
         return errno;
     ssize_t got = recv(fd, welcome, sizeof *welcome, MSG_WAITALL);
@@ -173,8 +161,7 @@ static int greet(int fd, char hello, struct node_welcome *welcome)
 }
 
 /* contained: set if the server runs in its own container, which is restarted when it ends. */
-static int attach(char hello, bool *contained)
-{
+static int attach(char hello, bool *contained) {
     struct fenka_node *state = NULL;
     int directory = open_directory(&state, contained);
     if (directory < 0)
@@ -202,8 +189,7 @@ static int attach(char hello, bool *contained)
 }
 
 /* The card server may be restarting while a container starts, so the container waits for it. */
-int node_attach(char hello)
-{
+int node_attach(char hello) {
     const struct timespec pause = {.tv_nsec = 50000000};
     uint64_t until = node_now() + RESTARTED_WITHIN_S * 1000000000ULL;
     bool contained = false;
@@ -215,8 +201,7 @@ int node_attach(char hello)
     return why;
 }
 
-uint32_t node_cuda_version(void)
-{
+uint32_t node_cuda_version(void) {
     bool contained;
     struct fenka_node *state = node_state;
     int directory = state ? -1 : open_directory(&state, &contained);
@@ -226,8 +211,7 @@ uint32_t node_cuda_version(void)
 }
 
 /* A second connection, because the process's own must stay silent. */
-static int call_again(void)
-{
+static int call_again(void) {
     bool contained;
     struct fenka_node *state = NULL;
     int directory = open_directory(&state, &contained);
@@ -243,16 +227,14 @@ union descriptor_message {
     struct cmsghdr header;
 };
 
-static int hand_over(char hello, const void *what, int file)
-{
+static int hand_over(char hello, const void *what, int file) {
     uint8_t said[1 + NODE_TOKEN] = {(uint8_t)hello};
     union descriptor_message beside = {
-        .header = {.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET,
-                   .cmsg_type = SCM_RIGHTS}};
+        .header = {.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
     memcpy(CMSG_DATA(&beside.header), &file, sizeof file);
     struct iovec text = {said, sizeof said};
-    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes,
-                             .msg_controllen = sizeof beside.bytes};
+    struct msghdr message = {
+        .msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes, .msg_controllen = sizeof beside.bytes};
     struct node_welcome welcome = {.ok = 0};
     memcpy(said + 1, what, NODE_TOKEN);
     int fd = call_again();
@@ -264,41 +246,37 @@ static int hand_over(char hello, const void *what, int file)
     return -1;
 }
 
-int node_share(int file, uint8_t *token)
-{
+int node_share(int file, uint8_t *token) {
     if (syscall(SYS_getrandom, token, NODE_TOKEN, 0) != NODE_TOKEN)
         return -1;
     return hand_over(NODE_HELLO_SHARE, token, file);
 }
 
-int node_keep(int file, uint32_t card, uint64_t bytes)
-{
+int node_keep(int file, uint32_t card, uint64_t bytes) {
     struct node_keep keep = {card, 0, bytes};
     return hand_over(NODE_HELLO_KEEP, &keep, file);
 }
 
-int node_open_shared(const uint8_t *token)
-{
+int node_open_shared(const uint8_t *token) {
     uint8_t said[1 + NODE_TOKEN] = {NODE_HELLO_FETCH};
     struct node_welcome welcome = {.ok = 0};
     union descriptor_message beside;
     struct iovec text = {&welcome, sizeof welcome};
-    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes,
-                             .msg_controllen = sizeof beside.bytes};
+    struct msghdr message = {
+        .msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes, .msg_controllen = sizeof beside.bytes};
     memcpy(said + 1, token, NODE_TOKEN);
     int fd = call_again(), file = -1;
     if (fd < 0)
         return -1;
     if (send(fd, said, sizeof said, MSG_NOSIGNAL) == (ssize_t)sizeof said &&
-        recvmsg(fd, &message, MSG_WAITALL | MSG_CMSG_CLOEXEC) == (ssize_t)sizeof welcome &&
-        welcome.ok && CMSG_FIRSTHDR(&message))
+        recvmsg(fd, &message, MSG_WAITALL | MSG_CMSG_CLOEXEC) == (ssize_t)sizeof welcome && welcome.ok &&
+        CMSG_FIRSTHDR(&message))
         memcpy(&file, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof file);
     close(fd);
     return file;
 }
 
-int node_call(char hello)
-{
+int node_call(char hello) {
     struct node_welcome welcome;
     int fd = call_again();
     if (fd >= 0 && greet(fd, hello, &welcome) != 0) {
@@ -308,24 +286,18 @@ int node_call(char hello)
     return fd;
 }
 
-bool node_run(const struct node_command *command, struct node_answer *answer)
-{
+bool node_run(const struct node_command *command, struct node_answer *answer) {
     int fd = node_call(NODE_HELLO_COMMAND);
-    bool answered = fd >= 0 &&
-                    send(fd, command, sizeof *command, MSG_NOSIGNAL) == (ssize_t)sizeof *command &&
+    bool answered = fd >= 0 && send(fd, command, sizeof *command, MSG_NOSIGNAL) == (ssize_t)sizeof *command &&
                     recv(fd, answer, sizeof *answer, MSG_WAITALL) == (ssize_t)sizeof *answer;
     if (fd >= 0)
         close(fd);
     return answered;
 }
 
-bool node_card_lost(uint32_t card)
-{
-    return __atomic_load_n(&node_state->faults[card].lost, __ATOMIC_ACQUIRE) != 0;
-}
+bool node_card_lost(uint32_t card) { return __atomic_load_n(&node_state->faults[card].lost, __ATOMIC_ACQUIRE) != 0; }
 
-bool node_alive(void)
-{
+bool node_alive(void) {
     if (lost || !node_state)
         return false;
     uint64_t now = node_now();
@@ -340,9 +312,7 @@ bool node_alive(void)
     return silent;
 }
 
-bool node_owns_slot(void)
-{
+bool node_owns_slot(void) {
     return node_state && node_generation != 0 &&
-           __atomic_load_n(&node_state->processes[node_slot].generation, __ATOMIC_ACQUIRE) ==
-               node_generation;
+           __atomic_load_n(&node_state->processes[node_slot].generation, __ATOMIC_ACQUIRE) == node_generation;
 }

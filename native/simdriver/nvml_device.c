@@ -6,16 +6,14 @@
 #include <string.h>
 #include <strings.h>
 
-static nvmlReturn_t give(nvmlDevice_t *device, uint32_t card)
-{
+static nvmlReturn_t give(nvmlDevice_t *device, uint32_t card) {
     if (node_card_lost(card))
         return NVML_ERROR_GPU_IS_LOST;
     *device = nvml_handle(card);
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
-{
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
     TRY(nvml_ready());
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -25,21 +23,18 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 
 nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount_v2(count); }
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
     TRY(nvml_ready());
     if (!device || index >= node_state->card_count)
         return NVML_ERROR_INVALID_ARGUMENT;
     return give(device, index);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device) {
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     TRY(nvml_ready());
     if (!uuid || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -49,8 +44,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     return nvml_mig_by_uuid(uuid, device) ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device) {
     TRY(nvml_ready());
     if (!serial || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -60,36 +54,31 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *devic
     return NVML_ERROR_NOT_FOUND;
 }
 
-static bool parse_pci(const char *text, unsigned numbers[3])
-{
+static bool parse_pci(const char *text, unsigned numbers[3]) {
     numbers[0] = 0;
     return sscanf(text, "%x:%x:%x", &numbers[0], &numbers[1], &numbers[2]) == 3 ||
            (numbers[0] = 0, sscanf(text, "%x:%x", &numbers[1], &numbers[2])) == 2;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device) {
     unsigned wanted[3], found[3];
     TRY(nvml_ready());
     if (!bus_id || !device || !parse_pci(bus_id, wanted))
         return NVML_ERROR_INVALID_ARGUMENT;
     for (uint32_t card = 0; card < node_state->card_count; card++)
-        if (parse_pci(node_state->cards[card].pci_bus_id, found) &&
-            memcmp(wanted, found, sizeof wanted) == 0)
+        if (parse_pci(node_state->cards[card].pci_bus_id, found) && memcmp(wanted, found, sizeof wanted) == 0)
             return give(device, card);
     return NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *device) {
     return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
 }
 
 NVML_GETTER(nvmlDeviceGetMinorNumber, unsigned int, index)
 
 /* Of an instance: its position among those of the card. */
-nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
-{
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
     struct nvml_target target;
     struct mig_instance found;
     TRY(nvml_target(device, &target));
@@ -103,8 +92,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
     struct nvml_target target;
     char text[112];
     TRY(nvml_target(device, &target));
@@ -115,8 +103,7 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int len
     return nvml_text(name, length, text);
 }
 
-nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
     struct nvml_target target;
     char text[48];
     TRY(nvml_target(device, &target));
@@ -127,15 +114,13 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int len
     return nvml_text(uuid, length, text);
 }
 
-nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     return nvml_text(serial, length, node_state->cards[card].serial);
 }
 
-nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     uint32_t card;
     unsigned numbers[3];
     TRY(nvml_card(device, &card));
@@ -149,16 +134,14 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     pci->device = numbers[2];
     pci->pciDeviceId = node_state->mig[card].pci_device << 16 | 0x10de; /* vendor NVIDIA */
     snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", numbers[0], numbers[1], numbers[2]);
-    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", numbers[0], numbers[1],
-             numbers[2]);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", numbers[0], numbers[1], numbers[2]);
     return NVML_SUCCESS;
 }
 
 NVML_ALIAS(nvmlDeviceGetPciInfo_v2, nvmlPciInfo_t, nvmlDeviceGetPciInfo_v3)
 NVML_ALIAS(nvmlDeviceGetPciInfo, nvmlPciInfo_t, nvmlDeviceGetPciInfo_v3)
 
-nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
-{
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!major || !minor)
@@ -168,13 +151,12 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitecture_t *architecture)
-{
+nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitecture_t *architecture) {
     static const struct {
         uint32_t capability, architecture;
     } table[] = {{100, NVML_DEVICE_ARCH_BLACKWELL}, {90, NVML_DEVICE_ARCH_HOPPER}, {89, NVML_DEVICE_ARCH_ADA},
-                 {80, NVML_DEVICE_ARCH_AMPERE}, {75, NVML_DEVICE_ARCH_TURING},
-                 {70, NVML_DEVICE_ARCH_VOLTA},  {60, NVML_DEVICE_ARCH_PASCAL}};
+                 {80, NVML_DEVICE_ARCH_AMPERE},     {75, NVML_DEVICE_ARCH_TURING}, {70, NVML_DEVICE_ARCH_VOLTA},
+                 {60, NVML_DEVICE_ARCH_PASCAL}};
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!architecture)
@@ -188,8 +170,7 @@ nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitectu
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand)
-{
+nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!brand)
@@ -202,8 +183,7 @@ nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand)
 }
 
 /* All CPUs are near. */
-nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
-{
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!set)
@@ -212,9 +192,7 @@ nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, u
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t other,
-                                                 nvmlGpuTopologyLevel_t *level)
-{
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t other, nvmlGpuTopologyLevel_t *level) {
     uint32_t card;
     TRY(nvml_card(one, &card));
     TRY(nvml_card(other, &card));

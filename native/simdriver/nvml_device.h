@@ -40,8 +40,7 @@ bool nvml_mig_by_uuid(const char *uuid, nvmlDevice_t *device);
 void nvml_events_end(void);
 /* A function that returns one value of a card; the expression may use `index` and `card`. */
 #define NVML_GETTER(name, type, expression)                             \
-    nvmlReturn_t name(nvmlDevice_t device, type *value)                 \
-    {                                                                   \
+    nvmlReturn_t name(nvmlDevice_t device, type *value) {               \
         uint32_t index;                                                 \
         TRY(nvml_card(device, &index));                                 \
         if (!value)                                                     \

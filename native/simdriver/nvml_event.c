@@ -32,8 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nvmlEventSet_st *sets;
 
 /* A child inherits the lock in the state of another thread of the parent. */
-static void enter(void)
-{
+static void enter(void) {
     static pid_t owner;
     pid_t self = getpid();
     if (__atomic_load_n(&owner, __ATOMIC_RELAXED) != self) {
@@ -47,30 +46,26 @@ static void enter(void)
 static void leave(void) { pthread_mutex_unlock(&lock); }
 
 /* Under the lock. The link that points to this set; *link is NULL if the set is not in the list. */
-static struct nvmlEventSet_st **find(nvmlEventSet_t set)
-{
+static struct nvmlEventSet_st **find(nvmlEventSet_t set) {
     struct nvmlEventSet_st **at = &sets;
     while (*at && *at != set)
         at = &(*at)->next;
     return at;
 }
 
-static bool line_is_ours(const struct nvmlEventSet_st *set)
-{
+static bool line_is_ours(const struct nvmlEventSet_st *set) {
     struct stat found;
     return fstat(set->line, &found) == 0 && found.st_ino == set->inode;
 }
 
-static void destroy(struct nvmlEventSet_st *set)
-{
+static void destroy(struct nvmlEventSet_st *set) {
     if (line_is_ours(set))
         close(set->line);
     free(set);
 }
 
 /* Under the lock. A thread that waits in the set frees it. */
-static void take_out(struct nvmlEventSet_st **at)
-{
+static void take_out(struct nvmlEventSet_st **at) {
     struct nvmlEventSet_st *set = *at;
     *at = set->next;
     set->freed = true;
@@ -80,22 +75,19 @@ static void take_out(struct nvmlEventSet_st **at)
         destroy(set);
 }
 
-void nvml_events_end(void)
-{
+void nvml_events_end(void) {
     enter();
     while (sets)
         take_out(&sets);
     leave();
 }
 
-static unsigned long long supported(uint32_t card)
-{
+static unsigned long long supported(uint32_t card) {
     return nvmlEventTypeXidCriticalError | (node_state->faults[card].ecc ? ECC_EVENTS : 0) |
            (node_state->mig[card].profile_count ? nvmlEventMigConfigChange : 0);
 }
 
-nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
-{
+nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!types)
@@ -104,8 +96,7 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
-{
+nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
     TRY(nvml_ready());
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -131,8 +122,7 @@ nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
-{
+nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
     TRY(nvml_ready());
     enter();
     struct nvmlEventSet_st **at = find(set);
@@ -143,9 +133,7 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     return found ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types,
-                                      nvmlEventSet_t set)
-{
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (types & ~supported(card))
@@ -161,8 +149,7 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 }
 
 /* Under the lock. */
-static bool wanted(const struct nvmlEventSet_st *set, const struct node_event *event)
-{
+static bool wanted(const struct nvmlEventSet_st *set, const struct node_event *event) {
     for (int type = 0; type < TYPES; type++)
         if (event->type == 1ull << type)
             return event->card < FENKA_NODE_CARDS && set->since[event->card][type] < event->number;
@@ -171,8 +158,7 @@ static bool wanted(const struct nvmlEventSet_st *set, const struct node_event *e
 
 /* NVML_ERROR_NO_DATA where there was none, or none that was asked for. One at a time: another thread
  * may wait for the next. */
-static nvmlReturn_t take_one(struct nvmlEventSet_st *set, nvmlEventData_t *data)
-{
+static nvmlReturn_t take_one(struct nvmlEventSet_st *set, nvmlEventData_t *data) {
     struct node_event event;
     enter();
     bool ours = line_is_ours(set);
@@ -186,15 +172,15 @@ static nvmlReturn_t take_one(struct nvmlEventSet_st *set, nvmlEventData_t *data)
         return NVML_ERROR_GPU_IS_LOST; /* the server has ended, or the connection to it */
     if (!asked)
         return NVML_ERROR_NO_DATA;
-    *data = (nvmlEventData_t){.device = nvml_handle(event.card), .eventType = event.type,
-                              .eventData = event.data, .gpuInstanceId = UINT32_MAX,
+    *data = (nvmlEventData_t){.device = nvml_handle(event.card),
+                              .eventType = event.type,
+                              .eventData = event.data,
+                              .gpuInstanceId = UINT32_MAX,
                               .computeInstanceId = UINT32_MAX};
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t wait_until(struct nvmlEventSet_st *set, nvmlEventData_t *data,
-                               uint64_t deadline_ns)
-{
+static nvmlReturn_t wait_until(struct nvmlEventSet_st *set, nvmlEventData_t *data, uint64_t deadline_ns) {
     nvmlReturn_t result;
     while ((result = take_one(set, data)) == NVML_ERROR_NO_DATA) {
         uint64_t now = node_now();
@@ -210,8 +196,7 @@ static nvmlReturn_t wait_until(struct nvmlEventSet_st *set, nvmlEventData_t *dat
     return result;
 }
 
-nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
-{
+nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms) {
     TRY(nvml_ready());
     if (!data)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -232,7 +217,6 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     return result;
 }
 
-nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
-{
+nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms) {
     return nvmlEventSetWait_v2(set, data, timeout_ms);
 }

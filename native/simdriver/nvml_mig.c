@@ -3,23 +3,30 @@
 
 #include <errno.h>
 
-static nvmlReturn_t code_of(int error)
-{
+static nvmlReturn_t code_of(int error) {
     switch (error) {
-    case 0: return NVML_SUCCESS;
-    case EINVAL: return NVML_ERROR_INVALID_ARGUMENT;
-    case EPERM: return NVML_ERROR_NO_PERMISSION;
-    case EOPNOTSUPP: return NVML_ERROR_NOT_SUPPORTED;
-    case ENOENT: return NVML_ERROR_NOT_FOUND;
-    case EBUSY: return NVML_ERROR_IN_USE;
-    case EAGAIN: return NVML_ERROR_RESET_REQUIRED;
-    case ENOSPC: return NVML_ERROR_INSUFFICIENT_RESOURCES;
-    default: return NVML_ERROR_UNKNOWN;
+    case 0:
+        return NVML_SUCCESS;
+    case EINVAL:
+        return NVML_ERROR_INVALID_ARGUMENT;
+    case EPERM:
+        return NVML_ERROR_NO_PERMISSION;
+    case EOPNOTSUPP:
+        return NVML_ERROR_NOT_SUPPORTED;
+    case ENOENT:
+        return NVML_ERROR_NOT_FOUND;
+    case EBUSY:
+        return NVML_ERROR_IN_USE;
+    case EAGAIN:
+        return NVML_ERROR_RESET_REQUIRED;
+    case ENOSPC:
+        return NVML_ERROR_INSUFFICIENT_RESOURCES;
+    default:
+        return NVML_ERROR_UNKNOWN;
     }
 }
 
-nvmlReturn_t nvml_mig_run(uint32_t act, uint32_t card, int64_t value, uint32_t *id)
-{
+nvmlReturn_t nvml_mig_run(uint32_t act, uint32_t card, int64_t value, uint32_t *id) {
     struct node_command command = {act, card, value};
     struct node_answer answer;
     if (!node_run(&command, &answer))
@@ -29,22 +36,19 @@ nvmlReturn_t nvml_mig_run(uint32_t act, uint32_t card, int64_t value, uint32_t *
     return code_of(answer.error);
 }
 
-nvmlReturn_t nvml_mig_card(nvmlDevice_t device, uint32_t *card)
-{
+nvmlReturn_t nvml_mig_card(nvmlDevice_t device, uint32_t *card) {
     if (nvml_is_mig(device))
         return NVML_ERROR_INVALID_ARGUMENT;
     TRY(nvml_card(device, card));
     return node_state->mig[*card].profile_count ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvml_mig_enabled(nvmlDevice_t device, uint32_t *card)
-{
+nvmlReturn_t nvml_mig_enabled(nvmlDevice_t device, uint32_t *card) {
     TRY(nvml_mig_card(device, card));
     return node_state->mig[*card].enabled ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
     uint32_t card;
     TRY(nvml_mig_card(device, &card));
     if (!current || !pending)
@@ -55,8 +59,7 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, un
 }
 
 /* A mode that stays pending is a success; the second result says why. */
-nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)
-{
+nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation) {
     uint32_t card;
     TRY(nvml_mig_card(device, &card));
     if (!activation || mode > NVML_DEVICE_MIG_ENABLE)
@@ -67,8 +70,7 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlRe
     return stored ? NVML_SUCCESS : result;
 }
 
-nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
-{
+nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!is_mig)
@@ -77,8 +79,7 @@ nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_m
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t id_of(nvmlDevice_t device, unsigned int *id, bool of_gpu)
-{
+static nvmlReturn_t id_of(nvmlDevice_t device, unsigned int *id, bool of_gpu) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!target.mig)
@@ -89,19 +90,12 @@ static nvmlReturn_t id_of(nvmlDevice_t device, unsigned int *id, bool of_gpu)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-    return id_of(device, id, true);
-}
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) { return id_of(device, id, true); }
 
-nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-    return id_of(device, id, false);
-}
+nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id) { return id_of(device, id, false); }
 
 /* NVML counts none while MIG is disabled. */
-nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
-{
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
     uint32_t card;
     if (nvml_is_mig(device))
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -112,9 +106,7 @@ nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *c
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index,
-                                                 nvmlDevice_t *handle)
-{
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *handle) {
     uint32_t card;
     unsigned count;
     struct mig_instance instance;
@@ -128,8 +120,7 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *card)
-{
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *card) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!target.mig || !card)
@@ -138,8 +129,7 @@ nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, n
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-{
+nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!target.mig)
@@ -148,8 +138,7 @@ nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttribute
         return NVML_ERROR_INVALID_ARGUMENT;
     const struct fenka_node_mig *mig = &node_state->mig[target.card];
     const struct fenka_node_mig_profile *profile = mig_profile_of(mig, target.instance.gpu);
-    const struct fenka_node_mig_compute *compute =
-        &mig->gpus[target.instance.gpu].compute[target.instance.compute];
+    const struct fenka_node_mig_compute *compute = &mig->gpus[target.instance.gpu].compute[target.instance.compute];
     *attributes = (nvmlDeviceAttributes_t){
         .multiprocessorCount = compute->sm_count,
         .sharedCopyEngineCount = profile->engines[0],
@@ -164,7 +153,6 @@ nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttribute
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-{
+nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
     return nvmlDeviceGetAttributes_v2(device, attributes);
 }

@@ -9,8 +9,7 @@ nvmlReturn_t nvml_mig_card(nvmlDevice_t device, uint32_t *card);
 nvmlReturn_t nvml_mig_enabled(nvmlDevice_t device, uint32_t *card);
 /* NVML_ERROR_INVALID_ARGUMENT if the instance has ended. */
 nvmlReturn_t nvml_gpu_instance(nvmlGpuInstance_t handle, uint32_t *card, uint32_t *gpu);
-nvmlReturn_t nvml_compute_instance(nvmlComputeInstance_t handle, uint32_t *card,
-                                   struct mig_instance *instance);
+nvmlReturn_t nvml_compute_instance(nvmlComputeInstance_t handle, uint32_t *card, struct mig_instance *instance);
 nvmlGpuInstance_t nvml_gpu_handle(uint32_t card, uint32_t gpu);
 nvmlComputeInstance_t nvml_compute_handle(uint32_t card, struct mig_instance instance);
 nvmlDevice_t nvml_mig_handle(uint32_t card, struct mig_instance instance, bool of_compute);

@@ -9,15 +9,13 @@ struct offer {
     struct mig_compute_profile compute;
 };
 
-static nvmlReturn_t offer_of(nvmlGpuInstance_t handle, unsigned kind, struct offer *offer)
-{
+static nvmlReturn_t offer_of(nvmlGpuInstance_t handle, unsigned kind, struct offer *offer) {
     TRY(nvml_gpu_instance(handle, &offer->card, &offer->gpu));
     if (kind >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
     const struct fenka_node_mig *mig = &node_state->mig[offer->card];
     offer->within = mig_profile_of(mig, offer->gpu);
-    return mig_compute_profile(mig, offer->within, kind, &offer->compute) ? NVML_SUCCESS
-                                                                          : NVML_ERROR_NOT_SUPPORTED;
+    return mig_compute_profile(mig, offer->within, kind, &offer->compute) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 /* Versions differ in what stands before and after these fields. */
@@ -34,10 +32,9 @@ static nvmlReturn_t offer_of(nvmlGpuInstance_t handle, unsigned kind, struct off
         (info)->sharedOfaCount = (offer)->within->engines[4];        \
     } while (0)
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t handle,
-                                                          unsigned int kind, unsigned int engines,
-                                                          nvmlComputeInstanceProfileInfo_t *info)
-{
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t handle, unsigned int kind,
+                                                          unsigned int engines,
+                                                          nvmlComputeInstanceProfileInfo_t *info) {
     struct offer offer;
     if (!info || engines >= NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -46,16 +43,14 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t hand
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t handle,
-                                                           unsigned int kind, unsigned int engines,
-                                                           nvmlComputeInstanceProfileInfo_v2_t *info)
-{
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t handle, unsigned int kind,
+                                                           unsigned int engines,
+                                                           nvmlComputeInstanceProfileInfo_v2_t *info) {
     struct offer offer;
     char name[32];
     if (!info || engines >= NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (info->version != nvmlComputeInstanceProfileInfo_v2 &&
-        info->version != nvmlComputeInstanceProfileInfo_v3)
+    if (info->version != nvmlComputeInstanceProfileInfo_v2 && info->version != nvmlComputeInstanceProfileInfo_v3)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     TRY(offer_of(handle, kind, &offer));
     FILL(info, &offer);
@@ -66,8 +61,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t han
     return NVML_SUCCESS;
 }
 
-static unsigned free_starts(const struct offer *offer)
-{
+static unsigned free_starts(const struct offer *offer) {
     const struct fenka_node_mig_gpu *gpu = &node_state->mig[offer->card].gpus[offer->gpu];
     unsigned count = 0;
     for (unsigned n = 0; n < offer->compute.limit; n++) {
@@ -77,10 +71,8 @@ static unsigned free_starts(const struct offer *offer)
     return count;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t handle,
-                                                                unsigned int kind,
-                                                                unsigned int *count)
-{
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t handle, unsigned int kind,
+                                                                unsigned int *count) {
     struct offer offer;
     TRY(offer_of(handle, kind, &offer));
     if (!count)
@@ -89,10 +81,9 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
-    nvmlGpuInstance_t handle, unsigned int kind, nvmlComputeInstancePlacement_t *placements,
-    unsigned int *count)
-{
+nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t handle, unsigned int kind,
+                                                                 nvmlComputeInstancePlacement_t *placements,
+                                                                 unsigned int *count) {
     struct offer offer;
     TRY(offer_of(handle, kind, &offer));
     if (!count)
@@ -109,9 +100,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t create(nvmlGpuInstance_t handle, unsigned kind, unsigned start,
-                           nvmlComputeInstance_t *instance)
-{
+static nvmlReturn_t create(nvmlGpuInstance_t handle, unsigned kind, unsigned start, nvmlComputeInstance_t *instance) {
     struct offer offer;
     uint32_t id;
     TRY(offer_of(handle, kind, &offer));
@@ -124,36 +113,29 @@ static nvmlReturn_t create(nvmlGpuInstance_t handle, unsigned kind, unsigned sta
 }
 
 nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t handle, unsigned int kind,
-                                                  nvmlComputeInstance_t *instance)
-{
+                                                  nvmlComputeInstance_t *instance) {
     return create(handle, kind, 0, instance);
 }
 
-nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(
-    nvmlGpuInstance_t handle, unsigned int kind, const nvmlComputeInstancePlacement_t *placement,
-    nvmlComputeInstance_t *instance)
-{
+nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t handle, unsigned int kind,
+                                                               const nvmlComputeInstancePlacement_t *placement,
+                                                               nvmlComputeInstance_t *instance) {
     struct offer offer;
     TRY(offer_of(handle, kind, &offer));
-    if (!placement || placement->size != offer.compute.slices ||
-        placement->start >= offer.within->slices)
+    if (!placement || placement->size != offer.compute.slices || placement->start >= offer.within->slices)
         return NVML_ERROR_INVALID_ARGUMENT;
     return create(handle, kind, placement->start + 1, instance);
 }
 
-nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t handle)
-{
+nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t handle) {
     uint32_t card;
     struct mig_instance instance;
     TRY(nvml_compute_instance(handle, &card, &instance));
-    return nvml_mig_run(FENKA_NODE_MIG_DESTROY_CI, card,
-                        instance.gpu | (int64_t)instance.compute << 8, NULL);
+    return nvml_mig_run(FENKA_NODE_MIG_DESTROY_CI, card, instance.gpu | (int64_t)instance.compute << 8, NULL);
 }
 
 nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t handle, unsigned int kind,
-                                                nvmlComputeInstance_t *instances,
-                                                unsigned int *count)
-{
+                                                nvmlComputeInstance_t *instances, unsigned int *count) {
     struct offer offer;
     TRY(offer_of(handle, kind, &offer));
     if (!instances || !count)
@@ -162,14 +144,12 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t handle, unsign
     *count = 0;
     for (uint32_t id = 0; id < FENKA_NODE_MIG_COMPUTE_INSTANCES; id++)
         if (gpu->compute[id].present && gpu->compute[id].kind == kind)
-            instances[(*count)++] =
-                nvml_compute_handle(offer.card, (struct mig_instance){offer.gpu, id});
+            instances[(*count)++] = nvml_compute_handle(offer.card, (struct mig_instance){offer.gpu, id});
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t handle, unsigned int id,
-                                                   nvmlComputeInstance_t *instance)
-{
+                                                   nvmlComputeInstance_t *instance) {
     uint32_t card, gpu;
     TRY(nvml_gpu_instance(handle, &card, &gpu));
     if (!instance)
@@ -182,16 +162,13 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t handle, uns
 }
 
 /* `device` is the MIG device and not the card: NVIDIA's own programs take its UUID. */
-nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t handle,
-                                           nvmlComputeInstanceInfo_t *info)
-{
+nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t handle, nvmlComputeInstanceInfo_t *info) {
     uint32_t card;
     struct mig_instance instance;
     TRY(nvml_compute_instance(handle, &card, &instance));
     if (!info)
         return NVML_ERROR_INVALID_ARGUMENT;
-    const struct fenka_node_mig_compute *held =
-        &node_state->mig[card].gpus[instance.gpu].compute[instance.compute];
+    const struct fenka_node_mig_compute *held = &node_state->mig[card].gpus[instance.gpu].compute[instance.compute];
     *info = (nvmlComputeInstanceInfo_t){.device = nvml_mig_handle(card, instance, true),
                                         .gpuInstance = nvml_gpu_handle(card, instance.gpu),
                                         .id = instance.compute,
@@ -200,8 +177,6 @@ nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t handle,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t handle,
-                                        nvmlComputeInstanceInfo_t *info)
-{
+nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t handle, nvmlComputeInstanceInfo_t *info) {
     return nvmlComputeInstanceGetInfo_v2(handle, info);
 }

@@ -5,8 +5,7 @@
 #include "nvml_mig.h"
 
 static nvmlReturn_t profile_of(nvmlDevice_t device, unsigned kind, uint32_t *card,
-                               const struct fenka_node_mig_profile **profile)
-{
+                               const struct fenka_node_mig_profile **profile) {
     TRY(nvml_mig_card(device, card));
     if (kind >= NVML_GPU_INSTANCE_PROFILE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -30,8 +29,7 @@ static nvmlReturn_t profile_of(nvmlDevice_t device, unsigned kind, uint32_t *car
     } while (0)
 
 nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int kind,
-                                                 nvmlGpuInstanceProfileInfo_t *info)
-{
+                                                 nvmlGpuInstanceProfileInfo_t *info) {
     uint32_t card;
     const struct fenka_node_mig_profile *profile;
     TRY(profile_of(device, kind, &card, &profile));
@@ -43,14 +41,12 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned i
 }
 
 nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int kind,
-                                                  nvmlGpuInstanceProfileInfo_v2_t *info)
-{
+                                                  nvmlGpuInstanceProfileInfo_v2_t *info) {
     uint32_t card;
     const struct fenka_node_mig_profile *profile;
     if (!info)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (info->version != nvmlGpuInstanceProfileInfo_v2 &&
-        info->version != nvmlGpuInstanceProfileInfo_v3)
+    if (info->version != nvmlGpuInstanceProfileInfo_v2 && info->version != nvmlGpuInstanceProfileInfo_v3)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     TRY(profile_of(device, kind, &card, &profile));
     if (info->version == nvmlGpuInstanceProfileInfo_v2) {
@@ -67,16 +63,14 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned 
 }
 
 /* By nvidia-smi's number. */
-static nvmlReturn_t by_id(uint32_t card, unsigned id, const struct fenka_node_mig_profile **profile)
-{
+static nvmlReturn_t by_id(uint32_t card, unsigned id, const struct fenka_node_mig_profile **profile) {
     *profile = mig_profile_by_id(&node_state->mig[card], id);
     return *profile ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int id,
                                                            nvmlGpuInstancePlacement_t *placements,
-                                                           unsigned int *count)
-{
+                                                           unsigned int *count) {
     uint32_t card;
     const struct fenka_node_mig_profile *profile;
     TRY(nvml_mig_card(device, &card));
@@ -90,15 +84,11 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
 }
 
 nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int id,
-                                                        nvmlGpuInstancePlacement_t *placements,
-                                                        unsigned int *count)
-{
+                                                        nvmlGpuInstancePlacement_t *placements, unsigned int *count) {
     return nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, id, placements, count);
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id,
-                                                       unsigned int *count)
-{
+nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id, unsigned int *count) {
     uint32_t card;
     const struct fenka_node_mig_profile *profile;
     TRY(nvml_mig_enabled(device, &card));
@@ -110,8 +100,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsi
 }
 
 /* start: plus 1; 0 = the driver chooses. */
-static nvmlReturn_t create(nvmlDevice_t device, unsigned id, unsigned start, nvmlGpuInstance_t *gpu)
-{
+static nvmlReturn_t create(nvmlDevice_t device, unsigned id, unsigned start, nvmlGpuInstance_t *gpu) {
     uint32_t card, made;
     const struct fenka_node_mig_profile *profile;
     TRY(nvml_mig_enabled(device, &card));
@@ -123,16 +112,13 @@ static nvmlReturn_t create(nvmlDevice_t device, unsigned id, unsigned start, nvm
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int id,
-                                         nvmlGpuInstance_t *gpu)
-{
+nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *gpu) {
     return create(device, id, 0, gpu);
 }
 
 nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned int id,
                                                       const nvmlGpuInstancePlacement_t *placement,
-                                                      nvmlGpuInstance_t *gpu)
-{
+                                                      nvmlGpuInstance_t *gpu) {
     uint32_t card;
     const struct fenka_node_mig_profile *profile;
     TRY(nvml_mig_enabled(device, &card));
@@ -142,16 +128,14 @@ nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsig
     return create(device, id, placement->start + 1, gpu);
 }
 
-nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t handle)
-{
+nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t handle) {
     uint32_t card, gpu;
     TRY(nvml_gpu_instance(handle, &card, &gpu));
     return nvml_mig_run(FENKA_NODE_MIG_DESTROY_GI, card, gpu, NULL);
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int id,
-                                       nvmlGpuInstance_t *instances, unsigned int *count)
-{
+nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instances,
+                                       unsigned int *count) {
     uint32_t card;
     const struct fenka_node_mig_profile *profile;
     TRY(nvml_mig_enabled(device, &card));
@@ -166,9 +150,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int id,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id,
-                                          nvmlGpuInstance_t *instance)
-{
+nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instance) {
     uint32_t card;
     TRY(nvml_mig_enabled(device, &card));
     if (!instance)
@@ -179,15 +161,16 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t handle, nvmlGpuInstanceInfo_t *info)
-{
+nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t handle, nvmlGpuInstanceInfo_t *info) {
     uint32_t card, gpu;
     TRY(nvml_gpu_instance(handle, &card, &gpu));
     if (!info)
         return NVML_ERROR_INVALID_ARGUMENT;
     const struct fenka_node_mig *mig = &node_state->mig[card];
     const struct fenka_node_mig_profile *profile = mig_profile_of(mig, gpu);
-    *info = (nvmlGpuInstanceInfo_t){.device = nvml_handle(card), .id = gpu, .profileId = profile->id,
+    *info = (nvmlGpuInstanceInfo_t){.device = nvml_handle(card),
+                                    .id = gpu,
+                                    .profileId = profile->id,
                                     .placement = {mig->gpus[gpu].start, profile->size}};
     return NVML_SUCCESS;
 }

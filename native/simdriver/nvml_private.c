@@ -25,14 +25,12 @@ struct listed {
 };
 _Static_assert(sizeof(struct listed) == 4128, "nvidia-smi steps through the list in these");
 
-static nvmlReturn_t handle_by_index(unsigned index, nvmlDevice_t *device)
-{
+static nvmlReturn_t handle_by_index(unsigned index, nvmlDevice_t *device) {
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
 /* *count is the capacity on entry, and the number of entries on return. */
-static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, struct listed *list)
-{
+static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, struct listed *list) {
     nvmlProcessInfo_t found[FENKA_NODE_SLOTS];
     unsigned number = FENKA_NODE_SLOTS;
     if (!count || !list)
@@ -55,8 +53,7 @@ static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, struct liste
 }
 
 /* All processes are compute processes, and the other lists are empty. */
-static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
-{
+static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!count)
@@ -69,8 +66,7 @@ static nvmlReturn_t not_known(void) { return NVML_ERROR_NOT_SUPPORTED; }
 
 void fenka_simulated_nvml(void) {}
 
-nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
-{
+nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id) {
     static const void *slots[SLOTS];
     if (!table || !id)
         return NVML_ERROR_INVALID_ARGUMENT;

@@ -14,30 +14,26 @@ struct seen {
 
 /* Processes with a context on the card; like with the real NVML, cuInit alone is not enough, and memory that an ended
  * process left to its children belongs to nobody. */
-static unsigned collect(uint32_t card, struct seen *list)
-{
+static unsigned collect(uint32_t card, struct seen *list) {
     unsigned count = 0;
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
     for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++) {
         const struct fenka_node_process *process = &node_state->processes[slot];
         uint64_t generation = __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE);
-        struct seen found = {
-            slot, (unsigned)process->pid,
-            __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_RELAXED),
-            __atomic_load_n(&process->instances[card], __ATOMIC_RELAXED)};
+        struct seen found = {slot, (unsigned)process->pid,
+                             __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_RELAXED),
+                             __atomic_load_n(&process->instances[card], __ATOMIC_RELAXED)};
         bool holds = __atomic_load_n(&process->contexts[card], __ATOMIC_RELAXED) > 0 &&
                      !__atomic_load_n(&process->ended, __ATOMIC_RELAXED);
         /* Read again: the slot may have changed hands while it was read. */
-        if (generation != 0 && holds &&
-            __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) == generation)
+        if (generation != 0 && holds && __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) == generation)
             list[count++] = found;
     }
     return count;
 }
 
 /* Those of a card, or of one of its instances. */
-static nvmlReturn_t collect_of(nvmlDevice_t device, struct seen *list, unsigned *count)
-{
+static nvmlReturn_t collect_of(nvmlDevice_t device, struct seen *list, unsigned *count) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     unsigned all = collect(target.card, list), kept = 0;
@@ -48,16 +44,13 @@ static nvmlReturn_t collect_of(nvmlDevice_t device, struct seen *list, unsigned 
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t fits(unsigned *room, unsigned count, const void *list)
-{
+static nvmlReturn_t fits(unsigned *room, unsigned count, const void *list) {
     bool enough = *room >= count && (list || count == 0);
     *room = count;
     return enough ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
-                                                     nvmlProcessInfo_t *list)
-{
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *list) {
     struct seen found[FENKA_NODE_SLOTS];
     unsigned count;
     TRY(collect_of(device, found, &count));
@@ -67,7 +60,8 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
     for (unsigned i = 0; i < count; i++) {
         struct mig_instance instance = {UINT32_MAX, UINT32_MAX};
         mig_unmark(found[i].mark, &instance);
-        list[i] = (nvmlProcessInfo_t){.pid = found[i].pid, .usedGpuMemory = found[i].bytes,
+        list[i] = (nvmlProcessInfo_t){.pid = found[i].pid,
+                                      .usedGpuMemory = found[i].bytes,
                                       .gpuInstanceId = instance.gpu,
                                       .computeInstanceId = instance.compute};
     }
@@ -75,14 +69,11 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
-                                                     nvmlProcessInfo_v2_t *list)
-{
+                                                     nvmlProcessInfo_v2_t *list) {
     return nvmlDeviceGetComputeRunningProcesses_v3(device, room, list);
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *room,
-                                                  nvmlProcessInfo_v1_t *list)
-{
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_v1_t *list) {
     struct seen found[FENKA_NODE_SLOTS];
     unsigned count;
     TRY(collect_of(device, found, &count));
@@ -95,8 +86,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
 }
 
 /* There are no graphics processes, and no MPS. */
-static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *room)
-{
+static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *room) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!room)
@@ -105,11 +95,10 @@ static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *room)
     return NVML_SUCCESS;
 }
 
-#define NOBODY(name, type)                                                 \
-    nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, type *list) \
-    {                                                                      \
-        (void)list;                                                        \
-        return nobody(device, room);                                       \
+#define NOBODY(name, type)                                                   \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, type *list) { \
+        (void)list;                                                          \
+        return nobody(device, room);                                         \
     }
 NOBODY(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
 NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
@@ -133,8 +122,7 @@ static struct {
     unsigned count;
 } asked[FENKA_NODE_CARDS];
 
-static const struct answer *answer_at(uint32_t card, unsigned long long at_us)
-{
+static const struct answer *answer_at(uint32_t card, unsigned long long at_us) {
     for (unsigned i = 0; i < ANSWERS; i++)
         if (at_us && asked[card].answers[i].at_us == at_us)
             return &asked[card].answers[i];
@@ -143,8 +131,7 @@ static const struct answer *answer_at(uint32_t card, unsigned long long at_us)
 
 /* Percent of the time since a sample. */
 static unsigned since(const struct answer *then, unsigned long long now_us, uint32_t slot, uint64_t generation,
-                      uint64_t had)
-{
+                      uint64_t had) {
     uint64_t before = then->generations[slot] == generation ? then->busy_ns[slot] : 0;
     uint64_t window = (now_us - then->at_us) * 1000;
     uint64_t percent = had > before ? ((had - before) * 100 + window / 2) / window : 0;
@@ -153,8 +140,7 @@ static unsigned since(const struct answer *then, unsigned long long now_us, uint
 
 /* The driver's samples outlive their processes: appends those that ended since the sample, or in the last second. */
 static unsigned add_past(uint32_t card, const struct answer *then, const struct answer *now, struct seen *found,
-                         unsigned *percents, unsigned count)
-{
+                         unsigned *percents, unsigned count) {
     uint64_t now_ns = node_now(), window_ns = then ? (now->at_us - then->at_us) * 1000 : 1000000000;
     for (unsigned i = 0; i < FENKA_NODE_PAST && count < FENKA_NODE_SLOTS; i++) {
         struct fenka_node_past past = node_state->past[i];
@@ -169,8 +155,7 @@ static unsigned add_past(uint32_t card, const struct answer *then, const struct 
 }
 
 static unsigned measure(uint32_t card, struct seen *found, unsigned count, unsigned *percents,
-                        unsigned long long now_us, unsigned long long last_seen_us)
-{
+                        unsigned long long now_us, unsigned long long last_seen_us) {
     pthread_mutex_lock(&answering);
     struct answer *now = &asked[card].answers[asked[card].count++ % ANSWERS];
     const struct answer *then = answer_at(card, last_seen_us);
@@ -189,10 +174,8 @@ static unsigned measure(uint32_t card, struct seen *found, unsigned count, unsig
 }
 
 /* One sample for each process that was busy, with the current time. */
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
-                                             nvmlProcessUtilizationSample_t *samples,
-                                             unsigned int *room, unsigned long long last_seen_us)
-{
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                             unsigned int *room, unsigned long long last_seen_us) {
     uint32_t card;
     struct seen found[FENKA_NODE_SLOTS];
     unsigned percents[FENKA_NODE_SLOTS], busy = 0;
@@ -227,8 +210,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     busy = busy < *room ? busy : *room;
     *room = busy;
     for (unsigned i = 0; i < busy; i++)
-        samples[i] = (nvmlProcessUtilizationSample_t){.pid = found[i].pid, .timeStamp = now_us,
-                                                      .smUtil = percents[i],
-                                                      .memUtil = percents[i] / 2};
+        samples[i] = (nvmlProcessUtilizationSample_t){
+            .pid = found[i].pid, .timeStamp = now_us, .smUtil = percents[i], .memUtil = percents[i] / 2};
     return NVML_SUCCESS;
 }

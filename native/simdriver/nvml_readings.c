@@ -10,13 +10,11 @@
 /* 0 to 1000 thousandths of the last second. */
 static uint32_t load_of(uint32_t card) { return (uint32_t)(timeline_card_busy(card) / 1000000); }
 
-static uint32_t between(uint32_t low, uint32_t high, uint32_t thousandths)
-{
+static uint32_t between(uint32_t low, uint32_t high, uint32_t thousandths) {
     return high <= low ? low : low + (uint32_t)((uint64_t)(high - low) * thousandths / 1000);
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
-{
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!memory)
@@ -30,8 +28,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
-{
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
     nvmlMemory_t plain;
     TRY(nvml_ready());
     if (!memory)
@@ -46,8 +43,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
-{
+nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {
     struct nvml_target target;
     TRY(nvml_target(device, &target));
     if (!memory)
@@ -58,8 +54,7 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
-{
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (node_state->mig[card].enabled)
@@ -71,22 +66,18 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,
-                                      unsigned int *celsius)
-{
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *celsius) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!celsius || sensor != NVML_TEMPERATURE_GPU)
         return NVML_ERROR_INVALID_ARGUMENT;
     const struct fenka_node_faults *faults = &node_state->faults[card];
-    *celsius = __atomic_load_n(&faults->hot, __ATOMIC_ACQUIRE)
-                   ? (unsigned)faults->temperature_c
-                   : between(IDLE_C, BUSY_C, load_of(card));
+    *celsius = __atomic_load_n(&faults->hot, __ATOMIC_ACQUIRE) ? (unsigned)faults->temperature_c
+                                                               : between(IDLE_C, BUSY_C, load_of(card));
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
-{
+nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature) {
     unsigned celsius;
     if (!temperature)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -97,33 +88,34 @@ nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *t
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device,
-                                               nvmlTemperatureThresholds_t threshold,
-                                               unsigned int *celsius)
-{
+nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t threshold,
+                                               unsigned int *celsius) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!celsius)
         return NVML_ERROR_INVALID_ARGUMENT;
     switch (threshold) {
-    case NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: *celsius = 96; break;
-    case NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: *celsius = 93; break;
-    case NVML_TEMPERATURE_THRESHOLD_GPU_MAX: *celsius = 85; break;
-    default: return NVML_ERROR_NOT_SUPPORTED;
+    case NVML_TEMPERATURE_THRESHOLD_SHUTDOWN:
+        *celsius = 96;
+        break;
+    case NVML_TEMPERATURE_THRESHOLD_SLOWDOWN:
+        *celsius = 93;
+        break;
+    case NVML_TEMPERATURE_THRESHOLD_GPU_MAX:
+        *celsius = 85;
+        break;
+    default:
+        return NVML_ERROR_NOT_SUPPORTED;
     }
     return NVML_SUCCESS;
 }
 
-NVML_GETTER(nvmlDeviceGetPowerUsage, unsigned int,
-            between(card->idle_power_mw, card->power_limit_mw, load_of(index)))
+NVML_GETTER(nvmlDeviceGetPowerUsage, unsigned int, between(card->idle_power_mw, card->power_limit_mw, load_of(index)))
 NVML_GETTER(nvmlDeviceGetPowerManagementLimit, unsigned int, card->power_limit_mw)
 NVML_ALIAS(nvmlDeviceGetEnforcedPowerLimit, unsigned int, nvmlDeviceGetPowerManagementLimit)
-NVML_ALIAS(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int,
-           nvmlDeviceGetPowerManagementLimit)
+NVML_ALIAS(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, nvmlDeviceGetPowerManagementLimit)
 
-nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low,
-                                                          unsigned int *high)
-{
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low, unsigned int *high) {
     if (!low)
         return NVML_ERROR_INVALID_ARGUMENT;
     TRY(nvmlDeviceGetPowerManagementLimit(device, high));
@@ -133,12 +125,11 @@ nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, u
 
 /* 64 in each multiprocessor of an A100, 128 in later ones. */
 NVML_GETTER(nvmlDeviceGetNumGpuCores, unsigned int,
-            card->sm_count * (card->compute_major == 8 && card->compute_minor == 0 ? 64 : 128))
+            card->sm_count *(card->compute_major == 8 && card->compute_minor == 0 ? 64 : 128))
 
 NVML_GETTER(nvmlDeviceGetPowerManagementMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
 
-nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
-{
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!mhz || type >= NVML_CLOCK_COUNT)
@@ -148,8 +139,7 @@ nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
-{
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz) {
     uint32_t card;
     TRY(nvmlDeviceGetMaxClockInfo(device, type, mhz));
     TRY(nvml_card(device, &card));
@@ -158,26 +148,19 @@ nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, u
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
-                                            unsigned int *mhz)
-{
+nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz) {
     return nvmlDeviceGetMaxClockInfo(device, type, mhz);
 }
 
-NVML_GETTER(nvmlDeviceGetPerformanceState, nvmlPstates_t,
-            load_of(index) > 0 ? NVML_PSTATE_0 : NVML_PSTATE_8)
+NVML_GETTER(nvmlDeviceGetPerformanceState, nvmlPstates_t, load_of(index) > 0 ? NVML_PSTATE_0 : NVML_PSTATE_8)
 NVML_ALIAS(nvmlDeviceGetPowerState, nvmlPstates_t, nvmlDeviceGetPerformanceState)
 NVML_GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long,
             load_of(index) > 0 ? nvmlClocksThrottleReasonNone : nvmlClocksThrottleReasonGpuIdle)
-NVML_ALIAS(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long,
-           nvmlDeviceGetCurrentClocksThrottleReasons)
-NVML_GETTER(nvmlDeviceGetSupportedClocksEventReasons, unsigned long long,
-            nvmlClocksThrottleReasonGpuIdle)
-NVML_ALIAS(nvmlDeviceGetSupportedClocksThrottleReasons, unsigned long long,
-           nvmlDeviceGetSupportedClocksEventReasons)
+NVML_ALIAS(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, nvmlDeviceGetCurrentClocksThrottleReasons)
+NVML_GETTER(nvmlDeviceGetSupportedClocksEventReasons, unsigned long long, nvmlClocksThrottleReasonGpuIdle)
+NVML_ALIAS(nvmlDeviceGetSupportedClocksThrottleReasons, unsigned long long, nvmlDeviceGetSupportedClocksEventReasons)
 
-nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *percent)
-{
+nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *percent) {
     uint32_t card;
     TRY(nvml_card(device, &card));
     if (!percent)

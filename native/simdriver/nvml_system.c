@@ -6,8 +6,7 @@
 
 #include "nvml_device.h"
 
-nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
-{
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
     (void)flags;
     nvml_enter();
     if (nvml_users == 0 && node_state)
@@ -22,8 +21,7 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 nvmlReturn_t nvmlInit(void) { return nvmlInitWithFlags(0); }
 
-nvmlReturn_t nvmlShutdown(void)
-{
+nvmlReturn_t nvmlShutdown(void) {
     nvml_enter();
     bool open = nvml_users > 0;
     if (open && --nvml_users == 0) {
@@ -34,24 +32,20 @@ nvmlReturn_t nvmlShutdown(void)
     return open ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
-nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
-{
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     TRY(nvml_ready());
     return nvml_text(version, length, node_state->driver_version);
 }
 
 /* NVML's version is CUDA's major number followed by the driver's version. */
-nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
-{
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
     char text[96];
     TRY(nvml_ready());
-    snprintf(text, sizeof text, "%u.%s", node_state->cuda_version / 1000,
-             node_state->driver_version);
+    snprintf(text, sizeof text, "%u.%s", node_state->cuda_version / 1000, node_state->driver_version);
     return nvml_text(version, length, text);
 }
 
-nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
+nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
     TRY(nvml_ready());
     if (!version)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -59,13 +53,9 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
-{
-    return nvmlSystemGetCudaDriverVersion_v2(version);
-}
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
 
-nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
-{
+nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length) {
     TRY(nvml_ready());
     if (!name || length == 0)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -107,8 +97,7 @@ static const char *const sentences[] = {
     [NVML_ERROR_ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
 };
 
-const char *nvmlErrorString(nvmlReturn_t code)
-{
+const char *nvmlErrorString(nvmlReturn_t code) {
     size_t index = (size_t)code;
     const char *text = index < sizeof sentences / sizeof *sentences ? sentences[index] : NULL;
     return text ? text : "Unknown Error";

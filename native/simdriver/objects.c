@@ -6,8 +6,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *spare[OBJECT_KINDS];
 
-void *object_new(enum object_kind kind, size_t bytes, CUcontext context)
-{
+void *object_new(enum object_kind kind, size_t bytes, CUcontext context) {
     pthread_mutex_lock(&lock);
     struct object *object = spare[kind];
     if (object)
@@ -22,8 +21,7 @@ void *object_new(enum object_kind kind, size_t bytes, CUcontext context)
     return object;
 }
 
-void object_delete(void *deleted)
-{
+void object_delete(void *deleted) {
     struct object *object = deleted;
     pthread_mutex_lock(&lock);
     enum object_kind kind = object->kind;
@@ -35,8 +33,7 @@ void object_delete(void *deleted)
     pthread_mutex_unlock(&lock);
 }
 
-void *object_get(const void *handle, enum object_kind kind)
-{
+void *object_get(const void *handle, enum object_kind kind) {
     const struct object *object = handle;
     if (!object || (uintptr_t)object % _Alignof(struct object) != 0 || (uintptr_t)object < 4096)
         return NULL;
@@ -48,8 +45,7 @@ void *object_get(const void *handle, enum object_kind kind)
     return (void *)(uintptr_t)object;
 }
 
-void objects_after_fork(void)
-{
+void objects_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(spare, 0, sizeof spare);
 }

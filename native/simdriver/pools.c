@@ -15,14 +15,13 @@ struct freed {
     struct freed *next;
 };
 
-static CUmemoryPool first; /* of all pools of cards */
+static CUmemoryPool first;                     /* of all pools of cards */
 static __thread struct timeline_place freeing; /* generation 0 = at once */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS], graphs[FENKA_NODE_CARDS];
 
-CUmemoryPool pool_new(CUdevice device)
-{
+CUmemoryPool pool_new(CUdevice device) {
     CUmemoryPool pool = object_new(POOL, sizeof *pool, NULL);
     if (!pool)
         return NULL;
@@ -41,8 +40,7 @@ CUmemoryPool pool_new(CUdevice device)
 }
 
 /* Under the lock. */
-static void pool_delete(CUmemoryPool pool)
-{
+static void pool_delete(CUmemoryPool pool) {
     if (pool->next)
         pool->next->previous = pool->previous;
     if (pool->previous)
@@ -52,8 +50,7 @@ static void pool_delete(CUmemoryPool pool)
     object_delete(pool);
 }
 
-static CUmemoryPool pool_of(CUmemoryPool *pools, CUdevice device)
-{
+static CUmemoryPool pool_of(CUmemoryPool *pools, CUdevice device) {
     pthread_mutex_lock(&lock);
     if (!standard[device] && (standard[device] = pool_new(device)))
         standard[device]->standard = true;
@@ -63,8 +60,7 @@ static CUmemoryPool pool_of(CUmemoryPool *pools, CUdevice device)
 }
 
 /* Keeps everything until it is trimmed. */
-CUmemoryPool pool_of_graphs(CUdevice device)
-{
+CUmemoryPool pool_of_graphs(CUdevice device) {
     pthread_mutex_lock(&lock);
     if (!graphs[device] && (graphs[device] = pool_new(device))) {
         graphs[device]->standard = true;
@@ -74,15 +70,13 @@ CUmemoryPool pool_of_graphs(CUdevice device)
     return graphs[device];
 }
 
-CUmemoryPool pool_get(CUmemoryPool handle)
-{
+CUmemoryPool pool_get(CUmemoryPool handle) {
     CUmemoryPool pool = object_get(handle, POOL);
     return pool && !pool->doomed ? pool : NULL;
 }
 
 /* Under the lock. Memory whose free a stream has not reached is in use by the work before it. */
-static uint64_t in_use(CUmemoryPool pool)
-{
+static uint64_t in_use(CUmemoryPool pool) {
     uint64_t bytes = pool->used;
     for (struct freed **place = &pool->freed, *one; (one = *place);) {
         if (timeline_reached(one->at)) {
@@ -97,8 +91,7 @@ static uint64_t in_use(CUmemoryPool pool)
 }
 
 /* Under the lock. */
-void pool_shrink(CUmemoryPool pool, uint64_t keep)
-{
+void pool_shrink(CUmemoryPool pool, uint64_t keep) {
     uint64_t used = in_use(pool);
     if (keep < used)
         keep = used;
@@ -110,14 +103,12 @@ void pool_shrink(CUmemoryPool pool, uint64_t keep)
 }
 
 /* Under the lock: what it may keep. True where it was destroyed, and is empty now. */
-static bool settle(CUmemoryPool pool)
-{
+static bool settle(CUmemoryPool pool) {
     pool_shrink(pool, pool->doomed ? 0 : pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
     return pool->doomed && pool->reserved == 0;
 }
 
-void pools_settle(void)
-{
+void pools_settle(void) {
     pthread_mutex_lock(&lock);
     for (CUmemoryPool pool = first, next; pool; pool = next) {
         next = pool->next;
@@ -127,8 +118,7 @@ void pools_settle(void)
     pthread_mutex_unlock(&lock);
 }
 
-bool pool_take(CUmemoryPool pool, uint64_t bytes)
-{
+bool pool_take(CUmemoryPool pool, uint64_t bytes) {
     pools_settle();
     pthread_mutex_lock(&lock);
     uint64_t wanted = pool->used + bytes;
@@ -147,8 +137,7 @@ bool pool_take(CUmemoryPool pool, uint64_t bytes)
     return granted;
 }
 
-void pool_give_back(CUmemoryPool pool, uint64_t bytes)
-{
+void pool_give_back(CUmemoryPool pool, uint64_t bytes) {
     struct freed *later = freeing.generation && pool->device >= 0 ? malloc(sizeof *later) : NULL;
     pthread_mutex_lock(&lock);
     pool->used -= bytes;
@@ -161,8 +150,7 @@ void pool_give_back(CUmemoryPool pool, uint64_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
-void pools_card_left(uint32_t card)
-{
+void pools_card_left(uint32_t card) {
     pthread_mutex_lock(&lock);
     for (CUdevice device = 0; device < device_count; device++)
         if (device_cards[device] == card) {
@@ -174,8 +162,7 @@ void pools_card_left(uint32_t card)
     pthread_mutex_unlock(&lock);
 }
 
-void pools_after_fork(void)
-{
+void pools_after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(standard, 0, sizeof standard);
     memset(chosen, 0, sizeof chosen);
@@ -193,8 +180,7 @@ void pools_lock(void) { pthread_mutex_lock(&lock); }
 
 void pools_unlock(void) { pthread_mutex_unlock(&lock); }
 
-void pool_destroy(CUmemoryPool pool)
-{
+void pool_destroy(CUmemoryPool pool) {
     for (CUdevice device = 0; device < device_count; device++)
         if (chosen[device] == pool)
             chosen[device] = NULL;

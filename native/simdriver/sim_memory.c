@@ -9,8 +9,7 @@
  * charge is retried before it is refused. */
 #define TRIES 4
 
-uint64_t sim_memory_total(uint32_t card)
-{
+uint64_t sim_memory_total(uint32_t card) {
     uint64_t sum = 0;
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
     for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
@@ -18,8 +17,7 @@ uint64_t sim_memory_total(uint32_t card)
     return sum;
 }
 
-uint64_t sim_memory_size(uint32_t card, uint32_t mark)
-{
+uint64_t sim_memory_size(uint32_t card, uint32_t mark) {
     struct mig_instance instance;
     if (!mig_unmark(mark, &instance))
         return node_state->cards[card].memory_bytes;
@@ -27,28 +25,22 @@ uint64_t sim_memory_size(uint32_t card, uint32_t mark)
 }
 
 /* Memory belongs to the GPU instance; its compute instances share it. */
-uint64_t sim_memory_used(uint32_t card, uint32_t mark)
-{
+uint64_t sim_memory_used(uint32_t card, uint32_t mark) {
     struct mig_instance wanted, held;
     if (!mig_unmark(mark, &wanted))
         return sim_memory_total(card);
     uint64_t sum = 0;
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
     for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
-        if (mig_unmark(__atomic_load_n(&node_state->processes[slot].instances[card],
-                                       __ATOMIC_ACQUIRE), &held) &&
+        if (mig_unmark(__atomic_load_n(&node_state->processes[slot].instances[card], __ATOMIC_ACQUIRE), &held) &&
             held.gpu == wanted.gpu)
             sum += __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_SEQ_CST);
     return sum;
 }
 
-uint32_t sim_memory_mark(uint32_t card)
-{
-    return node_state->processes[node_slot].instances[card];
-}
+uint32_t sim_memory_mark(uint32_t card) { return node_state->processes[node_slot].instances[card]; }
 
-bool sim_memory_charge(uint32_t card, uint64_t bytes)
-{
+bool sim_memory_charge(uint32_t card, uint64_t bytes) {
     uint32_t mark = sim_memory_mark(card);
     uint64_t whole = sim_memory_size(card, mark);
     if (bytes > whole || !node_owns_slot())
@@ -64,8 +56,7 @@ bool sim_memory_charge(uint32_t card, uint64_t bytes)
     return false;
 }
 
-void sim_memory_release(uint32_t card, uint64_t bytes)
-{
+void sim_memory_release(uint32_t card, uint64_t bytes) {
     if (node_owns_slot())
         __atomic_fetch_sub(&node_state->memory[card][node_slot], bytes, __ATOMIC_SEQ_CST);
 }

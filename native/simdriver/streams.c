@@ -8,16 +8,14 @@ static __thread CUstream own_streams;
 static pthread_key_t thread_end;
 static pthread_once_t thread_end_made = PTHREAD_ONCE_INIT;
 
-CUstream stream_new(CUcontext context)
-{
+CUstream stream_new(CUcontext context) {
     CUstream made = object_new(STREAM, sizeof *made, context);
     if (made)
         made->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
     return made;
 }
 
-static void forget_own(void *first)
-{
+static void forget_own(void *first) {
     for (CUstream stream = first, next; stream; stream = next) {
         next = stream->sibling;
         object_delete(stream);
@@ -26,8 +24,7 @@ static void forget_own(void *first)
 
 static void make_thread_end(void) { pthread_key_create(&thread_end, forget_own); }
 
-static CUstream stream_of_thread(CUcontext context)
-{
+static CUstream stream_of_thread(CUcontext context) {
     for (CUstream stream = own_streams; stream; stream = stream->sibling)
         if (stream->object.context == context && object_get(stream, STREAM))
             return stream;
@@ -43,8 +40,7 @@ static CUstream stream_of_thread(CUcontext context)
 
 void streams_after_fork(void) { own_streams = NULL; }
 
-CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
-{
+CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream) {
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         TRY(context_current(context));
         *stream = handle == CU_STREAM_PER_THREAD ? stream_of_thread(*context) : NULL;
@@ -59,28 +55,24 @@ CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
     return CUDA_SUCCESS;
 }
 
-uint64_t stream_end(CUcontext context, CUstream stream)
-{
+uint64_t stream_end(CUcontext context, CUstream stream) {
     return __atomic_load_n(stream ? &stream->end : &context->end, __ATOMIC_ACQUIRE);
 }
 
-void stream_extend(CUcontext context, CUstream stream, uint64_t end)
-{
+void stream_extend(CUcontext context, CUstream stream, uint64_t end) {
     if (stream)
         raise_to(&stream->end, end);
     raise_to(&context->end, end);
 }
 
-void stream_wait(CUcontext context, CUstream stream)
-{
+void stream_wait(CUcontext context, CUstream stream) {
     timeline_wait(timeline_own(context->card, stream_end(context, stream)));
     events_settle(context->card);
     host_functions_wait(context);
     pools_settle();
 }
 
-bool stream_done(CUcontext context, CUstream stream)
-{
+bool stream_done(CUcontext context, CUstream stream) {
     return timeline_reached(timeline_own(context->card, stream_end(context, stream))) &&
            __atomic_load_n(&context->host_functions, __ATOMIC_ACQUIRE) == 0;
 }

@@ -16,19 +16,16 @@
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t sooner(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static void bucket_add(uint64_t *bucket, uint64_t ordinal, uint64_t ns)
-{
+static void bucket_add(uint64_t *bucket, uint64_t ordinal, uint64_t ns) {
     uint64_t seen = __atomic_load_n(bucket, __ATOMIC_RELAXED), wanted;
     do {
         uint64_t held = seen >> FENKA_NODE_BUCKET_SHIFT == ordinal ? seen & BUCKET_MASK : 0;
         wanted = ordinal << FENKA_NODE_BUCKET_SHIFT | sooner(held + ns, BUCKET_MASK);
-    } while (!__atomic_compare_exchange_n(bucket, &seen, wanted, true, __ATOMIC_RELAXED,
-                                          __ATOMIC_RELAXED));
+    } while (!__atomic_compare_exchange_n(bucket, &seen, wanted, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
 /* Distributes [from, to) over a ring of buckets, dropping what the ring cannot hold besides the last second. */
-static void ring_add(uint64_t *ring, uint64_t count, uint64_t width, uint64_t from, uint64_t to)
-{
+static void ring_add(uint64_t *ring, uint64_t count, uint64_t width, uint64_t from, uint64_t to) {
     uint64_t now = node_now();
     from = later(from, now > WINDOW_NS + width ? now - WINDOW_NS - width : 0);
     to = sooner(to, now + count * width - WINDOW_NS - 2 * width);
@@ -41,8 +38,7 @@ static void ring_add(uint64_t *ring, uint64_t count, uint64_t width, uint64_t fr
 }
 
 /* Sum over the last second; the bucket at its beginning counts in proportion. */
-static uint64_t ring_sum(const uint64_t *ring, uint64_t count, uint64_t width, uint64_t now)
-{
+static uint64_t ring_sum(const uint64_t *ring, uint64_t count, uint64_t width, uint64_t now) {
     uint64_t from = now > WINDOW_NS ? now - WINDOW_NS : 0, sum = 0;
     for (uint64_t ordinal = from / width; ordinal <= now / width; ordinal++) {
         uint64_t word = __atomic_load_n(&ring[ordinal % count], __ATOMIC_RELAXED);
@@ -61,14 +57,12 @@ static uint64_t ring_sum(const uint64_t *ring, uint64_t count, uint64_t width, u
 /* ---- lanes: the time line of a card, or of an instance ---- */
 
 /* The lane of a process: its instance, or 0 for the card. */
-static uint32_t mark_of(uint32_t card, uint32_t slot)
-{
+static uint32_t mark_of(uint32_t card, uint32_t slot) {
     uint32_t mark = __atomic_load_n(&node_state->processes[slot].instances[card], __ATOMIC_ACQUIRE);
     return mark < FENKA_NODE_LANES ? mark : 0;
 }
 
-static struct fenka_node_lane *lane_of(uint32_t card, uint32_t slot)
-{
+static struct fenka_node_lane *lane_of(uint32_t card, uint32_t slot) {
     return &node_state->lanes[card][mark_of(card, slot)];
 }
 
@@ -83,24 +77,20 @@ void timeline_after_fork(void) { own_threads = (pthread_mutex_t)PTHREAD_MUTEX_IN
 
 static uint64_t own_word(void) { return node_generation << FENKA_NODE_LOCK_SHIFT | node_slot; }
 
-static bool holder_is_gone(uint64_t word)
-{
+static bool holder_is_gone(uint64_t word) {
     const struct fenka_node_process *process = &node_state->processes[word & SLOT_MASK];
-    return __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) !=
-               word >> FENKA_NODE_LOCK_SHIFT ||
+    return __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) != word >> FENKA_NODE_LOCK_SHIFT ||
            __atomic_load_n(&process->ended, __ATOMIC_ACQUIRE);
 }
 
 /* False for a process without slot. The lock is taken over from a dead holder, and from one that has not moved for
  * long, because it may have been stopped; that one notices before its next step. */
-static bool lock_lane(struct fenka_node_lane *lane)
-{
+static bool lock_lane(struct fenka_node_lane *lane) {
     if (!node_owns_slot())
         return false;
     pthread_mutex_lock(&own_threads);
     uint64_t begin = 0, seen = 0, stuck = 0;
-    while (!__atomic_compare_exchange_n(&lane->lock, &seen, own_word(), false, __ATOMIC_ACQUIRE,
-                                        __ATOMIC_RELAXED)) {
+    while (!__atomic_compare_exchange_n(&lane->lock, &seen, own_word(), false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
         uint64_t now = node_now();
         if (seen != stuck)
             stuck = seen, begin = now;
@@ -112,13 +102,11 @@ static bool lock_lane(struct fenka_node_lane *lane)
     return true;
 }
 
-static bool still_ours(const struct fenka_node_lane *lane)
-{
+static bool still_ours(const struct fenka_node_lane *lane) {
     return __atomic_load_n(&lane->lock, __ATOMIC_RELAXED) == own_word();
 }
 
-static void unlock_lane(struct fenka_node_lane *lane)
-{
+static void unlock_lane(struct fenka_node_lane *lane) {
     uint64_t ours = own_word();
     __atomic_compare_exchange_n(&lane->lock, &ours, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&own_threads);
@@ -126,16 +114,14 @@ static void unlock_lane(struct fenka_node_lane *lane)
 
 /* ---- turns ---- */
 
-static uint64_t pending(const struct fenka_node_line *line)
-{
+static uint64_t pending(const struct fenka_node_line *line) {
     uint64_t given = __atomic_load_n(&line->given, __ATOMIC_ACQUIRE);
     uint64_t served = __atomic_load_n(&line->served, __ATOMIC_ACQUIRE);
     return given > served ? given - served : 0;
 }
 
 /* The slots that have work on a lane, in the order of their turns, beginning with the current one. */
-static unsigned waiting(uint32_t card, uint32_t mark, uint16_t *slots)
-{
+static unsigned waiting(uint32_t card, uint32_t mark, uint16_t *slots) {
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
     if (used > FENKA_NODE_SLOTS)
         used = FENKA_NODE_SLOTS;
@@ -149,8 +135,7 @@ static unsigned waiting(uint32_t card, uint32_t mark, uint16_t *slots)
     return count;
 }
 
-static void remember(struct fenka_node_line *line, uint64_t from_ns, uint64_t run, uint64_t position)
-{
+static void remember(struct fenka_node_line *line, uint64_t from_ns, uint64_t run, uint64_t position) {
     uint64_t last = (line->turns + FENKA_NODE_TURNS - 1) % FENKA_NODE_TURNS;
     if (line->turns == 0 || line->turn_ns[last] != from_ns)
         last = line->turns++ % FENKA_NODE_TURNS;
@@ -158,20 +143,17 @@ static void remember(struct fenka_node_line *line, uint64_t from_ns, uint64_t ru
     line->turn_ns[last] = from_ns + run;
 }
 
-static void serve(uint32_t card, uint32_t slot, uint64_t from_ns, uint64_t run)
-{
+static void serve(uint32_t card, uint32_t slot, uint64_t from_ns, uint64_t run) {
     struct fenka_node_line *line = &node_state->lines[card][slot];
     remember(line, from_ns, run, line->served + run);
-    ring_add(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS, FENKA_NODE_BUSY_BUCKET_NS,
-             from_ns, from_ns + run);
+    ring_add(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS, FENKA_NODE_BUSY_BUCKET_NS, from_ns, from_ns + run);
     __atomic_fetch_add(&node_state->processes[slot].busy_ns[card], run, __ATOMIC_RELAXED);
     __atomic_fetch_add(&line->served, run, __ATOMIC_RELEASE);
 }
 
 /* Under the lock: records the use of the process's lane until now. The clock is advanced first, so that a process that is
  * killed in between loses time and never adds any. */
-static void advance(uint32_t index, uint32_t process, uint64_t now)
-{
+static void advance(uint32_t index, uint32_t process, uint64_t now) {
     struct fenka_node_lane *lane = lane_of(index, process);
     uint16_t slots[FENKA_NODE_SLOTS];
     unsigned count = waiting(index, mark_of(index, process), slots), at = 0;
@@ -209,20 +191,17 @@ static void advance(uint32_t index, uint32_t process, uint64_t now)
     }
 }
 
-uint64_t timeline_add(uint32_t card, uint64_t duration_ns)
-{
+uint64_t timeline_add(uint32_t card, uint64_t duration_ns) {
     struct fenka_node_lane *lane = lane_of(card, node_slot);
     if (!lock_lane(lane))
         return 0;
     advance(card, node_slot, node_now());
-    uint64_t end = __atomic_add_fetch(&node_state->lines[card][node_slot].given, duration_ns,
-                                      __ATOMIC_ACQ_REL);
+    uint64_t end = __atomic_add_fetch(&node_state->lines[card][node_slot].given, duration_ns, __ATOMIC_ACQ_REL);
     unlock_lane(lane);
     return end;
 }
 
-void timeline_settle(uint32_t card, uint32_t slot)
-{
+void timeline_settle(uint32_t card, uint32_t slot) {
     struct fenka_node_lane *lane = lane_of(card, slot);
     if (!lock_lane(lane))
         return;
@@ -230,22 +209,18 @@ void timeline_settle(uint32_t card, uint32_t slot)
     unlock_lane(lane);
 }
 
-struct timeline_place timeline_own(uint32_t card, uint64_t position)
-{
+struct timeline_place timeline_own(uint32_t card, uint64_t position) {
     return (struct timeline_place){card, node_slot, node_generation, position};
 }
 
-static bool is_past(struct timeline_place place)
-{
+static bool is_past(struct timeline_place place) {
     const struct fenka_node_process *process = &node_state->processes[place.slot];
-    return __atomic_load_n(&node_state->lines[place.card][place.slot].served, __ATOMIC_ACQUIRE) >=
-               place.position ||
+    return __atomic_load_n(&node_state->lines[place.card][place.slot].served, __ATOMIC_ACQUIRE) >= place.position ||
            __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) != place.generation;
 }
 
 /* The minimum of nanoseconds until the place is reached; 0 = it is. */
-static uint64_t distance(struct timeline_place place)
-{
+static uint64_t distance(struct timeline_place place) {
     struct fenka_node_lane *lane = lane_of(place.card, place.slot);
     if (is_past(place) || !lock_lane(lane))
         return 0;
@@ -263,17 +238,14 @@ static uint64_t distance(struct timeline_place place)
 
 bool timeline_reached(struct timeline_place place) { return distance(place) == 0; }
 
-void timeline_wait(struct timeline_place place)
-{
+void timeline_wait(struct timeline_place place) {
     for (uint64_t least; (least = distance(place)) > 0;) {
-        struct timespec rest = {.tv_sec = (time_t)(least / 1000000000),
-                                .tv_nsec = (long)(least % 1000000000)};
+        struct timespec rest = {.tv_sec = (time_t)(least / 1000000000), .tv_nsec = (long)(least % 1000000000)};
         clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, NULL);
     }
 }
 
-uint64_t timeline_time_of(uint32_t card, uint64_t position)
-{
+uint64_t timeline_time_of(uint32_t card, uint64_t position) {
     struct fenka_node_lane *lane = lane_of(card, node_slot);
     const struct fenka_node_line *line = &node_state->lines[card][node_slot];
     uint64_t found = node_now();
@@ -293,14 +265,12 @@ uint64_t timeline_time_of(uint32_t card, uint64_t position)
 
 /* ---- readers, which may have no slot and take no lock ---- */
 
-static uint64_t unwritten(const struct fenka_node_lane *lane, uint64_t now)
-{
+static uint64_t unwritten(const struct fenka_node_lane *lane, uint64_t now) {
     uint64_t clock = __atomic_load_n(&lane->clock_ns, __ATOMIC_ACQUIRE);
     return now > clock ? now - clock : 0;
 }
 
-static uint64_t lane_busy(uint32_t card, uint32_t mark)
-{
+static uint64_t lane_busy(uint32_t card, uint32_t mark) {
     const struct fenka_node_lane *lane = &node_state->lanes[card][mark];
     uint16_t slots[FENKA_NODE_SLOTS];
     uint64_t now = node_now(), lag = unwritten(lane, now), work = 0;
@@ -314,8 +284,7 @@ static uint64_t lane_busy(uint32_t card, uint32_t mark)
 }
 
 /* A card with instances is as busy as the busiest of them. */
-uint64_t timeline_card_busy(uint32_t card)
-{
+uint64_t timeline_card_busy(uint32_t card) {
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
     uint64_t most = lane_busy(card, 0);
     for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
@@ -325,25 +294,20 @@ uint64_t timeline_card_busy(uint32_t card)
 }
 
 /* In the time that is not recorded yet, each process with work is assumed to have had its share. */
-static uint64_t since_written(uint32_t card, uint32_t slot, uint64_t now)
-{
+static uint64_t since_written(uint32_t card, uint32_t slot, uint64_t now) {
     uint16_t slots[FENKA_NODE_SLOTS];
     uint64_t lag = unwritten(lane_of(card, slot), now);
     unsigned count = waiting(card, mark_of(card, slot), slots);
     return sooner(pending(&node_state->lines[card][slot]), count ? lag / count : 0);
 }
 
-uint64_t timeline_process_total(uint32_t card, uint32_t slot)
-{
-    uint64_t written =
-        __atomic_load_n(&node_state->processes[slot].busy_ns[card], __ATOMIC_RELAXED);
+uint64_t timeline_process_total(uint32_t card, uint32_t slot) {
+    uint64_t written = __atomic_load_n(&node_state->processes[slot].busy_ns[card], __ATOMIC_RELAXED);
     return written + since_written(card, slot, node_now());
 }
 
-uint64_t timeline_process_busy(uint32_t card, uint32_t slot)
-{
+uint64_t timeline_process_busy(uint32_t card, uint32_t slot) {
     uint64_t now = node_now(), since = since_written(card, slot, now);
-    uint64_t written = ring_sum(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS,
-                                FENKA_NODE_BUSY_BUCKET_NS, now);
+    uint64_t written = ring_sum(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS, FENKA_NODE_BUSY_BUCKET_NS, now);
     return sooner(written + since, WINDOW_NS);
 }

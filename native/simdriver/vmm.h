@@ -17,8 +17,7 @@ struct memory_handle {
     bool own_file, exported;
 };
 
-static inline bool on_device(const CUmemAllocationProp *properties)
-{
+static inline bool on_device(const CUmemAllocationProp *properties) {
     return properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
 }
 

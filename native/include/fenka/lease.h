@@ -14,7 +14,7 @@
 
 #define FENKA_CONTROL_MAGIC 0x4c5254434b4e4546 /* "FENKCTRL" */
 #define FENKA_ACCOUNT_MAGIC 0x544e4343414b4e46 /* "FNKACCNT" */
-#define FENKA_LAYOUT_VERSION 2 /* of the control page */
+#define FENKA_LAYOUT_VERSION 2                 /* of the control page */
 #define FENKA_ACCOUNT_VERSION 6
 #define FENKA_CONTROL_BYTES 4096
 #define FENKA_MAX_CARDS 16
@@ -162,24 +162,24 @@ struct fenka_compute_budget {
 struct fenka_account {
     uint64_t magic;
     uint32_t version;
-    uint32_t slot_count;          /* FENKA_MAX_SLOTS */
-    uint64_t slots_used;          /* slots from here on were never owned; never decreases */
-    uint64_t shared_cards;        /* bit = card: something was exported or imported there */
-    uint64_t reap_requested;      /* by processes */
-    uint64_t reap_completed;      /* by the agent */
-    uint64_t export_lock_id;      /* 20 random bits; 0 = nothing was exported to a descriptor yet */
-    uint64_t nested_agent;        /* by the agent */
-    uint64_t pid_namespaces[256]; /* bits 0-31: inode of /proc/self/ns/pid, bits 32-63: of /proc/self/ns/time, which
+    uint32_t slot_count;            /* FENKA_MAX_SLOTS */
+    uint64_t slots_used;            /* slots from here on were never owned; never decreases */
+    uint64_t shared_cards;          /* bit = card: something was exported or imported there */
+    uint64_t reap_requested;        /* by processes */
+    uint64_t reap_completed;        /* by the agent */
+    uint64_t export_lock_id;        /* 20 random bits; 0 = nothing was exported to a descriptor yet */
+    uint64_t nested_agent;          /* by the agent */
+    uint64_t pid_namespaces[256];   /* bits 0-31: inode of /proc/self/ns/pid, bits 32-63: of /proc/self/ns/time, which
                                    * shifts start times; 0 = the kernel has none */
     uint64_t namespace_states[256]; /* FENKA_NAMESPACE_…, written by the agent alone */
-    uint64_t released[16];        /* by card: released by living exporters, but held by importers */
-    uint64_t peak[16];            /* by card: the largest total after a charge; never decreases */
-    uint64_t refused;             /* requests that did not fit in the slices; never decreases */
+    uint64_t released[16];          /* by card: released by living exporters, but held by importers */
+    uint64_t peak[16];              /* by card: the largest total after a charge; never decreases */
+    uint64_t refused;               /* requests that did not fit in the slices; never decreases */
     uint64_t reserved[15];
-    uint64_t identity[1024];      /* FENKA_MAX_SLOTS */
-    uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
-    uint64_t exported[16][1024];  /* of these, or of a dead process's: bytes that others may hold as well */
-    uint64_t imported[16][1024];  /* bytes held of blocks that another process exported, not in `memory` */
+    uint64_t identity[1024];     /* FENKA_MAX_SLOTS */
+    uint64_t memory[16][1024];   /* bytes of device memory held: [card of control][slot] */
+    uint64_t exported[16][1024]; /* of these, or of a dead process's: bytes that others may hold as well */
+    uint64_t imported[16][1024]; /* bytes held of blocks that another process exported, not in `memory` */
     struct fenka_compute_budget compute_budgets[16];
 };
 

@@ -32,13 +32,9 @@ extern const size_t proxy_count;
 
 static void *driver;
 
-static int absent(void) {
-    return ABSENT;
-}
+static int absent(void) { return ABSENT; }
 
-static int missing(void) {
-    return MISSING;
-}
+static int missing(void) { return MISSING; }
 
 static void say(const char *fault, const char *detail) {
     char line[8448];
@@ -75,6 +71,4 @@ __attribute__((constructor)) static void fill(void) {
 
 PROXY_EXPORT proxy_driver EXPORTED;
 
-void *EXPORTED(const char *name) {
-    return driver ? fenka_driver_function(driver, name) : NULL;
-}
+void *EXPORTED(const char *name) { return driver ? fenka_driver_function(driver, name) : NULL; }

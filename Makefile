@@ -39,6 +39,7 @@ fire: build .venv/.test ## inject faults into a workstation and a cluster, and a
 check: build .venv/.test ## check format, lint, types, import layers and the bounds of `make measure`
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+	git ls-files -z 'native/*.[ch]' | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/measure.py --check

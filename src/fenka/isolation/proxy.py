@@ -4,35 +4,25 @@ The proxy is the shim under the driver's name (docs/proxy.md). Its list of funct
 and a newer driver has more. These stay reachable, because the dynamic linker searches the driver next, so
 nothing is generated on the node. `fenka proxy check` reports whether one of them is a new version of a
 limited function.
-
-Reads the dynamic symbol table of a shared library, without binutils.
-
-Supports what drivers' libraries are: 64-bit, little-endian, with section headers.
 """
 
+import contextlib
+import io
 import os
 import re
 import shutil
-import struct
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fenka.core.errors import FenkaError
 from fenka.isolation.control import HEADER
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_DYNAMIC_SYMBOLS = 11
-"""Section type SHT_DYNSYM."""
-_VERSION_DEFINITIONS = 0x6FFFFFFD
-"""Section type SHT_GNU_verdef."""
-_FUNCTIONS = (2, 10)
-"""Symbol types STT_FUNC, and STT_GNU_IFUNC: a function chosen when the library is loaded."""
+_FUNCTIONS: Final = ("STT_FUNC", "STT_LOOS")
+"""Symbol types. The second is STT_GNU_IFUNC: a function chosen when the library is loaded."""
 
 
 class InvalidLibrary(FenkaError):
@@ -44,42 +34,35 @@ def exported_functions(library: Path) -> frozenset[str]:
 
     Raises InvalidLibrary, OSError.
     """
-    data = library.read_bytes()
-    try:
-        sections = _sections(data)
-        (table,) = (s for s in sections if s[1] == _DYNAMIC_SYMBOLS)
-        strings = sections[table[6]]
-        return frozenset(_names(_content(data, table), _content(data, strings)))
-    except (struct.error, ValueError, IndexError):
-        raise InvalidLibrary(f"{library} is not a shared library of this kind of machine") from None
+    with _sections(library) as sections:
+        (table,) = (section for section in sections if section["sh_type"] == "SHT_DYNSYM")
+        return frozenset(
+            symbol.name
+            for symbol in table.iter_symbols()
+            if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["type"] in _FUNCTIONS
+        )
 
 
 def has_symbol_versions(library: Path) -> bool:
     """Return whether its symbols have versions, as glibc's do. Raises InvalidLibrary, OSError."""
+    with _sections(library) as sections:
+        return any(section["sh_type"] == "SHT_GNU_verdef" for section in sections)
+
+
+@contextlib.contextmanager
+def _sections(library: Path) -> Iterator[list[Any]]:
+    """Give the sections of a shared library. Raises InvalidLibrary, also for errors in the body; OSError."""
+    # Most commands import this module, and read no library.
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    data = io.BytesIO(library.read_bytes())
     try:
-        return any(s[1] == _VERSION_DEFINITIONS for s in _sections(library.read_bytes()))
-    except (struct.error, ValueError):
+        sections = [*ELFFile(data).iter_sections()]
+        yield sections
+    # Not only ELFError: damaged offsets and names reach the decoders below.
+    except (ELFError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError):
         raise InvalidLibrary(f"{library} is not a shared library of this kind of machine") from None
-
-
-def _sections(data: bytes) -> list[tuple[int, ...]]:
-    identity, *rest = _HEADER.unpack_from(data)
-    if identity[:6] != b"\x7fELF\x02\x01":
-        raise ValueError
-    start, size, count = rest[5], rest[10], rest[11]
-    return [_SECTION.unpack_from(data, start + i * size) for i in range(count)]
-
-
-def _content(data: bytes, section: tuple[int, ...]) -> bytes:
-    return data[section[4] : section[4] + section[5]]
-
-
-def _names(symbols: bytes, strings: bytes) -> list[str]:
-    return [
-        strings[name : strings.index(b"\0", name)].decode()
-        for name, kind, _, section, _, _ in _SYMBOL.iter_unpack(symbols)
-        if section and kind & 15 in _FUNCTIONS
-    ]
 
 
 LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")

@@ -90,7 +90,7 @@ class ControlPlane(Cluster):
         Authority(self.state / "pki").client(NAME, user, None, server)
 
     def grant_rights(self) -> None:
-        """Apply what the chart has for the autoscaler, except for its program."""
+        """Apply what the chart installs for the autoscaler, except for its program."""
         settings = json.dumps(CONFIGURATION)
         options = (
             "--set",
@@ -98,7 +98,8 @@ class ControlPlane(Cluster):
             "--set-json",
             f"autoscaler.config={settings}",
         )
-        only = ("--show-only", "templates/autoscaler.yaml")
+        # The pod of a hook would have no room elsewhere, and its node would stay.
+        only = ("--no-hooks", "--show-only", "templates/autoscaler.yaml")
         text = self.helm("template", "fenka", str(CHART), "-n", NAMESPACE, *options, *only)
         for each in yaml.safe_load_all(text):
             if each["kind"] != "Deployment":

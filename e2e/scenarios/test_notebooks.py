@@ -54,8 +54,8 @@ def test_idle_notebook_frees_its_slice_and_has_its_files_when_it_is_started(
         address = printed.splitlines()[-1].removeprefix("nb: ")
         assert in_kernel(jobs, address, "wrong", COMPUTE) == "refused"
         shown = in_kernel(jobs, service_address(jobs), PASSWORD, COMPUTE)
-        # Below a warning of numba.
-        assert shown.splitlines()[-1] == "4308"
+        # Among warnings of numba and of the simulated driver.
+        assert "4308" in shown.splitlines()
         (pod,) = jobs.pods("notebook").values()
         inside = ("-n", namespace, "exec", pod["metadata"]["name"], "--", "sh", "-c")
         shown = cluster.kubectl(*inside, "cat /proc/[0-9]*/cmdline")

@@ -1,4 +1,4 @@
-"""`fenka groups` and `fenka nodes`: whole screens, and what is said where there is nothing to show."""
+"""`fenka nodes` and `fenka admin groups`: whole screens, and what is said where there is nothing to show."""
 
 import json
 from collections.abc import Mapping
@@ -14,9 +14,11 @@ from fenka.cli.admin.elastic import nodes_table
 from fenka.cluster import autoscaling
 from fenka.cluster.autoscaling import NodeStatus, OfferStatus, OrderRecord, Slot, Status
 from fenka.core.nodes.case import Capacity
-from fenka.views.elastic_nodes import ElasticNodeRow
+from fenka.views.node_summaries import NodeSummary
+from fenka.workstation import client
 from tests.builders import node, on_card, pod, sharing, units
 from tests.cli.command import Completed, fenka
+from tests.cli.test_queue import snapshot_of
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -139,7 +141,8 @@ def test_data_have_times_and_amounts_as_numbers(tmp_path: Path) -> None:
         "until": None,
         "protected_until": NOW + 48 * 60 + 30,
     }
-    assert (rows[2]["name"], rows[2]["state"], rows[2]["created_at"]) == ("", "starting", NOW - 40)
+    assert (rows[2]["name"], rows[2]["group"], rows[2]["state"]) == ("own", "", "ready")
+    assert (rows[3]["name"], rows[3]["state"], rows[3]["created_at"]) == ("", "starting", NOW - 40)
     text = run(server, tmp_path, "nodes", "-o", "yaml").stdout
     assert msgspec.yaml.decode(text.encode()) == rows
 
@@ -176,7 +179,7 @@ def test_whole_cards_are_counted_when_a_node_does_not_share_them(tmp_path: Path)
 )
 def test_state_says_how_long_when_that_is_known(fields: dict[str, Any], text: str) -> None:
     """The last column of `fenka nodes`."""
-    row = ElasticNodeRow(group="g", capacity="spot", **fields)
+    row = NodeSummary(group="g", capacity="spot", **fields)
     assert nodes_table([row], NOW)[1][-1] == text
 
 
@@ -190,19 +193,48 @@ def test_nodes_on_their_way_are_shown_until_they_join(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in lines[2:]] == ["a)", "b)", "b)", "b)", "ending"]
 
 
-@pytest.mark.parametrize("screen", ["groups", "nodes"])
-def test_screen_says_so_when_no_autoscaler_is_installed(screen: str, tmp_path: Path) -> None:
+def test_groups_need_an_autoscaler(tmp_path: Path) -> None:
     """The chart publishes where it is."""
-    result = run(FakeApiServer.of(nodes=NODES), tmp_path, screen)
+    result = run(FakeApiServer.of(nodes=NODES), tmp_path, "groups")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("fenka: no autoscaler is installed: set autoscaler.enabled")
 
 
-@pytest.mark.parametrize("screen", ["groups", "nodes"])
-def test_screen_says_so_when_nothing_is_published_yet(screen: str, tmp_path: Path) -> None:
+def test_nodes_need_no_autoscaler(tmp_path: Path) -> None:
+    """Columns about groups are left out where no node has one."""
+    cordoned = sharing("parked")
+    cordoned["spec"]["unschedulable"] = True
+    held = pod("a", units(4), node="own", annotations=on_card(0, 4))
+    server = FakeApiServer.of(nodes=[sharing("own"), cordoned], pods=[held])
+    result = run(server, tmp_path, "nodes")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["NAME", "AGE", "CARDS", "FREE", "STATE"],
+        ["own", "-", "1", "10/14", "ready"],
+        ["parked", "-", "1", "14/14", "ready,", "cordoned"],
+    ]
+
+
+def test_this_machine_is_the_node_where_its_daemon_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the cards that it leases."""
+    monkeypatch.setenv("FENKA_RUNTIME", str(tmp_path))
+    monkeypatch.setattr(client, "get_snapshot", lambda _: snapshot_of([]))
+    lines = fenka("nodes", "--local").stdout.splitlines()
+    assert [line.split()[1:] for line in lines] == [
+        ["AGE", "CARDS", "FREE", "STATE"],
+        ["-", "-", "-", "ready"],
+    ]
+
+
+@pytest.mark.parametrize(("screen", "exit_code"), [("groups", 1), ("nodes", 0)])
+def test_screen_says_so_when_nothing_is_published_yet(
+    screen: str, exit_code: int, tmp_path: Path
+) -> None:
     """It is installed, and none of its pods has led yet."""
     result = run(cluster(None), tmp_path, screen)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.exit_code == exit_code
     assert result.stderr.startswith(
         "fenka: the autoscaler in namespace fenka-system has not published anything yet: see whether"
     )
@@ -226,9 +258,9 @@ def test_screen_is_shown_when_the_lease_may_not_be_read(tmp_path: Path) -> None:
 
 
 def test_screen_says_so_when_there_is_no_node(tmp_path: Path) -> None:
-    """The normal state of elastic groups."""
-    result = run(cluster(STATUS, {}, nodes=[sharing("own")]), tmp_path, "nodes")
-    assert result.stdout.startswith("no group has a node: they come when requests do not fit")
+    """A cluster without any node yet."""
+    result = run(cluster(STATUS, {}), tmp_path, "nodes")
+    assert result.stdout == "the cluster has no node\n"
 
 
 def test_namespace_is_needed_when_the_chart_does_not_publish_it(tmp_path: Path) -> None:

@@ -243,7 +243,8 @@ def test_user_without_rights_is_told_which_role_to_ask_for(
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"), [(("queue",), "waits"), (("top", "node"), "10.0.0.11")]
+    ("words", "shown"),
+    [(("queue",), "waits"), (("top", "node"), "10.0.0.11"), (("nodes",), "10/14")],
 )
 def test_user_who_may_not_list_sees_what_the_scheduler_serves(
     tmp_path: Path, words: tuple[str, ...], shown: str

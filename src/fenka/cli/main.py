@@ -56,9 +56,7 @@ COMMANDS: Groups = {
         Command("get", "workloads.look:get", "Show a job and its instances."),
         Command("queue", "queue:queue", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
-        Command(
-            "nodes", "admin.elastic:nodes", "Show elastic nodes, and those that are on their way."
-        ),
+        Command("nodes", "admin.elastic:nodes", "List nodes, and elastic ones on their way."),
         Command("why", "why:why", "Explain why a pod or job is pending, and what would help."),
     ),
     "Operate": (

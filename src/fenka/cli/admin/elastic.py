@@ -1,4 +1,4 @@
-"""`fenka groups` and `fenka nodes`: what an autoscaler may buy, and what it has bought."""
+"""`fenka nodes` and `fenka admin groups`: all nodes, and what an autoscaler may buy."""
 
 import asyncio
 import time
@@ -9,12 +9,13 @@ import typer
 
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError, print_error
-from fenka.cli.options import ClusterTarget, OutputOption, short_duration
+from fenka.cli.options import ClusterTarget, OutputOption, Target, short_duration
 from fenka.cluster.autoscaling import OfferStatus, Status
 from fenka.core.units import format_units
-from fenka.kubernetes.client import Api
-from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_cluster
-from fenka.views.elastic_nodes import ElasticNodeRow, elastic_nodes
+from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_cluster, read_screen
+from fenka.views.node_summaries import NodeSummary, summarize_nodes, summarize_row
+from fenka.views.nodes import NodeRow
 
 OLD_S = 60
 """A leader renews its lease each second, and another one takes over within seconds."""
@@ -53,27 +54,48 @@ def groups(
 
 
 def nodes(
-    cluster_target: ClusterTarget,
+    target: Target,
     namespace: AutoscalerNamespaceOption = "",
     output: OutputOption = "table",
 ) -> None:
-    """Print the nodes of groups, and those that are asked for. Raises UserError."""
+    """Print the nodes of this machine or cluster, and those that an autoscaler has ordered."""
+    here = None if namespace else cluster.local(target)
+    state, rows = None, list[NodeSummary]()
+    if here is not None:
+        from fenka.local.views import node_row
 
-    async def read(api: Api) -> tuple[AutoscalerState, list[ElasticNodeRow]]:
-        state, snapshot = await asyncio.gather(read_autoscaler(api, namespace), read_cluster(api))
-        state, status = published(state)
-        return state, elastic_nodes(cluster.keep(snapshot), status, state.orders)
-
-    state, rows = cluster.ask(cluster_target.target, read, cluster.explain_cluster_denial)
+        rows = [summarize_row(node_row(here))]
+    else:
+        state, rows = cluster.ask(
+            target, lambda api: _read_nodes(api, namespace), cluster.explain_cluster_denial
+        )
     now = time.time()
     if not tables.print_data(rows, output):
-        if rows:
-            tables.print_lines(
-                tables.align_to_terminal(nodes_table(rows, now), NODES_LESS_IMPORTANT)
-            )
-        else:
-            print("no group has a node: they come when requests do not fit (fenka groups)")
-    _report_age(state, now)
+        tables.print_lines(
+            tables.align_to_terminal(nodes_table(rows, now), NODES_LESS_IMPORTANT)
+            if rows
+            else ["the cluster has no node"]
+        )
+    if state is not None and state.status is None:
+        print_error(_unpublished(state))
+    elif state is not None:
+        _report_age(state, now)
+
+
+async def _read_nodes(api: Api, namespace: str) -> tuple[AutoscalerState | None, list[NodeSummary]]:
+    """Return what the autoscaler publishes, None without one, and all nodes.
+
+    Raises ApiError, ApiUnreachable, InvalidRecord.
+    """
+    try:
+        state, snapshot = await asyncio.gather(read_autoscaler(api, namespace), read_cluster(api))
+    except ApiError as why:
+        served = await read_screen(api, "nodes", NodeRow) if why.status == 403 else None
+        if served is None:
+            raise
+        return None, [*map(summarize_row, served)]
+    status, orders = (state.status, state.orders) if state else (None, {})
+    return state, summarize_nodes(cluster.keep(snapshot), status or Status(), orders)
 
 
 def groups_table(offers: tuple[OfferStatus, ...], now: float) -> list[list[str]]:
@@ -93,12 +115,15 @@ def groups_table(offers: tuple[OfferStatus, ...], now: float) -> list[list[str]]
     return tables.tabulate(offers, columns)
 
 
-def nodes_table(rows: list[ElasticNodeRow], now: float) -> list[list[str]]:
-    """Return the table with its head line."""
-    columns: dict[str, Callable[[ElasticNodeRow], str]] = {
-        "NAME": lambda row: row.name or "-",
-        "GROUP": lambda row: row.group,
+def nodes_table(rows: list[NodeSummary], now: float) -> list[list[str]]:
+    """Return the table with its head line. Without a node of a group it has no columns of groups."""
+    group: dict[str, Callable[[NodeSummary], str]] = {
+        "GROUP": lambda row: row.group or "-",
         "CAPACITY": lambda row: row.capacity or "-",
+    }
+    columns: dict[str, Callable[[NodeSummary], str]] = {
+        "NAME": lambda row: row.name or "-",
+        **(group if any(row.group for row in rows) else {}),
         "AGE": lambda row: "-" if row.created_at is None else short_duration(now - row.created_at),
         "CARDS": lambda row: "-" if row.cards is None else str(row.cards),
         "FREE": lambda row: "-" if row.free is None else f"{format_units(row.free)}/{row.total}",
@@ -118,7 +143,7 @@ def _offer_state(offer: OfferStatus, now: float) -> str:
     return f"{offer.state}, again in {short_duration(offer.again_at - now)}"
 
 
-def _node_state(row: ElasticNodeRow, now: float) -> str:
+def _node_state(row: NodeSummary, now: float) -> str:
     left = None if row.until is None else short_duration(row.until - now)
     if row.state == "starting":
         return f"starting (order {row.order})"
@@ -137,11 +162,15 @@ def published(state: AutoscalerState | None) -> tuple[AutoscalerState, Status]:
     if state is None:
         raise UserError(NOT_INSTALLED)
     if state.status is None:
-        raise UserError(
-            f"the autoscaler in namespace {state.namespace} has not published anything yet: see whether "
-            f"its pods run (kubectl get pods -n {state.namespace})"
-        )
+        raise UserError(_unpublished(state))
     return state, state.status
+
+
+def _unpublished(state: AutoscalerState) -> str:
+    return (
+        f"the autoscaler in namespace {state.namespace} has not published anything yet: see whether "
+        f"its pods run (kubectl get pods -n {state.namespace})"
+    )
 
 
 def _report_age(state: AutoscalerState, now: float) -> None:

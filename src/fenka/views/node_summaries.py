@@ -1,4 +1,4 @@
-"""Nodes that an autoscaler bought, and those that it has asked for, as rows of the screens."""
+"""All nodes in one line each: cards, what is free, and what an autoscaler knows of those that it bought."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +12,7 @@ from fenka.cluster.state import ClusterSnapshot
 from fenka.core.mig.instances import usable_mib
 from fenka.core.units import mib_to_units
 from fenka.views.instances import usable_units
-from fenka.views.nodes import exclusive_node, pods_of_exclusive_nodes
+from fenka.views.nodes import NodeRow, exclusive_node, pods_of_exclusive_nodes
 
 WITHOUT_NODE: Mapping[autoscaling.OrderState, str] = {
     "written": "starting",
@@ -27,24 +27,26 @@ UNREPORTED = autoscaling.NodeStatus(group="", state="not reported yet", since=0)
 """Of a node that the leader has not seen yet."""
 
 
-class ElasticNodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a group. Times are Unix times, None where they are not known.
+class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A node. Times are Unix times, None where they are not known.
 
     Attributes:
         name: empty for a node that has not joined.
+        group: its group of elastic nodes; empty for any other node.
+        capacity: spot or on-demand; empty for a node of no group.
         order: empty if it was not bought.
         created_at: of the node; before it has joined, when its order was written.
         cards: None if that is not known.
         free: units that are not allocated, of all cards; whole cards if it does not share them. None before
             it offers its cards.
         total: in the same measure.
-        state: in the words of `NodeStatus`.
+        state: of a group's node in the words of `NodeStatus`; else whether it is ready and not cordoned.
         since: of the state.
     """
 
     name: str = ""
-    group: str
-    capacity: str
+    group: str = ""
+    capacity: str = ""
     order: str = ""
     created_at: float | None = None
     cards: int | None = None
@@ -56,22 +58,45 @@ class ElasticNodeRow(msgspec.Struct, frozen=True, kw_only=True):
     protected_until: float | None = None
 
 
-def elastic_nodes(
+def summarize_nodes(
     snapshot: ClusterSnapshot,
     status: autoscaling.Status,
     orders: Mapping[str, autoscaling.OrderRecord],
-) -> list[ElasticNodeRow]:
-    """Return the nodes of groups by name, then those that have not joined, by order."""
+) -> list[NodeSummary]:
+    """Return the nodes of a cluster by name, then those that have not joined, by order."""
     pods, planned = pods_of_exclusive_nodes(snapshot), _planned_cards(status, orders)
     rows = []
     for node in snapshot.nodes:
         name = node.metadata.name
-        if autoscaling.GROUP in node.metadata.labels or name in status.nodes:
-            cards = _cards(snapshot, node, pods.get(name, []))
-            row = _node(node, cards, status.nodes.get(name, UNREPORTED))
-            rows.append(row if row.cards else replace(row, cards=planned.get(row.order)))
+        elastic = autoscaling.GROUP in node.metadata.labels or name in status.nodes
+        known = status.nodes.get(name, UNREPORTED) if elastic else _own_status(node)
+        row = _node(node, _cards(snapshot, node, pods.get(name, [])), known)
+        rows.append(row if row.cards else replace(row, cards=planned.get(row.order)))
     names = {node.metadata.name for node in snapshot.nodes}
     return [*rows, *_coming(names, orders, planned)]
+
+
+def summarize_row(row: NodeRow) -> NodeSummary:
+    """Return a node of which only its row is known, such as this machine."""
+    free: float = row.total - row.allocated if row.total else row.exclusive - row.whole
+    total = row.total or row.exclusive
+    return NodeSummary(
+        name=row.name,
+        cards=row.count or None,
+        free=max(free, 0) if total else None,
+        total=total or None,
+        state=_readiness(ready=row.status == "ready", schedulable=row.schedulable),
+    )
+
+
+def _own_status(node: Node) -> autoscaling.NodeStatus:
+    """Return the state of a node that no group has."""
+    state = _readiness(ready=node.ready, schedulable=not node.spec.unschedulable)
+    return autoscaling.NodeStatus(group="", state=state, since=0)
+
+
+def _readiness(*, ready: bool, schedulable: bool) -> str:
+    return ("ready" if ready else "not ready") + ("" if schedulable else ", cordoned")
 
 
 def _planned_cards(
@@ -83,8 +108,8 @@ def _planned_cards(
         for offer in status.offers
     }
     return {
-        name: cards.get((each.group, each.type, each.zone, each.capacity))
-        for name, each in orders.items()
+        name: cards.get((order.group, order.type, order.zone, order.capacity))
+        for name, order in orders.items()
     }
 
 
@@ -106,11 +131,9 @@ def _cards(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> tuple[int,
     return len(free), sum(max(units, 0) for units in free.values()), total
 
 
-def _node(
-    node: Node, cards: tuple[int, float, int], status: autoscaling.NodeStatus
-) -> ElasticNodeRow:
+def _node(node: Node, cards: tuple[int, float, int], status: autoscaling.NodeStatus) -> NodeSummary:
     labels, (count, free, total) = node.metadata.labels, cards
-    return ElasticNodeRow(
+    return NodeSummary(
         name=node.metadata.name,
         group=labels.get(autoscaling.GROUP, status.group),
         capacity=labels.get(autoscaling.CAPACITY, ""),
@@ -130,12 +153,12 @@ def _coming(
     names: Collection[str],
     orders: Mapping[str, autoscaling.OrderRecord],
     planned: Mapping[str, int | None],
-) -> Iterator[ElasticNodeRow]:
+) -> Iterator[NodeSummary]:
     for name, order in sorted(orders.items()):
         for slot in order.slots:
             if slot.state not in WITHOUT_NODE or slot.node in names:
                 continue
-            yield ElasticNodeRow(
+            yield NodeSummary(
                 group=order.group,
                 capacity=order.capacity,
                 order=name,

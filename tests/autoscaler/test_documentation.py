@@ -18,7 +18,7 @@ def test_metrics_of_the_documentation_are_those_of_the_program() -> None:
         Counts(), view, leading=lambda: True, unserved=lambda: 0, reclaims=lambda: {"t4": 1}
     )
     names = set()
-    for family in text_string_to_metric_families(metrics.text().decode()):
+    for family in text_string_to_metric_families(b"".join(metrics.text()).decode()):
         suffix = "_total" if family.type == "counter" else ""
         # The library adds when each histogram was made.
         if not family.name.endswith("_created"):

@@ -37,7 +37,7 @@ async def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -
 
     async with on(library) as node:
         await node.ready()
-        await until(lambda: node.agent.ready)
+        await until(lambda: not node.agent.problem)
         assert len(node.kubelet.free()) == 14
         pod = node.pod("a", 4)
         given = await node.run(pod)

@@ -147,7 +147,7 @@ async def test_cards_stay_as_they_are_without_the_label(library: Path) -> None:
         await until(lambda: len(published(node)) == 1)
         node.now += 100
         node.program.trigger()
-        await until(lambda: node.agent.ready)
+        await until(lambda: not node.agent.problem)
         assert (closed(node), divided(node), node.program.closed.published) == (
             True,
             [True],

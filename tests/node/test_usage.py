@@ -20,8 +20,10 @@ from fenka.isolation.driver_usage import UnleasedMemory
 from fenka.isolation.files import MIB, card_limits
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
-from fenka.node.monitor.metrics import Exporter, serve
+from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.usage import SliceUsage, Usage, UsageSample
+from fenka.server.listener import listening_socket
+from fenka.server.probes import serve_probes
 from tests.node.harness import card, lease_files
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
@@ -329,17 +331,18 @@ def test_metrics_in_gpu_managers_names_are_unchanged() -> None:
 
 async def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
     """Metrics are text."""
-    ready = False
+    problem, exporter = "not registered with the kubelet", Exporter("n1")
 
     async def ask(path: str) -> tuple[int, str]:
         url = f"http://127.0.0.1:{unused_tcp_port}{path}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             return answer.status, await answer.text()
 
-    async with serve(Exporter("n1"), unused_tcp_port, lambda: ready):
+    listening = listening_socket(None, unused_tcp_port)
+    async with serve_probes(listening, lambda: problem, exporter.text):
         assert await ask("/healthz") == (200, "ok\n")
         assert (await ask("/readyz"))[0] == 503
-        ready = True
+        problem = ""
         assert await ask("/readyz") == (200, "ok\n")
         assert 'fenka_node_violations_total{kind="memory_limit"} 0.0' in (await ask("/metrics"))[1]
 

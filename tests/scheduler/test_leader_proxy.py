@@ -51,7 +51,7 @@ async def test_leader_answers_all_verbs_when_they_arrive_elsewhere() -> None:
     async with two_replicas() as (server, one, two):
         for it in (one, two):
             async with it.session.get(f"{it.url}/readyz") as answer:
-                assert (answer.status, await answer.text()) == (200, "ok")
+                assert (answer.status, await answer.text()) == (200, "ok\n")
         pod = put_pod(server, "p", 4)
         assert (await two.filter(pod, "n"))["NodeNames"] == ["n"]
         scores = await two.post("prioritize", {"Pod": pod, "NodeNames": ["n"]})
@@ -133,7 +133,7 @@ async def test_late_call_is_forwarded_when_the_replica_ends() -> None:
             assert (await answer.json())["NodeNames"] == ["n"]
         assert await one.bind(pod, "n") == ""
         async with one.session.get(f"{one.url}/readyz") as answer:
-            assert (answer.status, await answer.text()) == (503, "not ready: it is ending")
+            assert (answer.status, await answer.text()) == (503, "it is ending\n")
 
 
 async def test_replica_is_not_ready_when_it_cannot_read_the_lease() -> None:

@@ -1,18 +1,11 @@
-"""`fenka autoscaler --config FILE`: follows a cluster until the process is told to stop.
-
-The autoscaler's own port: probes and metrics.
-"""
+"""`fenka autoscaler --config FILE`: follows a cluster until the process is told to stop."""
 
 import asyncio
 import contextlib
 import logging
-import socket
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-
-from aiohttp import web
 
 from fenka.autoscaler.buyer import Buyer
 from fenka.autoscaler.inputs import AutoscalerOptions
@@ -32,35 +25,9 @@ from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.election import Election, Leadership
 from fenka.kubernetes.events import EventRecorder
-from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.server.program import stop_requests, working_until
-
-
-def probe_app(problem: Callable[[], str], metrics: Callable[[], bytes]) -> web.Application:
-    """Return the application.
-
-    Args:
-        problem: returns why the replica is not ready, empty if it is.
-        metrics: returns the metrics in Prometheus' format.
-    """
-
-    async def alive(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def ready(_: web.Request) -> web.Response:
-        if reason := problem():
-            return web.Response(status=503, text=f"{reason}\n")
-        return web.Response(text="ok\n")
-
-    async def show(_: web.Request) -> web.Response:
-        return web.Response(body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-    app = web.Application()
-    app.router.add_get("/healthz", alive)
-    app.router.add_get("/readyz", ready)
-    app.router.add_get("/metrics", show)
-    return app
-
+from fenka.server.listener import listening_socket
+from fenka.server.probes import serve_probes
+from fenka.server.program import identity, stop_requests, working_until
 
 log = logging.getLogger(__name__)
 
@@ -123,11 +90,6 @@ class Autoscaler:
         )
         self._tasks = (self.cluster.run, recorder.run, leadership.run, loop.run)
 
-    @property
-    def problem(self) -> str:
-        """Return why the replica is not ready, empty if it is."""
-        return "" if self.leadership.ready else self.leadership.unready_reason
-
     async def run(self) -> None:
         """Run until cancelled. An exception is a bug: the process should be restarted."""
         async with asyncio.TaskGroup() as group:
@@ -150,22 +112,21 @@ async def serve(path: Path, options: AutoscalerOptions) -> None:
     """
     stop = stop_requests()
     config = read_config(path)
-    identity = f"{options.name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
         api = await stack.enter_async_context(await Api.connect(options.kubeconfig))
         provider = await stack.enter_async_context(open_provider(config, api))
         await _check_offers(config, provider, ShapeStore(api, options.namespace, config))
         planner = await stack.enter_async_context(plan_process())
-        replica = Autoscaler(api, provider, planner, config, options, identity=identity)
-        app = probe_app(lambda: replica.problem, replica.metrics.text)
+        replica = Autoscaler(
+            api, provider, planner, config, options, identity=identity(options.name)
+        )
         listening = listening_socket(options.address, options.port)
-        readers = HttpListener(max_connections=MAX_READERS)
-        await stack.enter_async_context(serve_app(app, listening, readers))
-        try:
-            async with working_until(stop, replica.run()):
-                pass
-        finally:
-            await replica.stop()
+        await stack.enter_async_context(
+            serve_probes(listening, lambda: replica.leadership.problem, replica.metrics.text)
+        )
+        stack.push_async_callback(replica.stop)
+        async with working_until(stop, replica.run()):
+            pass
 
 
 async def _check_offers(config: Config, provider: Provider, shapes: ShapeStore) -> None:

@@ -1,16 +1,16 @@
 """Prometheus metrics of the autoscaler. Their names and meaning are listed in docs/autoscaling.md."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric
 
 from fenka.autoscaler.supply import pauses
 from fenka.autoscaler.view import View
 from fenka.cloud.port import InstanceState
 from fenka.cluster.autoscaling import OrderRecord
 from fenka.core.nodes.plan import Plan
+from fenka.server.metrics import ProgramMetrics
 
 PREFIX = "fenka_autoscaler_"
 PLAN_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -64,8 +64,10 @@ class Counts:
                 self.orders.labels(changed.group, outcome).inc()
 
 
-class Metrics(Collector):
-    """The metrics of one replica. What the cluster is like is read when Prometheus asks."""
+class Metrics(ProgramMetrics):
+    """The metrics of one replica."""
+
+    prefix = PREFIX
 
     def __init__(
         self,
@@ -85,57 +87,45 @@ class Metrics(Collector):
         """
         self._counts, self._view, self._leading = counts, view, leading
         self._unserved, self._reclaims = unserved, reclaims
-        counts.registry.register(self)
-
-    def text(self) -> bytes:
-        """Return the metrics in Prometheus' format."""
-        return generate_latest(self._counts.registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: the metrics are read when they are asked for."""
-        return ()
+        super().__init__(counts.registry)
 
     def collect(self) -> Iterator[Metric]:
         """Return the gauges; those of the cluster on the leader alone."""
         leading = self._leading()
-        yield GaugeMetricFamily(f"{PREFIX}leading", "1 on the replica that acts", value=leading)
-        reclaims = CounterMetricFamily(
-            f"{PREFIX}reclaims", "Take-backs of spot nodes by group", labels=["group"]
+        yield self.gauge("leading", "1 on the replica that acts", leading)
+        yield self.counters(
+            "reclaims",
+            "Take-backs of spot nodes by group",
+            ["group"],
+            (((group,), count) for group, count in self._reclaims().items()),
         )
-        for group, count in self._reclaims().items():
-            reclaims.add_metric((group,), count)
-        yield reclaims
         if leading:
             yield from self._of_cluster(self._view())
 
     def _of_cluster(self, view: View) -> Iterator[Metric]:
-        nodes = GaugeMetricFamily(
-            f"{PREFIX}nodes", "Nodes by group and state", labels=["group", "state"]
+        yield self.gauges(
+            "nodes", "Nodes by group and state", ["group", "state"], node_counts(view).items()
         )
-        for (group, state), count in node_counts(view).items():
-            nodes.add_metric((group, state), count)
-        yield nodes
-        prices = GaugeMetricFamily(
-            f"{PREFIX}price_per_hour", "What the nodes cost an hour now", labels=["capacity"]
+        yield self.gauges(
+            "price_per_hour",
+            "What the nodes cost an hour now",
+            ["capacity"],
+            (((capacity,), price) for capacity, price in price_by_capacity(view).items()),
         )
-        for capacity, price in price_by_capacity(view).items():
-            prices.add_metric((capacity,), price)
-        yield prices
-        paused = GaugeMetricFamily(
-            f"{PREFIX}backoff_until_seconds",
+        yield self.gauges(
+            "backoff_until_seconds",
             "Until when an offer is not tried, since 1970",
-            labels=["offer"],
+            ["offer"],
+            (
+                ((f"{key.group}/{key.type}/{key.zone}",), pause.until)
+                for key, pause in pauses(view).items()
+            ),
         )
-        for key, pause in pauses(view).items():
-            paused.add_metric((f"{key.group}/{key.type}/{key.zone}",), pause.until)
-        yield paused
-        yield GaugeMetricFamily(
-            f"{PREFIX}unserved_pods", "Pods that no node is bought for", value=self._unserved()
-        )
-        yield GaugeMetricFamily(
-            f"{PREFIX}plan_gap_ratio",
+        yield self.gauge("unserved_pods", "Pods that no node is bought for", self._unserved())
+        yield self.gauge(
+            "plan_gap_ratio",
             "By how much the last plan's cost exceeds the bound, at most",
-            value=self._counts.gap_ratio,
+            self._counts.gap_ratio,
         )
 
 

@@ -23,14 +23,14 @@ from msgspec import Meta
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.gateway.dispatcher import MIB, BufferLimits, ReplicaTimeouts
 from fenka.gateway.endpoints import EndpointSource
-from fenka.gateway.metrics import GatewayMetrics, admin_app
+from fenka.gateway.metrics import GatewayMetrics
 from fenka.gateway.server import Gateway, GatewayLimits, listening_socket, raise_descriptor_limit
 from fenka.isolation.files import open_regular_file
 from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.client import Api
-from fenka.server.listener import MAX_READERS, HttpListener, serve_app
 from fenka.server.listener import listening_socket as admin_socket
-from fenka.server.program import stop_requests
+from fenka.server.probes import serve_probes
+from fenka.server.program import stop_requests, working_until
 
 log = logging.getLogger(__name__)
 
@@ -211,19 +211,16 @@ async def serve(options: GatewayOptions) -> None:
             metrics = GatewayMetrics(gateway, lambda: source.error is None)
             inherited = _inherited("--admin", options.admin)
             listening = inherited or admin_socket(*_address("--admin", options.admin))
-            readers = HttpListener(max_connections=MAX_READERS)
             await stack.enter_async_context(
-                serve_app(admin_app(gateway, metrics), listening, readers)
+                serve_probes(listening, lambda: gateway.problem, metrics.text)
             )
         await stack.enter_async_context(gateway.serve(options.sockets()))
-        following = asyncio.create_task(source.follow())
-        stack.callback(following.cancel)
-        await stop.wait()
-        gateway.clients.draining = True
-        await asyncio.sleep(options.linger)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(options.grace):
-                await gateway.drain()
+        async with working_until(stop, source.follow()):
+            gateway.clients.draining = True
+            await asyncio.sleep(options.linger)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(options.grace):
+                    await gateway.drain()
 
 
 async def _source(

@@ -50,6 +50,13 @@ class Gateway:
         )
         self._servers: list[asyncio.Server] = []
 
+    @property
+    def problem(self) -> str:
+        """Return why it is not ready, empty if it is: from its first table until it drains."""
+        if self.clients.draining:
+            return "the gateway ends"
+        return "" if self.dispatcher.has_table else "the replicas are not known yet"
+
     @contextlib.asynccontextmanager
     async def serve(self, listening: dict[str, socket.socket]) -> AsyncIterator[None]:
         """Accept connections while the block runs. Then end all connections.

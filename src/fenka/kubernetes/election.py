@@ -323,8 +323,10 @@ class Leadership:
         return "" if self.leader == self.election.identity else self.leader
 
     @property
-    def unready_reason(self) -> str:
-        """Return why the replica is not ready."""
+    def problem(self) -> str:
+        """Return why the replica is not ready, empty if it is."""
+        if self.ready:
+            return ""
         if self.ending:
             return "it is ending"
         reason = "; ".join(self._informers.errors) or self.election.last_error

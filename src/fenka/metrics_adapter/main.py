@@ -1,7 +1,6 @@
 """`fenka metrics-adapter`: serves until the process is told to stop."""
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,8 @@ from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.metrics_adapter import server
 from fenka.metrics_adapter.scraper import Scraper
 from fenka.metrics_adapter.values import Values
-from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.server.listener import HttpListener, listening_socket, serve_app
+from fenka.server.probes import serve_probes
 from fenka.server.program import stop_requests, working_until
 
 log = logging.getLogger(__name__)
@@ -113,13 +113,13 @@ class Adapter:
 async def serve(options: AdapterOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ApiUnreachable, and OSError if a port is in use."""
     stop = stop_requests()
-    async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
+    async with await Api.connect(options.kubeconfig) as api:
         adapter = Adapter(api, options)
-        probes = server.probe_app(lambda: adapter.problem)
         listening = listening_socket(options.address, options.probe_port)
-        readers = HttpListener(max_connections=MAX_READERS)
-        await stack.enter_async_context(serve_app(probes, listening, readers))
-        async with working_until(stop, _serve(adapter, api, options)):
+        async with (
+            serve_probes(listening, lambda: adapter.problem),
+            working_until(stop, _serve(adapter, api, options)),
+        ):
             pass
 
 

@@ -1,4 +1,4 @@
-"""HTTP: the API for the API server, and probes for the kubelet on a port of their own.
+"""HTTP: the API for the API server.
 
 Whose requests are answered: the API server's, by its certificate as a front proxy.
 
@@ -151,23 +151,6 @@ def api_app(values: Values, front_proxy: Callable[[], FrontProxy]) -> web.Applic
     app.router.add_get(exposition.PATH, handler(resources))
     app.router.add_get(exposition.PATH + "/namespaces/{namespace}/{metric}", handler(value))
     app.router.add_route("*", "/{path:.*}", handler(nothing))
-    return app
-
-
-def probe_app(problem: Callable[[], str]) -> web.Application:
-    """Return the application with the probes. problem: why requests cannot be answered, empty if they can."""
-
-    async def alive(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def ready(_: web.Request) -> web.Response:
-        if reason := problem():
-            return web.Response(status=503, text=f"{reason}\n")
-        return web.Response(text="ok\n")
-
-    app = web.Application()
-    app.router.add_get("/healthz", alive)
-    app.router.add_get("/readyz", ready)
     return app
 
 

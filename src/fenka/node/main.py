@@ -10,10 +10,8 @@ import os
 import re
 import tomllib
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
     Iterator,
     Mapping,
     Sequence,
@@ -43,14 +41,16 @@ from fenka.node.lease import pod_processes
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from fenka.node.mig_instances import NodeInstances
-from fenka.node.monitor.metrics import Exporter, serve
+from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import CardMonitor, FeedbackLoop, Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, assemble
 from fenka.node.spot import ALIBABA, AWS, MetadataClient, SpotFollower
 from fenka.procfs import boot_id, mounts
-from fenka.server.program import stop_requests
+from fenka.server.listener import listening_socket
+from fenka.server.probes import serve_probes
+from fenka.server.program import stop_requests, working_until
 
 _CONTAINERD = Path("etc/containerd/config.toml")
 _CRIO = Path("etc/crio")
@@ -292,16 +292,12 @@ async def _serve(
         )
         async with contextlib.AsyncExitStack() as stack:
             if config.metrics_port is not None:
+                listening = listening_socket(None, config.metrics_port)
                 await stack.enter_async_context(
-                    serve(exporter, config.metrics_port, lambda: program.agent.ready)
+                    serve_probes(listening, lambda: program.agent.problem, exporter.text)
                 )
-            tasks = await stack.enter_async_context(_tasks(*work))
-            stopping = asyncio.create_task(stop.wait())
-            done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-            if stopping in done:
+            async with working_until(stop, *work):
                 await program.agent.drain()
-            for task in done:
-                task.result()
 
 
 def _metadata_clients(config: Config) -> Sequence[MetadataClient]:
@@ -320,17 +316,6 @@ async def _warn_of_runtime(config: Config, api: NodeApi) -> None:
         if config.simulated is None and (warning := nvidia_by_default(config.host_root)):
             api.node_event("FenkaRuntime", warning)
         await asyncio.sleep(_WARN_EVERY_S)
-
-
-@contextlib.asynccontextmanager
-async def _tasks(*work: Coroutine[Any, Any, None]) -> AsyncIterator[set["asyncio.Task[None]"]]:
-    tasks = {asyncio.create_task(coroutine) for coroutine in work}
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _retry(request: Callable[[], Awaitable[_Value]]) -> _Value:

@@ -85,9 +85,10 @@ class Agent:
         await self._advertiser.update_devices(claims)
 
     @property
-    def ready(self) -> bool:
-        """Whether the kubelet knows all devices that the node has to advertise, if any."""
-        return self._mode.sharing is not None and self._advertiser.registered
+    def problem(self) -> str:
+        """Return why it is not ready, empty if the kubelet knows all devices that the node advertises."""
+        ready = self._mode.sharing is not None and self._advertiser.registered
+        return "" if ready else "not registered with the kubelet"
 
     async def drain(self) -> None:
         """Stop the scheduler from sending pods, and serve those that it sent; `run` continues meanwhile.

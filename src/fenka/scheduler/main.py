@@ -19,8 +19,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import socket
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -31,11 +29,11 @@ from msgspec import Meta
 
 from fenka.kubernetes.client import Api
 from fenka.scheduler.leader_proxy import Credentials
-from fenka.scheduler.metrics import Metrics
+from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, MIB, Access, BodyLimits, Server
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.server.program import stop_requests, working_until
+from fenka.server.program import identity, stop_requests, working_until
 
 OLDEST_GENERATION = 2
 YOUNG = 50_000
@@ -150,7 +148,7 @@ def url(address: str, port: int, scheme: str = "http") -> str:
 def http_server(replica: Replica, access: Access) -> Server:
     """Return the HTTP server of a replica."""
     credentials, leadership = access.credentials, replica.leadership
-    metrics = Metrics(
+    metrics = SchedulerMetrics(
         replica.cluster,
         replica.informers,
         replica.queue,
@@ -166,15 +164,13 @@ def http_server(replica: Replica, access: Access) -> Server:
 async def serve(options: ServerOptions, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ApiUnreachable, and OSError if a port is in use."""
     access = options.access()
-    # Never the same twice: a new process must not mistake its predecessor's Lease for its own.
-    identity = f"{settings.name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     scheme = "https" if access.credentials else "http"
     address = url(settings.advertise, options.port, scheme) if settings.advertise else ""
     stop = stop_requests()
     credentials = access.credentials
     async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(returned_memory())
-        replica = Replica(api, settings, identity, address)
+        replica = Replica(api, settings, identity(settings.name), address)
         stack.enter_context(short_gc_pauses(lambda: not replica.informers.synced))
         server = http_server(replica, access)
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
@@ -186,8 +182,6 @@ async def serve(options: ServerOptions, settings: Settings) -> None:
             readers = HttpListener(max_connections=MAX_READERS)
             listening = listening_socket(options.address, options.read_port)
             await stack.enter_async_context(serve_app(server.readable(), listening, readers))
-        if credentials is not None:
-            renewing = asyncio.create_task(credentials.run())
-            stack.callback(renewing.cancel)
-        async with working_until(stop, replica.run()):
+        renewing = (credentials.run(),) if credentials else ()
+        async with working_until(stop, replica.run(), *renewing):
             await replica.stop()

@@ -1,11 +1,10 @@
 """Prometheus metrics. Their names and meaning are listed in docs/scheduler.md."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import Metric
 
 from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.state import ClusterState
@@ -13,6 +12,7 @@ from fenka.core.inventory import Card
 from fenka.dialects.base import SharedNode, driver_uuid
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
+from fenka.server.metrics import ProgramMetrics
 
 MIB = 1024 * 1024
 SHOWN = 50
@@ -39,8 +39,10 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[Card, int], int]], ...] = (
 )
 
 
-class Metrics(Collector):
-    """The metrics of one replica. What the cluster is like is read when Prometheus asks."""
+class SchedulerMetrics(ProgramMetrics):
+    """The metrics of one replica."""
+
+    prefix = "fenka_scheduler_"
 
     def __init__(
         self,
@@ -61,56 +63,49 @@ class Metrics(Collector):
         """
         self._cluster, self._informers, self._queue = cluster, informers, queue
         self._outcomes, self._is_leading, self._expiries = outcomes, is_leading, expiries
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        super().__init__()
         self.requests = Histogram(
             "fenka_scheduler_request_seconds",
             "Time to answer kube-scheduler, by verb",
             ["verb"],
             buckets=BUCKETS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self.forwarded = Counter(
             "fenka_scheduler_forwarded",
             "Calls that were forwarded to the leader, by verb",
             ["verb"],
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def text(self) -> Iterator[bytes]:
         """Yield the metrics in Prometheus' format, in parts."""
         yield from self._cards()
-        yield generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: the metrics are read when they are asked for."""
-        return ()
+        yield from super().text()
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of the replica and of the queue."""
         leading = self._is_leading()
-        yield _gauge("leading", "1 on the replica that binds", leading)
+        yield self.gauge("leading", "1 on the replica that binds", leading)
         yield from self._pending_pods()
         if leading:
             yield from self._positions()
-        yield _labelled(
-            CounterMetricFamily("fenka_scheduler_binds", "Bindings by outcome", labels=["outcome"]),
+        yield self.counters(
+            "binds",
+            "Bindings by outcome",
+            ["outcome"],
             (((outcome,), count) for outcome, count in self._outcomes.items()),
         )
-        yield _labelled(
-            GaugeMetricFamily(
-                "fenka_scheduler_watch_age_seconds",
-                "Time since the API server last reported a collection",
-                labels=["collection"],
-            ),
-            (((name,), it.age_s) for name, it in self._informers.by_collection.items()),
+        yield self.gauges(
+            "watch_age_seconds",
+            "Time since the API server last reported a collection",
+            ["collection"],
+            (((name,), informer.age_s) for name, informer in self._informers.by_collection.items()),
         )
-        yield _labelled(
-            GaugeMetricFamily(
-                "fenka_scheduler_certificate_expiry_timestamp_seconds",
-                "When a certificate of this replica expires, since 1970",
-                labels=["name"],
-            ),
+        yield self.gauges(
+            "certificate_expiry_timestamp_seconds",
+            "When a certificate of this replica expires, since 1970",
+            ["name"],
             (((name,), expires_at) for name, expires_at in self._expiries().items()),
         )
 
@@ -144,43 +139,31 @@ class Metrics(Collector):
         pods = [pod for pod in self._informers.pods.objects.values() if _is_pending(pod)]
         created = (seconds(pod.metadata.creation_timestamp) or now for pod in pods)
         oldest_s = now - min(created, default=now)
-        yield _gauge("waiting_pods", "Pods that request a slice and have none", len(pods))
-        yield _gauge("waiting_oldest_seconds", "Age of the oldest of them", oldest_s)
+        yield self.gauge("waiting_pods", "Pods that request a slice and have none", len(pods))
+        yield self.gauge("waiting_oldest_seconds", "Age of the oldest of them", oldest_s)
 
     def _positions(self) -> Iterator[Metric]:
         queue = self._queue.state
         pending = [entry.pending for entry in queue.entries()[:SHOWN]]
-        yield _labelled(
-            GaugeMetricFamily(
-                "fenka_scheduler_waiting_position",
-                f"Position of the first {SHOWN} pending pods: 1 is served next",
-                labels=["namespace", "pod"],
+        yield self.gauges(
+            "waiting_position",
+            f"Position of the first {SHOWN} pending pods: 1 is served next",
+            ["namespace", "pod"],
+            (
+                ((entry.namespace, entry.name), position)
+                for position, entry in enumerate(pending, start=1)
             ),
-            (((it.namespace, it.name), rank) for rank, it in enumerate(pending, start=1)),
         )
-        yield _gauge(
+        yield self.gauge(
             "bypassed_seconds",
             "By how much later a request came, at most, that was served before one that still waits",
             queue.max_bypass_s(),
         )
-        yield _gauge(
+        yield self.gauge(
             "max_penalty_seconds",
             "Upper bound of fenka_scheduler_bypassed_seconds",
             queue.max_bypass_bound_s,
         )
-
-
-def _gauge(name: str, help_text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"fenka_scheduler_{name}", help_text, value=value)
-
-
-def _labelled(
-    family: CounterMetricFamily | GaugeMetricFamily,
-    values: Iterable[tuple[Sequence[str], float]],
-) -> Metric:
-    for labels, value in values:
-        family.add_metric(labels, value)
-    return family
 
 
 def _labels(node: str, card: Card) -> str:

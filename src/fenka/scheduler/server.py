@@ -43,9 +43,10 @@ from fenka.scheduler import extender_api
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.leader_proxy import FORWARDED, Credentials, LeaderProxy, LeaderUnreachable
-from fenka.scheduler.metrics import Metrics
+from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.queue_controller import QueueController
 from fenka.server.listener import LISTENER, ThrottledText
+from fenka.server.probes import add_probes
 from fenka.views.nodes import node_rows
 from fenka.views.queue import queue_rows
 
@@ -233,7 +234,7 @@ class Server:
         extender: Extender,
         binder: Binder,
         leadership: Leadership,
-        metrics: Metrics,
+        metrics: SchedulerMetrics,
         access: Access,
         pods: Callable[[], list[Pod]] = list,
     ) -> None:
@@ -257,7 +258,6 @@ class Server:
             "queue": ThrottledText(queue_text(cluster, lambda: queue.state.snapshot)),
             "nodes": ThrottledText(nodes_text(cluster, pods)),
         }
-        self._metrics_text = ThrottledText(metrics.text)
 
     def app(self) -> web.Application:
         """Return an application with all routes. If it has certificates, only their holders reach it."""
@@ -290,10 +290,8 @@ class Server:
             app.router.add_get(f"{PREFIX}/inspect/{{node}}", self._inspect)
             app.router.add_get(f"{PREFIX}/{{screen:queue|nodes}}", self._screen)
         app.router.add_get("/version", _version)
-        app.router.add_get("/healthz", _healthz)
-        app.router.add_get("/readyz", self._readyz)
-        if metrics:
-            app.router.add_get("/metrics", self._serve_metrics)
+        shown = self._metrics.text if metrics else None
+        add_probes(app, lambda: self._leadership.problem, shown)
         return app
 
     # ---- verbs ----
@@ -401,15 +399,6 @@ class Server:
         text = self._screens[request.match_info["screen"]]
         return web.Response(body=await text(), content_type="application/json")
 
-    async def _readyz(self, _: web.Request) -> web.Response:
-        if self._leadership.ready:
-            return web.Response(text="ok")
-        return web.Response(status=503, text=f"not ready: {self._leadership.unready_reason}")
-
-    async def _serve_metrics(self, _: web.Request) -> web.Response:
-        body = await self._metrics_text()
-        return web.Response(body=body, content_type="text/plain", charset="utf-8")
-
 
 def _json(answer: Any, status: int = 200) -> web.Response:
     return web.Response(body=_ENCODER.encode(answer), status=status, headers=_JSON)
@@ -429,7 +418,3 @@ def _error_text(sentence: str, status: int) -> web.Response:
 
 async def _version(_: web.Request) -> web.Response:
     return web.Response(text=__version__)
-
-
-async def _healthz(_: web.Request) -> web.Response:
-    return web.Response(text="ok")

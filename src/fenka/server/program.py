@@ -1,9 +1,21 @@
-"""How long fenka's own programs run: until they are asked to stop, or their work ends."""
+"""How long fenka's own programs run, and what identifies their processes."""
 
 import asyncio
 import contextlib
 import signal
+import socket
+import uuid
 from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+
+def identity(name: str = "") -> str:
+    """Return what identifies this process, and no other, as the holder of a Lease.
+
+    name: the replica's name; by default the host's. A new process must not mistake its predecessor's Lease
+    for its own.
+    """
+    return f"{name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
 
 def stop_requests() -> asyncio.Event:
@@ -17,21 +29,26 @@ def stop_requests() -> asyncio.Event:
 
 @contextlib.asynccontextmanager
 async def working_until(
-    stop: asyncio.Event, work: Coroutine[None, None, None]
+    stop: asyncio.Event, *work: Coroutine[Any, Any, None]
 ) -> AsyncIterator[None]:
-    """Wait until a stop is requested while work goes on; it is cancelled after the block.
+    """Wait until a stop is requested while the work goes on; it is cancelled after the block.
 
-    Raises what ends the work before.
+    Raises what ends a part of the work: before the block if that happens before a stop is requested.
     """
-    running = asyncio.create_task(work)
+    tasks = [asyncio.create_task(part) for part in work]
     stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
+        await asyncio.wait((*tasks, stopping), return_when=asyncio.FIRST_COMPLETED)
+        _raise_failure(tasks)
         yield
+        _raise_failure(tasks)
     finally:
-        for task in (running, stopping):
+        for task in (*tasks, stopping):
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        await asyncio.gather(*tasks, stopping, return_exceptions=True)
+
+
+def _raise_failure(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done():
+            task.result()

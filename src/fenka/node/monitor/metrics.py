@@ -1,12 +1,8 @@
-"""Serves the node's metrics for Prometheus: /metrics, /healthz and /readyz."""
+"""The metrics of a node: its cards, and what containers use of them."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from fenka.core.inventory import Card
 from fenka.core.mig.layouts import flexibility
@@ -17,7 +13,7 @@ from fenka.isolation.files import MIB
 from fenka.node.lease.store import Lease
 from fenka.node.mig_instances import ObservedInstance
 from fenka.node.monitor.usage import SliceUsage, UsageSample
-from fenka.server import listener
+from fenka.server.metrics import ProgramMetrics
 
 _CARD = ("uuid", "index", "model", "node")
 _INSTANCE = ("gi", "ci", "profile")
@@ -25,10 +21,11 @@ _INSTANCE = ("gi", "ci", "profile")
 _CONTAINER = ("namespace", "pod", "container", *_CARD, *_INSTANCE)
 
 
-class Exporter(Collector):
+class Exporter(ProgramMetrics):
     """Renders the last sample. violations: how often each kind was reported."""
 
     def __init__(self, node: str) -> None:
+        super().__init__()
         self._node = node
         self.sample = UsageSample()
         self.divided: Sequence[DividedCard] = ()
@@ -127,14 +124,14 @@ class Exporter(Collector):
         cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
         counts: dict[tuple[str, ...], float] = {}
         ratios: list[tuple[Sequence[str], float]] = []
-        for each in self.divided:
-            if each.uuid not in cards:
+        for card in self.divided:
+            if card.uuid not in cards:
                 continue
-            labels = self._labels(cards[each.uuid])
-            for place, state in each.instances.items():
+            labels = self._labels(cards[card.uuid])
+            for place, state in card.instances.items():
                 key = (*labels, place.profile.name, state)
                 counts[key] = counts.get(key, 0) + 1
-            left = flexibility(each.geometry, each.instances) / flexibility(each.geometry, ())
+            left = flexibility(card.geometry, card.instances) / flexibility(card.geometry, ())
             ratios.append((labels, float(left)))
         text = "MIG instances, by profile and state: own, unhealthy, leaving, foreign."
         yield _gauge("fenka_card_instances", text, (*_CARD, "profile", "state"), counts.items())
@@ -161,12 +158,16 @@ class Exporter(Collector):
             return None if reading is None else _scaled(reading.used_mib, MIB)
 
         columns: Sequence[tuple[str, str, Callable[[ObservedInstance], float | None]]] = (
-            ("memory_total_bytes", "Total memory.", lambda each: each.memory_mib * MIB),
+            ("memory_total_bytes", "Total memory.", lambda instance: instance.memory_mib * MIB),
             ("memory_used_bytes", "Memory in use by any process.", used),
-            ("healthy", "1 if it is usable.", lambda each: float(each.state != "unhealthy")),
+            (
+                "healthy",
+                "1 if it is usable.",
+                lambda instance: float(instance.state != "unhealthy"),
+            ),
         )
         for name, text, value in columns:
-            values = ((labels, value(each)) for labels, each in rows)
+            values = ((labels, value(instance)) for labels, instance in rows)
             yield _gauge(f"fenka_instance_{name}", text, ("card", *_CARD, *_INSTANCE), values)
 
     def _gpu_manager_metrics(self) -> Iterator[Metric]:
@@ -252,36 +253,3 @@ def _gauge(
             }
             family.add_sample(name, labelled, value)
     return family
-
-
-def serve(
-    exporter: Exporter, port: int, ready: Callable[[], bool]
-) -> contextlib.AbstractAsyncContextManager[None]:
-    """Serve on all addresses while the block runs. Raises OSError."""
-    registry = CollectorRegistry()
-    registry.register(exporter)
-    text = listener.ThrottledText(lambda: (generate_latest(registry),))
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=await text(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
-
-    async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def readyz(_: web.Request) -> web.Response:
-        if ready():
-            return web.Response(text="ok\n")
-        return web.Response(text="not registered with the kubelet\n", status=503)
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    return listener.serve_app(
-        app,
-        listener.listening_socket(None, port),
-        listener.HttpListener(max_connections=listener.MAX_READERS),
-    )

@@ -1,0 +1,53 @@
+"""What each program tells its kubelet and Prometheus: `/healthz`, `/readyz` and `/metrics`."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterable
+
+from aiohttp import web
+
+from fenka.server.listener import MAX_READERS, HttpListener, ThrottledText, serve_app
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Metrics = Callable[[], Iterable[bytes]]
+"""Returns the metrics in Prometheus' format, in parts."""
+
+
+def add_probes(
+    app: web.Application, problem: Callable[[], str], metrics: Metrics | None = None
+) -> None:
+    """Add the routes to an application.
+
+    Args:
+        app: the application.
+        problem: returns why the program is not ready, empty if it is.
+        metrics: returns the metrics; None for an application that does not show them.
+    """
+
+    async def alive(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        reason = problem()
+        return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
+
+    app.router.add_get("/healthz", alive)
+    app.router.add_get("/readyz", ready)
+    if metrics is None:
+        return
+    text = ThrottledText(metrics)
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=await text(), headers={"Content-Type": METRICS_TYPE})
+
+    app.router.add_get("/metrics", show)
+
+
+def serve_probes(
+    listening: socket.socket, problem: Callable[[], str], metrics: Metrics | None = None
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Serve the routes to everybody on this socket while the block runs. Arguments as of `add_probes`."""
+    app = web.Application()
+    add_probes(app, problem, metrics)
+    return serve_app(app, listening, HttpListener(max_connections=MAX_READERS))

@@ -15,7 +15,7 @@ from typing import Any
 from fenka.cluster.objects import Node, Pod
 from fenka.core.inventory import Card, DeviceId
 from fenka.dialects import base, gpushare, nodes
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError
 
 NODE, LABEL, UNITS, GIB = "bench-latency", "fenka.io/bench-latency", 16, 1024
 NAMESPACE = "default"

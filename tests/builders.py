@@ -10,7 +10,7 @@ from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.dialects import base, gpushare, nodes
-from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.workstation.job import Job
 from tests.fakes.api_server import Json as Json  # noqa: PLC0414
 

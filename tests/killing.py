@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fenka.hardware import mig
+from fenka.hardware import nvml_mig
 from fenka.mig import keeper
 
 Step = tuple[Any, str]
@@ -13,10 +13,10 @@ Step = tuple[Any, str]
 
 INSTANCE_STEPS: tuple[Step, ...] = (
     (keeper, "save"),
-    (mig, "create_gpu_instance"),
-    (mig, "create_compute_instance"),
-    (mig, "destroy_compute_instance"),
-    (mig, "destroy_gpu_instance"),
+    (nvml_mig, "create_gpu_instance"),
+    (nvml_mig, "create_compute_instance"),
+    (nvml_mig, "destroy_compute_instance"),
+    (nvml_mig, "destroy_gpu_instance"),
 )
 """Every change of a MIG instance or of its record."""
 

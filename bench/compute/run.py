@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from fenka.core.request import ComputeMode
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
-from fenka.isolation import account, compute_feedback, control
-from fenka.isolation.control import HEADER, Control, Limit
+from fenka.hardware.simulated_node import SimulatedNode
+from fenka.isolation import account, compute_feedback, lease_control
+from fenka.isolation.lease_control import HEADER, Control, Limit
 
 HERE = Path(__file__).parent
 SHIM = HEADER.parent / "libfenka.so"
@@ -119,7 +119,7 @@ class Testbed:
         (folder / "account").mkdir()
         uuid = self.uuids[card]
         limit = Limit(uuid, 1 << 30, 0, percent or 100, mode)
-        control.write(folder / "lease" / "control", Control(folder.name, (limit,)))
+        lease_control.write(folder / "lease" / "control", Control(folder.name, (limit,)))
         account.create(folder / "account" / "slots")
         with self._lock:
             page, requested = folder / "lease" / "control", None if percent else {uuid: 0}

@@ -33,13 +33,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.extender import workload
 from bench.extender.workload import CARDS, PODS_PER_NODE, Json
-from fenka.cluster.columns import LiveColumns
 from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.placement import PodEvaluator
+from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
-from fenka.kubernetes.client import Api, ListMeta, Page, WatchEvent, decode_event
+from fenka.kubernetes.api_client import Api, ListMeta, Page, WatchEvent, decode_event
 from fenka.kubernetes.informer import Informer
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.informers import NodeListener, PodListener

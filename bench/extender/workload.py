@@ -13,7 +13,7 @@ import msgspec
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import read_allocation
 from fenka.core.request import Placement, Slice
-from fenka.dialects import ack, gpu_manager, gpushare, leases, nodes
+from fenka.dialects import ack, gpu_manager, gpushare, lease_records, nodes
 from fenka.dialects.base import SharedNode
 from tests.builders import node_json, pod
 
@@ -69,11 +69,13 @@ def node(number: int, *, reports: bool = True) -> Json:
     made["metadata"]["labels"] |= {f"example.com/label-{i}": f"value-{i}" for i in range(15)}
     made["status"]["images"] = _IMAGES
     if reports:
-        made["metadata"]["annotations"][leases.REPORT] = leases.encode_report(_report(number))
+        made["metadata"]["annotations"][lease_records.REPORT] = lease_records.encode_report(
+            _report(number)
+        )
     return made
 
 
-def _report(number: int) -> leases.LeaseReport:
+def _report(number: int) -> lease_records.LeaseReport:
     """Return what the first residents of a node hold."""
     slices, first = {}, number * PODS_PER_NODE
     for place in range(first, first + PODS_PER_NODE):
@@ -81,7 +83,7 @@ def _report(number: int) -> leases.LeaseReport:
         allocation = read_allocation(_shared(number), parsed)
         assert allocation is not None
         slices[parsed.metadata.uid] = allocation.slices
-    return leases.LeaseReport(slices)
+    return lease_records.LeaseReport(slices)
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fenka.isolation.files import write_atomically
+from fenka.isolation.lease_files import write_atomically
 from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, VersionEntry, encode
 
 LOOPBACK = "127.0.0.1"

@@ -28,7 +28,7 @@ from e2e.scenarios.conftest import install, install_jobset
 from e2e.scenarios.installation import MEMORY, Installation
 from e2e.supervisor import CGROUPS
 from fenka.jobs.collection import collect
-from fenka.jobs.manifests.training import render
+from fenka.jobs.manifests.training_manifest import render
 
 ROUNDS = 7
 GOAL = 1.1

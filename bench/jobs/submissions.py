@@ -22,9 +22,9 @@ from bench.commands import FENKA, by_turns, machine, print_table, server
 from fenka.cluster.training_objects import JOBSETS_API
 from fenka.jobs.collection import collect
 from fenka.jobs.kubernetes.submission import submit
-from fenka.jobs.manifests.training import render
+from fenka.jobs.manifests.training_manifest import render
 from fenka.jobs.training import TrainingSpec
-from fenka.kubernetes.client import MERGE, Api
+from fenka.kubernetes.api_client import MERGE, Api
 from tests.fakes.api_server import FakeApiServer
 
 JOBS, RUNS = 200, 9

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from bench.kube_scheduler import workload
 from bench.kube_scheduler.control_plane import FENKA, ControlPlane, CpuTime, Measurement
 from fenka.cluster.objects import Pod
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 
 
 def measure(

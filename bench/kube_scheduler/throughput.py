@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.kube_scheduler import workload
 from bench.kube_scheduler.control_plane import ControlPlane, CpuTime, Measurement
 from fenka.cluster.objects import Pod
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 
 SAMPLE = 25
 """What was spent is read after this many pods."""

@@ -15,9 +15,9 @@ from urllib.request import urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from fenka.isolation import sandbox
 from tests.fakes.api_server import FakeApiServer, kubeconfig
 from tests.fakes.in_process import FakeApi

@@ -25,13 +25,13 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from fenka.cluster.columns import ColumnarPodEvaluator
-from fenka.cluster.gangs import GangMembers, GangScheduler
+from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
+from fenka.cluster.pending_queue import PendingQueue
 from fenka.cluster.placement import PodEvaluator
-from fenka.cluster.preemption import PodPreemption
-from fenka.cluster.queue import PendingQueue
+from fenka.cluster.pod_columns import ColumnarPodEvaluator
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import complete

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fenka.isolation import account, control
-from fenka.isolation.control import HEADER
+from fenka.isolation import account, lease_control
+from fenka.isolation.lease_control import HEADER
 
 HERE = Path(__file__).parent
 SHIM = HEADER.parent / "libfenka.so"
@@ -70,9 +70,9 @@ def lease(folder: Path, percent: int = 100) -> Path:
     """Create a lease of 4 GiB of the null driver's card and of a percentage of its time."""
     (folder / "lease").mkdir(parents=True)
     (folder / "account").mkdir()
-    control.write(
+    lease_control.write(
         folder / "lease" / "control",
-        control.Control("bench", (control.Limit(CARD, 4 << 30, 0, percent),)),
+        lease_control.Control("bench", (lease_control.Limit(CARD, 4 << 30, 0, percent),)),
     )
     account.create(folder / "account" / "slots")
     return folder

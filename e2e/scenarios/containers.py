@@ -82,7 +82,7 @@ def card_server_pod(installation: Installation, node: str) -> str:
 def inject_fault(installation: Installation, node: str, act: str) -> None:
     """Call a method of the node's simulated driver, such as `lose(0)`."""
     program = (
-        "from pathlib import Path; from fenka.hardware.simulated import SimulatedNode; "
+        "from pathlib import Path; from fenka.hardware.simulated_node import SimulatedNode; "
         f"SimulatedNode(Path('/run/fenka/simulated')).{act}"
     )
     server = card_server_pod(installation, node)

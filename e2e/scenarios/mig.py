@@ -13,7 +13,7 @@ PREFIX = "nvidia.com/mig-"
 DRIVER = """
 import json, sys
 from pathlib import Path
-from fenka.hardware import mig as mig_instances
+from fenka.hardware import nvml_mig as mig_instances
 from fenka.hardware.nvml import Driver
 with Driver.open(Path("/run/fenka/simulated/lib")) as driver:
     card = driver.cards()[0].uuid

@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fenka.cluster.columns import LiveColumns
-from fenka.cluster.gangs import GangMembers, GangScheduler
+from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.objects import ObjectMeta, Pod
 from fenka.cluster.placement import PodEvaluator
+from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.dialects import gpushare
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import SERIES_S, EventRecorder
 from fenka.kubernetes.eviction import evict

@@ -16,7 +16,7 @@ from e2e.scenarios.installation import Installation, kubeconfig_of
 from e2e.scenarios.jobs import Jobs
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOBS_API, JOBSETS_API
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests.training import render
+from fenka.jobs.manifests.training_manifest import render
 from fenka.jobs.training import TrainingSpec
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 SINGLE, SETS = 450, 50
 CREATE = """
 import asyncio, json, pathlib, sys
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 async def main():
     async with await Api.connect(pathlib.Path(sys.argv[1])) as api:
         free = asyncio.Semaphore(8)

@@ -25,7 +25,7 @@ from fenka.cloud.port import InstanceState, OfferKey, Order, OutOfStock
 from fenka.cluster.autoscaling import ORDER, ORDERS_MAP, decode_order
 from fenka.core.inventory import Card, DeviceId
 from fenka.dialects import base, gpushare, nodes
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 

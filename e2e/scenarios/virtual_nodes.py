@@ -23,7 +23,7 @@ VIRTUAL_LABEL = "fenka.io/test-node"
 
 CREATE = """
 import asyncio, json, pathlib, sys
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.cluster.objects import Node
 async def main():
     async with await Api.connect(pathlib.Path(sys.argv[1])) as api:

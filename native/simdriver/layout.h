@@ -4,7 +4,7 @@
  * counters; the time line of a card is written by everyone, under the card's lock. Nothing holds a
  * total: memory in use is the sum of the slots, so that a killed process can leave no remainder.
  *
- * This header is the only definition of the layout: C includes it and fenka.hardware.simulated
+ * This header is the only definition of the layout: C includes it and fenka.hardware.simulated_node
  * reads the same text through cffi to create the file. So it holds integer constants and plain
  * declarations only. Times are nanoseconds of CLOCK_MONOTONIC.
  */

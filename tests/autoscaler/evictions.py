@@ -14,7 +14,7 @@ from fenka.autoscaler.view import View
 from fenka.cloud.port import Instance
 from fenka.cluster.autoscaling import Status
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.preemption import PodDisruptionBudget, budgets_for
+from fenka.cluster.pod_preemption import PodDisruptionBudget, budgets_for
 from tests.autoscaler.views import NOW, view
 from tests.builders import Json
 from tests.fakes.api_server import FakeApiServer, Refusal, Target

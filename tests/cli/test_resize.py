@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cli import control
-from fenka.dialects.leases import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
+from fenka.dialects.lease_records import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
 from tests.builders import pod, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread

@@ -18,7 +18,7 @@ from fenka.cloud.port import (
     Unknown,
 )
 from fenka.core.nodes.case import Taint
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from tests.cloud.contract import ON_DEMAND, SPOT, Cloud, ProviderContract
 from tests.fakes.in_process import FakeApi
 

@@ -13,7 +13,7 @@ from fenka.cluster.state import (
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Placement, Slice
 from fenka.dialects.base import SharedNode, invented_id
-from fenka.dialects.leases import Lingering
+from fenka.dialects.lease_records import Lingering
 from tests.builders import T4_MIB, a_pod, on_card
 
 FOUR = 4308  # 15079 * 4 // 14

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cluster.preemption import PodDisruptionBudget, budgets_for
+from fenka.cluster.pod_preemption import PodDisruptionBudget, budgets_for
 from fenka.core.preemption import DisruptionBudget
 from tests.builders import Json, a_pod
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.dialects import gpushare, leases
-from fenka.dialects.leases import LeaseReport, Refusal
+from fenka.dialects import gpushare, lease_records
+from fenka.dialects.lease_records import LeaseReport, Refusal
 from tests.builders import GIB, Json, node, node_json, notebooks, on_card, pod, sharing, units
 from tests.cluster.explanations import data, objects, waiting
 
@@ -27,7 +27,9 @@ def test_notes_name_both_pods_when_a_node_refuses_one() -> None:
     )
     report = LeaseReport(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
     refusing = sharing("a")
-    refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.encode_report(report)
+    refusing["metadata"].setdefault("annotations", {})[lease_records.REPORT] = (
+        lease_records.encode_report(report)
+    )
     server = objects(nodes=[refusing], pods=[there, late, another])
     answer = data(server, "late")
     assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]
@@ -82,7 +84,7 @@ def test_hint_says_what_helps_when_the_node_refuses_the_pod(
 ) -> None:
     """A pod that would be refused anywhere is not moved."""
     report = LeaseReport(refused={"u-default-p": Refusal("card 0 is taken", movable=movable)})
-    refusing = sharing("a", annotations={leases.REPORT: leases.encode_report(report)})
+    refusing = sharing("a", annotations={lease_records.REPORT: lease_records.encode_report(report)})
     asked = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
     answer = data(objects(nodes=[refusing], pods=[asked]), "p")
     assert answer["hints"] == hints
@@ -100,7 +102,7 @@ def test_pod_is_named_in_a_sentence_only_as_a_whole_word(
     """p is not p-2, nor is team.default/p; a dot in a name stands for itself."""
     sentence = f"held by{before}default/{name}{after}"
     report = LeaseReport(refused={"u-default-late-pod": Refusal(sentence)})
-    refusing = sharing("a", annotations={leases.REPORT: leases.encode_report(report)})
+    refusing = sharing("a", annotations={lease_records.REPORT: lease_records.encode_report(report)})
     there = pod(name, units(4), node="a", annotations=on_card(0, 4))
     late = pod("late-pod", units(4), node="a", annotations=on_card(0, 4), phase="Pending")
     notes = data(objects(nodes=[refusing], pods=[there, late]), name)["notes"]
@@ -220,7 +222,7 @@ def test_notes_on_others_are_in_one_order_and_leave_out_pods_that_are_gone() -> 
     sentence = "card 0 is held by default/p"
     names = ["late-b", "late-a", "gone", "p"]
     report = LeaseReport(refused={f"u-default-{name}": Refusal(sentence) for name in names})
-    refusing = sharing("a", annotations={leases.REPORT: leases.encode_report(report)})
+    refusing = sharing("a", annotations={lease_records.REPORT: lease_records.encode_report(report)})
     pods = [
         pod(name, units(4), node="a", annotations=on_card(0, 4))
         for name in ("p", "late-b", "late-a")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenka.cluster.gangs import (
+from fenka.cluster.gang_placement import (
     INCOMPLETE_TTL_S,
     MAX_BACKOFF_S,
     NODE_MISSING_TTL_S,

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fenka.cluster.gangs import INCOMPLETE_TTL_S, RESERVATION_TTL_S
+from fenka.cluster.gang_placement import INCOMPLETE_TTL_S, RESERVATION_TTL_S
 from fenka.cluster.objects import Pod
 from tests.builders import T4_MIB, a_pod, gang_labels, on_card
 from tests.core.builders import device

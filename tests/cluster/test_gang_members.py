@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cluster.gangs import GangMembers
+from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.objects import Pod, SchedulingGate
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, Gang
 from fenka.cluster.state import ClusterState

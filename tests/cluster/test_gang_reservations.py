@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.cluster.gangs import INCOMPLETE_TTL_S, NODE_MISSING_TTL_S, RESERVATION_TTL_S
+from fenka.cluster.gang_placement import INCOMPLETE_TTL_S, NODE_MISSING_TTL_S, RESERVATION_TTL_S
 from fenka.cluster.objects import (
     Container,
     ObjectMeta,

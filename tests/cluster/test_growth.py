@@ -11,7 +11,7 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.core.request import Slice
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.dialects.leases import (
+from fenka.dialects.lease_records import (
     REFUSED,
     REPORT,
     REQUEST,
@@ -20,7 +20,7 @@ from fenka.dialects.leases import (
     encode_report,
 )
 from fenka.dialects.nodes import WHOLE_LABEL
-from fenka.isolation.resize import resized
+from fenka.isolation.limit_changes import resized
 from tests.builders import GIB, a_node, a_pod, node_json, on_card
 from tests.core.builders import device
 from tests.fakes.extender import ExtenderHarness

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.preemption import PodPreemption
-from fenka.cluster.queue import PendingQueue
+from fenka.cluster.pending_queue import PendingQueue
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import complete
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.request import COMPUTE_MODES, Slice
-from fenka.dialects import ack, base, gpu_manager, gpushare, hami, leases, nodes, nvidia
+from fenka.dialects import ack, base, gpu_manager, gpushare, hami, lease_records, nodes, nvidia
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.leases import LeaseReport, Lingering
-from fenka.dialects.records import nominal_mib
+from fenka.dialects.card_records import nominal_mib
+from fenka.dialects.lease_records import LeaseReport, Lingering
 from fenka.dialects.registry import WITH_HAMI, detect
 from tests.builders import T4_MIB, a_node, pod_json
 from tests.core.builders import device
@@ -88,7 +88,9 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
         UNIT,
         {
             gpushare.IDX: "0",
-            leases.STATUS: leases.encode_status(leases.ResizeStatus("u", (FORGED,))),
+            lease_records.STATUS: lease_records.encode_status(
+                lease_records.ResizeStatus("u", (FORGED,))
+            ),
         },
     ),
     "gpu-manager's nonsense": (SLICE, {f"{gpu_manager.INDEXES}0": "x"}),
@@ -254,7 +256,11 @@ def test_last_readable_record_counts_when_the_record_is_unreadable() -> None:
 
 def reporting(report: LeaseReport) -> Node:
     """The node, with what its program reports."""
-    return a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: leases.encode_report(report)})
+    return a_node(
+        "n",
+        *[T4_MIB] * CARDS,
+        annotations={lease_records.REPORT: lease_records.encode_report(report)},
+    )
 
 
 def test_nodes_report_counts_when_a_record_differs() -> None:
@@ -337,7 +343,7 @@ def test_other_nodes_serve_when_a_node_reports_absurd_amounts() -> None:
 def test_other_sources_count_when_the_report_cannot_be_read() -> None:
     """A newer version of the node program may have written it."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
-    world.set_node(a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: "x"}))
+    world.set_node(a_node("n", *[T4_MIB] * CARDS, annotations={lease_records.REPORT: "x"}))
     assert world.card_usage("n", device(2, "n")).memory_mib == 8616
 
 

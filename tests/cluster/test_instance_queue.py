@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.pending_queue import PendingQueue
 from fenka.cluster.placement import PodEvaluator
-from fenka.cluster.queue import PendingQueue
 from fenka.cluster.queue_snapshot import QueueEntry
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState

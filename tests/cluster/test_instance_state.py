@@ -12,8 +12,8 @@ from fenka.cluster.state import ClusterState
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.core.usage import NO_USAGE
-from fenka.dialects import leases, mig_records, nodes
-from fenka.dialects.leases import LeaseReport, Lingering
+from fenka.dialects import lease_records, mig_records, nodes
+from fenka.dialects.lease_records import LeaseReport, Lingering
 from tests.builders import a_pod
 from tests.mig_builders import Present, inside_pod, mig_node, mig_node_json, mig_pod
 
@@ -68,7 +68,7 @@ def test_report_of_the_node_precedes_the_record() -> None:
         {"u-default-p": (HELD,)},
         {"gone": Lingering("ns/gone", (Slice(0, instance(4, "2g.10gb"), 9984, 25),))},
     )
-    annotations = {leases.REPORT: leases.encode_report(report)}
+    annotations = {lease_records.REPORT: lease_records.encode_report(report)}
     pod = mig_pod("p", "4g.20gb", node="n", annotations=record((1, 0, "4g.20gb")))
     cluster = ClusterState([mig_node("n", "A100", "A100")], [pod])
     assert shown(cluster) == ["1/0 4g.20gb*"]
@@ -87,7 +87,7 @@ def test_pod_holds_nothing_when_its_card_is_no_longer_divided() -> None:
     assert shown(cluster) == ["0/0 4g.20gb*"]
     report = LeaseReport({"u-default-p": (HELD,)})
     node["metadata"]["annotations"][mig_records.INSTANCES] = mig_records.encode_instances([])
-    for reported in ({}, {leases.REPORT: leases.encode_report(report)}):
+    for reported in ({}, {lease_records.REPORT: lease_records.encode_report(report)}):
         node["metadata"]["annotations"] |= reported
         cluster.set_node(msgspec.convert(node, Node))
         assert shown(cluster) == []

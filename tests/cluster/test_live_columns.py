@@ -2,8 +2,8 @@
 
 import sys
 
-from fenka.cluster.columns import MAX_SPARE_VALUES, LiveColumns
 from fenka.cluster.placement import BEST, QueueConstraints
+from fenka.cluster.pod_columns import MAX_SPARE_VALUES, LiveColumns
 from fenka.cluster.state import ClusterState
 from fenka.core.columns import CARD_MEMORY
 from fenka.dialects import nodes

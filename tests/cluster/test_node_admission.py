@@ -20,9 +20,9 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, Node
 from fenka.core.request import Memory, Request
-from fenka.dialects import ack, gpushare, leases
+from fenka.dialects import ack, gpushare, lease_records
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
-from fenka.dialects.leases import LeaseReport
+from fenka.dialects.lease_records import LeaseReport
 from fenka.dialects.nodes import MODE_LABEL
 from tests.builders import T4_MIB, Json, a_node, a_pod, on_card
 from tests.core.builders import card, exact, node, piece, units, whole
@@ -215,7 +215,7 @@ def test_residents_are_of_the_kinds_that_hold_slices(
 def test_pod_has_compute_when_any_of_its_slices_has() -> None:
     """Two slices of one pod as its node reports them: one of memory alone, one with compute."""
     slices = (piece(0, 1024, 0, name="n"), piece(1, 1024, 30, name="n"))
-    report = {leases.REPORT: leases.encode_report(LeaseReport({"u0": slices}))}
+    report = {lease_records.REPORT: lease_records.encode_report(LeaseReport({"u0": slices}))}
     state = cluster("core_mem", MEMORY)
     mode = {MODE_LABEL: "core_mem"}
     state.set_node(a_node("n", T4_MIB, T4_MIB, labels=mode, annotations=report))
@@ -289,7 +289,7 @@ def test_repair_only_adds_room(
 def test_pod_is_of_neither_kind_when_one_of_its_cards_is_whole() -> None:
     """Its node reports a whole card and a slice of another one."""
     slices = (piece(0, T4_MIB, 100, name="n"), piece(1, 1024, 30, name="n"))
-    report = {leases.REPORT: leases.encode_report(LeaseReport({"u0": slices}))}
+    report = {lease_records.REPORT: lease_records.encode_report(LeaseReport({"u0": slices}))}
     state = cluster("core_mem", MEMORY)
     mode = {MODE_LABEL: "core_mem"}
     state.set_node(a_node("n", T4_MIB, T4_MIB, labels=mode, annotations=report))

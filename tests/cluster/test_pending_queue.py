@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from fenka.cluster.columns import LiveColumns
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.pod_groups import MINIMUM_LABEL
-from fenka.cluster.queue import (
+from fenka.cluster.pending_queue import (
     OVERDUE_TTL_S,
     PendingQueue,
     gang_complete_by_label,
     is_open,
     is_unplaced,
 )
+from fenka.cluster.pod_columns import LiveColumns
+from fenka.cluster.pod_groups import MINIMUM_LABEL
 from fenka.cluster.queue_snapshot import PendingEntry, QueueSnapshot, time_limit_s
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import complete

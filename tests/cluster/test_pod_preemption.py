@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from fenka.cluster.objects import BACKFILL_CLASS, Pod
 from fenka.cluster.placement import HeldPlacement, PodEvaluator, QueueConstraints
-from fenka.cluster.preemption import PodPreemption
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from fenka.core.preemption import DisruptionBudget
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import UsageOverlay
 from fenka.dialects import ack, gpushare
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.dialects.leases import REPORT, LeaseReport, Lingering, encode_report
+from fenka.dialects.lease_records import REPORT, LeaseReport, Lingering, encode_report
 from tests.builders import T4_MIB, a_node, a_pod, on_card
 from tests.core.builders import device
 

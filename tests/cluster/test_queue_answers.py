@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.queue import DEPTH
+from fenka.cluster.pending_queue import DEPTH
 from fenka.cluster.queue_state import REQUEUE_AFTER_S, RESERVATION_TTL_S, entry_id
 from fenka.core.backfill import complete
 from fenka.core.queue import Fairness

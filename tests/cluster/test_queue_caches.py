@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from fenka.cluster.objects import Pod, Toleration
-from fenka.cluster.queue import OVERDUE_TTL_S, PendingQueue
+from fenka.cluster.pending_queue import OVERDUE_TTL_S, PendingQueue
 from fenka.cluster.queue_snapshot import QueueSnapshot
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import complete

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.queue import DEPTH
+from fenka.cluster.pending_queue import DEPTH
 from fenka.cluster.queue_state import RESERVATION_TTL_S, queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import complete

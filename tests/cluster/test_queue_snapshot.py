@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.queue import DEPTH, PendingQueue
+from fenka.cluster.pending_queue import DEPTH, PendingQueue
 from fenka.cluster.queue_snapshot import PendingEntry, QueueSnapshot
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import complete

@@ -12,8 +12,8 @@ from fenka.cluster.state import ClusterState, PodAllocation
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import NO_USAGE, CardUsage
-from fenka.dialects import base, gpushare, leases, nodes
-from fenka.dialects.leases import LeaseReport, Lingering
+from fenka.dialects import base, gpushare, lease_records, nodes
+from fenka.dialects.lease_records import LeaseReport, Lingering
 from tests.builders import GIB, T4_MIB, a_node, a_pod, on_card
 from tests.core.builders import device
 
@@ -111,7 +111,7 @@ class StateMachine(RuleBasedStateMachine):
             annotations[base.CARDS] = unreadable
         report = self.reports.get(name)
         if report is not None:
-            annotations[leases.REPORT] = leases.encode_report(report)
+            annotations[lease_records.REPORT] = lease_records.encode_report(report)
         self.nodes[name] = a_node(name, *SIZES[:cards], labels=labels, annotations=annotations)
         self.state.set_node(self.nodes[name])
 
@@ -170,9 +170,9 @@ class StateMachine(RuleBasedStateMachine):
         text = "newer"
         if readable:
             self.reports[name] = report
-            text = leases.encode_report(report)
+            text = lease_records.encode_report(report)
         node = self.nodes[name]
-        annotations = {**node.metadata.annotations, leases.REPORT: text}
+        annotations = {**node.metadata.annotations, lease_records.REPORT: text}
         metadata = msgspec.structs.replace(node.metadata, annotations=annotations)
         self.nodes[name] = msgspec.structs.replace(node, metadata=metadata)
         self.state.set_node(self.nodes[name])

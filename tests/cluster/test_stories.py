@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fenka.cluster.explain import explain
-from fenka.cluster.gangs import RESERVATION_TTL_S as GANG_TTL_S
+from fenka.cluster.gang_placement import RESERVATION_TTL_S as GANG_TTL_S
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.queue_state import RESERVATION_TTL_S
 from fenka.cluster.state import ClusterSnapshot, ClusterState

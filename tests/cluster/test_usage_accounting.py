@@ -9,8 +9,8 @@ from fenka.cluster.queue_state import UsageAccounting
 from fenka.cluster.state import ClusterState
 from fenka.core.queue import Fairness
 from fenka.core.request import Placement
-from fenka.dialects import leases
-from fenka.dialects.leases import LeaseReport
+from fenka.dialects import lease_records
+from fenka.dialects.lease_records import LeaseReport
 from tests.builders import GIB, Json, a_node, on_card
 from tests.core.builders import piece
 from tests.fakes.queue import START, make, stamp
@@ -230,7 +230,7 @@ def test_use_changes_when_a_pods_node_reports_another_size() -> None:
     accounts = Accounts()
     accounts.set(100, pod("p", 100))
     slices = (piece(0, 14 * GIB, 100, name="n"),)
-    report = {leases.REPORT: leases.encode_report(LeaseReport({"p": slices}))}
+    report = {lease_records.REPORT: lease_records.encode_report(LeaseReport({"p": slices}))}
     accounts.state.set_node(a_node("n", 14 * GIB, 14 * GIB, annotations=report))
     accounts.set(200, pod("p", 100))
     assert accounts.used(300) == {"a": 150}

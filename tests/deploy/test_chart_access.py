@@ -11,10 +11,10 @@ from fenka.cluster import queue_snapshot
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.cluster.compact import MAX_CONTAINERS
 from fenka.cluster.objects import QUEUE_GATE
-from fenka.dialects import leases, nvidia
+from fenka.dialects import lease_records, nvidia
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.jobs.kubernetes.checks import ClusterDefaults
-from fenka.jobs.manifests.service import GatewaySettings, render_gateway
+from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes.reader import PUBLISHED
 from tests.deploy.chart import (
@@ -265,7 +265,7 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     """The names are those of the code, with HAMi's only if they are enabled."""
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
-    keys = {*leases.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
+    keys = {*lease_records.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
     protected, numbers = variable(spec, "records"), range(MAX_CONTAINERS)
     assert sorted(protected) == sorted(
         name
@@ -274,7 +274,7 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     )
     cards = variable(policy("placement", hamiNames=hami), "cards")
     assert sorted(cards) == sorted({name for dialect in dialects for name in dialect.RESOURCES})
-    assert leases.REQUEST not in protected
+    assert lease_records.REQUEST not in protected
 
 
 @needs_helm

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec.json import Decoder
 
 from fenka.core.request import Placement, Request
-from fenka.dialects import records
+from fenka.dialects import card_records
 from fenka.dialects.base import (
     CARDS,
     ContainerRequest,
@@ -14,8 +14,8 @@ from fenka.dialects.base import (
     SharedNode,
     SliceRequest,
 )
+from fenka.dialects.card_records import visible_devices, whole_slices
 from fenka.dialects.parsing import memory_request, per_container
-from fenka.dialects.records import visible_devices, whole_slices
 
 NAME = "made-up"
 GB = "example.com/gpu-gb"
@@ -27,7 +27,7 @@ PLACEMENT: tuple[str, ...] = (RECORD, CARDS)
 RECORDS = PLACEMENT
 LEASED = GB
 ASSIGNED = "example.com/assigned"
-_CARDS = Decoder(dict[str, records.CardIndex])
+_CARDS = Decoder(dict[str, card_records.CardIndex])
 NODE_RESOURCES: tuple[NodeResource, ...] = (
     NodeResource(GB, "made-up", lambda _, card: card.memory_mib // 1000, lambda mode: mode.memory),
 )
@@ -57,7 +57,7 @@ def encode(
     """Return the card of each container."""
     slices = [placement.slices[0] for placement in placements]
     cards = {part.containers[0]: piece.card for part, piece in zip(parse(pod), slices, strict=True)}
-    return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids([slices])}
+    return {RECORD: card_records.encode(cards), CARDS: card_records.encode_card_uuids([slices])}
 
 
 def decode(
@@ -66,9 +66,9 @@ def decode(
     """Return the placements on the recorded cards."""
     if RECORD not in pod.annotations:
         return None
-    cards = records.decode(pod.annotations[RECORD], _CARDS, RECORD)
+    cards = card_records.decode(pod.annotations[RECORD], _CARDS, RECORD)
     recorded = [part for part in parts if cards.keys() >= set(part.containers)]
-    return records.placements_on(
+    return card_records.placements_on(
         pod, share, recorded, lambda part: [cards[name] for name in part.containers]
     )
 

@@ -11,8 +11,8 @@ from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement, Slice
 from fenka.dialects import ack, gpu_manager, hami, nvidia_mig, pod_records
 from fenka.dialects.base import CARDS, CORE_MODE, NVIDIA_GPU, Dialect, InvalidRecord, PodRequest
+from fenka.dialects.card_records import fallback_placement
 from fenka.dialects.mig_records import INSIDE, INSTANCE, with_instances
-from fenka.dialects.records import fallback_placement
 from fenka.dialects.registry import WITH_HAMI, annotation_names, detect, option_names
 from tests.dialects.builders import pod
 from tests.dialects.mig_builders import divided_node, placed, with_records

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.leases import (
+from fenka.dialects.lease_records import (
     MAX_CHARACTERS,
     REPORT,
     LeaseReport,

@@ -11,7 +11,7 @@ from fenka.core.request import Placement
 from fenka.dialects.base import CARDS
 from fenka.dialects.nodes import encode_inventory
 from fenka.dialects.registry import DIALECTS
-from fenka.views.nodes import cluster_nodes
+from fenka.views.node_rows import cluster_nodes
 from tests import builders
 from tests.dialects import made_up
 from tests.dialects.builders import T4_MIB, share

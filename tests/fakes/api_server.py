@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.kube_config import load
 
 Json = dict[str, Any]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from fenka.cluster.columns import ColumnarPodEvaluator, LiveColumns
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
 from fenka.cluster.placement import (
@@ -12,6 +11,7 @@ from fenka.cluster.placement import (
     QueueConstraints,
     Verdict,
 )
+from fenka.cluster.pod_columns import ColumnarPodEvaluator, LiveColumns
 from fenka.cluster.state import ClusterState
 
 

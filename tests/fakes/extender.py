@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from fenka.cluster.gangs import GangMembers, GangScheduler
+from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_groups import PodGroup
-from fenka.cluster.preemption import PodPreemption
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.queue import Fairness

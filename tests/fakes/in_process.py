@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fenka.kubernetes.client import ApiError, Page, WatchEvent
+from fenka.kubernetes.api_client import ApiError, Page, WatchEvent
 from tests.fakes.api_server import FakeApiServer, Json, Refusal, Target
 
 
@@ -33,7 +33,7 @@ class ObjectsByPath(MutableMapping[str, Json]):
 
 
 class FakeApi:
-    """`fenka.kubernetes.client.Api`, as far as fenka's programs use it."""
+    """`fenka.kubernetes.api_client.Api`, as far as fenka's programs use it."""
 
     def __init__(self, server: FakeApiServer | None = None) -> None:
         self.server = server or FakeApiServer()

@@ -18,7 +18,7 @@ import pytest
 
 from fenka.cli.main import run
 from fenka.core.errors import FenkaError
-from fenka.isolation.files import write_atomically
+from fenka.isolation.lease_files import write_atomically
 from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, decode, encode
 from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.gateway.harness import LOOPBACK, table, version

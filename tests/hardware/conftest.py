@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.card_spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import Client, MakeClient, MakeNode
 
 

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MakeClient, MakeNode
 
 CLIENT = Path(__file__).parent.parent / "go-nvml-client"

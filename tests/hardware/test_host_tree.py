@@ -7,11 +7,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from fenka.hardware import host_tree, mig
-from fenka.hardware.mig import NoCapability, administration_files, device_files
+from fenka.hardware import host_tree, nvml_mig
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.nvml_mig import NoCapability, administration_files, device_files
+from fenka.hardware.simulated_node import SimulatedNode
 
 
 def test_minors_follow_the_drivers_formula() -> None:
@@ -70,9 +70,9 @@ def test_device_files_of_an_instance_are_those_that_the_driver_states(tmp_path: 
         card = driver.cards()[1].uuid
         geometry = driver.geometry(card)
         assert geometry
-        mig.set_mig_mode(card, enabled=True)
-        gpu = mig.create_gpu_instance(card, geometry.by_name["3g.20gb"], 4)
-        compute = mig.create_compute_instance(card, gpu).id
+        nvml_mig.set_mig_mode(card, enabled=True)
+        gpu = nvml_mig.create_gpu_instance(card, geometry.by_name["3g.20gb"], 4)
+        compute = nvml_mig.create_compute_instance(card, gpu).id
         minor = 3 + 135 * 1 + 9 * gpu
         assert device_files(driver.minor(card), gpu, [compute], tree) == [
             tree / f"dev/nvidia-caps/nvidia-cap{number}" for number in (minor, minor + 1 + compute)

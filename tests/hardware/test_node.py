@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fenka.hardware.card_spec import NodeError, parse_spec
 from fenka.hardware.nvml import Driver, DriverLost, NoDriver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import NodeError, parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MakeClient, MakeNode
 from tests.waiting import WAIT_S, wait_until
 

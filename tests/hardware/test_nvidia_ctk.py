@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from fenka.hardware import host_tree
+from fenka.hardware.card_spec import DRIVER_VERSION, parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import NATIVE, SimulatedNode
-from fenka.hardware.spec import DRIVER_VERSION, parse_spec
+from fenka.hardware.simulated_node import NATIVE, SimulatedNode
 from tests.hardware.test_go_nvml import NO_NETWORK
 
 MODULE = "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk@v1.20.0"

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MakeClient, MakeNode
 
 FETCH = Path(__file__).parent.parent / "tools" / "fetch_nvidia_smi.sh"

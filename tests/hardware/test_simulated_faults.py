@@ -14,9 +14,9 @@ from typing import Any
 import pynvml
 import pytest
 
+from fenka.hardware.card_spec import NodeError, parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import NoSuchCard, SimulatedNode
-from fenka.hardware.spec import NodeError, parse_spec
+from fenka.hardware.simulated_node import NoSuchCard, SimulatedNode
 from tests.hardware.client import MakeClient, MakeNode
 from tests.waiting import WAIT_S
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MIB, MakeClient, MakeNode
 from tests.waiting import wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MIB, Client, MakeClient
 from tests.waiting import wait_until
 

@@ -10,9 +10,9 @@ import pynvml
 import pytest
 
 from fenka.core.mig.geometry import TABLES
+from fenka.hardware.card_spec import MODELS, NodeError
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import MODELS, NodeError
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MakeNode
 from tests.hardware.test_nvidia_smi import Smi, binary, smi, spec_of
 

@@ -4,7 +4,7 @@ import pynvml
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MIB, MakeClient, MakeNode
 from tests.hardware.test_simulated_mig import IN_USE, code
 from tests.hardware.test_simulated_time import ENDLESS, KERNEL, LAUNCH, kernel

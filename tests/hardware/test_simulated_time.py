@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.hardware.client import MakeClient, MakeNode
 from tests.waiting import wait_until
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.hardware.spec import MAX_CARDS, MODELS, BadSpec, parse_spec
+from fenka.hardware.card_spec import MAX_CARDS, MODELS, BadSpec, parse_spec
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fenka.isolation import account
 from fenka.isolation.account import AccountSlot, InvalidAccount
-from fenka.isolation.control import constant, layout
+from fenka.isolation.lease_control import constant, layout
 
 CARDS = 16
 SLOTS = 1024

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.core.request import COMPUTE_MODES, ComputeMode
-from fenka.isolation import control
+from fenka.isolation import lease_control
 from fenka.isolation.compute_feedback import (
     WITHOUT_COMPUTE,
     ComputeDemand,
     ComputeFeedback,
     allowances,
 )
-from fenka.isolation.control import Control, Limit, layout
+from fenka.isolation.lease_control import Control, Limit, layout
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 MS = 1_000_000
@@ -190,7 +190,7 @@ class Machine:
 
     def lease(self, name: str, pid: int, limit: Limit, requested: int | None = None) -> None:
         """Add a lease of one process."""
-        control.write(self.folder / name, Control(name, (limit,)))
+        lease_control.write(self.folder / name, Control(name, (limit,)))
         self.leases[pid] = name
         self.add(name, requested)
 
@@ -309,7 +309,7 @@ def test_driver_is_read_seldom_when_no_lease_is_limited(machine: Machine) -> Non
     for _ in range(10):
         machine.round(p1=50)
     assert machine.asked[CARD] == 2
-    control.update(machine.folder / "a", Control("a", (Limit(CARD, 1, 0, 20),)))
+    lease_control.update(machine.folder / "a", Control("a", (Limit(CARD, 1, 0, 20),)))
     machine.round(p1=50)
     machine.round(p1=50)
     assert machine.asked[CARD] == 4
@@ -340,8 +340,8 @@ def test_limits_are_unchanged_when_feedback_is_written(machine: Machine) -> None
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.round(p1=50)
     before = machine.written("a")
-    assert control.read(machine.folder / "a").limits == (Limit(CARD, 1, 0, 30),)
-    control.update(machine.folder / "a", Control("a", (Limit(CARD, 2, 0, 50),)))
+    assert lease_control.read(machine.folder / "a").limits == (Limit(CARD, 1, 0, 30),)
+    lease_control.update(machine.folder / "a", Control("a", (Limit(CARD, 2, 0, 50),)))
     assert machine.written("a") == before
 
 
@@ -418,7 +418,7 @@ def test_lease_is_delayed_no_more_when_the_share_has_left(machine: Machine) -> N
     machine.add("service", 80)
     machine.round(p1=20, p2=80)
     assert machine.yielding_since("training") == machine.now_us
-    control.update(machine.folder / "service", Control("service", (Limit(CARD, 1),)))
+    lease_control.update(machine.folder / "service", Control("service", (Limit(CARD, 1),)))
     machine.add("service", 0)
     for _ in range(5):
         machine.round(p1=20, p2=80)
@@ -439,7 +439,7 @@ def test_lease_yields_no_more_when_it_was_resized_to_a_share(machine: Machine) -
     machine.add("a", 0)
     machine.round(p1=50, p2=50)
     assert machine.yielding_since("a") == machine.now_us
-    control.update(machine.folder / "a", Control("a", (Limit(CARD, 1, 0, 60),)))
+    lease_control.update(machine.folder / "a", Control("a", (Limit(CARD, 1, 0, 60),)))
     machine.round(p1=50, p2=50)
     assert machine.yielding_since("a") == 0
 
@@ -466,7 +466,7 @@ def test_lease_yields_when_any_of_its_cards_is_shared(machine: Machine) -> None:
     """Beside others without compute it keeps the whole of its other card."""
     other = CARD.replace("1", "2")
     for name in ("a", "b"):
-        control.write(machine.folder / name, Control(name, (Limit(CARD, 1), Limit(other, 1))))
+        lease_control.write(machine.folder / name, Control(name, (Limit(CARD, 1), Limit(other, 1))))
         machine.feedback.add_lease(name, machine.folder / name, requested={CARD: 0, other: 0})
     machine.lease("c", 3, Limit(CARD, 1, 0, 80), 80)
     machine.leases |= {1: "a", 2: "b"}
@@ -482,7 +482,7 @@ def test_page_is_valid_when_its_lease_yields(machine: Machine) -> None:
     machine.beside_share()
     machine.round(p1=50, p2=80)
     page = machine.folder / "training"
-    assert control.read(page).limits == (Limit(CARD, 1),)
-    control.update(page, Control("training", (Limit(CARD, 2),)))
+    assert lease_control.read(page).limits == (Limit(CARD, 1),)
+    lease_control.update(page, Control("training", (Limit(CARD, 2),)))
     assert machine.yielding_since("training") == machine.now_us
     assert machine.written("training")[1] == 20

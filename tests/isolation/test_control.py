@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fenka.isolation import control
-from fenka.isolation.control import Control, InvalidControl, Limit, constant, layout
+from fenka.isolation import lease_control
+from fenka.isolation.lease_control import Control, InvalidControl, Limit, constant, layout
 
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-0000000000{i:02x}" for i in range(16))
 SAMPLE = Control(
@@ -31,7 +31,7 @@ def test_page_has_the_golden_bytes() -> None:
     struct.pack_into("<QQI", page, 168, 4 << 30, 300 << 20, 50)
     page[240:280] = UUIDS[0].encode()
     struct.pack_into("<QQI", page, 288, 2 << 30, 0, 100)
-    assert control.encode(SAMPLE) == bytes(page)
+    assert lease_control.encode(SAMPLE) == bytes(page)
 
 
 sizes = st.integers(1, (1 << 64) - 1)
@@ -53,7 +53,7 @@ controls = st.builds(
 @given(controls)
 def test_decode_returns_what_was_encoded(page: Control) -> None:
     """Every control that can be written is read back as it was."""
-    assert control.decode(control.encode(page)) == page
+    assert lease_control.decode(lease_control.encode(page)) == page
 
 
 def is_feedback(offset: int) -> bool:
@@ -76,11 +76,11 @@ def is_feedback(offset: int) -> bool:
 @given(st.integers(0, 4095), st.integers(0, 7))
 def test_decode_differs_or_fails_when_any_bit_is_flipped(offset: int, bit: int) -> None:
     """A flipped bit is an error or another control, never the same one."""
-    page = bytearray(control.encode(SAMPLE))
+    page = bytearray(lease_control.encode(SAMPLE))
     assume(not is_feedback(offset))
     page[offset] ^= 1 << bit
     try:
-        assert control.decode(bytes(page)) != SAMPLE
+        assert lease_control.decode(bytes(page)) != SAMPLE
     except InvalidControl as error:
         assert str(error)  # noqa: PT017
 
@@ -108,7 +108,7 @@ def test_encode_fails_when_the_shim_would_reject_the_page(
 ) -> None:
     """A wrong control is refused with a sentence, and leaves no file."""
     with pytest.raises(InvalidControl, match=re.escape(says)):
-        control.write(tmp_path / "control", wrong)
+        lease_control.write(tmp_path / "control", wrong)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,12 +129,12 @@ def test_error_names_the_page_when_it_is_invalid(
     tmp_path: Path, offset: int, kind: str, value: int, says: str
 ) -> None:
     """Reading says which file, and what is wrong with it."""
-    page = bytearray(control.encode(SAMPLE))
+    page = bytearray(lease_control.encode(SAMPLE))
     struct.pack_into(kind, page, offset, value)
     path = tmp_path / "control"
     path.write_bytes(page)
     with pytest.raises(InvalidControl) as error:
-        control.read(path)
+        lease_control.read(path)
     assert str(error.value).startswith(f"{path}: ")
     assert says in str(error.value)
 
@@ -143,19 +143,19 @@ def test_error_names_the_page_when_it_is_invalid(
 def test_decode_fails_when_the_size_is_wrong(tmp_path: Path, size: int) -> None:
     """No shorter or longer file is a page."""
     path = tmp_path / "control"
-    path.write_bytes(control.encode(SAMPLE).ljust(size, b"\0")[:size])
+    path.write_bytes(lease_control.encode(SAMPLE).ljust(size, b"\0")[:size])
     with pytest.raises(InvalidControl, match=f"is {size} bytes, a control page has 4096"):
-        control.read(path)
+        lease_control.read(path)
 
 
 def test_write_replaces_the_file_atomically(tmp_path: Path) -> None:
     """A reader has the old page or the new one; others may read it, only its owner may write."""
     path = tmp_path / "control"
-    control.write(path, SAMPLE)
+    lease_control.write(path, SAMPLE)
     with path.open("rb") as before:
-        control.write(path, replace(SAMPLE, lease="bob"))
-        assert control.decode(before.read()).lease == "alice-7"
-    assert control.read(path).lease == "bob"
+        lease_control.write(path, replace(SAMPLE, lease="bob"))
+        assert lease_control.decode(before.read()).lease == "alice-7"
+    assert lease_control.read(path).lease == "bob"
     assert path.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in tmp_path.iterdir()] == ["control"]
 
@@ -163,50 +163,50 @@ def test_write_replaces_the_file_atomically(tmp_path: Path) -> None:
 def test_update_keeps_the_inode(tmp_path: Path) -> None:
     """Programs that have mapped the page see the new limits, and a generation two higher."""
     path = tmp_path / "control"
-    control.write(path, SAMPLE)
+    lease_control.write(path, SAMPLE)
     inode = path.stat().st_ino
     wanted = replace(SAMPLE, limits=(Limit(UUIDS[1], 1 << 30), SAMPLE.limits[1]), generation=0)
-    in_force = control.update(path, wanted)
+    in_force = lease_control.update(path, wanted)
     assert in_force == replace(wanted, generation=8)
-    assert control.read(path) == in_force
+    assert lease_control.read(path) == in_force
     assert path.stat().st_ino == inode
 
 
 def test_update_repairs_the_page_when_a_writer_was_killed(tmp_path: Path) -> None:
     """After a writer died half-way the page is unreadable; the next update makes it whole."""
     path = tmp_path / "control"
-    control.write(path, SAMPLE)
+    lease_control.write(path, SAMPLE)
     with path.open("r+b") as file:
         file.seek(layout().offsetof("struct fenka_control", "generation"))
         file.write(struct.pack("<Q", 7))
     with pytest.raises(InvalidControl, match="half written"):
-        control.read(path)
-    assert control.update(path, SAMPLE).generation == 8
-    assert control.read(path) == replace(SAMPLE, generation=8)
+        lease_control.read(path)
+    assert lease_control.update(path, SAMPLE).generation == 8
+    assert lease_control.read(path) == replace(SAMPLE, generation=8)
 
 
 def test_update_fails_when_cards_or_lease_differ(tmp_path: Path) -> None:
     """Which cards, in which order, and whose lease it is cannot change under running programs."""
     path = tmp_path / "control"
-    control.write(path, SAMPLE)
+    lease_control.write(path, SAMPLE)
     for other in (replace(SAMPLE, limits=SAMPLE.limits[::-1]), replace(SAMPLE, lease="bob")):
         with pytest.raises(InvalidControl):
-            control.update(path, other)
-    assert control.read(path) == SAMPLE
+            lease_control.update(path, other)
+    assert lease_control.read(path) == SAMPLE
 
 
 def test_reader_sees_no_mixture_when_the_page_is_updated(tmp_path: Path) -> None:
     """Two limits that are always written together are always read together, or not at all."""
     path = tmp_path / "control"
     stop = threading.Event()
-    control.write(path, SAMPLE)
+    lease_control.write(path, SAMPLE)
 
     def keep_writing() -> None:
         size = 1
         while not stop.is_set():
             size += 1
             both = tuple(Limit(uuid, size) for uuid in (UUIDS[1], UUIDS[0]))
-            control.update(path, replace(SAMPLE, limits=both))
+            lease_control.update(path, replace(SAMPLE, limits=both))
 
     writer = threading.Thread(target=keep_writing)
     writer.start()
@@ -214,7 +214,7 @@ def test_reader_sees_no_mixture_when_the_page_is_updated(tmp_path: Path) -> None
     try:
         while whole < 200:
             try:
-                seen = control.read(path)
+                seen = lease_control.read(path)
             except InvalidControl:
                 continue
             if seen.generation > 6:

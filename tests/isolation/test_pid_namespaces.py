@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation import account, pid_namespaces
-from fenka.isolation.control import Limit, constant
+from fenka.isolation.lease_control import Limit, constant
 from fenka.isolation.pid_namespaces import NamespaceReaper
 from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, Client, Lease, client
 from tests.waiting import wait_until

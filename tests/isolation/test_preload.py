@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fenka import native
-from fenka.isolation import proxy, sandbox
+from fenka.isolation import proxy_install, sandbox
 from tests.workstation.conftest import workstation_at
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="/etc/ld.so.preload is made by root")
@@ -90,7 +90,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     """Return a machine without leases."""
     for name in ("lease", "account"):
         (tmp_path / name).mkdir()
-    for name in ("control", sandbox.SHIM.name, *proxy.NEXT_LIBRARIES):
+    for name in ("control", sandbox.SHIM.name, *proxy_install.NEXT_LIBRARIES):
         (tmp_path / "lease" / name).touch()
     sandbox.prepare(tmp_path, None)
     with subprocess.Popen(

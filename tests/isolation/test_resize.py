@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation import account, control
-from fenka.isolation.control import Control, InvalidControl, Limit, layout
-from fenka.isolation.resize import InUse, resize
+from fenka.isolation import account, lease_control
+from fenka.isolation.lease_control import Control, InvalidControl, Limit, layout
+from fenka.isolation.limit_changes import InUse, resize
 
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-00000000000{i}" for i in range(2))
 GIB = 1 << 30
@@ -28,7 +28,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.page, self.slots = folder / "control", folder / "slots"
-        control.write(self.page, Control("alice", limits(4, 4)))
+        lease_control.write(self.page, Control("alice", limits(4, 4)))
         account.create(self.slots)
 
     def put(self, field: str, index: int, word: int) -> None:
@@ -67,7 +67,7 @@ def test_lease_gets_its_new_size_when_programs_hold_no_more(files: Files) -> Non
     assert files.resize(8, 1) == Control("alice", limits(8, 1), generation=2)
     assert (
         files.resize(2, 4)
-        == control.read(files.page)
+        == lease_control.read(files.page)
         == Control("alice", limits(2, 4), generation=4)
     )
 
@@ -134,17 +134,17 @@ def test_resize_is_undone_when_a_program_allocates_meanwhile(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It allocates between check and update. The former limits are in force again."""
-    real = control.update
+    real = lease_control.update
 
     def update(path: Path, wanted: Control) -> Control:
         if wanted.limits == limits(1, 4):
             files.hold(os.getpid(), start_time(), 3, 0)
         return real(path, wanted)
 
-    monkeypatch.setattr(control, "update", update)
+    monkeypatch.setattr(lease_control, "update", update)
     with pytest.raises(InUse, match="hold 3072 MiB"):
         files.resize(1, 4)
-    assert control.read(files.page) == Control("alice", limits(4, 4), generation=4)
+    assert lease_control.read(files.page) == Control("alice", limits(4, 4), generation=4)
 
 
 def test_page_is_repaired_when_a_writer_was_killed(files: Files) -> None:
@@ -154,7 +154,7 @@ def test_page_is_repaired_when_a_writer_was_killed(files: Files) -> None:
         file.write(struct.pack("<Q", 5))
     assert (
         files.resize(2, 2)
-        == control.read(files.page)
+        == lease_control.read(files.page)
         == Control("alice", limits(2, 2), generation=6)
     )
 
@@ -163,4 +163,4 @@ def test_resize_fails_when_the_cards_differ(files: Files) -> None:
     """A lease keeps its cards."""
     with pytest.raises(InvalidControl, match="cannot change which cards"):
         resize(files.page, files.slots, limits(1, 1)[:1])
-    assert control.read(files.page).limits == limits(4, 4)
+    assert lease_control.read(files.page).limits == limits(4, 4)

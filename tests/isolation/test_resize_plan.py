@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
-from fenka.isolation.resize import InUse, ResizePlan, Sizes
+from fenka.isolation.limit_changes import InUse, ResizePlan, Sizes
 
 CARD = DeviceId("GPU-0")
 Pair = tuple[Sizes, Sizes]

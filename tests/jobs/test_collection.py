@@ -9,7 +9,7 @@ import pytest
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents, collect, split_credentials
-from fenka.jobs.manifests.training import render
+from fenka.jobs.manifests.training_manifest import render
 from fenka.jobs.training import TrainingSpec
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.spec import NAME, GpuResources, JobSpec, generate_name, summarise
+from fenka.jobs.job_spec import NAME, GpuResources, JobSpec, generate_name, summarise
 
 SPEC = JobSpec(["/usr/bin/python3", "x.py"], GpuResources("4"))
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from fenka.cluster.objects import Pod, Status
-from fenka.kubernetes import client
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, decode_event
+from fenka.kubernetes import api_client
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, decode_event
 from fenka.kubernetes.kube_config import load, without_default_certificates
 from tests.fakes.api_server import api_server
 from tests.waiting import until
@@ -143,7 +143,7 @@ async def test_pages_have_fewer_objects_when_they_are_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A page beyond the limit is abandoned; after small ones the number grows again."""
-    monkeypatch.setattr(client, "PAGE_BYTES", 4096)
+    monkeypatch.setattr(api_client, "PAGE_BYTES", 4096)
     limits = []
     async with api_server() as server, server.api() as api:
 
@@ -168,7 +168,7 @@ async def test_other_tasks_run_when_a_large_page_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A lease must be renewed meanwhile."""
-    monkeypatch.setattr(client, "_DECODING_S", -1.0)
+    monkeypatch.setattr(api_client, "_DECODING_S", -1.0)
     async with api_server() as server, server.api() as api:
         for number in range(200):
             server.put("pods", {"metadata": {"name": f"p{number}", "namespace": "d"}})
@@ -182,7 +182,7 @@ async def test_other_tasks_run_when_a_large_page_is_decoded(
 
         (data,) = [await api._call("GET", "/api/v1/pods", {})]
         task = asyncio.create_task(renew())
-        page = await client._page(data, Pod, {})
+        page = await api_client._page(data, Pod, {})
         task.cancel()
         assert len(page.items or ()) == 200
         assert turns >= 200

@@ -5,7 +5,7 @@ import time
 from fenka.cluster.autoscaling import CAPACITY, GROUP, PROTECTED_UNTIL, encode_time
 from fenka.cluster.node_admission import exclusion
 from fenka.kubernetes.reader import read_cluster
-from fenka.views.nodes import cluster_nodes
+from fenka.views.node_rows import cluster_nodes
 from tests.builders import T4_MIB, node, node_json, on_card, pod, pod_json, sharing, units
 from tests.fakes.api_server import api_server
 

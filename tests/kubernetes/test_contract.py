@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fenka.cluster.objects import Pod, Status
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.informer import newer
 from tests.fakes.api_server import api_server
 from tests.fakes.in_process import FakeApi

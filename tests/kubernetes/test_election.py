@@ -7,7 +7,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.election import (
     LEADER_KNOWN_S,
     LEASE_DURATION_S,

@@ -9,7 +9,7 @@ from typing import cast
 from aiohttp import web
 
 from fenka.cluster.objects import Pod
-from fenka.kubernetes.client import Api, Page, WatchEvent
+from fenka.kubernetes.api_client import Api, Page, WatchEvent
 from fenka.kubernetes.informer import Backoff, Informer, newer
 from tests.builders import a_pod
 from tests.fakes.api_server import FakeApiServer, Json, api_server

@@ -5,7 +5,7 @@ import json
 import pytest
 from aiohttp import web
 
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.kubernetes.pod_exec import STDERR, STDOUT, PodExec
 from tests.builders import Json
 from tests.fakes.api_server import api_server

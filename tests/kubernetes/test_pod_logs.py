@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fenka.cluster.training_objects import TrainingPod
 from fenka.kubernetes import pod_logs
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.kubernetes.pod_logs import (
     LogCursor,
     LogOptions,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fenka.cluster.objects import Node
-from fenka.kubernetes.client import ApiError
+from fenka.kubernetes.api_client import ApiError
 from fenka.kubernetes.eviction import add_taint, remove_taint
 from tests.builders import Json, node
 from tests.fakes.in_process import FakeApi

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.metrics_adapter.exposition import PATH, resource_list
 from fenka.metrics_adapter.main import Adapter, AdapterOptions
 from fenka.metrics_adapter.scraper import Scraper

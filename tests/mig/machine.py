@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from fenka.core.mig.geometry import Geometry, Place
-from fenka.hardware import mig
+from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from fenka.mig.keeper import InstanceKeeper
 
 
@@ -22,7 +22,7 @@ class Machine:
         geometry = driver.geometry(self.card)
         assert geometry
         self.geometry: Geometry = geometry
-        mig.set_mig_mode(self.card, enabled=True)
+        nvml_mig.set_mig_mode(self.card, enabled=True)
 
     def keeper(self) -> InstanceKeeper:
         """Start the program that keeps instances."""
@@ -34,13 +34,13 @@ class Machine:
 
     def layout(self) -> list[tuple[str, int, int]]:
         """Return profile, start and the number of compute instances of all instances."""
-        listed = mig.instances(self.card, self.geometry)
+        listed = nvml_mig.instances(self.card, self.geometry)
         return sorted((each.profile.name, each.start, len(each.compute)) for each in listed)
 
     def administrator(self, profile: str, start: int, *, compute: bool = True) -> int:
         """Create an instance as nvidia-smi does."""
         place = self.place(profile, start)
-        gpu = mig.create_gpu_instance(self.card, place.profile, start)
+        gpu = nvml_mig.create_gpu_instance(self.card, place.profile, start)
         if compute:
-            mig.create_compute_instance(self.card, gpu)
+            nvml_mig.create_compute_instance(self.card, gpu)
         return gpu

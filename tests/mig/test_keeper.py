@@ -6,8 +6,8 @@ import pynvml
 import pytest
 
 from fenka.core.mig.geometry import Profile
-from fenka.hardware import mig
-from fenka.hardware.mig import InstanceInUse, NoRoomForInstance
+from fenka.hardware import nvml_mig
+from fenka.hardware.nvml_mig import InstanceInUse, NoRoomForInstance
 from fenka.mig import keeper
 from fenka.mig.keeper import InstanceKeeper
 from tests.hardware.client import Client
@@ -49,8 +49,8 @@ def test_foreign_instances_stay_and_occupy_their_places(machine: Machine) -> Non
         keeper.create(machine.card, machine.place("1g.5gb", 1))
     own = keeper.create(machine.card, machine.place("1g.5gb", 6))
     assert own.gpu_instance is not None
-    mig.destroy_compute_instance(machine.card, own.gpu_instance, 0)
-    mig.destroy_gpu_instance(machine.card, own.gpu_instance)
+    nvml_mig.destroy_compute_instance(machine.card, own.gpu_instance, 0)
+    nvml_mig.destroy_gpu_instance(machine.card, own.gpu_instance)
     keeper.observe()
     machine.administrator("1g.5gb", 6)
     assert [each.start for each in keeper.foreign(machine.card)] in ([0, 6], [6, 0])
@@ -64,7 +64,7 @@ def test_nothing_is_left_when_the_driver_refuses_a_creation(
     machine: Machine, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the GPU instance, or of the compute instance."""
-    real = mig.create_gpu_instance
+    real = nvml_mig.create_gpu_instance
 
     def create(card: str, profile: Profile, start: int) -> int:
         if failing == "GPU instance":
@@ -73,7 +73,7 @@ def test_nothing_is_left_when_the_driver_refuses_a_creation(
         machine.node.fail_mig(0, 1)
         return made
 
-    monkeypatch.setattr(mig, "create_gpu_instance", create)
+    monkeypatch.setattr(nvml_mig, "create_gpu_instance", create)
     keeper = machine.keeper()
     with pytest.raises(NoRoomForInstance, match="cannot be created: its place is taken"):
         keeper.create(machine.card, machine.place("2g.10gb", 0))
@@ -108,8 +108,8 @@ def test_kill_between_any_two_steps_leaves_nothing_behind(
         assert again.create(machine.card, machine.place("1g.5gb", 3)).uuid
         assert again.settle(()) == []
         for gpu in created:
-            mig.destroy_compute_instance(machine.card, gpu, 0)
-            mig.destroy_gpu_instance(machine.card, gpu)
+            nvml_mig.destroy_compute_instance(machine.card, gpu, 0)
+            nvml_mig.destroy_gpu_instance(machine.card, gpu)
         if done:
             return
     raise AssertionError("the creation has more steps than this test tries")
@@ -148,7 +148,7 @@ def test_instance_is_not_taken_for_lost_when_another_vanishes_while_it_is_read(
         if index == 1 and left:
             gpu = left.pop()
             assert gpu is not None
-            mig.destroy_compute_instance(machine.card, gpu, 0)
+            nvml_mig.destroy_compute_instance(machine.card, gpu, 0)
         return real(handle, index)
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", read)

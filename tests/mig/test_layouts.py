@@ -12,8 +12,8 @@ from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.core.mig.layouts import Layout, all_layouts
 from fenka.formats.mig_parted import CardTarget
-from fenka.hardware.mig import MigError
 from fenka.hardware.nvml import Hardware
+from fenka.hardware.nvml_mig import MigError
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.layouts import Progress, carry_out, plan_card
 from fenka.mig.manager import InstanceManager

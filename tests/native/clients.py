@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fenka.isolation import account, control
-from fenka.isolation.control import HEADER
+from fenka.isolation import account, lease_control
+from fenka.isolation.lease_control import HEADER
 
 HERE = Path(__file__).parent
 NULL_DRIVER = HERE.parent.parent / "bench" / "shim" / "null_driver.c"
@@ -116,13 +116,13 @@ class Lease:
     """A lease's two files in a folder of the test."""
 
     folder: Path
-    limits: tuple[control.Limit, ...]
+    limits: tuple[lease_control.Limit, ...]
     clients: list["Client"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.control.parent.mkdir(parents=True)
         self.account.parent.mkdir(parents=True)
-        control.write(self.control, control.Control("test", self.limits))
+        lease_control.write(self.control, lease_control.Control("test", self.limits))
         account.create(self.account)
 
     @property

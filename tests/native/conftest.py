@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation.control import Limit
+from fenka.isolation.lease_control import Limit
 from tests.native import clients
 
 MakeLease = Callable[..., clients.Lease]

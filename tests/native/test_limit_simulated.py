@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fenka.isolation import account
-from fenka.isolation.control import layout
+from fenka.isolation.lease_control import layout
 from tests.hardware.client import Client
 from tests.native.clients import SHIM
 from tests.waiting import wait_until

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.card_spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from fenka.isolation import account
-from fenka.isolation.control import Limit
-from fenka.isolation.proxy import (
+from fenka.isolation.lease_control import Limit
+from fenka.isolation.proxy_install import (
     LIBRARIES,
     InvalidLibrary,
     UnknownFunctions,

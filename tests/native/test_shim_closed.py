@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation import account
-from fenka.isolation.control import layout
+from fenka.isolation.lease_control import layout
 from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Client, Lease, client
 
 Make = Callable[..., Lease]

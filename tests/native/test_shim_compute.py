@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation import account, control
+from fenka.isolation import account, lease_control
 from fenka.isolation.compute_feedback import ComputeFeedback
-from fenka.isolation.control import Control, Limit, layout
+from fenka.isolation.lease_control import Control, Limit, layout
 from tests.native.clients import CARDS, GIB, Client, Lease
 from tests.native.test_shim_rows import HOOKS, with_role
 from tests.waiting import wait_until
@@ -163,7 +163,7 @@ def test_waiting_launch_follows_a_changed_limit(limited: Leases) -> None:
     actor = start(lease, 12_000_000)
     actor.send("spend cuLaunchKernel", 8)
     wait_until(lambda: charged(lease)[0] >= 100)
-    control.update(lease.control, Control("test", (Limit(CARDS[0], GIB),)))
+    lease_control.update(lease.control, Control("test", (Limit(CARDS[0], GIB),)))
     assert actor.answer().code == 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.isolation import resize
+from fenka.isolation import limit_changes
 from tests.native.clients import GIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Client, Lease
 from tests.native.test_shim_account import put
 from tests.waiting import wait_until
@@ -57,14 +57,14 @@ def test_lease_cannot_shrink_below_what_a_forked_child_keeps(
     child = idle_child(parent)
     parent.kill()
     smaller = tuple(replace(limit, memory_bytes=2 * GIB) for limit in lease.limits)
-    with pytest.raises(resize.InUse, match="hold 3072 MiB"):
-        resize.check(lease.account, lease.limits, smaller)
+    with pytest.raises(limit_changes.InUse, match="hold 3072 MiB"):
+        limit_changes.check(lease.account, lease.limits, smaller)
     os.kill(child, signal.SIGKILL)
 
     def shrinks() -> bool:
         try:
-            resize.check(lease.account, lease.limits, smaller)
-        except resize.InUse:
+            limit_changes.check(lease.account, lease.limits, smaller)
+        except limit_changes.InUse:
             return False
         return True
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.isolation import account
-from fenka.isolation.control import Limit
+from fenka.isolation.lease_control import Limit
 from tests.native import clients
 from tests.native.clients import GIB, MIB, OUT_OF_MEMORY, Client, Lease
 from tests.native.test_shim_robust import offset, put

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fenka.isolation import control
+from fenka.isolation import lease_control
 from tests.native.clients import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
 
 Make = Callable[..., Lease]
@@ -231,8 +231,8 @@ def test_limits_follow_the_visible_devices(
 def test_devices_are_in_the_order_of_the_lease(make_lease: Make) -> None:
     """A lease of the fourth and the second card has them as devices 0 and 1."""
     lease = make_lease(1)
-    limits = (control.Limit(CARDS[3], GIB), control.Limit(CARDS[1], 2 * GIB))
-    control.write(lease.control, control.Control("test", limits))
+    limits = (lease_control.Limit(CARDS[3], GIB), lease_control.Limit(CARDS[1], 2 * GIB))
+    lease_control.write(lease.control, lease_control.Control("test", limits))
     client = lease.start()
     assert client.ask("init").code == 0
     assert [client.ask("total", d).value for d in range(2)] == [GIB, 2 * GIB]
@@ -243,8 +243,9 @@ def test_limit_changes_while_a_program_runs(lease: Lease) -> None:
     client = lease.start().enter()
     assert client.ask("alloc", 3 * GIB).code == 0
     for gib, code in ((2, OUT_OF_MEMORY), (8, 0)):
-        control.update(
-            lease.control, control.Control("test", (control.Limit(CARDS[0], gib * GIB),))
+        lease_control.update(
+            lease.control,
+            lease_control.Control("test", (lease_control.Limit(CARDS[0], gib * GIB),)),
         )
         assert client.ask("total").value == gib * GIB
         assert client.ask("info").second == gib * GIB

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
-from fenka.isolation.control import Limit
+from fenka.hardware.simulated_node import SimulatedNode
+from fenka.isolation.lease_control import Limit
 from tests.hardware.test_nvidia_smi import binary
 from tests.native.clients import GIB, Lease
 

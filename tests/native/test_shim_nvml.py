@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fenka.isolation import control
+from fenka.isolation import lease_control
 from tests.native.clients import CARDS, GIB, Lease
 
 Make = Callable[..., Lease]
@@ -40,8 +40,8 @@ def nvml(lease: Lease, expression: str, prelude: str = "", **environment: str) -
 def reversed_lease(make_lease: Make) -> Lease:
     """2 GiB of the third card, then 4 GiB of the second."""
     lease = make_lease(1)
-    limits = (control.Limit(CARDS[2], 2 * GIB), control.Limit(CARDS[1], 4 * GIB))
-    control.write(lease.control, control.Control("test", limits))
+    limits = (lease_control.Limit(CARDS[2], 2 * GIB), lease_control.Limit(CARDS[1], 4 * GIB))
+    lease_control.write(lease.control, lease_control.Control("test", limits))
     return lease
 
 

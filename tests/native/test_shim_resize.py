@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fenka.isolation import control
-from fenka.isolation.control import Limit
-from fenka.isolation.resize import InUse, resize
+from fenka.isolation import lease_control
+from fenka.isolation.lease_control import Limit
+from fenka.isolation.limit_changes import InUse, resize
 from tests.native.clients import CARDS, GIB, OUT_OF_MEMORY, Lease
 
 Make = Callable[..., Lease]
@@ -56,7 +56,9 @@ def test_last_limit_holds_when_an_update_was_interrupted(lease: Lease) -> None:
     """An agent killed in the middle of writing: programs keep what they saw, and the next one mends it."""
     one = lease.start().enter()
     before = lease.control.read_bytes()
-    torn = control.encode(control.Control("test", (Limit(CARDS[0], 8 * GIB),), generation=2))
+    torn = lease_control.encode(
+        lease_control.Control("test", (Limit(CARDS[0], 8 * GIB),), generation=2)
+    )
     with lease.control.open("r+b") as file:
         file.write(torn[:16] + b"\x01" + torn[17:])
     assert before != lease.control.read_bytes()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation import account
-from fenka.isolation.control import layout
+from fenka.isolation.lease_control import layout
 from tests.native.clients import (
     GIB,
     MIB,

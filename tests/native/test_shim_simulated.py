@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
-from fenka.isolation.control import Limit
+from fenka.hardware.card_spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
+from fenka.isolation.lease_control import Limit
 from tests.native.clients import CARDS, GIB, MIB, OUT_OF_MEMORY, STYLES, SYSTEM_NOT_READY, Lease
 
 LIST = """

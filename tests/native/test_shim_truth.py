@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
-from fenka.isolation.control import Limit
+from fenka.hardware.card_spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
+from fenka.isolation.lease_control import Limit
 from tests.hardware.client import MIB, Client
 from tests.native.clients import OUT_OF_MEMORY, Lease
 from tests.native.test_shim_simulated import LIST, python

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.card_spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "src/fenka/_native/simulated"

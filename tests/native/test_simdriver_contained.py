@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.waiting import wait_until
 
 HELD_MIB = 300

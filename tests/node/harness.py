@@ -27,7 +27,7 @@ from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerRequest, ContainerUnits, Dialect, PodRequest, SharedNode
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
-from fenka.isolation.files import install_native
+from fenka.isolation.lease_files import install_native
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
 from fenka.node.advertiser import Advertised

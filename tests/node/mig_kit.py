@@ -15,10 +15,10 @@ from fenka.dialects.base import ContainerRequest, PodRequest
 from fenka.dialects.mig_records import DividedCard, decode_instances
 from fenka.dialects.registry import detect
 from fenka.formats.quantities import resource_name
-from fenka.hardware import mig
+from fenka.hardware import nvml_mig
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver, Hardware
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.node.harness import NODE, ContainerFailed, Json, NodeHarness, node_harness
 from tests.waiting import WAIT_S, until
 
@@ -69,7 +69,7 @@ async def mig_node(
     with simulated_hardware(spec) as hardware:
         for card in hardware.cards if divided else ():
             if hardware.driver.geometry(card.uuid):
-                mig.set_mig_mode(card.uuid, enabled=True)
+                nvml_mig.set_mig_mode(card.uuid, enabled=True)
         async with node_harness(
             library=library, labels=labels or ON_DEMAND, hardware=hardware, layouts=layouts
         ) as node:
@@ -101,7 +101,7 @@ def layout(node: NodeHarness, index: int = 0) -> list[str]:
     """Return what exists on a card, as `start profile`."""
     card = node.hardware.cards[index].uuid
     geometry = node.program.instances.geometries[card]
-    listed = mig.instances(card, geometry)
+    listed = nvml_mig.instances(card, geometry)
     return sorted(f"{each.start} {each.profile.name}" for each in listed)
 
 
@@ -114,16 +114,16 @@ def administrator_creates(node: NodeHarness, profile: str, start: int) -> int:
     """Create an instance as nvidia-smi does, and return its id."""
     card = node.hardware.cards[0].uuid
     described = node.program.instances.geometries[card].by_name[profile]
-    gpu = mig.create_gpu_instance(card, described, start)
-    mig.create_compute_instance(card, gpu)
+    gpu = nvml_mig.create_gpu_instance(card, described, start)
+    nvml_mig.create_compute_instance(card, gpu)
     return gpu
 
 
 def administrator_destroys(node: NodeHarness, gpu: int) -> None:
     """Destroy an instance as nvidia-smi does."""
     card = node.hardware.cards[0].uuid
-    mig.destroy_compute_instance(card, gpu, 0)
-    mig.destroy_gpu_instance(card, gpu)
+    nvml_mig.destroy_compute_instance(card, gpu, 0)
+    nvml_mig.destroy_gpu_instance(card, gpu)
 
 
 def mig_pod(node: NodeHarness, name: str, *places: DeviceId, namespace: str = "default") -> Json:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fenka.dialects.leases import REFUSED, REQUEST, ResizeStatus, decode_status
-from fenka.isolation import control
+from fenka.dialects.lease_records import REFUSED, REQUEST, ResizeStatus, decode_status
+from fenka.isolation import lease_control
 from tests.node.harness import T4_MIB, Json, NodeHarness, card, node_harness
 from tests.waiting import until
 
@@ -28,7 +28,7 @@ def limits(started: Json) -> list[tuple[str, int, int]]:
     page = Path(started["mounts"]["/run/fenka/lease"]) / "control"
     return [
         (limit.uuid, limit.memory_bytes >> 20, limit.compute_percent)
-        for limit in control.read_interrupted(page).limits
+        for limit in lease_control.read_interrupted(page).limits
     ]
 
 

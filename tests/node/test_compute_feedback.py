@@ -13,7 +13,7 @@ from fenka.core.request import Slice
 from fenka.hardware.nvml import DriverLost
 from fenka.isolation import account, pid_namespaces
 from fenka.isolation.compute_feedback import ComputeFeedback, Samples
-from fenka.isolation.control import layout
+from fenka.isolation.lease_control import layout
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.monitor import FeedbackLoop
 from tests.node.harness import card, lease_files, node_harness

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fenka.core.request import Slice
-from fenka.dialects import ack, gpu_manager, gpushare, leases
+from fenka.dialects import ack, gpu_manager, gpushare, lease_records
 from fenka.dialects.base import CORE_MODE
-from fenka.dialects.leases import REFUSED
-from fenka.isolation import control
+from fenka.dialects.lease_records import REFUSED
+from fenka.isolation import lease_control
 from fenka.node.lease.store import Lease
 from tests.node.harness import NODE, Json, NodeHarness, card
 from tests.node.pod_kit import (
@@ -51,7 +51,7 @@ def lease(node: NodeHarness, name: str) -> tuple[str, Lease]:
 
 def page(node: NodeHarness, name: str) -> tuple[int, str]:
     """Return the percentage and the mode that are in force."""
-    (limit,) = control.read(node.lease_files.control(lease(node, name)[0])).limits
+    (limit,) = lease_control.read(node.lease_files.control(lease(node, name)[0])).limits
     return limit.compute_percent, limit.compute_mode
 
 
@@ -81,7 +81,7 @@ async def test_page_has_the_mode_and_the_lease_holds_what_is_reserved(
 
         def reported() -> tuple[Slice, ...]:
             annotations = node.api.objects[key]["metadata"]["annotations"]
-            report = leases.decode_report(annotations) or leases.EMPTY_REPORT
+            report = lease_records.decode_report(annotations) or lease_records.EMPTY_REPORT
             return report.pods.get(pod["metadata"]["uid"], ())
 
         await until(lambda: reported() == (Slice(0, A, 4308, reserved),))

@@ -9,7 +9,7 @@ import pytest
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects import base, gpushare
-from fenka.dialects.leases import (
+from fenka.dialects.lease_records import (
     REPORT,
     STATUS,
     LeaseReport,
@@ -18,8 +18,8 @@ from fenka.dialects.leases import (
     decode_report,
     encode_status,
 )
-from fenka.isolation import control
-from fenka.kubernetes.client import ApiUnreachable
+from fenka.isolation import lease_control
+from fenka.kubernetes.api_client import ApiUnreachable
 from fenka.node.lease.report import REPORT_AFTER_S
 from fenka.node.node_api import NodeApi
 from tests.node.harness import NODE, T4_MIB, ContainerFailed, Json, NodeHarness, card
@@ -57,7 +57,7 @@ def pages(node: NodeHarness, name: str) -> list[int]:
         limit.memory_bytes >> 20
         for token in node.store.tokens.values()
         if token.lease and token.lease.pod == name and node.lease_files.is_complete(token.name)
-        for limit in control.read(node.lease_files.control(token.name)).limits
+        for limit in lease_control.read(node.lease_files.control(token.name)).limits
     ]
 
 

@@ -13,8 +13,8 @@ from fenka.core.inventory import DeviceId
 from fenka.core.mig.geometry import Profile
 from fenka.core.request import Slice
 from fenka.dialects.base import NVIDIA_GPU
-from fenka.dialects.leases import REFUSED
-from fenka.hardware import mig
+from fenka.dialects.lease_records import REFUSED
+from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import GpuProcess, Hardware, Xid
 from fenka.node.driver import NodeDriver
 from fenka.node.lease import files as lease_files
@@ -143,13 +143,13 @@ async def test_others_start_while_the_driver_is_slow(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes go on, too; the instance's own pod starts when the driver has answered."""
-    slow, real = threading.Event(), mig.create_gpu_instance
+    slow, real = threading.Event(), nvml_mig.create_gpu_instance
 
     def create(card: str, profile: Profile, start: int) -> int:
         slow.wait()
         return real(card, profile, start)
 
-    monkeypatch.setattr(mig, "create_gpu_instance", create)
+    monkeypatch.setattr(nvml_mig, "create_gpu_instance", create)
     async with mig_node(library, "A100-40G,T4") as node:
         first = mig_pod(node, "a", place_id(node, "1g.5gb", 0))
         await admit(node, first)

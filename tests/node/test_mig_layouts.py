@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fenka.hardware import mig
+from fenka.hardware import nvml_mig
 from fenka.node.mig_layouts import CONFIG, STATE
 from tests.node.harness import NODE, NodeHarness
 from tests.node.mig_kit import (
@@ -115,7 +115,7 @@ async def test_instance_in_use_stays_until_its_pod_has_ended(library: Path, tmp_
         assert layout(node) == ["0 7g.40gb"]
         relabel(node, **{CONFIG: "whole"})
         await eventually(node, lambda: (state(node), states(node)) == ("success", {}))
-        mode = mig.mig_mode(node.hardware.cards[0].uuid)
+        mode = nvml_mig.mig_mode(node.hardware.cards[0].uuid)
         assert mode is not None
         assert not mode.enabled
 

@@ -9,9 +9,9 @@ import pytest
 
 from fenka.core.request import Slice
 from fenka.dialects import base
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver, Hardware, Xid, XidListener
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from fenka.isolation.driver_usage import UnleasedMemory
 from fenka.node import driver as node_driver
 from fenka.node.driver import NodeDriver

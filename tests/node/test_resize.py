@@ -12,7 +12,7 @@ from fenka.cluster.objects import Container, ObjectMeta, Pod, PodSpec
 from fenka.core.inventory import Node
 from fenka.core.request import Slice
 from fenka.dialects.base import SharedNode
-from fenka.dialects.leases import (
+from fenka.dialects.lease_records import (
     REFUSED,
     REQUEST,
     STATUS,
@@ -20,9 +20,9 @@ from fenka.dialects.leases import (
     decode_status,
     encode_status,
 )
-from fenka.isolation import control, resize
-from fenka.isolation.control import layout
-from fenka.kubernetes.client import ApiUnreachable
+from fenka.isolation import lease_control, limit_changes
+from fenka.isolation.lease_control import layout
+from fenka.kubernetes.api_client import ApiUnreachable
 from fenka.node.lease.capacity import NodeCapacity, ResizeRejected, check_growth, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
@@ -54,7 +54,7 @@ def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, A
 
 def page(node: NodeHarness, name: str, container: str = "main") -> list[tuple[int, int, str]]:
     """Return MiB, percent and mode that are in force, card by card."""
-    limits = control.read(node.lease_files.control(lease(node, name, container)[0])).limits
+    limits = lease_control.read(node.lease_files.control(lease(node, name, container)[0])).limits
     return [
         (limit.memory_bytes >> 20, limit.compute_percent, limit.compute_mode) for limit in limits
     ]
@@ -135,11 +135,14 @@ async def test_pass_writes_nothing_when_the_request_is_already_granted(library: 
             lambda: STATUS in node.node_api.pods[lease(node, "a")[1].uid].metadata.annotations
         )
         written = len(node.api.patches)
-        generation = control.read(node.lease_files.control(lease(node, "a")[0])).generation
+        generation = lease_control.read(node.lease_files.control(lease(node, "a")[0])).generation
         for _ in range(3):
             await node.agent.reconcile()
         assert len(node.api.patches) == written
-        assert control.read(node.lease_files.control(lease(node, "a")[0])).generation == generation
+        assert (
+            lease_control.read(node.lease_files.control(lease(node, "a")[0])).generation
+            == generation
+        )
 
 
 @pytest.mark.parametrize(
@@ -407,16 +410,16 @@ async def test_resize_is_undone_when_a_program_allocates_meanwhile(
 
     async with ready_node(library) as node:
         await running(node, "two", {"x": 4, "y": 2})
-        true, calls = resize.resize, 0
+        true, calls = limit_changes.resize, 0
 
         def faster(page: Path, slots: Path, limits: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 2:
-                raise resize.InUse("the lease's programs hold too much")
+                raise limit_changes.InUse("the lease's programs hold too much")
             return true(page, slots, limits)
 
-        monkeypatch.setattr(resize, "resize", faster)
+        monkeypatch.setattr(limit_changes, "resize", faster)
         request(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
         await granted(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
         # The next pass may grant it at once, so the written patches are checked.
@@ -489,7 +492,9 @@ def holds(node: NodeHarness) -> tuple[int, int, int]:
     record = status(node, "a")
     files = [json.loads(path.read_text()) for path in (node.root / "state").glob("*.json")]
     (kept,) = (token["lease"] for token in files if token["lease"]["pod"] == "a")
-    (limit,) = control.read_interrupted(next((node.root / "leases").glob("*/lease/control"))).limits
+    (limit,) = lease_control.read_interrupted(
+        next((node.root / "leases").glob("*/lease/control"))
+    ).limits
     return (
         record.slices[0].memory_mib if record else 4308,
         min(kept["slices"][0]["memory_mib"], kept["holds"][0]["memory_mib"]),
@@ -504,7 +509,7 @@ def holds(node: NodeHarness) -> tuple[int, int, int]:
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(NodeApi, "annotate"), (LeaseStore, "put"), (resize, "resize")],
+    [(NodeApi, "annotate"), (LeaseStore, "put"), (limit_changes, "resize")],
 )
 async def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa: PLR0917
     library: Path,

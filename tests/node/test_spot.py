@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fenka.cluster.autoscaling import CAPACITY, RECLAIM_AT, RECLAIM_SOURCE, encode_time
 from fenka.cluster.objects import Node
-from fenka.kubernetes.client import ApiUnreachable
+from fenka.kubernetes.api_client import ApiUnreachable
 from fenka.node.config import SpotNotices
 from fenka.node.spot import (
     ALIBABA,

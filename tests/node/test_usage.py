@@ -17,7 +17,7 @@ from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import driver_usage
 from fenka.isolation.driver_usage import UnleasedMemory
-from fenka.isolation.files import MIB, card_limits
+from fenka.isolation.lease_files import MIB, card_limits
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter

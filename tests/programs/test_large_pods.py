@@ -15,9 +15,9 @@ from fenka.autoscaler.view import DaemonSet, ElasticPod
 from fenka.cluster.compact import CompactPod
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import PodGroup
-from fenka.cluster.preemption import PodDisruptionBudget
+from fenka.cluster.pod_preemption import PodDisruptionBudget
 from fenka.dialects import gpushare
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.informer import Informer, NullListener
 from fenka.kubernetes.kube_config import load
 from fenka.node.node_api import NodePod

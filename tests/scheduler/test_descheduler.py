@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.cluster.gangs import GangMembers, GangScheduler
+from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
-from fenka.dialects import leases
-from fenka.dialects.leases import LeaseReport, Refusal
+from fenka.dialects import lease_records
+from fenka.dialects.lease_records import LeaseReport, Refusal
 from fenka.scheduler.controllers import EVICTED, LEASE_DENIED, Descheduler
 from tests.builders import T4_MIB, a_node, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
@@ -42,8 +42,8 @@ async def look(
         made["metadata"]["ownerReferences"] = owners
         server.put("pods", made)
         pod = msgspec.convert(made, Pod)
-        text = leases.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
-        world = ClusterState([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
+        text = lease_records.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
+        world = ClusterState([a_node("n", T4_MIB, annotations={lease_records.REPORT: text})], [pod])
         told = Told()
         gangs = GangScheduler(GangMembers(world, dict, dict), world, "binpack", Clock())
         descheduler = Descheduler(api, world, lambda: {"u": pod}, gangs, told, lambda: True)

@@ -10,7 +10,7 @@ from fenka.core.request import Placement, Slice
 from fenka.dialects.base import SharedNode
 from fenka.dialects.gpushare import shown_units
 from fenka.dialects.mig_records import DividedCard, InstanceState, with_division
-from fenka.views.instances import (
+from fenka.views.mig_rows import (
     InstanceRow,
     InstanceSlice,
     divided_cards,

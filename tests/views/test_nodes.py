@@ -7,10 +7,10 @@ import pytest
 
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.state import ClusterSnapshot
-from fenka.dialects import ack, leases
+from fenka.dialects import ack, lease_records
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
-from fenka.dialects.leases import LeaseReport, Lingering
-from fenka.views.nodes import CardRow, NodeRow, cluster_nodes, compute_by_card, role
+from fenka.dialects.lease_records import LeaseReport, Lingering
+from fenka.views.node_rows import CardRow, NodeRow, cluster_nodes, compute_by_card, role
 from tests.builders import T4_MIB, Json, a_node, a_pod, node, on_card
 from tests.core.builders import piece
 
@@ -62,7 +62,9 @@ def test_units_are_pending_when_no_record_names_their_card() -> None:
 def test_pod_is_shown_when_only_the_node_shows_it() -> None:
     """It was deleted by force and still runs: 2154 MiB are 2 units."""
     report = LeaseReport(lingering={"u": Lingering("team/gone", (piece(0, 2154, name="n"),))})
-    found = row(a_node("n", T4_MIB, annotations={leases.REPORT: leases.encode_report(report)}))
+    found = row(
+        a_node("n", T4_MIB, annotations={lease_records.REPORT: lease_records.encode_report(report)})
+    )
     (program,) = found.programs
     assert (program.name, program.namespace, program.allocated) == ("gone", "team", {0: 2})
 

@@ -14,7 +14,7 @@ import pytest
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.hardware import card_lock
 from fenka.hardware.nvml import Hardware, Reading
-from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, protocol

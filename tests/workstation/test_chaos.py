@@ -20,12 +20,12 @@ CARD_MIB = 15079
 
 def leased(station: Workstation) -> list[int]:
     """Return the MiB by card from the control pages, which the shims enforce."""
-    from fenka.isolation import control
+    from fenka.isolation import lease_control
 
     held: dict[str, int] = {}
     for page in (station.root / "leases").glob("*/lease/control"):
         try:
-            limits = control.read(page).limits
+            limits = lease_control.read(page).limits
         except (FileNotFoundError, NotADirectoryError):
             continue  # It was given back while we looked.
         for limit in limits:

@@ -2,15 +2,15 @@
 
 import json
 
-from fenka.isolation import control
-from fenka.isolation.control import layout
+from fenka.isolation import lease_control
+from fenka.isolation.lease_control import layout
 from tests.workstation.conftest import HOLD, Workstation, eventually, refused
 
 
-def limit(t4: Workstation, name: str) -> control.Limit:
+def limit(t4: Workstation, name: str) -> lease_control.Limit:
     """Return the limit of the job's first card from its control page."""
     page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
-    return control.read(page).limits[0]
+    return lease_control.read(page).limits[0]
 
 
 def yields(t4: Workstation, name: str) -> bool:
@@ -64,7 +64,7 @@ def test_limits_change_when_a_running_job_is_resized(t4: Workstation) -> None:
     t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "2000").report()
     t4.run("--gpu-mem", "4", "--gpu-core", "50", "--name", "b", "--", *HOLD, "1").report()
     assert t4.ok("resize", "a", "--gpu-core", "50", "--gpu-core-mode", "soft") == "a: resized\n"
-    assert limit(t4, "a") == control.Limit(
+    assert limit(t4, "a") == lease_control.Limit(
         limit(t4, "b").uuid, 4308 << 20, limit(t4, "b").context_bytes, 50, "soft"
     )
     refused(t4.fenka("resize", "a", "--gpu-core", "51"), 1, r"a cannot grow: its cards have no .*")

@@ -14,7 +14,7 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.mig.geometry import TABLES
 from fenka.core.mig.instances import Division
 from fenka.core.request import Request
-from fenka.hardware.mig import MigError, MigNotPermitted
+from fenka.hardware.nvml_mig import MigError, MigNotPermitted
 from fenka.isolation.driver_usage import NOTHING_UNLEASED
 from fenka.mig.manager import Instances
 from fenka.procfs import start_ticks

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware import mig
+from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Driver, DriverLost
-from fenka.hardware.simulated import NATIVE
+from fenka.hardware.simulated_node import NATIVE
 from fenka.workstation.main import _hardware
 from fenka.workstation.paths import Runtime
 
@@ -19,10 +19,10 @@ def test_instances_stay_when_the_driver_is_lost_but_the_card_server_lives(
     runtime.leases.mkdir()
     with _hardware(runtime, "A100-40G", NATIVE.parent) as hardware:
         (card,) = hardware.driver.cards()
-        mig.set_mig_mode(card.uuid, enabled=True)
+        nvml_mig.set_mig_mode(card.uuid, enabled=True)
         geometry = hardware.driver.geometry(card.uuid)
         assert geometry
-        mig.create_gpu_instance(card.uuid, geometry.by_name["2g.10gb"], 0)
+        nvml_mig.create_gpu_instance(card.uuid, geometry.by_name["2g.10gb"], 0)
 
         def lost(_: Driver) -> None:
             monkeypatch.undo()
@@ -30,4 +30,4 @@ def test_instances_stay_when_the_driver_is_lost_but_the_card_server_lives(
 
         monkeypatch.setattr(Driver, "readings", lost)
         assert card.uuid in hardware.readings()
-        assert len(mig.instances(card.uuid, geometry)) == 1
+        assert len(nvml_mig.instances(card.uuid, geometry)) == 1

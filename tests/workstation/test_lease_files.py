@@ -15,7 +15,7 @@ from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.hardware.nvml import Hardware
 from fenka.isolation import account
 from fenka.isolation.compute_feedback import ComputeFeedback
-from fenka.isolation.files import account_file, control_page
+from fenka.isolation.lease_files import account_file, control_page
 from fenka.workstation.job import Job
 from fenka.workstation.leases import Leases
 from fenka.workstation.paths import Runtime

@@ -37,7 +37,7 @@ ctypes.CDLL(None).syscall({exit}, 0)
 FORGED = """
 import os, sys
 from pathlib import Path
-from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.workstation import protocol
 from fenka.workstation.client import Connection
 from fenka.workstation.paths import Runtime

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fenka.hardware import mig
+from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Driver
-from fenka.hardware.simulated import SimulatedNode
-from fenka.isolation import control
+from fenka.hardware.simulated_node import SimulatedNode
+from fenka.isolation import lease_control
 from tests.hardware.client import Client
 from tests.workstation.conftest import (
     HOLD,
@@ -55,7 +55,7 @@ def layout(station: Workstation, card: int = 0) -> list[str]:
         uuid = driver.cards()[card].uuid
         geometry = driver.geometry(uuid)
         assert geometry
-        listed = mig.instances(uuid, geometry)
+        listed = nvml_mig.instances(uuid, geometry)
     return sorted(f"{each.start} {each.profile.name}" for each in listed)
 
 
@@ -65,8 +65,8 @@ def administrator_creates(station: Workstation, profile: str, start: int) -> int
         uuid = driver.cards()[0].uuid
         geometry = driver.geometry(uuid)
         assert geometry
-        gpu = mig.create_gpu_instance(uuid, geometry.by_name[profile], start)
-        mig.create_compute_instance(uuid, gpu)
+        gpu = nvml_mig.create_gpu_instance(uuid, geometry.by_name[profile], start)
+        nvml_mig.create_compute_instance(uuid, gpu)
     return gpu
 
 
@@ -155,7 +155,7 @@ def test_compute_share_is_of_the_instances_own_time(a100: Workstation) -> None:
         hold(a100, "--inside", "3g.20gb", "--gpu-mem", "4", "--gpu-core", core, "--name", name)
     jobs = a100.jobs()
     percents = [
-        control.read(a100.root / "leases" / jobs[name]["id"] / "lease" / "control")
+        lease_control.read(a100.root / "leases" / jobs[name]["id"] / "lease" / "control")
         .limits[0]
         .compute_percent
         for name in ("a", "b")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fenka.hardware.peer_credentials import Process
-from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.procfs import boot_id
 from fenka.workstation import files
 from fenka.workstation.connections import create_jobs

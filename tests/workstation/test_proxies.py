@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation.proxy import LIBRARIES, find_driver
+from fenka.isolation.proxy_install import LIBRARIES, find_driver
 from tests.native.clients import compile_c
 from tests.workstation.conftest import HOLD, Workstation
 
@@ -109,7 +109,7 @@ def test_driver_is_found_when_its_path_is_a_link(tmp_path: Path) -> None:
 
 def test_driver_is_found_in_the_linker_s_cache() -> None:
     """libc is found in the cache by the same entry format."""
-    from fenka.isolation.proxy import _KIND
+    from fenka.isolation.proxy_install import _KIND
 
     cache = subprocess.run(
         ["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True

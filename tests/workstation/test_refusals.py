@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.simulated_node import SimulatedNode
 from tests.workstation.conftest import HOLD, Workstation, eventually, refused, workstation_at
 
 

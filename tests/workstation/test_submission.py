@@ -7,7 +7,7 @@ import pytest
 
 from fenka.core.request import InvalidRequest, Memory, Request
 from fenka.hardware.peer_credentials import Process
-from fenka.jobs.spec import NAME, GpuResources, JobSpec
+from fenka.jobs.job_spec import NAME, GpuResources, JobSpec
 from fenka.workstation.connections import create_jobs
 
 OTHER = os.geteuid() + 4321

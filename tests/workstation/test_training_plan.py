@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.spec import GpuResources
+from fenka.jobs.job_spec import GpuResources
 from fenka.jobs.training import TensorFlowRole, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.local import training_plan, workload

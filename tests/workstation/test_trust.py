@@ -12,7 +12,7 @@ import pytest
 from fenka.cli import cluster, options
 from fenka.cli.admin import doctor
 from fenka.cli.errors import report_errors
-from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.local import launch
 from fenka.local.launch import Launcher, LeaseNotGranted
 from fenka.local.records import create_job_directory

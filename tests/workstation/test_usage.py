@@ -13,7 +13,7 @@ import pytest
 
 from fenka.core.inventory import Card, DeviceId
 from fenka.hardware.nvml import GpuProcess
-from fenka.jobs.spec import GpuResources
+from fenka.jobs.job_spec import GpuResources
 from fenka.workstation import protocol
 from fenka.workstation.cards import GpuProcesses, UnleasedProcess, ViolationDetector, group_by_lease
 from fenka.workstation.client import Connection, DaemonUnavailable

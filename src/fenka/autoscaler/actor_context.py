@@ -10,7 +10,7 @@ from fenka.autoscaler.stores import OrderStore
 from fenka.autoscaler.view import View
 from fenka.cloud.port import Provider
 from fenka.cluster.autoscaling import NodeStatus
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.events import EventRecorder
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from msgspec import structs
 from fenka.autoscaler.view import COMING, ElasticAffinity, ElasticPod, ElasticPodSpec, View
 from fenka.cloud.config import NOT_COUNTED
 from fenka.cluster.autoscaling import GROUP, is_interruptible
-from fenka.cluster.gangs import GangMembers
+from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, seconds
+from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import Gang, group_key, group_name
-from fenka.cluster.queue import is_open
 from fenka.cluster.queue_snapshot import time_limit_s
 from fenka.core.errors import FenkaError
 from fenka.core.nodes.case import Amount, CaseRequest, InvalidCase, Toleration, check_request

@@ -25,9 +25,9 @@ from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cloud.port import InstanceState, OfferKey, Provider, ProviderError
 from fenka.cluster import autoscaling
-from fenka.cluster.queue import is_open
+from fenka.cluster.pending_queue import is_open
 from fenka.dialects.base import InvalidRecord
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.election import Leadership, Term
 from fenka.kubernetes.events import EventRecorder
 

@@ -22,7 +22,7 @@ from fenka.cloud.config import Config
 from fenka.cloud.config_file import check_offers, check_shapes, read_config
 from fenka.cloud.port import Provider, ProviderError
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.election import Election, Leadership
 from fenka.kubernetes.events import EventRecorder
 from fenka.server.listener import listening_socket

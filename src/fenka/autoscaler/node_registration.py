@@ -27,8 +27,8 @@ from fenka.autoscaler.view import (
 from fenka.cloud.config import GroupConfig
 from fenka.cloud.port import Instance, OfferKey
 from fenka.cluster import autoscaling
+from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.queue import is_open
 from fenka.core.nodes.case import Capacity, CaseRequest, NewCard, Taint
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.dialects.base import InvalidRecord

@@ -23,7 +23,7 @@ from fenka.autoscaler.view import COMING, ElasticNode, ElasticPod, UnknownShape,
 from fenka.cloud import port
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, Object, node_path
-from fenka.kubernetes.client import ApiError, if_accepted
+from fenka.kubernetes.api_client import ApiError, if_accepted
 
 GONE_S = 30.0
 """Between two lists of the cloud without an instance, before it counts as gone."""

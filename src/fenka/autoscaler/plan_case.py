@@ -37,7 +37,7 @@ from fenka.core.nodes.case import (
 from fenka.core.nodes.plan import Plan, Solver, Unserved, make_plan
 from fenka.core.nodes.problem import labels_of
 from fenka.dialects.nodes import has_mode_label
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import AutoscalerState, read_scheduler_options
 
 M = TypeVar("M", Group, CaseNode)

@@ -16,7 +16,7 @@ from fenka.cloud.config import Config
 from fenka.cloud.karpenter import NodeClaim
 from fenka.cluster.objects import Event
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, if_accepted
 
 CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 EVENTS = "/api/v1/namespaces/default/events"

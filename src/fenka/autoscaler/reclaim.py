@@ -23,11 +23,11 @@ from fenka.autoscaler.view import ElasticNode, ElasticPod, View
 from fenka.cloud.port import Instance, InstanceState, OfferKey
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import seconds
+from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.queue import is_open
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.dialects.base import InvalidRecord
-from fenka.kubernetes.client import ApiError
+from fenka.kubernetes.api_client import ApiError
 from fenka.kubernetes.eviction import add_taint, delete_pod, evict, remove_taint
 
 SPARE_S = 10.0

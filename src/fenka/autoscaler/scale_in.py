@@ -36,9 +36,9 @@ from fenka.autoscaler.view import (
 from fenka.cloud.port import Instance, InstanceState
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Taint, node_path
+from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.preemption import budgets_for
-from fenka.cluster.queue import is_open
+from fenka.cluster.pod_preemption import budgets_for
 from fenka.core.nodes.case import BuyLimits, Case, CaseRequest
 from fenka.core.nodes.plan import make_plan
 from fenka.dialects.base import InvalidRecord

@@ -17,7 +17,7 @@ from fenka.cloud.port import OfferKey
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, Failure, OrderRecord, decode_order
 from fenka.cluster.objects import ConfigMap
 from fenka.dialects.base import InvalidRecord
-from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 
 
 class WriteLost(Exception):

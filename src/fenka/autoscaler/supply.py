@@ -32,7 +32,7 @@ from fenka.cloud.config import NOT_COUNTED, GroupConfig, Start
 from fenka.cloud.port import Instance, Offer, OfferKey
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import seconds
-from fenka.cluster.queue import OVERDUE_TTL_S
+from fenka.cluster.pending_queue import OVERDUE_TTL_S
 from fenka.core.inventory import WHOLE_COMPUTE, Card
 from fenka.core.nodes.case import Capacity, CaseNode, CaseRequest, Group, Held, HeldCard, Taint
 from fenka.core.nodes.problem import ZONE_LABEL

@@ -26,14 +26,14 @@ from fenka.cloud.port import Instance, Notice, Offer, OfferKey
 from fenka.cluster import autoscaling, objects
 from fenka.cluster.compact import MAX_RESOURCES, kept_annotations, kept_labels, limit_pod
 from fenka.cluster.pod_groups import PodGroup
-from fenka.cluster.preemption import PodDisruptionBudget
+from fenka.cluster.pod_preemption import PodDisruptionBudget
 from fenka.cluster.state import ClusterState
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.nodes.case import CaseRequest, Group, NewCard, Taint
 from fenka.core.nodes.problem import ineligible
 from fenka.core.request import MAX_HOST
 from fenka.dialects.base import InvalidRecord, parse_quantity
-from fenka.hardware.spec import MODELS
+from fenka.hardware.card_spec import MODELS
 
 MIB = 1024 * 1024
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"

@@ -7,10 +7,10 @@ from typing import Any
 from fenka.autoscaler.view import DAEMON_SETS_PATH, DaemonSet, ElasticNode, ElasticPod
 from fenka.cluster.autoscaling import PROTECTED_UNTIL, RECLAIM_AT, SPOT_ADMIT
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
-from fenka.cluster.preemption import BUDGETS_PATH, PodDisruptionBudget
+from fenka.cluster.pod_preemption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.state import ClusterState
 from fenka.dialects.base import CARDS, Dialect
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.informer import Informer, Informers, NullListener, PodGroupIndex
 
 

@@ -17,7 +17,7 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import Target
 from fenka.cli.startup import no_collection
 from fenka.cli.tables import escape
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths
 
 if TYPE_CHECKING:

@@ -38,9 +38,9 @@ from fenka.cli.workloads.selection import find_job, open_backend, runs_here
 from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.dialects.base import GIB_MIB, InvalidRecord
-from fenka.dialects.leases import REFUSED, REQUEST, decode_status, encode_request
+from fenka.dialects.lease_records import REFUSED, REQUEST, decode_status, encode_request
 from fenka.formats.quantities import parse_memory
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.local import records, training_commands
 from fenka.views.workloads import TrainingJob
 from fenka.workstation.client import known_snapshot

@@ -51,7 +51,7 @@ def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
         sys.exit(FAILURE)
     except OSError as why:
         # Files and disks fail in more ways than each command can handle by itself.
-        from fenka.isolation.files import describe_os_error
+        from fenka.isolation.lease_files import describe_os_error
 
         show(describe_os_error(why))
         sys.exit(FAILURE)

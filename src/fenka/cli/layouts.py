@@ -15,7 +15,7 @@ from fenka.cli import tables
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.dialects.base import GIB_MIB
-from fenka.views.instances import InstanceRow
+from fenka.views.mig_rows import InstanceRow
 
 NodeInstances = tuple[str, Sequence[InstanceRow], Mapping[int, Mapping[str, int]]]
 """A node's name, its instances, and what else fits on its divided cards by index (`NodeRow.free`)."""

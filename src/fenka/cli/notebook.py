@@ -23,9 +23,9 @@ from fenka.cli.workloads.backend import JobTarget
 from fenka.cli.workloads.selection import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs import notebook as jupyter
+from fenka.jobs.job_spec import generate_name
 from fenka.jobs.notebook import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
-from fenka.jobs.spec import generate_name
 from fenka.jobs.workload import parse_fields
 from fenka.local import notebooks, records
 from fenka.local.launch import Launcher

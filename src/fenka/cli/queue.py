@@ -11,9 +11,9 @@ from fenka.cli.errors import print_error
 from fenka.cli.options import OutputOption, Target, short_duration
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.dialects.base import InvalidRecord
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.reader import read_cluster, read_scheduler_options
-from fenka.views.queue import QueueRow
+from fenka.views.queue_rows import QueueRow
 
 
 def queue(target: Target, output: OutputOption = "table") -> None:
@@ -57,7 +57,7 @@ async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) ->
         # Finished pods count for what their namespaces have used.
         read_cluster(api, dialects=options.dialects, all_pods=True),
         # It imports numpy, while the server answers.
-        asyncio.to_thread(import_module, "fenka.views.queue"),
+        asyncio.to_thread(import_module, "fenka.views.queue_rows"),
     )
     if problem is not None:
         report(f"cannot read the scheduler's options, so its defaults are assumed: {problem}")

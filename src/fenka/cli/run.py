@@ -17,8 +17,8 @@ from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption, parse_duration
 from fenka.core.errors import INVALID_INPUT, NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
+from fenka.jobs.job_spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
 from fenka.jobs.processes import BackgroundProcess, start_in_background
-from fenka.jobs.spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
 from fenka.local import records
 from fenka.local.launch import Launcher
 from fenka.local.workload import parse_priority

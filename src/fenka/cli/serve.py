@@ -198,7 +198,7 @@ def _print_objects(
 ) -> None:
     from fenka.cli import cluster
     from fenka.jobs.collection import Contents, read_config_files
-    from fenka.jobs.manifests.service import (
+    from fenka.jobs.manifests.service_manifest import (
         GatewaySettings,
         render_address,
         render_gateway,

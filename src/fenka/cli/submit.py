@@ -100,7 +100,7 @@ def _print_objects(
 ) -> None:
     from fenka.cli import cluster
     from fenka.jobs.collection import collect
-    from fenka.jobs.manifests.training import render
+    from fenka.jobs.manifests.training_manifest import render
 
     if target.local:
         raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)

@@ -17,9 +17,9 @@ from fenka.cli.options import DetailsOption, OutputOption, Target, group, regist
 from fenka.cli.workloads.look import top_job
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import read_cluster
-from fenka.views.nodes import NodeRow, ProgramRow, cluster_nodes
+from fenka.views.node_rows import NodeRow, ProgramRow, cluster_nodes
 
 RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
 """Lengths of arena's rule, by the optional columns above it."""

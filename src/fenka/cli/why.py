@@ -24,7 +24,7 @@ from fenka.cluster.state import ClusterSnapshot
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOB, KIND, ROLE
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI
-from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.reader import (
     AutoscalerState,
     read_autoscaler,

@@ -45,7 +45,7 @@ from fenka.cluster.objects import Node, Pod
 from fenka.cluster.queue_snapshot import time_limit_s
 from fenka.core.inventory import needed_protection_s
 from fenka.core.nodes.case import Capacity
-from fenka.dialects import records
+from fenka.dialects import card_records
 from fenka.dialects.base import InvalidRecord
 
 GROUP = "fenka.io/group"
@@ -222,12 +222,12 @@ class Status(msgspec.Struct, frozen=True):
 
 
 _PLANNED, _ORDER, _STATUS = Decoder(Planned), Decoder(OrderRecord), Decoder(Status)
-_PLANNED_PODS = Decoder(dict[str, tuple[records.CardIndex, ...]])
+_PLANNED_PODS = Decoder(dict[str, tuple[card_records.CardIndex, ...]])
 
 
 def decode_planned(text: str) -> Planned:
     """Read a pod's annotation, which its owner may have written. Raises InvalidRecord."""
-    return records.decode(text, _PLANNED, f"annotation {PLANNED}")
+    return card_records.decode(text, _PLANNED, f"annotation {PLANNED}")
 
 
 def encode_planned_pods(uids: Sequence[str], cards: Sequence[tuple[int, ...]] = ()) -> str:
@@ -235,22 +235,22 @@ def encode_planned_pods(uids: Sequence[str], cards: Sequence[tuple[int, ...]] = 
 
     cards: the indices of the cards of each pod; none for any cards.
     """
-    return records.encode(dict(sorted(zip_longest(uids, cards[: len(uids)], fillvalue=()))))
+    return card_records.encode(dict(sorted(zip_longest(uids, cards[: len(uids)], fillvalue=()))))
 
 
-def decode_planned_pods(text: str) -> dict[str, tuple[records.CardIndex, ...]]:
+def decode_planned_pods(text: str) -> dict[str, tuple[card_records.CardIndex, ...]]:
     """Read a node's annotation: the cards of each planned pod, by UID. Raises InvalidRecord."""
-    return records.decode(text, _PLANNED_PODS, f"annotation {PLANNED_PODS}")
+    return card_records.decode(text, _PLANNED_PODS, f"annotation {PLANNED_PODS}")
 
 
 def decode_order(name: str, text: str) -> OrderRecord:
     """Read an order of the ConfigMap. Raises InvalidRecord."""
-    return records.decode(text, _ORDER, f"order {name} of ConfigMap {ORDERS_MAP}")
+    return card_records.decode(text, _ORDER, f"order {name} of ConfigMap {ORDERS_MAP}")
 
 
 def decode_status(text: str) -> Status:
     """Read what the leader published. Raises InvalidRecord."""
-    return records.decode(text, _STATUS, f"ConfigMap {STATUS_MAP}")
+    return card_records.decode(text, _STATUS, f"ConfigMap {STATUS_MAP}")
 
 
 _TIME = re.compile(

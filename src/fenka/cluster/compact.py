@@ -21,7 +21,7 @@ from fenka.cluster.autoscaling import INTERRUPTIBLE, PIN, PLANNED_PODS, PROTECTE
 from fenka.cluster.mappings import SHARED, SharedValues, small_mapping
 from fenka.cluster.objects import Container as PodContainer
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
-from fenka.dialects import leases, nodes, registry
+from fenka.dialects import lease_records, nodes, registry
 from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.mig_records import INSTANCES
 
@@ -215,13 +215,18 @@ _NODE_ANNOTATIONS = (
     CARDS,
     INSTANCES,
     nodes.CORDONED,
-    leases.REPORT,
+    lease_records.REPORT,
     PIN,
     PLANNED_PODS,
     SPOT_ADMIT,
     PROTECTED_UNTIL,
 )
-_READ_ANNOTATIONS = (INTERRUPTIBLE, leases.REQUEST, leases.STATUS, leases.REFUSED)
+_READ_ANNOTATIONS = (
+    INTERRUPTIBLE,
+    lease_records.REQUEST,
+    lease_records.STATUS,
+    lease_records.REFUSED,
+)
 """Of pods, beside those that dialects read."""
 
 
@@ -319,13 +324,13 @@ def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
     records = kept_annotations(annotations, _READ_ANNOTATIONS)
     if INTERRUPTIBLE in records and records[INTERRUPTIBLE] != "true":
         del records[INTERRUPTIBLE]
-    for name in (leases.STATUS, leases.REFUSED):
+    for name in (lease_records.STATUS, lease_records.REFUSED):
         if name in records:
             # It is only read whether they are there.
             records[name] = ""
-    if len(records.get(leases.REQUEST, "")) > MAX_SHARED_TEXT:
+    if len(records.get(lease_records.REQUEST, "")) > MAX_SHARED_TEXT:
         # It is compared with requests that the scheduler writes, which are short.
-        records[leases.REQUEST] = ""
+        records[lease_records.REQUEST] = ""
     if records:
         known = _TEXTS.setdefault
         records = {known(name, name): _recent(value) for name, value in records.items()}

@@ -30,7 +30,7 @@ from fenka.core.request import ANY_INSTANCE, ComputeMode, Request, Slice
 from fenka.core.units import card_units, format_units, mib_to_units
 from fenka.dialects import ack, base, gpushare, nodes
 from fenka.dialects.base import InvalidRecord, SharedNode, driver_uuid
-from fenka.dialects.records import card_at
+from fenka.dialects.card_records import card_at
 from fenka.dialects.registry import DIALECTS
 
 ASKED_EVENT, REFUSED_EVENT = "FenkaScaleOut", "FenkaNoScaleOut"

@@ -16,9 +16,9 @@ from fenka.cluster.mappings import SharedValues
 from fenka.core.request import ComputeMode
 from fenka.core.units import mib_to_units
 from fenka.dialects import base, gpushare, nvidia
+from fenka.dialects.card_records import nominal_mib
 from fenka.dialects.gpushare import peak_units
 from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.records import nominal_mib
 from fenka.dialects.registry import WITH_HAMI, detect, names_any, option_names
 
 

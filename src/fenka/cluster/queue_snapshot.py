@@ -17,7 +17,7 @@ from fenka.core.evaluate import SCORES, Policy
 from fenka.core.inventory import DeviceId
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.dialects import records
+from fenka.dialects import card_records
 from fenka.dialects.base import Dialect
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 
@@ -201,9 +201,11 @@ class SchedulerOptions:
 
     def encode(self) -> str:
         """Return the annotation."""
-        return records.encode(self)
+        return card_records.encode(self)
 
 
 def decode(text: str) -> SchedulerOptions:
     """Read the annotation; fields of newer versions are ignored. Raises InvalidRecord."""
-    return records.decode(text, Decoder(SchedulerOptions), f"annotation {ANNOTATION} of the Lease")
+    return card_records.decode(
+        text, Decoder(SchedulerOptions), f"annotation {ANNOTATION} of the Lease"
+    )

@@ -25,12 +25,18 @@ from enum import Enum
 from itertools import islice
 from math import inf
 
-from fenka.cluster.columns import LiveColumns
 from fenka.cluster.mappings import RecentDict
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
+from fenka.cluster.pending_queue import (
+    DEPTH,
+    PendingQueue,
+    gang_complete_by_label,
+    is_open,
+    is_unplaced,
+)
 from fenka.cluster.placement import HeldPlacement, QueueConstraints
+from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.queue import DEPTH, PendingQueue, gang_complete_by_label, is_open, is_unplaced
 from fenka.cluster.queue_snapshot import PendingEntry, QueueEntry, QueueSnapshot, time_limit_s
 from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.backfill import Steps

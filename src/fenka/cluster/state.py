@@ -27,11 +27,11 @@ from fenka.core.inventory import Node as CoreNode
 from fenka.core.mig.geometry import Place
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import CardUsage, UsageTotals
-from fenka.dialects import leases, nodes, pod_records
+from fenka.dialects import lease_records, nodes, pod_records
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, driver_uuid
-from fenka.dialects.leases import LeaseReport, Lingering, Refusal
+from fenka.dialects.card_records import fallback_placement
+from fenka.dialects.lease_records import LeaseReport, Lingering, Refusal
 from fenka.dialects.mig_records import with_instances
-from fenka.dialects.records import fallback_placement
 from fenka.dialects.registry import DIALECTS
 
 _FOREIGN = "no record says on which card the pod is: it was not placed by fenka's scheduler"
@@ -499,18 +499,18 @@ class ClusterState:
     # ---- nodes ----
 
     def _set_report(self, name: str, node: Node, known: Node | None) -> None:
-        text = node.metadata.annotations.get(leases.REPORT)
-        if known is not None and known.metadata.annotations.get(leases.REPORT) == text:
+        text = node.metadata.annotations.get(lease_records.REPORT)
+        if known is not None and known.metadata.annotations.get(lease_records.REPORT) == text:
             return
-        before = self._reports.pop(name, leases.EMPTY_REPORT)
+        before = self._reports.pop(name, lease_records.EMPTY_REPORT)
         try:
-            report = leases.decode_report(node.metadata.annotations)
+            report = lease_records.decode_report(node.metadata.annotations)
         except InvalidRecord:
             # It is of a newer version: the other sources remain.
             report = None
         if report is not None:
             self._reports[name] = report
-        after = report or leases.EMPTY_REPORT
+        after = report or lease_records.EMPTY_REPORT
         for uid in self._uids_by_node.get(name, ()):
             if before.pods.get(uid) != after.pods.get(uid):
                 self._reallocate(uid)

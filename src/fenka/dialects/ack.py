@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from fenka.core.request import Placement, Slice
 from fenka.core.units import card_units, units_to_mib
-from fenka.dialects import base, gpushare, records
+from fenka.dialects import base, card_records, gpushare
+from fenka.dialects.card_records import visible_devices
 from fenka.dialects.gpushare import COUNT, MEMORY
 from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import with_core_mode, with_inside
-from fenka.dialects.records import visible_devices
 
 NAME = "gpushare"
 
@@ -101,7 +101,7 @@ def encode(
             for number, container in enumerate(pod.apps)
             if container.amount(CORE)
         }
-        written[CORES] = records.encode(cores)
+        written[CORES] = card_records.encode(cores)
     return written
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from fenka.core.request import Placement, Request
 from fenka.core.units import card_units
-from fenka.dialects import base, parsing, records
+from fenka.dialects import base, card_records, parsing
+from fenka.dialects.card_records import visible_devices, whole_slices
 from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.records import visible_devices, whole_slices
 
 NAME = "gpu-manager"
 
@@ -139,7 +139,7 @@ def encode(
         TIME: str(now_ns),
         NODE: shared.node.name,
         ASSIGNED: "false",
-        base.CARDS: records.encode_card_uuids(placement.slices for placement in placements),
+        base.CARDS: card_records.encode_card_uuids(placement.slices for placement in placements),
     }
 
 
@@ -158,7 +158,7 @@ def decode(
             raise base.InvalidRecord(f"annotation {name} names no cards: {','.join(items)[:40]!r}")
         return [int(item) for item in items]
 
-    return records.placements_on(pod, shared, parts, recorded_cards)
+    return card_records.placements_on(pod, shared, parts, recorded_cards)
 
 
 container_slices = whole_slices(parse)

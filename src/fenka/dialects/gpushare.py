@@ -17,9 +17,9 @@ from fenka.core.inventory import Card
 from fenka.core.mig.instances import usable_mib
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.units import mib_to_units, units_to_mib
-from fenka.dialects import base, records
+from fenka.dialects import base, card_records
+from fenka.dialects.card_records import CardIndex, Count, card_at
 from fenka.dialects.parsing import memory_request
-from fenka.dialects.records import CardIndex, Count, card_at
 
 MEMORY = "aliyun.com/gpu-mem"
 """Extended resource: units of card memory. The unit is the node's."""
@@ -114,7 +114,7 @@ def decode_allocation(
     apps = [units for _, units, kind in asks if kind is _APP]
     text = annotations.get(ALLOCATION)
     if text is not None:
-        allocation = records.decode(text, _ALLOCATION, _ALLOCATION_NAME)
+        allocation = card_records.decode(text, _ALLOCATION, _ALLOCATION_NAME)
         _check_asked(allocation, apps)
         return allocation
     if IDX not in annotations:
@@ -188,14 +188,14 @@ def decode_placement(
     allocation = decode_allocation(annotations, asks)
     if allocation is None:
         return None
-    uuids = records.decode_card_uuids(annotations)
+    uuids = card_records.decode_card_uuids(annotations)
     slices = []
     # Where only init containers request units, the record of units names no card.
     named = () if any(allocation.values()) else uuids or _first_card(annotations)
     for index, units in units_by_card(allocation, asks, named).items():
         card = card_at(shared.node, index)
         slices.append(Slice(index, card.uuid, _mib(units, card, shared.unit_mib), compute))
-    records.check_cards(uuids, slices)
+    card_records.check_cards(uuids, slices)
     return Placement(shared.node.name, tuple(slices))
 
 
@@ -237,8 +237,8 @@ def encode_placement(
         DEV: str(shared.card_units(first.card)),
         ASSUME_TIME: str(assume_time_ns),
         ASSIGNED: "false",
-        ALLOCATION: records.encode(allocation),
-        base.CARDS: records.encode_card_uuids([placement.slices]),
+        ALLOCATION: card_records.encode(allocation),
+        base.CARDS: card_records.encode_card_uuids([placement.slices]),
     }
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import PercentOfCard, Placement, Request, Slice
-from fenka.dialects import base, parsing, records
+from fenka.dialects import base, card_records, parsing
+from fenka.dialects.card_records import nominal_slice, visible_devices, whole_slices
 from fenka.dialects.mig_records import INSIDE
-from fenka.dialects.records import nominal_slice, visible_devices, whole_slices
 
 NAME = "hami"
 
@@ -115,7 +115,7 @@ def encode(
         TO_ALLOCATE: record,
         NODE: shared.node.name,
         TIME: str(now_ns // 10**9),
-        base.CARDS: records.encode_card_uuids(placement.slices for placement in placements),
+        base.CARDS: card_records.encode_card_uuids(placement.slices for placement in placements),
     }
 
 

@@ -16,7 +16,7 @@ from fenka.core.inventory import MAX_STARTS, Card, DeviceId, InstanceId
 from fenka.core.mig.geometry import Geometry, Place, Profile
 from fenka.core.mig.instances import Division, instance_card
 from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB, Slice
-from fenka.dialects import records
+from fenka.dialects import card_records
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
 INSTANCES = "fenka.io/instances"
@@ -119,7 +119,7 @@ _POD_INSTANCES = msgspec.json.Decoder(
 def encode_instances(cards: Sequence[DividedCard]) -> str:
     """Return the node's INSTANCES."""
     geometries = list(dict.fromkeys(card.geometry for card in cards))
-    return records.encode(
+    return card_records.encode(
         _Instances(
             [
                 _Geometry(
@@ -165,7 +165,7 @@ def decode_instances(annotations: Mapping[str, str]) -> tuple[DividedCard, ...]:
     text = annotations.get(INSTANCES)
     if text is None:
         return ()
-    record = records.decode(text, _INSTANCES, f"annotation {INSTANCES}")
+    record = card_records.decode(text, _INSTANCES, f"annotation {INSTANCES}")
     geometries = [
         _same(
             Geometry(
@@ -249,7 +249,7 @@ def with_division(shared: SharedNode, divided: Sequence[DividedCard]) -> SharedN
 def encode_places(slices: Iterable[Slice]) -> str:
     """Return the pod's INSTANCE, in the order of the slices; those of cards are left out."""
     instances = (piece.instance for piece in slices)
-    return records.encode(
+    return card_records.encode(
         [
             _PodInstance(instance.card, instance.start, instance.profile)
             for instance in instances
@@ -263,7 +263,7 @@ def decode_places(annotations: Mapping[str, str]) -> tuple[DeviceId, ...]:
     text = annotations.get(INSTANCE)
     if text is None:
         return ()
-    listed = records.decode(text, _POD_INSTANCES, f"annotation {INSTANCE} of the pod")
+    listed = card_records.decode(text, _POD_INSTANCES, f"annotation {INSTANCE} of the pod")
     return tuple(
         InstanceId(DeviceId(record.card), record.start, record.profile).device for record in listed
     )

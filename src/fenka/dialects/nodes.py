@@ -15,10 +15,10 @@ import msgspec
 
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import MAX_CARDS, MAX_MEMORY_MIB, InvalidRequest, Request
-from fenka.dialects import base, records
+from fenka.dialects import base, card_records
+from fenka.dialects.card_records import CardIndex
 from fenka.dialects.gpushare import COUNT, MEMORY
 from fenka.dialects.mig_records import INSIDE, INSTANCES, decode_instances, with_division
-from fenka.dialects.records import CardIndex
 from fenka.formats.quantities import parse_inside
 
 CORDONED = "fenka.io/cordoned"
@@ -101,13 +101,13 @@ def encode_inventory(
         )
         for card in cards
     ]
-    return records.encode(_Inventory(unit_mib, recorded))
+    return card_records.encode(_Inventory(unit_mib, recorded))
 
 
 def unleased_memory(annotations: Mapping[str, str]) -> dict[int, str]:
     """Return who uses cards of a node without a lease, in a sentence for each, by the card's index."""
     try:
-        cards = records.decode(annotations.get(base.CARDS, ""), _INVENTORY, base.CARDS).cards
+        cards = card_records.decode(annotations.get(base.CARDS, ""), _INVENTORY, base.CARDS).cards
     except base.InvalidRecord:
         return {}
     return {card.index: card.unleased for card in cards if card.unleased}
@@ -119,7 +119,7 @@ def with_unhealthy(shared: base.SharedNode, sick: frozenset[int]) -> base.Shared
 
 
 def _recorded(name: str, text: str) -> base.SharedNode:
-    inventory = records.decode(text, _INVENTORY, f"annotation {base.CARDS} of node {name}")
+    inventory = card_records.decode(text, _INVENTORY, f"annotation {base.CARDS} of node {name}")
     cards = [
         Card(
             card.index,

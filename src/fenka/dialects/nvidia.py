@@ -6,10 +6,10 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from fenka.core.request import Placement, Request, Slice
-from fenka.dialects import base, records
+from fenka.dialects import base, card_records
+from fenka.dialects.card_records import CardIndex, visible_devices, whole_slices
 from fenka.dialects.mig_records import INSIDE
 from fenka.dialects.parsing import per_container, whole_card_request, with_core_mode, with_inside
-from fenka.dialects.records import CardIndex, visible_devices, whole_slices
 
 NAME = "whole-cards"
 RESOURCES: tuple[str, ...] = (base.NVIDIA_GPU,)
@@ -66,7 +66,10 @@ def encode(
 def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
     """Return the annotations that say which whole cards each container has."""
     cards = {name: [piece.card for piece in pieces] for name, pieces in slices.items()}
-    return {RECORD: records.encode(cards), base.CARDS: records.encode_card_uuids(slices.values())}
+    return {
+        RECORD: card_records.encode(cards),
+        base.CARDS: card_records.encode_card_uuids(slices.values()),
+    }
 
 
 def decode(
@@ -75,8 +78,10 @@ def decode(
     """Return the placements on the recorded cards; None if there is no record. Raises InvalidRecord."""
     if RECORD not in pod.annotations:
         return None
-    cards = records.decode(pod.annotations[RECORD], _CARDS, f"annotation {RECORD}")
-    return records.placements_on(pod, shared, parts, lambda part: cards.get(part.containers[0], []))
+    cards = card_records.decode(pod.annotations[RECORD], _CARDS, f"annotation {RECORD}")
+    return card_records.placements_on(
+        pod, shared, parts, lambda part: cards.get(part.containers[0], [])
+    )
 
 
 container_slices = whole_slices(parse)

@@ -10,10 +10,10 @@ from fenka.core.inventory import DeviceId
 from fenka.core.mig.geometry import TABLES, Profile
 from fenka.core.mig.layouts import capacity
 from fenka.core.request import InvalidRequest, Placement, Request, Slice
-from fenka.dialects import base, mig_records, records
+from fenka.dialects import base, card_records, mig_records
+from fenka.dialects.card_records import nominal_slice, whole_slices
 from fenka.dialects.mig_records import INSIDE, INSTANCE, DividedCard
 from fenka.dialects.parsing import per_container, valid_request, with_core_mode, with_inside
-from fenka.dialects.records import nominal_slice, whole_slices
 from fenka.formats.quantities import RESOURCE_PREFIX, resource_name, resource_profile
 
 NAME = "nvidia-mig"
@@ -70,7 +70,7 @@ def encode(
     slices = [piece for placement in placements for piece in placement.slices]
     return {
         INSTANCE: mig_records.encode_places(slices),
-        base.CARDS: records.encode_card_uuids([slices]),
+        base.CARDS: card_records.encode_card_uuids([slices]),
     }
 
 

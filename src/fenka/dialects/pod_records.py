@@ -15,7 +15,7 @@ from fenka.core.inventory import Card
 from fenka.core.mig.instances import NO_DIVISION
 from fenka.core.request import ANY_INSTANCE, Placement, Slice
 from fenka.dialects import base, mig_records
-from fenka.dialects.records import VISIBLE, find_container
+from fenka.dialects.card_records import VISIBLE, find_container
 
 
 def encode(

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from fenka.cluster.objects import Object, ObjectMeta
 from fenka.cluster.service_objects import SERVICE, SERVICES_API, VERSION, WEIGHTS
 from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, RoutingTable, VersionEntry, Weight
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.informer import Informer
 
 EQUAL_WEIGHT = 1

@@ -25,9 +25,9 @@ from fenka.gateway.dispatcher import MIB, BufferLimits, ReplicaTimeouts
 from fenka.gateway.endpoints import EndpointSource
 from fenka.gateway.metrics import GatewayMetrics
 from fenka.gateway.server import Gateway, GatewayLimits, listening_socket, raise_descriptor_limit
-from fenka.isolation.files import open_regular_file
+from fenka.isolation.lease_files import open_regular_file
 from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.server.listener import listening_socket as admin_socket
 from fenka.server.probes import serve_probes
 from fenka.server.program import stop_requests, working_until

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fenka.hardware.spec import NodeError, SimulatedCard
+from fenka.hardware.card_spec import NodeError, SimulatedCard
 
 LINK = "host-tree"
 """In the node's directory, to the tree."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation.control import constant, layout
+from fenka.isolation.lease_control import constant, layout
 
 MAX_PLAUSIBLE_BYTES = 1 << 50
 """No card has a pebibyte of memory. A process that reports more is counted as holding nothing."""

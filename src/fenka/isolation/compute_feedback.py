@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fenka.core.request import COMPUTE_MODES, ComputeMode, Slice
-from fenka.isolation.control import layout
+from fenka.isolation.lease_control import layout
 
 PERIOD_S = 0.1
 """Programs ignore feedback that is older than a second."""

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fenka import procfs
 from fenka.isolation import account
-from fenka.isolation.control import constant
+from fenka.isolation.lease_control import constant
 
 PERIOD_S = 0.1
 """Between rounds. Programs wait up to three seconds for an answer."""

@@ -40,7 +40,7 @@ from typing import Any
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import proxy
+from fenka.isolation import proxy_install
 
 PRELOAD = Path("/etc/ld.so.preload")
 
@@ -357,7 +357,7 @@ def _mount_proxies(mounts: LeaseMounts, proxies: Path) -> None:
     directly.
     """
     _mount(mounts.directory / "driver", DRIVER, BIND)
-    for name in proxy.NEXT_LIBRARIES:
+    for name in proxy_install.NEXT_LIBRARIES:
         _mount(proxies / name, SHIM.parent / name, BIND)
     if mounts.node is not None:
         _mount(mounts.node, DRIVER / NODE, BIND)
@@ -372,7 +372,7 @@ def _mount_proxies(mounts: LeaseMounts, proxies: Path) -> None:
 def prepare(directory: Path, linker_cache: Path | None) -> None:
     """Create the files that `enter` mounts besides those of `files.create_lease`."""
     (directory / "driver" / NODE).mkdir(parents=True)
-    for name in proxy.LIBRARIES:
+    for name in proxy_install.LIBRARIES:
         (directory / "driver" / name).touch(mode=0o644)
     _make_mount_points(directory / "run")
     layer = directory / "etc"

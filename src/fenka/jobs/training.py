@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from fenka.core.request import InvalidRequest
-from fenka.jobs.spec import GpuResources
+from fenka.jobs.job_spec import GpuResources
 from fenka.jobs.workload import RoleSpec, WorkloadSpec, validate_claim, validate_name
 from fenka.views.workloads import chief_role
 

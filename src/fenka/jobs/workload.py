@@ -21,7 +21,7 @@ from msgspec import Meta
 from fenka.core.request import ComputeMode, InvalidRequest
 from fenka.formats import quantities
 from fenka.formats.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
-from fenka.jobs.spec import GpuResources
+from fenka.jobs.job_spec import GpuResources
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 SecurityLevel = Literal["auto", "restricted", "baseline", "none"]

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from fenka.cluster.objects import Object, ObjectMeta, micro_time
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 
 LEASE_DURATION_S = 4
 """How long a lease lasts that nobody renews. The API counts whole seconds."""

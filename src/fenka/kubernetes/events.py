@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fenka.cluster.objects import Node, Object, ObjectMeta, Pod, micro_time
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 
 MAX_NOTE = 1024
 """Characters of a note: the API server refuses more."""

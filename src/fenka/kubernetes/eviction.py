@@ -12,7 +12,7 @@ import msgspec
 from fenka.cluster.autoscaling import encode_time
 from fenka.cluster.node_admission import NO_SCHEDULE
 from fenka.cluster.objects import Node, Object, ObjectMeta, node_path, pod_path
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError
 
 _TRIES = 3
 """The kubelet writes the status of a pod that ends, too."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from fenka.cluster.pod_groups import PodGroup
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, HasMeta
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, HasMeta
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 WATCH_S = 300

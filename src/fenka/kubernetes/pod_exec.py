@@ -11,7 +11,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from fenka.cluster.training_objects import TrainingContainerStatus, TrainingPod
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 
 POLL_S = 1.0
 """Between two looks at a pod that has not started, or has ended and may be replaced."""

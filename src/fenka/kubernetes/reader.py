@@ -22,7 +22,7 @@ from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.dialects import gpushare, nodes
 from fenka.dialects.base import Dialect, InvalidRecord
 from fenka.dialects.registry import DIALECTS
-from fenka.kubernetes.client import Api, ApiError, decoded, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, decoded, if_accepted
 from fenka.kubernetes.election import Lease
 
 PAGE = 2000

@@ -15,9 +15,9 @@ from typing import NoReturn, TypeVar
 
 from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
+from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
-from fenka.jobs.spec import JobSpec
 from fenka.local import supervisor
 from fenka.workstation import protocol
 from fenka.workstation.broker import GRANT_TTL_S

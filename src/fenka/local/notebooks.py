@@ -17,11 +17,11 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.formats.quantities import InvalidSize
 from fenka.hardware.peer_credentials import user_name
-from fenka.isolation.files import read_regular_file, write_atomically
+from fenka.isolation.lease_files import read_regular_file, write_atomically
 from fenka.jobs import notebook as jupyter
+from fenka.jobs.job_spec import NAME, JobSpec
 from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import JobNotStarted
-from fenka.jobs.spec import NAME, JobSpec
 from fenka.local.records import JobNotFound, job_names, place_of
 from fenka.local.views import card_uses, requested_cards
 from fenka.views.workloads import Instance, JobStatus, TrainingJob

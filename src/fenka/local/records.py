@@ -30,9 +30,9 @@ import msgspec
 
 from fenka import procfs
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.isolation.files import decode_json, read_regular_file, write_atomically
+from fenka.isolation.lease_files import decode_json, read_regular_file, write_atomically
+from fenka.jobs.job_spec import NAME
 from fenka.jobs.processes import JobNotStarted
-from fenka.jobs.spec import NAME
 from fenka.jobs.training import TrainingSpec
 from fenka.procfs import boot_id
 from fenka.views.workloads import JobStatus

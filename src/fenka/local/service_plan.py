@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from fenka.core.scaling import VersionUse, version_loads
+from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.routing_table import (
     ListenAddress,
@@ -22,7 +23,6 @@ from fenka.jobs.service import (
     PortName,
     ServiceSpec,
 )
-from fenka.jobs.spec import JobSpec
 from fenka.local.service_records import ReplicaState, ServiceRecord, VersionRecord
 from fenka.local.workload import NO_CARDS, parse_priority
 

@@ -19,7 +19,7 @@ import msgspec
 
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
-from fenka.isolation.files import decode_json, read_regular_file, write_atomically
+from fenka.isolation.lease_files import decode_json, read_regular_file, write_atomically
 from fenka.jobs.routing_table import ListenAddress
 from fenka.jobs.service import PortName, ServiceSpec
 from fenka.jobs.workload import NAME

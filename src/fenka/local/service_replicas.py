@@ -24,11 +24,11 @@ from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import listener_uid, socket_listener_uid
 from fenka.isolation import sandbox
+from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter, run_child
 from fenka.jobs.routing_table import ListenAddress
 from fenka.jobs.service import CLIENT_PORTS, PortName
-from fenka.jobs.spec import JobSpec
 from fenka.local import service_plan, service_records, supervisor, workload
 from fenka.local.launch import Launcher, execute
 from fenka.local.records import outcome

@@ -35,7 +35,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fenka.core.errors import FAILURE, INVALID_INPUT, FenkaError
 from fenka.core.scaling import ReplicaScaler, ScalingPolicy
-from fenka.isolation.files import write_atomically
+from fenka.isolation.lease_files import write_atomically
 from fenka.jobs import routing_table
 from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted

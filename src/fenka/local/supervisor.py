@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from fenka.isolation.files import open_regular_file
+from fenka.isolation.lease_files import open_regular_file
 from fenka.workstation.protocol import EVICTION_SIGNAL
 
 _ENTRY = struct.Struct("<Qd")

@@ -17,8 +17,14 @@ from pathlib import Path
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs import collection, training
+from fenka.jobs.job_spec import (
+    MAX_EVICTION_GRACE_S,
+    MAX_MEMBERS,
+    MAX_PRIORITY,
+    GpuResources,
+    JobSpec,
+)
 from fenka.jobs.notebook import LOOPBACK
-from fenka.jobs.spec import MAX_EVICTION_GRACE_S, MAX_MEMBERS, MAX_PRIORITY, GpuResources, JobSpec
 from fenka.jobs.training import Role, RoleName, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.local import workload

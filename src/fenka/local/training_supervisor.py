@@ -36,9 +36,9 @@ from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.isolation import sandbox
 from fenka.jobs import training
+from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
-from fenka.jobs.spec import JobSpec
 from fenka.local import records, supervisor, training_plan, workload
 from fenka.local.launch import Launcher, execute
 from fenka.local.records import OWN, TrainingRecord

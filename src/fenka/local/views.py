@@ -8,10 +8,10 @@ from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.request import reserved_percent
 from fenka.core.units import card_units, mib_to_units
 from fenka.formats.quantities import parse_memory
-from fenka.jobs.spec import GpuResources
-from fenka.views.instances import InstanceSlice, instance_rows
-from fenka.views.nodes import NO_ROLE, NodeRow, ProgramRow, card_rows, compute_by_card
-from fenka.views.queue import QueueRow
+from fenka.jobs.job_spec import GpuResources
+from fenka.views.mig_rows import InstanceSlice, instance_rows
+from fenka.views.node_rows import NO_ROLE, NodeRow, ProgramRow, card_rows, compute_by_card
+from fenka.views.queue_rows import QueueRow
 from fenka.views.workloads import CardUse
 from fenka.workstation.protocol import JobView, Snapshot
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from fenka.cluster.objects import ConfigMap
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.metrics_adapter import server
 from fenka.metrics_adapter.scraper import Scraper
 from fenka.metrics_adapter.values import Values

@@ -28,7 +28,7 @@ from aiohttp import web
 
 from fenka.cluster.objects import ConfigMap, Object, ObjectMeta
 from fenka.core.errors import FenkaError
-from fenka.kubernetes.client import Api, if_accepted
+from fenka.kubernetes.api_client import Api, if_accepted
 from fenka.metrics_adapter import exposition
 from fenka.metrics_adapter.values import Values
 from fenka.server.certificate_files import AUTHORITY_FILE, SERVER_FILE, CertificateFiles

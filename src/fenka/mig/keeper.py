@@ -26,8 +26,8 @@ from msgspec.structs import replace
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import DeviceId, InstanceId
 from fenka.core.mig.geometry import Geometry, Place
-from fenka.hardware import mig
-from fenka.hardware.mig import (
+from fenka.hardware import nvml_mig
+from fenka.hardware.nvml_mig import (
     CardLost,
     GpuInstance,
     InstanceInUse,
@@ -35,7 +35,7 @@ from fenka.hardware.mig import (
     NoRoomForInstance,
     NoSuchInstance,
 )
-from fenka.isolation.files import (
+from fenka.isolation.lease_files import (
     decode_json,
     describe_os_error,
     read_regular_file,
@@ -159,20 +159,20 @@ class InstanceKeeper:
             OSError: It cannot be recorded; nothing, or what `settle` removes, is left of it.
         """
         # An instance that is there before must not be taken for fenka's after a kill.
-        for gpu in mig.instances(card, self.geometries[card]):
+        for gpu in nvml_mig.instances(card, self.geometries[card]):
             if Place(gpu.profile, gpu.start).mask & place.mask:
                 raise NoRoomForInstance(f"{place} of {card} is taken by GPU instance {gpu.id}")
         number = self._file.last + 1
         record = InstanceRecord(card, place.profile.name, place.start, number, kept=kept)
         self._store(record)
         try:
-            gpu_id = mig.create_gpu_instance(card, place.profile, place.start)
+            gpu_id = nvml_mig.create_gpu_instance(card, place.profile, place.start)
         except MigError:
             self._drop(record)
             raise
         record = self._store(replace(record, stage="created", gpu_instance=gpu_id))
         try:
-            device = mig.create_compute_instance(card, gpu_id)
+            device = nvml_mig.create_compute_instance(card, gpu_id)
         except MigError:
             self.destroy(record)
             raise
@@ -192,10 +192,10 @@ class InstanceKeeper:
         if record.stage != "removing":
             record = self._store(replace(record, stage="emptying", gpu_instance=gpu.id))
             for compute in gpu.compute:
-                mig.destroy_compute_instance(record.card, gpu.id, compute.id)
+                nvml_mig.destroy_compute_instance(record.card, gpu.id, compute.id)
             record = self._store(replace(record, stage="removing"))
         with contextlib.suppress(NoSuchInstance):
-            mig.destroy_gpu_instance(record.card, gpu.id)
+            nvml_mig.destroy_gpu_instance(record.card, gpu.id)
         self._drop(record)
 
     def keep(self, record: InstanceRecord, *, kept: bool) -> None:
@@ -248,7 +248,7 @@ class InstanceKeeper:
 
     def foreign(self, card: str) -> tuple[GpuInstance, ...]:
         """Return the instances of a card that are not fenka's. Raises CardLost."""
-        listed = mig.instances(card, self.geometries[card])
+        listed = nvml_mig.instances(card, self.geometries[card])
         records = (record for record in self._file.records if record.card == card)
         own = [self.existing(record, listed) for record in records]
         return tuple(each for each in listed if each not in own)
@@ -257,7 +257,7 @@ class InstanceKeeper:
         """Return the GPU instance that a record is about, as the driver lists it now. Raises CardLost."""
         if record.card not in self.geometries or record.stage == "lost":
             return None
-        listed = mig.instances(record.card, self.geometries[record.card])
+        listed = nvml_mig.instances(record.card, self.geometries[record.card])
         return self.existing(record, listed)
 
     @staticmethod

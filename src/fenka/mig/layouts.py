@@ -12,8 +12,8 @@ from fenka.core.inventory import Card
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.layouts import Layout, plan_layout
 from fenka.formats.mig_parted import CardTarget
-from fenka.hardware import mig
-from fenka.hardware.mig import InstanceInUse, MigError, ResetRequired
+from fenka.hardware import nvml_mig
+from fenka.hardware.nvml_mig import InstanceInUse, MigError, ResetRequired
 from fenka.mig.keeper import InstanceKeeper, InstanceRecord
 
 
@@ -155,10 +155,10 @@ def _make(keeper: InstanceKeeper, step: Step) -> None:
                     keeper.destroy(record)
         case Step(action):
             try:
-                mig.set_mig_mode(card, enabled=action == "enable")
+                nvml_mig.set_mig_mode(card, enabled=action == "enable")
             except InstanceInUse:
                 # Else the driver would switch by itself, also when the layout has been given up.
-                mig.set_mig_mode(card, enabled=action != "enable")
+                nvml_mig.set_mig_mode(card, enabled=action != "enable")
                 raise
 
 

@@ -12,9 +12,9 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.instances import Division, instance_card
 from fenka.dialects.mig_records import TAKEN, InstanceState
-from fenka.hardware import mig
-from fenka.hardware.mig import CardLost, GpuInstance, MigError, device_files
+from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Hardware
+from fenka.hardware.nvml_mig import CardLost, GpuInstance, MigError, device_files
 from fenka.mig.keeper import InstanceKeeper, InstanceRecord
 
 
@@ -111,7 +111,7 @@ class InstanceManager:
         geometry = self.keeper.geometries[record.card]
         compute = [
             each.id
-            for gpu in mig.instances(record.card, geometry)
+            for gpu in nvml_mig.instances(record.card, geometry)
             if gpu.id == record.gpu_instance
             for each in gpu.compute
         ]
@@ -161,7 +161,7 @@ class InstanceManager:
         """
         geometry, foreign = self.keeper.geometries[card], dict[int, GpuInstance]()
         with contextlib.suppress(CardLost):
-            foreign = {gpu.id: gpu for gpu in mig.instances(card, geometry)}
+            foreign = {gpu.id: gpu for gpu in nvml_mig.instances(card, geometry)}
         for record in self.keeper.records:
             if record.card == card:
                 place = Place(geometry.by_name[record.profile], record.start)
@@ -198,5 +198,5 @@ def geometries(hardware: Hardware, cards: Iterable[Card]) -> dict[str, Geometry]
 
 def is_enabled(card: str) -> bool:
     """Return whether a card is in MIG mode now. Raises CardLost."""
-    mode = mig.mig_mode(card)
+    mode = nvml_mig.mig_mode(card)
     return mode is not None and mode.enabled

@@ -11,9 +11,9 @@ from typing import TypeVar
 from fenka.core.inventory import Card
 from fenka.hardware import card_lock
 from fenka.hardware.card_lock import MACHINE, CardLocked
-from fenka.hardware.mig import NoCapability, administration_files
 from fenka.hardware.nvml import Driver, DriverLost, Hardware, NoDriver
-from fenka.hardware.simulated import SimulatedNode
+from fenka.hardware.nvml_mig import NoCapability, administration_files
+from fenka.hardware.simulated_node import SimulatedNode
 from fenka.node.inventory import CardHealth
 from fenka.node.lease import files as lease_files
 from fenka.node.lease.files import ContainerEdits

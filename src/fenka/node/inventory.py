@@ -20,8 +20,8 @@ from fenka.dialects.base import SharedNode
 from fenka.dialects.mig_records import with_division
 from fenka.hardware.nvml import Hardware, NoDriver, Reading
 from fenka.isolation.driver_usage import UnleasedTracker
-from fenka.isolation.files import decode_json, write_atomically
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.isolation.lease_files import decode_json, write_atomically
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.node.mig_instances import NodeInstances
 from fenka.node.node_api import RESET, NodeApi
 

@@ -26,8 +26,8 @@ from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.formats.quantities import parse_unit
 from fenka.hardware.card_lock import MACHINE
 from fenka.hardware.nvml import XidListener
-from fenka.isolation.files import install_native
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.isolation.lease_files import install_native
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
 from fenka.node.advertiser import Advertised

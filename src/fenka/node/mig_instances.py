@@ -25,8 +25,9 @@ from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.instances import instance_card
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.mig_records import TAKEN, DividedCard, InstanceState, decode_instances
-from fenka.hardware import mig
-from fenka.hardware.mig import (
+from fenka.hardware import nvml_mig
+from fenka.hardware.nvml import NoDriver
+from fenka.hardware.nvml_mig import (
     CardLost,
     InstanceInUse,
     MigError,
@@ -34,8 +35,7 @@ from fenka.hardware.mig import (
     NoRoomForInstance,
     NoSuchInstance,
 )
-from fenka.hardware.nvml import NoDriver
-from fenka.isolation.files import describe_os_error
+from fenka.isolation.lease_files import describe_os_error
 from fenka.mig.keeper import InstanceRecord
 from fenka.mig.layouts import CardPlan, Progress, carry_out
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
@@ -464,10 +464,10 @@ def sentence(error: Exception) -> str:
 
 def _switch(card: str, enabled: bool) -> None:
     try:
-        mig.set_mig_mode(card, enabled=enabled)
+        nvml_mig.set_mig_mode(card, enabled=enabled)
     except MigError:
         # The driver would switch by itself later, perhaps while a pod has the card.
-        mig.set_mig_mode(card, enabled=not enabled)
+        nvml_mig.set_mig_mode(card, enabled=not enabled)
         raise
 
 

@@ -25,10 +25,10 @@ from fenka.dialects.mig_records import TAKEN
 from fenka.dialects.nodes import MIG_LABEL, MigMode, mig_mode
 from fenka.formats import mig_parted
 from fenka.formats.mig_parted import CardTarget, Entry, InvalidFile
-from fenka.hardware.mig import InstanceInUse, MigError
 from fenka.hardware.nvml import NoDriver
-from fenka.isolation.files import describe_os_error, open_regular_file
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.hardware.nvml_mig import InstanceInUse, MigError
+from fenka.isolation.lease_files import describe_os_error, open_regular_file
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.mig.layouts import CardPlan, marks, plan_card
 from fenka.node.inventory import NodeInventory
 from fenka.node.kubelet.client import Claim

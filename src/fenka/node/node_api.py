@@ -11,10 +11,10 @@ import msgspec
 from fenka.cluster.compact import kept_annotations, kept_labels, limit_pod, limit_status
 from fenka.cluster.objects import MIRROR, Node, Object, ObjectMeta, Pod, node_path
 from fenka.core.inventory import Card
-from fenka.dialects import base, gpushare, leases, nodes
-from fenka.dialects.leases import REPORT
+from fenka.dialects import base, gpushare, lease_records, nodes
+from fenka.dialects.lease_records import REPORT
 from fenka.dialects.mig_records import INSTANCES
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.events import EventRecorder
 from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.informer import Informer
@@ -23,7 +23,9 @@ _LOG = logging.getLogger(__name__)
 
 RESET = "fenka.io/reset"
 """Node annotation, written by users: indexes of cards that they have reset. It is removed once read."""
-_READ_ANNOTATIONS = frozenset((leases.REQUEST, leases.STATUS, leases.REFUSED, MIRROR))
+_READ_ANNOTATIONS = frozenset(
+    (lease_records.REQUEST, lease_records.STATUS, lease_records.REFUSED, MIRROR)
+)
 
 
 class NodePod(Pod):

@@ -18,7 +18,7 @@ from fenka.core.inventory import DeviceId
 from fenka.dialects import nvidia_mig
 from fenka.dialects.mig_records import DividedCard
 from fenka.dialects.registry import leased_resources, node_resources
-from fenka.isolation.control import InvalidControl
+from fenka.isolation.lease_control import InvalidControl
 from fenka.node.advertiser import Advertised, DeviceAdvertiser, ModeSelector
 from fenka.node.inventory import CardHealth, NodeInventory
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable

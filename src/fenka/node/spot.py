@@ -24,7 +24,7 @@ from fenka.cluster.autoscaling import CAPACITY, RECLAIM_AT, RECLAIM_SOURCE, deco
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.dialects.base import InvalidRecord
 from fenka.hardware.card_lock import call_inside
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.node.config import SpotNotices
 from fenka.node.node_api import NodeApi
 

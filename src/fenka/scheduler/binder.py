@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fenka.cluster.compact import CompactPod
-from fenka.cluster.gangs import GangScheduler
+from fenka.cluster.gang_placement import GangScheduler
 from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
 from fenka.cluster.objects import Pod, Status, pod_path
 from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.request import Placement
 from fenka.dialects import pod_records
 from fenka.dialects.registry import names_any
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
 

@@ -10,9 +10,9 @@ reservation is neither; a pod whose label changes is retried.
 
 Evicts pods that their node refuses to start, and the members of gangs that are incomplete for too long.
 
-The card that was chosen for a pod that is refused for a minute (dialects/leases.py) is used by something that
-the scheduler did not know of. After the eviction the pod's controller makes another pod, which is placed by
-what the node reports now. An incomplete gang restarts completely.
+The card that was chosen for a pod that is refused for a minute (dialects/lease_records.py) is used by
+something that the scheduler did not know of. After the eviction the pod's controller makes another pod, which
+is placed by what the node reports now. An incomplete gang restarts completely.
 
 Ends the pins of nodes that were bought: when their time is over, or none of their pods waits any more.
 
@@ -35,16 +35,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fenka.cluster.autoscaling import Pin
-from fenka.cluster.gangs import GangScheduler
+from fenka.cluster.gang_placement import GangScheduler
 from fenka.cluster.growth import GrownPod, GrowthReclaim
 from fenka.cluster.mappings import RecentDict
 from fenka.cluster.objects import Pod
-from fenka.cluster.queue import is_open
+from fenka.cluster.pending_queue import is_open
 from fenka.cluster.state import ClusterState
 from fenka.dialects.base import readable_quantity
-from fenka.dialects.leases import REQUEST, Refusal
+from fenka.dialects.lease_records import REQUEST, Refusal
 from fenka.dialects.registry import resource_names
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.eviction import evict
 from fenka.scheduler.event_reporter import Recorder
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from fenka.cluster.gangs import GangPending, GangScheduler
+from fenka.cluster.gang_placement import GangPending, GangScheduler
 from fenka.cluster.mappings import RecentDict
 from fenka.cluster.node_admission import Infeasible
 from fenka.cluster.objects import Pod
@@ -23,7 +23,7 @@ from fenka.cluster.placement import (
     QueueConstraints,
 )
 from fenka.cluster.pod_groups import group_name
-from fenka.cluster.preemption import PodPreemption, PreemptionResult
+from fenka.cluster.pod_preemption import PodPreemption, PreemptionResult
 from fenka.core.request import Placement
 from fenka.dialects.base import InvalidRecord
 from fenka.scheduler.queue_controller import QueueController

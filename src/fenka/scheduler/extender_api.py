@@ -10,7 +10,7 @@ import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.placement import FilterResult
-from fenka.cluster.preemption import PreemptionResult
+from fenka.cluster.pod_preemption import PreemptionResult
 from fenka.core.errors import FenkaError
 
 T = TypeVar("T")

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from fenka.cluster.columns import LiveColumns
 from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.objects import ConfigMap, Node, Pod
+from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
-from fenka.cluster.preemption import BUDGETS_PATH, PodDisruptionBudget
+from fenka.cluster.pod_preemption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.state import ClusterState
 from fenka.dialects.gpushare import node_of_config_map
 from fenka.dialects.nodes import parse_indexes
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.informer import Informer, Informers, NullListener, PodGroupIndex
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.queue_controller import QueueController

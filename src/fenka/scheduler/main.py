@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.scheduler.leader_proxy import Credentials
 from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.replica import Replica, Settings

@@ -10,17 +10,17 @@ import msgspec
 from msgspec import Meta
 
 from fenka.cluster import queue_snapshot
-from fenka.cluster.columns import ColumnarPodEvaluator
-from fenka.cluster.gangs import GangMembers, GangScheduler
+from fenka.cluster.gang_placement import GangMembers, GangScheduler
 from fenka.cluster.growth import GrowthReclaim
 from fenka.cluster.objects import Pod
-from fenka.cluster.preemption import PodPreemption, budgets_for
+from fenka.cluster.pod_columns import ColumnarPodEvaluator
+from fenka.cluster.pod_preemption import PodPreemption, budgets_for
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.queue import Fairness
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.election import Election, Leadership
 from fenka.kubernetes.events import EventRecorder
 from fenka.scheduler import controllers

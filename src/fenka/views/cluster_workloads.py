@@ -22,9 +22,9 @@ from fenka.core.scaling import shares
 from fenka.core.units import card_units, mib_to_units
 from fenka.dialects import ack, gpushare
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest, parse_milli
-from fenka.dialects.records import nominal_mib
+from fenka.dialects.card_records import nominal_mib
 from fenka.views import workloads
-from fenka.views.nodes import TOPOLOGY
+from fenka.views.node_rows import TOPOLOGY
 
 
 class PodCards:

@@ -11,8 +11,8 @@ from fenka.cluster.objects import Node, Pod, seconds
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.mig.instances import usable_mib
 from fenka.core.units import mib_to_units
-from fenka.views.instances import usable_units
-from fenka.views.nodes import NodeRow, exclusive_node, pods_of_exclusive_nodes
+from fenka.views.mig_rows import usable_units
+from fenka.views.node_rows import NodeRow, exclusive_node, pods_of_exclusive_nodes
 
 WITHOUT_NODE: Mapping[autoscaling.OrderState, str] = {
     "written": "starting",

@@ -2,7 +2,7 @@
 
 Turns submitted jobs into the daemon's jobs. The values are checked here, whoever sent them.
 
-Resizes a running job, in the order that :mod:`fenka.isolation.resize` defines.
+Resizes a running job, in the order that :mod:`fenka.isolation.limit_changes` defines.
 
 The records are the ledger and the state file. If the daemon is killed meanwhile, the same request completes
 the resize.
@@ -25,14 +25,14 @@ from fenka.core.errors import FenkaError
 from fenka.core.ledger import Conflict
 from fenka.core.request import InvalidRequest, Placement, Request, reserved_percent
 from fenka.formats.quantities import InvalidSize, parse_memory
+from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.peer_credentials import Process, peer, user_name
-from fenka.hardware.spec import NodeError
 from fenka.isolation.account import InvalidAccount
-from fenka.isolation.control import InvalidControl
-from fenka.isolation.files import describe_os_error
-from fenka.isolation.resize import InUse, ResizePlan, resized
-from fenka.jobs.spec import GpuResources, JobSpec, generate_name
+from fenka.isolation.lease_control import InvalidControl
+from fenka.isolation.lease_files import describe_os_error
+from fenka.isolation.limit_changes import InUse, ResizePlan, resized
+from fenka.jobs.job_spec import GpuResources, JobSpec, generate_name
 from fenka.procfs import lives, parent_pid
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded

@@ -17,10 +17,10 @@ from fenka import procfs
 from fenka.core.inventory import Card
 from fenka.core.ledger import Conflict
 from fenka.core.request import Placement
+from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peer_credentials import Process, process
-from fenka.hardware.spec import NodeError
-from fenka.isolation.files import account_file
+from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import (

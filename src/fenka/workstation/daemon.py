@@ -11,10 +11,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import Hardware, NoDriver
-from fenka.hardware.spec import NodeError
 from fenka.isolation import compute_feedback, pid_namespaces
-from fenka.isolation.files import account_file
+from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, paths, presence, protocol
 from fenka.workstation.admission import Admission

@@ -21,8 +21,8 @@ from fenka import native, procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 from fenka.hardware.peer_credentials import user_name
-from fenka.isolation import account, files
-from fenka.isolation import files as isolation_files
+from fenka.isolation import account, lease_files
+from fenka.isolation import lease_files as isolation_files
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
@@ -109,7 +109,7 @@ def lock_runtime(
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as opened:
         lock = opened.enter_context(open(os.open(runtime.lock, flags, 0o600), "r+b", buffering=0))
-        with files.with_file_name(runtime.lock):
+        with lease_files.with_file_name(runtime.lock):
             os.fchmod(lock.fileno(), 0o600)
             while not _locked(lock):
                 if not keep_waiting():
@@ -142,7 +142,7 @@ def load_config(runtime: Runtime) -> Config | None:
 
 def save_config(runtime: Runtime, config: Config) -> None:
     """Record this daemon's options."""
-    files.write_atomically(runtime.config, msgspec.json.encode(config))
+    lease_files.write_atomically(runtime.config, msgspec.json.encode(config))
 
 
 def trim_log(path: Path) -> None:
@@ -165,7 +165,9 @@ def load_jobs(runtime: Runtime) -> list[Job]:
 
 def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
     """Record all jobs."""
-    files.write_atomically(runtime.state, msgspec.json.encode(StateFile(procfs.boot_id(), jobs)))
+    lease_files.write_atomically(
+        runtime.state, msgspec.json.encode(StateFile(procfs.boot_id(), jobs))
+    )
 
 
 def load_layouts(runtime: Runtime) -> dict[str, LayoutTarget]:
@@ -178,7 +180,7 @@ def load_layouts(runtime: Runtime) -> dict[str, LayoutTarget]:
 def save_layouts(runtime: Runtime, cards: dict[str, LayoutTarget]) -> None:
     """Record the layouts that wait. Raises OSError."""
     if cards:
-        files.write_atomically(runtime.layouts, msgspec.json.encode(LayoutFile(cards)))
+        lease_files.write_atomically(runtime.layouts, msgspec.json.encode(LayoutFile(cards)))
     else:
         runtime.layouts.unlink(missing_ok=True)
 
@@ -203,12 +205,14 @@ def _load(
     adapt: Callable[[Any], Any] = lambda content: content,
 ) -> Loaded | None:
     try:
-        content = files.read_regular_file(path, MAX_FILE_BYTES)
-        return msgspec.convert(adapt(files.decode_json(msgspec.json.Decoder(), content)), kind)
+        content = lease_files.read_regular_file(path, MAX_FILE_BYTES)
+        return msgspec.convert(
+            adapt(lease_files.decode_json(msgspec.json.Decoder(), content)), kind
+        )
     except FileNotFoundError:
         return None
     except OSError as why:
-        raise InvalidState(f"{files.describe_os_error(why)}; {advice}") from None
+        raise InvalidState(f"{lease_files.describe_os_error(why)}; {advice}") from None
     except msgspec.DecodeError as why:
         raise InvalidState(
             f"{path} is not understood ({why}): it was written by another version or is damaged; {advice}"
@@ -257,11 +261,11 @@ class History:
         """Read what earlier daemons have recorded. Lines that cannot be read are dropped."""
         content = b""
         with contextlib.suppress(FileNotFoundError), self._reporting():
-            content = files.read_regular_file(self._file, MAX_HISTORY_BYTES)
+            content = lease_files.read_regular_file(self._file, MAX_HISTORY_BYTES)
         for line in content.splitlines():
             self._lines += 1
             with contextlib.suppress(msgspec.MsgspecError):
-                job = files.decode_json(_decoder, line)
+                job = lease_files.decode_json(_decoder, line)
                 self._jobs[job.id] = job
         self._drop_old()
 
@@ -336,7 +340,7 @@ class History:
     def _rewrite(self) -> None:
         with self._reporting():
             lines = [msgspec.json.encode(job) + b"\n" for job in self._jobs.values()]
-            files.write_atomically(self._file, b"".join(lines))
+            lease_files.write_atomically(self._file, b"".join(lines))
             self._lines = len(lines)
 
     @contextlib.contextmanager

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from fenka.core.inventory import Card
 from fenka.core.mig.instances import is_planned
-from fenka.hardware.mig import MigError, MigNotPermitted
 from fenka.hardware.nvml import NoDriver
-from fenka.isolation.files import describe_os_error
+from fenka.hardware.nvml_mig import MigError, MigNotPermitted
+from fenka.isolation.lease_files import describe_os_error
 from fenka.mig.keeper import InstanceRecord
 from fenka.mig.manager import InstanceManager
 from fenka.workstation.broker import Broker, Effect, GrantLease, RejectJob

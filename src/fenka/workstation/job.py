@@ -3,8 +3,8 @@
 import msgspec
 
 from fenka.core.request import Placement, Request, Slice
-from fenka.isolation.files import ComputeShare
-from fenka.jobs.spec import JobSpec
+from fenka.isolation.lease_files import ComputeShare
+from fenka.jobs.job_spec import JobSpec
 from fenka.workstation.protocol import EndCause, JobState
 
 

@@ -15,12 +15,12 @@ from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import Geometry
 from fenka.core.mig.layouts import free_counts
 from fenka.formats.mig_parted import CardTarget
-from fenka.hardware import mig
-from fenka.hardware.mig import CardLost, InstanceInUse, MigError
-from fenka.isolation.files import describe_os_error
+from fenka.hardware import nvml_mig
+from fenka.hardware.nvml_mig import CardLost, InstanceInUse, MigError
+from fenka.isolation.lease_files import describe_os_error
 from fenka.mig.layouts import CardPlan, Progress, carry_out, plan_card
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
-from fenka.views.instances import InstanceView, MigCardView
+from fenka.views.mig_rows import InstanceView, MigCardView
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import Controller
@@ -301,7 +301,7 @@ def switch(cards: Iterable[Card], wanted: Collection[str], capable: Mapping[str,
         if is_enabled(card.uuid):
             continue
         try:
-            mig.set_mig_mode(card.uuid, enabled=True)
+            nvml_mig.set_mig_mode(card.uuid, enabled=True)
         except InstanceInUse:
             log(
                 f"card {card.index} stays whole: programs have it open; MIG is pending until they have ended"

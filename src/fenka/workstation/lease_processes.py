@@ -30,7 +30,7 @@ from pathlib import Path
 from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.isolation import pid_namespaces
-from fenka.isolation.files import account_file
+from fenka.isolation.lease_files import account_file
 from fenka.isolation.sandbox import LEASE_ROOT
 from fenka.procfs import exit_status, lives, start_ticks
 from fenka.workstation.broker import Broker

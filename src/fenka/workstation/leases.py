@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fenka.core.request import Slice
 from fenka.hardware.nvml import Hardware
-from fenka.isolation import account, files, proxy, sandbox
+from fenka.isolation import account, lease_files, proxy_install, sandbox
 from fenka.isolation.compute_feedback import ComputeFeedback, requested_compute
-from fenka.isolation.control import Limit
-from fenka.isolation.resize import resize
+from fenka.isolation.lease_control import Limit
+from fenka.isolation.limit_changes import resize
 from fenka.isolation.sandbox import restrict_to_user
 from fenka.workstation import protocol
 from fenka.workstation.job import Job
@@ -74,7 +74,7 @@ class Leases:
         """
         directory = self._runtime.lease(job.id)
         _remove_files(directory)
-        with files.with_file_name(directory):
+        with lease_files.with_file_name(directory):
             directory.mkdir(mode=0o700)
             for part in ("lease", "account"):
                 (directory / part).mkdir(mode=0o755)
@@ -83,7 +83,7 @@ class Leases:
                 with contextlib.suppress(PermissionError):
                     sandbox.mount_small(directory / "account", account.size())
             owner = None if job.uid == 0 else job.uid
-            files.create_lease(directory, job.id, self._limits(job, job.slices), owner)
+            lease_files.create_lease(directory, job.id, self._limits(job, job.slices), owner)
             sandbox.prepare(directory, self._linker_cache)
             restrict_to_user(directory, job.uid)
 
@@ -94,7 +94,7 @@ class Leases:
 
     def set_limits(self, job: Job, slices: Sequence[Slice]) -> None:
         """Put limits in force for running programs. Raises InUse, InvalidControl, InvalidAccount, OSError."""
-        account_file = files.account_file(self._runtime.lease(job.id))
+        account_file = lease_files.account_file(self._runtime.lease(job.id))
         resize(self._page(job), account_file, self._limits(job, slices))
         self._add_feedback(job, slices)
 
@@ -103,16 +103,16 @@ class Leases:
         self._feedback.add_lease(job.id, self._page(job), requested=requested)
 
     def _limits(self, job: Job, slices: Sequence[Slice]) -> tuple[Limit, ...]:
-        return files.card_limits(
+        return lease_files.card_limits(
             slices, self._hardware.context_mib, job.compute_share, self._compute_of
         )
 
     def intact(self, lease: str) -> bool:
         """Return whether a lease has its files."""
-        return files.control_page(self._runtime.lease(lease)).exists()
+        return lease_files.control_page(self._runtime.lease(lease)).exists()
 
     def _page(self, job: Job) -> Path:
-        return files.control_page(self._runtime.lease(job.id))
+        return lease_files.control_page(self._runtime.lease(job.id))
 
     def remove(self, lease: str) -> None:
         """Remove a lease's files, which no process maps any more."""
@@ -150,7 +150,7 @@ def _remove_files(directory: Path) -> None:
 def _build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
     """Build a linker cache in which `library_dir` comes first. Raises IsolationError, OSError."""
     text = f"{library_dir}\ninclude /etc/ld.so.conf\n"
-    files.write_atomically(runtime.linker_configuration, text.encode())
+    lease_files.write_atomically(runtime.linker_configuration, text.encode())
     cache = runtime.linker_cache
     try:
         done = subprocess.run(
@@ -178,9 +178,9 @@ def _driver_files(library_dir: Path | None) -> dict[str, tuple[Path, ...]]:
     NVML may have been loaded from a directory that is not in the dynamic linker's cache. Raises OSError.
     """
     if library_dir is not None:
-        return {name: ((library_dir / name).resolve(),) for name in proxy.LIBRARIES}
+        return {name: ((library_dir / name).resolve(),) for name in proxy_install.LIBRARIES}
     mapped = (line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = [Path(line[5]) for line in mapped if len(line) == 6]
-    return proxy.find_driver(
+    return proxy_install.find_driver(
         {path.parent for path in paths if path.name.startswith("libnvidia-ml.so")}
     )

@@ -24,12 +24,12 @@ from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
 from fenka.formats.quantities import parse_unit
 from fenka.hardware import card_lock
+from fenka.hardware.card_spec import parse_spec
 from fenka.hardware.nvml import Driver, Hardware
 from fenka.hardware.peer_credentials import Peer, user_name
-from fenka.hardware.simulated import OtherBuild, SimulatedNode
-from fenka.hardware.spec import parse_spec
+from fenka.hardware.simulated_node import OtherBuild, SimulatedNode
 from fenka.isolation import sandbox
-from fenka.isolation.files import read_regular_file
+from fenka.isolation.lease_files import read_regular_file
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
 from fenka.procfs import boot_id

@@ -21,10 +21,10 @@ from fenka import __version__
 from fenka.build import build_id
 from fenka.core.errors import FenkaError
 from fenka.core.request import ComputeMode
-from fenka.isolation.files import decode_json
+from fenka.isolation.lease_files import decode_json
 from fenka.isolation.sandbox import LeaseMounts
-from fenka.jobs.spec import Isolation, JobSpec
-from fenka.views.instances import MigCardView
+from fenka.jobs.job_spec import Isolation, JobSpec
+from fenka.views.mig_rows import MigCardView
 
 MAX_COMMAND_CHARACTERS = 256
 """As much of a command is kept after its end, for people to recognise it."""

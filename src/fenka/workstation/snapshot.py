@@ -11,10 +11,10 @@ from fenka.hardware.nvml import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
 from fenka.isolation.driver_usage import NOTHING_UNLEASED
-from fenka.isolation.files import account_file
-from fenka.jobs.spec import summarise
+from fenka.isolation.lease_files import account_file
+from fenka.jobs.job_spec import summarise
 from fenka.procfs import process_name
-from fenka.views.instances import MigCardView
+from fenka.views.mig_rows import MigCardView
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.cards import GpuProcesses, UsageSample

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fenka.isolation import control
-from fenka.isolation.control import Control, Limit, layout
+from fenka.isolation import lease_control
+from fenka.isolation.lease_control import Control, Limit, layout
 from fenka.jobs.in_pod import notebook_server
 from fenka.jobs.in_pod.notebook_server import STALE_NS, IdleClock, Usage, read_usage
 from tests.jupyter_login import login
@@ -32,7 +32,7 @@ def page(folder: Path, *feedback: tuple[int, int, int]) -> Path:
     """Write a control page with the sequence, time and use of each card. Return its path."""
     path = folder / "lease" / "control"
     path.parent.mkdir(parents=True, exist_ok=True)
-    control.write(path, Control("nb", tuple(Limit(uuid, 1 << 32) for uuid in CARDS)))
+    lease_control.write(path, Control("nb", tuple(Limit(uuid, 1 << 32) for uuid in CARDS)))
     data = bytearray(path.read_bytes())
     view = layout().from_buffer("struct fenka_control *", data)
     for card, (sequence, at, busy) in zip(view.cards, feedback, strict=False):

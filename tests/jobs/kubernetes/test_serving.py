@@ -19,7 +19,7 @@ from fenka.jobs.kubernetes import service_changes, service_deployment
 from fenka.jobs.kubernetes.checks import SubmissionRefused
 from fenka.jobs.kubernetes.service_deployment import GatewayOptions, deploy
 from fenka.jobs.service import ServiceSpec
-from fenka.kubernetes.client import ApiError
+from fenka.kubernetes.api_client import ApiError
 from fenka.kubernetes.reader import read_services
 from fenka.views.cluster_workloads import service_versions
 from tests.fakes.api_server import FakeApiServer, api_server

@@ -17,7 +17,7 @@ from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes.checks import SubmissionRefused
 from fenka.jobs.kubernetes.submission import submit
 from fenka.jobs.training import TrainingSpec
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.jobs.manifests.trainings import ALONE, FILES, INDEXED, MPI, PYTORCH, TENSORFLOW
 from tests.training_builders import foreign_job

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests.service import (
+from fenka.jobs.manifests.service_manifest import (
     GatewaySettings,
     render_address,
     render_gateway,

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from fenka.core.request import InvalidRequest, Memory, Request
 from fenka.dialects.base import ContainerRequest, PodRequest
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
-from fenka.jobs.manifests.cards import CardRequest, card_request, requires_hami
-from fenka.jobs.spec import GpuResources
+from fenka.jobs.job_spec import GpuResources
+from fenka.jobs.manifests.card_requests import CardRequest, card_request, requires_hami
 
 UNITS, CORE = "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage"
 BLOCKS, SHARE = "tencent.com/vcuda-memory", "tencent.com/vcuda-core"

@@ -13,8 +13,8 @@ import yaml
 from fenka.cluster.objects import Pod
 from fenka.core.request import InvalidRequest
 from fenka.formats.quantities import InvalidSize
-from fenka.jobs.manifests import notebook
-from fenka.jobs.manifests.training import Rendered
+from fenka.jobs.manifests import notebook_manifest
+from fenka.jobs.manifests.training_manifest import Rendered
 from fenka.jobs.notebook import NotebookSpec, validate_password
 from tests.builders import pod
 
@@ -53,7 +53,7 @@ def objects(rendered: Rendered) -> list[Json]:
 def test_objects_are_those_of_the_golden_file(name: str, spec: NotebookSpec) -> None:
     """A Deployment that runs always, and a Job that ends when it is idle."""
     expected = list(yaml.safe_load_all((GOLDEN / f"{name}.yaml").read_text()))
-    assert objects(notebook.render(spec, PASSWORD)) == expected
+    assert objects(notebook_manifest.render(spec, PASSWORD)) == expected
 
 
 @pytest.mark.parametrize("spec", [ARTICLE, IDLE])
@@ -63,7 +63,7 @@ def test_pods_say_that_they_may_run_on_spot_instances(
 ) -> None:
     """Only if their user says so; the running one, and the Job of a later run."""
     spec = msgspec.structs.replace(spec, interruptible=interruptible)
-    roots = [notebook.render(spec, PASSWORD).root, notebook.render_run(spec, 2)]
+    roots = [notebook_manifest.render(spec, PASSWORD).root, notebook_manifest.render_run(spec, 2)]
     for root in roots:
         annotations = root["spec"]["template"]["metadata"].get("annotations", {})
         assert annotations.get("fenka.io/interruptible") == ("true" if interruptible else None)
@@ -71,7 +71,7 @@ def test_pods_say_that_they_may_run_on_spot_instances(
 
 def test_objects_are_those_of_the_article_but_for_the_password() -> None:
     """Who knows the article's YAML finds its fields in fenka's."""
-    deployment, service, *_ = objects(notebook.render(ARTICLE, PASSWORD))
+    deployment, service, *_ = objects(notebook_manifest.render(ARTICLE, PASSWORD))
     assert deployment["spec"]["replicas"] == 1
     template = deployment["spec"]["template"]
     assert template["metadata"]["labels"]["app"] == deployment["metadata"]["labels"]["app"]
@@ -90,17 +90,22 @@ def test_objects_are_those_of_the_article_but_for_the_password() -> None:
 
 def test_password_is_in_no_object_but_the_secret() -> None:
     """Whoever may read pods may not read passwords."""
-    for item in objects(notebook.render(IDLE, PASSWORD)):
+    for item in objects(notebook_manifest.render(IDLE, PASSWORD)):
         assert PASSWORD not in json.dumps(item)
     secret = next(
-        each for each in notebook.render(IDLE, PASSWORD).dependents if each["kind"] == "Secret"
+        each
+        for each in notebook_manifest.render(IDLE, PASSWORD).dependents
+        if each["kind"] == "Secret"
     )
     assert secret["data"] == {"password": "bXlwYXNzdzByZA=="}
 
 
 def test_later_run_has_the_same_pods_when_it_is_started() -> None:
     """The Service and the claims of the first run are those of the next."""
-    first, run = notebook.render(IDLE, PASSWORD).root, notebook.render_run(IDLE, 2)
+    first, run = (
+        notebook_manifest.render(IDLE, PASSWORD).root,
+        notebook_manifest.render_run(IDLE, 2),
+    )
     assert run["metadata"]["name"] == "lab-run-2"
     assert run["spec"] == first["spec"]
 
@@ -140,7 +145,7 @@ def test_notebook_is_refused_when_pods_cannot_request_its_slice(
 ) -> None:
     """The same rules as for trainings."""
     with pytest.raises(error):
-        notebook.render(msgspec.structs.replace(ARTICLE, **cards), PASSWORD)
+        notebook_manifest.render(msgspec.structs.replace(ARTICLE, **cards), PASSWORD)
 
 
 @pytest.mark.parametrize("password", ["", "a\nb", "\0", "\ud800", "x" * 1025])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests.training import Rendered, render
+from fenka.jobs.manifests.training_manifest import Rendered, render
 from fenka.jobs.training import TensorFlowRole, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.views.workloads import TRAINERS

@@ -13,7 +13,7 @@ from fenka.cluster.training_objects import (
     TrainingObjects,
     TrainingPod,
 )
-from fenka.jobs.manifests.training import Rendered
+from fenka.jobs.manifests.training_manifest import Rendered
 from fenka.views.cluster_workloads import training_jobs
 from fenka.views.workloads import TrainingJob
 from tests.builders import Json, sharing

@@ -9,10 +9,10 @@ import pytest
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes.checks import SubmissionRefused, with_defaults
-from fenka.jobs.manifests import notebook
+from fenka.jobs.manifests import notebook_manifest
 from fenka.jobs.manifests.common import secured
-from fenka.jobs.manifests.service import GatewaySettings, render_gateway, render_version
-from fenka.jobs.manifests.training import render
+from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway, render_version
+from fenka.jobs.manifests.training_manifest import render
 from fenka.jobs.notebook import NotebookSpec
 from fenka.jobs.service import ServiceSpec
 from fenka.jobs.training import TrainingSpec
@@ -48,7 +48,7 @@ def rendered(spec: PodOptions) -> list[Json]:
         gateway = render_gateway(spec, "team", GatewaySettings("fenka"))
         return [*render_version(spec, Contents()), *gateway]
     if isinstance(spec, NotebookSpec):
-        parts = notebook.render(spec, "password")
+        parts = notebook_manifest.render(spec, "password")
     else:
         assert isinstance(spec, TrainingSpec)
         parts = render(spec, Contents(code=b"x" if spec.code else b""), jobset=True)

@@ -11,7 +11,7 @@ import yaml
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests.service import (
+from fenka.jobs.manifests.service_manifest import (
     render_address,
     render_autoscaler,
     render_gateway,

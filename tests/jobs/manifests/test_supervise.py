@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests.training import render
+from fenka.jobs.manifests.training_manifest import render
 from tests.jobs.manifests.trainings import ALONE, INDEXED
 from tests.waiting import wait_until
 

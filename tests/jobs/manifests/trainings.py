@@ -1,7 +1,7 @@
 """Trainings of each framework that the tests of manifests render."""
 
 from fenka.jobs.collection import Contents
-from fenka.jobs.manifests.training import Rendered, render
+from fenka.jobs.manifests.training_manifest import Rendered, render
 from fenka.jobs.training import TensorFlowRole, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 

@@ -29,8 +29,8 @@ from fenka.core.errors import INVALID_INPUT
 from fenka.core.nodes.case import Case, with_nodes
 from fenka.core.nodes.plan import Plan, Unserved, make_plan
 from fenka.formats.quantities import parse_duration
-from fenka.isolation.files import describe_os_error
-from fenka.kubernetes.client import Api
+from fenka.isolation.lease_files import describe_os_error
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_config_text
 
 if TYPE_CHECKING:

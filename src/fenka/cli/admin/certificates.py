@@ -21,7 +21,7 @@ from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
 from fenka.cli.options import ClusterTarget, OutputOption, Target
 from fenka.cluster.objects import Secret
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError
 from fenka.server import certificate_files
 
 EXPIRES = "fenka.io/expires"

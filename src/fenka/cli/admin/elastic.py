@@ -12,10 +12,10 @@ from fenka.cli.errors import UserError, print_error
 from fenka.cli.options import ClusterTarget, OutputOption, Target, short_duration
 from fenka.cluster.autoscaling import OfferStatus, Status
 from fenka.core.units import format_units
-from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_cluster, read_screen
+from fenka.views.node_rows import NodeRow
 from fenka.views.node_summaries import NodeSummary, summarize_nodes, summarize_row
-from fenka.views.nodes import NodeRow
 
 OLD_S = 60
 """A leader renews its lease each second, and another one takes over within seconds."""

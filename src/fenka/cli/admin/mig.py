@@ -16,9 +16,9 @@ from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.core.mig.case import Case, Create, Destroy, Enable, Plan, Step
 from fenka.formats import mig_parted
 from fenka.formats.mig_case import decode_case, plan_record
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import read_cluster
-from fenka.views.instances import MigCardView, divided_cards
+from fenka.views.mig_rows import MigCardView, divided_cards
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection
 

@@ -11,8 +11,8 @@ import typer
 from fenka.cli.errors import UserError
 from fenka.cli.options import group, register
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.isolation import proxy
-from fenka.isolation.proxy import has_symbol_versions
+from fenka.isolation import proxy_install
+from fenka.isolation.proxy_install import has_symbol_versions
 
 app = group("Install and check libraries in front of the driver.")
 
@@ -25,15 +25,15 @@ def install(
 ) -> None:
     """Put the proxy in front of a driver."""
     with _exit_code_of_failures():
-        proxy.install(directory, driver)
+        proxy_install.install(directory, driver)
 
 
 def check(driver: DriverArgument) -> None:
     """Print what the driver exports and the proxy does not; exit code 1 if a limit can be bypassed."""
     unlimited = False
     with _exit_code_of_failures():
-        for name in proxy.LIBRARIES:
-            unknown = proxy.unknown_functions(driver / name)
+        for name in proxy_install.LIBRARIES:
+            unknown = proxy_install.unknown_functions(driver / name)
             print(
                 f"{name}: {len(unknown.passed_through)} functions unknown to the proxy, passed through"
             )

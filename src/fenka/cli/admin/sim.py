@@ -13,8 +13,8 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import group, register
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware import host_tree
-from fenka.hardware.simulated import SimulatedNode
-from fenka.hardware.spec import SimulatedCard, parse_spec
+from fenka.hardware.card_spec import SimulatedCard, parse_spec
+from fenka.hardware.simulated_node import SimulatedNode
 from fenka.workstation import paths
 
 app = group("Operate simulated cards and nodes.")

@@ -20,7 +20,7 @@ from fenka.cluster.autoscaling import KEPT_FROM_OTHERS, ORDER, ORDERS_MAP, SHAPE
 from fenka.cluster.objects import Node, Object, Pod, node_path
 from fenka.core.errors import INVALID_INPUT
 from fenka.dialects.gpushare import COUNT
-from fenka.kubernetes.client import Api, if_accepted
+from fenka.kubernetes.api_client import Api, if_accepted
 from fenka.kubernetes.eviction import remove_taint
 from fenka.kubernetes.reader import HOLDING
 

@@ -17,7 +17,7 @@ from fenka.cli.workloads import screens
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import format_units
 from fenka.dialects import ack
-from fenka.views.nodes import MODES, NO_ROLE, RESOURCES, Mode, NodeRow, ProgramRow
+from fenka.views.node_rows import MODES, NO_ROLE, RESOURCES, Mode, NodeRow, ProgramRow
 from fenka.views.workloads import TrainingJob
 
 RULE, SHARE_RULE = 99, 107

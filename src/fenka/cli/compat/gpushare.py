@@ -21,9 +21,9 @@ from fenka.cluster.state import ClusterSnapshot, PodAllocation
 from fenka.core.units import format_units, percent
 from fenka.dialects import base, gpushare
 from fenka.dialects.base import SharedNode
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import read_cluster
-from fenka.views.instances import InstanceRow, node_instances, usable_units
+from fenka.views.mig_rows import InstanceRow, node_instances, usable_units
 
 
 @dataclass(frozen=True, slots=True)

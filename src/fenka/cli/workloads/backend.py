@@ -23,7 +23,7 @@ from fenka.cli import tables
 from fenka.cli.errors import UserError
 from fenka.cli.options import NamespaceOption, Target
 from fenka.jobs.service import ServiceSpec
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.pod_exec import STDERR, PodExec
 from fenka.views.workloads import JobEvent, ServiceVersion, Trainer, TrainingJob
 

@@ -17,7 +17,7 @@ from fenka.jobs.kubernetes import service_changes
 from fenka.jobs.kubernetes.service_deployment import GatewayOptions, deploy
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes import pod_logs
-from fenka.kubernetes.client import Api
+from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.pod_logs import LogOptions, LogSource, follow_log, log_container, read_log
 from fenka.kubernetes.reader import read_services
 from fenka.views.cluster_workloads import service_versions

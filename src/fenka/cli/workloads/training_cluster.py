@@ -25,12 +25,12 @@ from fenka.core.errors import FAILURE, INVALID_INPUT, TEMPORARY_FAILURE, FenkaEr
 from fenka.jobs.collection import Contents, collect
 from fenka.jobs.kubernetes import submission
 from fenka.jobs.kubernetes.submission import submit, submit_notebook
-from fenka.jobs.manifests import notebook
-from fenka.jobs.manifests.training import render
+from fenka.jobs.manifests import notebook_manifest
+from fenka.jobs.manifests.training_manifest import render
 from fenka.jobs.notebook import NotebookSpec, validate_password
 from fenka.jobs.training import TrainingSpec
 from fenka.kubernetes import pod_logs
-from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.pod_logs import LogOptions, LogSource, follow_log, log_container, read_log
 from fenka.kubernetes.reader import read_events, read_roots, read_training_objects
 from fenka.views.cluster_workloads import EXTERNAL_ADDRESS, Queue, training_jobs
@@ -322,7 +322,7 @@ def print_objects(
 ) -> None:
     """Print the objects of a notebook. Raises InvalidRequest, InvalidSize."""
     validate_password(password)
-    rendered = notebook.render(spec, password)
+    rendered = notebook_manifest.render(spec, password)
     objects = [rendered.root, *rendered.dependents]
     for item in objects:
         item["metadata"]["namespace"] = namespace or cluster.namespace(target)

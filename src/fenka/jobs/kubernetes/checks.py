@@ -20,15 +20,15 @@ from fenka.core.errors import FenkaError
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI
 from fenka.jobs import training
-from fenka.jobs.manifests.cards import requires_hami
+from fenka.jobs.job_spec import GpuResources
+from fenka.jobs.manifests.card_requests import requires_hami
 from fenka.jobs.manifests.common import ENFORCED, Manifest, secured
-from fenka.jobs.manifests.service import METRIC
+from fenka.jobs.manifests.service_manifest import METRIC
 from fenka.jobs.notebook import NotebookSpec
 from fenka.jobs.service import ServiceSpec
-from fenka.jobs.spec import GpuResources
 from fenka.jobs.training import TrainingSpec
 from fenka.jobs.workload import PodOptions, PullPolicy, SecurityLevel
-from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.reader import PAGE, read_foreign, read_published, read_scheduler_options
 
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")

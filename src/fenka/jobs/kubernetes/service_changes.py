@@ -22,9 +22,9 @@ from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes import checks, service_deployment, submission
 from fenka.jobs.kubernetes.checks import SubmissionRefused, completed
 from fenka.jobs.manifests.common import Manifest
-from fenka.jobs.manifests.service import render_autoscaler, render_version, strategy
+from fenka.jobs.manifests.service_manifest import render_autoscaler, render_version, strategy
 from fenka.jobs.service import ServiceSpec, check_change, check_versions
-from fenka.kubernetes.client import Api, ApiError, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.reader import read_services
 
 _API = "/apis/gateway.networking.k8s.io/v1"

@@ -25,7 +25,7 @@ from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes import checks, submission
 from fenka.jobs.kubernetes.checks import Named, SubmissionRefused, completed, warn_if_too_large
 from fenka.jobs.manifests.common import Manifest
-from fenka.jobs.manifests.service import (
+from fenka.jobs.manifests.service_manifest import (
     GatewaySettings,
     address_selector,
     first_replicas,
@@ -35,7 +35,7 @@ from fenka.jobs.manifests.service import (
 )
 from fenka.jobs.service import CLIENT_PORTS, ServiceSpec, check_versions, weights_with
 from fenka.jobs.workload import DEFAULT_SERVICE
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.reader import read_published, read_services
 
 

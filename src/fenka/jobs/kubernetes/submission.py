@@ -34,12 +34,12 @@ from fenka.jobs.kubernetes.checks import (
     completed,
     warn_if_too_large,
 )
-from fenka.jobs.manifests import notebook
+from fenka.jobs.manifests import notebook_manifest
 from fenka.jobs.manifests.common import Manifest
-from fenka.jobs.manifests.training import Rendered, render
+from fenka.jobs.manifests.training_manifest import Rendered, render
 from fenka.jobs.notebook import NotebookSpec
 from fenka.jobs.training import TrainingSpec
-from fenka.kubernetes.client import Api, ApiError, ApiUnreachable, if_accepted
+from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, if_accepted
 
 T = TypeVar("T")
 
@@ -187,11 +187,11 @@ async def submit_notebook(
     Raises SubmissionRefused, InvalidRequest, InvalidSize, ApiError and ApiUnreachable, as `submit` does.
     """
     # What no cluster can run is refused before one is asked.
-    notebook.render(spec, password)
+    notebook_manifest.render(spec, password)
     hami, (spec, _) = await asyncio.gather(
         checks.check_notebook(api, namespace, spec), completed(api, namespace, spec)
     )
-    rendered = notebook.render(spec, password, hami=hami)
+    rendered = notebook_manifest.render(spec, password, hami=hami)
     await _check_objects(api, namespace, rendered)
     await warn_if_too_large(api, rendered.role_jobs)
     alone = rendered.root["kind"] == "Job"
@@ -208,7 +208,7 @@ async def create_run(
 
     Raises ApiError, ApiUnreachable, InvalidRequest, InvalidSize.
     """
-    run = notebook.render_run(spec, number)
+    run = notebook_manifest.render_run(spec, number)
     run["metadata"] |= {
         "annotations": _submitted(now),
         "ownerReferences": [owner_reference(run, spec.name, root_uid)],

@@ -21,7 +21,7 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs import training
 from fenka.jobs.collection import CLONE, GIT_CREDENTIALS, Contents, clone_variables
 from fenka.jobs.manifests import common
-from fenka.jobs.manifests.cards import card_request
+from fenka.jobs.manifests.card_requests import card_request
 from fenka.jobs.manifests.common import (
     NO_CARDS,
     WORKSPACE,

@@ -17,7 +17,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from fenka.core.errors import FenkaError
-from fenka.isolation.files import decode_json
+from fenka.isolation.lease_files import decode_json
 from fenka.node.kubelet import messages_pb2 as api
 
 API_VERSION = "v1beta1"

@@ -19,9 +19,9 @@ from fenka.dialects import base, gpushare
 from fenka.dialects.base import ContainerKind, ContainerUnits, SharedNode
 from fenka.dialects.mig_records import with_instances
 from fenka.dialects.nodes import MIG_TENANCY
-from fenka.isolation.control import InvalidControl, Limit
-from fenka.isolation.files import MIB, card_limits
-from fenka.isolation.resize import larger
+from fenka.isolation.lease_control import InvalidControl, Limit
+from fenka.isolation.lease_files import MIB, card_limits
+from fenka.isolation.limit_changes import larger
 from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.resolve import Misplaced

@@ -24,17 +24,17 @@ import msgspec
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
-from fenka.dialects.records import VISIBLE
-from fenka.isolation import account, control, proxy, resize, sandbox
-from fenka.isolation.control import InvalidControl, Limit
-from fenka.isolation.files import (
+from fenka.dialects.card_records import VISIBLE
+from fenka.isolation import account, lease_control, limit_changes, proxy_install, sandbox
+from fenka.isolation.lease_control import InvalidControl, Limit
+from fenka.isolation.lease_files import (
     account_file,
     card_limits,
     control_page,
     create_lease,
     write_atomically,
 )
-from fenka.isolation.proxy import NEXT_LIBRARIES
+from fenka.isolation.proxy_install import NEXT_LIBRARIES
 from fenka.isolation.sandbox import DRIVER, LEASE_ROOT, SHIM
 from fenka.node.kubelet.client import LEASE_KIND
 from fenka.node.lease.capacity import with_limit
@@ -99,7 +99,7 @@ def specification(
         *(
             Mount(library / "placed" / name, place / name)
             for place in LIBRARY_DIRECTORIES
-            for name in proxy.LIBRARIES
+            for name in proxy_install.LIBRARIES
         ),
         *driver.mounts,
     ]
@@ -120,7 +120,7 @@ def specification(
 
 def prepare_library(library: Path) -> None:
     """Add what leases mount to a copy of the native libraries: the proxy, and the preload list."""
-    proxy.install(library / "placed", DRIVER, library)
+    proxy_install.install(library / "placed", DRIVER, library)
     (library / "ld.so.preload").write_text(f"{SHIM}\n")
 
 
@@ -130,7 +130,7 @@ def prepare_library(library: Path) -> None:
 def simulated_edits(library: Path, node: Path) -> ContainerEdits:
     """Return the simulated driver's part. node: the simulated node's directory."""
     return ContainerEdits(
-        {name: library / "simulated" / name for name in proxy.LIBRARIES},
+        {name: library / "simulated" / name for name in proxy_install.LIBRARIES},
         (Mount(node, _SIMULATED, ("rw", "nosuid", "nodev", "noexec", "bind")),),
     )
 
@@ -179,7 +179,8 @@ def driver_edits(
         if _DRIVER_LIBRARY.fullmatch(path.name) and path.name.endswith(version)
     )
     proxied = {
-        name: inside / f"{name.partition('.so')[0]}.so.{version}" for name in proxy.LIBRARIES
+        name: inside / f"{name.partition('.so')[0]}.so.{version}"
+        for name in proxy_install.LIBRARIES
     }
     others = [name for name in files if inside / name not in proxied.values()]
     mounts = [
@@ -279,7 +280,7 @@ class LeaseFiles:
         if lease.limits_mib:  # Its node does not isolate.
             return list(lease.slices)
         page = self.control(token)
-        limits = control.read_interrupted(page).limits
+        limits = lease_control.read_interrupted(page).limits
         if [limit.uuid for limit in limits] != lease.devices:
             raise InvalidControl(f"{page}: has other cards than its lease")
         return [
@@ -292,11 +293,11 @@ class LeaseFiles:
     ) -> None:
         """Check that programs hold no more than is left. Raises InUse, OSError, InvalidAccount."""
         limits = self._limits(lease, before), self._limits(lease, after)
-        resize.check(self.slots(token), *limits)
+        limit_changes.check(self.slots(token), *limits)
 
     def enforce(self, token: str, lease: Lease, slices: Sequence[Slice]) -> None:
         """Put slices in force for running programs. Raises InUse, OSError, InvalidControl, InvalidAccount."""
-        resize.resize(self.control(token), self.slots(token), self._limits(lease, slices))
+        limit_changes.resize(self.control(token), self.slots(token), self._limits(lease, slices))
 
     def _limits(self, lease: Lease, slices: Sequence[Slice]) -> tuple[Limit, ...]:
         lease = msgspec.structs.replace(lease, slices=list(slices))

@@ -23,10 +23,10 @@ from fenka.cluster.objects import Pod
 from fenka.core.inventory import InstanceId
 from fenka.dialects.base import Dialect
 from fenka.dialects.nodes import mig_shared
-from fenka.hardware.mig import InstanceInUse, MigError
 from fenka.hardware.nvml import NoDriver
-from fenka.isolation import control
-from fenka.isolation.control import InvalidControl
+from fenka.hardware.nvml_mig import InstanceInUse, MigError
+from fenka.isolation import lease_control
+from fenka.isolation.lease_control import InvalidControl
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.lease import resolve
 from fenka.node.lease.capacity import (
@@ -125,7 +125,7 @@ class LeaseBinder:
         if lease.limits_mib or not page.exists():
             return None
         with contextlib.suppress(InvalidControl):
-            limits = control.read_interrupted(page).limits
+            limits = lease_control.read_interrupted(page).limits
             return as_in_force(lease, limits, capacity.share.node.cards)
         return None
 

@@ -1,4 +1,4 @@
-"""Writes on the Node what its pods hold and which pods it denies a lease (see dialects/leases.py).
+"""Writes on the Node what its pods hold and which pods it denies a lease (see dialects/lease_records.py).
 
 Owners of pods cannot write there. Best effort: while the API server is unreachable containers start all the
 same, and the node's own check of each card's capacity protects its pods.
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.leases import REPORT, LeaseReport, Lingering, Refusal, encode_report
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.dialects.lease_records import REPORT, LeaseReport, Lingering, Refusal, encode_report
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.kubernetes.informer import newer
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.capacity import Allocations

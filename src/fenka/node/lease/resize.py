@@ -1,7 +1,7 @@
 """Resizes running pods as their annotations request (see dialects/resize.py).
 
 Level-triggered: each pass compares the request, what is in force on the control page, what the store says and
-what is recorded on the pod, and does what is missing. :mod:`fenka.isolation.resize` defines the order.
+what is recorded on the pod, and does what is missing. :mod:`fenka.isolation.limit_changes` defines the order.
 Records are the pod's annotation, then the store, then the node's report.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fenka.cluster.objects import Pod
 from fenka.core.request import InvalidRequest, Slice
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.leases import (
+from fenka.dialects.lease_records import (
     REFUSED,
     REQUEST,
     STATUS,
@@ -23,9 +23,9 @@ from fenka.dialects.leases import (
     encode_status,
 )
 from fenka.isolation.account import InvalidAccount
-from fenka.isolation.control import InvalidControl
-from fenka.isolation.resize import InUse, ResizePlan, Sizes, resized
-from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.isolation.lease_control import InvalidControl
+from fenka.isolation.limit_changes import InUse, ResizePlan, Sizes, resized
+from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.capacity import (
     Allocations,

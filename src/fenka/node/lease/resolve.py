@@ -14,8 +14,8 @@ from fenka.core.inventory import Card
 from fenka.core.request import Slice
 from fenka.dialects import pod_records
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
+from fenka.dialects.card_records import find_container
 from fenka.dialects.mig_records import decode_places, with_instances
-from fenka.dialects.records import find_container
 from fenka.dialects.registry import DIALECTS
 from fenka.node.inventory import whole_slice
 from fenka.node.kubelet.client import Claim

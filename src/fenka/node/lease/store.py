@@ -15,8 +15,8 @@ import msgspec
 
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.request import ComputeMode, Slice, reserved_percent
-from fenka.isolation.files import ComputeShare, decode_json, fsync_directory, write_atomically
-from fenka.isolation.resize import Sizes
+from fenka.isolation.lease_files import ComputeShare, decode_json, fsync_directory, write_atomically
+from fenka.isolation.limit_changes import Sizes
 from fenka.node.mig_instances import InstanceDevice
 
 

@@ -16,9 +16,9 @@ import msgspec
 from fenka import native
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.request import ComputeMode, Slice
-from fenka.isolation import account, control
-from fenka.isolation.control import Control, Limit
-from fenka.isolation.proxy import NEXT_LIBRARIES
+from fenka.isolation import account, lease_control
+from fenka.isolation.lease_control import Control, Limit
+from fenka.isolation.proxy_install import NEXT_LIBRARIES
 from fenka.isolation.sandbox import SHIM
 
 MIB = 1 << 20
@@ -183,7 +183,7 @@ def create_lease(
     """
     for name in (SHIM.name, *NEXT_LIBRARIES):
         (directory / "lease" / name).touch(mode=0o644)
-    control.write(control_page(directory), Control(lease=lease, limits=limits))
+    lease_control.write(control_page(directory), Control(lease=lease, limits=limits))
     account.create(account_file(directory), owner)
 
 

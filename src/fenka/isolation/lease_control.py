@@ -211,8 +211,9 @@ def update(path: Path, control: Control) -> Control:
     """Change the limits of running programs in place. Return what is in force, with its generation.
 
     The cards and their order must stay the same, because programs know them by number. What programs hold is
-    not checked (see :func:`fenka.isolation.resize.resize`). There must be one writer at a time. A writer that
-    is killed leaves an odd generation, under which programs keep the last limits; the next update repairs it.
+    not checked (see :func:`fenka.isolation.limit_changes.resize`). There must be one writer at a time. A
+    writer that is killed leaves an odd generation, under which programs keep the last limits. The next update
+    repairs it.
 
     Raises InvalidControl, OSError.
     """

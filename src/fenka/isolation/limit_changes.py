@@ -22,10 +22,10 @@ from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Node
 from fenka.core.request import InvalidRequest, Memory, Slice
-from fenka.isolation import account, control
+from fenka.isolation import account, lease_control
 from fenka.isolation.account import AccountSlot, InvalidAccount
-from fenka.isolation.control import Control, Limit, constant
-from fenka.isolation.files import MIB
+from fenka.isolation.lease_control import Control, Limit, constant
+from fenka.isolation.lease_files import MIB
 from fenka.isolation.pid_namespaces import in_initial_namespace
 
 
@@ -45,13 +45,13 @@ def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
         InUse: Programs hold more. The former limits are in force again.
         InvalidControl, InvalidAccount, OSError: A file cannot be read or written.
     """
-    before = control.read_interrupted(page)
+    before = lease_control.read_interrupted(page)
     check(slots, before.limits, limits)
-    after = control.update(page, Control(before.lease, limits))
+    after = lease_control.update(page, Control(before.lease, limits))
     try:
         check(slots, before.limits, limits)
     except InUse:
-        control.update(page, before)
+        lease_control.update(page, before)
         raise
     return after
 

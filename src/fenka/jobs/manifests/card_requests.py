@@ -15,7 +15,7 @@ from fenka.dialects import hami as hami_names
 from fenka.dialects.base import CORE_MODE, NVIDIA_GPU
 from fenka.dialects.mig_records import INSIDE
 from fenka.formats.quantities import parse_memory, parse_profile, resource_name
-from fenka.jobs.spec import GpuResources
+from fenka.jobs.job_spec import GpuResources
 
 _GIB_MIB = 1024
 

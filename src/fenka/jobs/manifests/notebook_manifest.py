@@ -12,7 +12,7 @@ import msgspec
 
 from fenka.cluster import training_objects
 from fenka.jobs.manifests import common
-from fenka.jobs.manifests.cards import CardRequest, card_request
+from fenka.jobs.manifests.card_requests import CardRequest, card_request
 from fenka.jobs.manifests.common import (
     WORKSPACE,
     Manifest,
@@ -29,7 +29,7 @@ from fenka.jobs.manifests.common import (
     without_empty,
 )
 from fenka.jobs.manifests.pods import encoded
-from fenka.jobs.manifests.training import Rendered
+from fenka.jobs.manifests.training_manifest import Rendered
 from fenka.jobs.notebook import NotebookSpec
 
 ROLE = "notebook"

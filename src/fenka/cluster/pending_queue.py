@@ -21,7 +21,6 @@ from math import inf
 import msgspec
 
 from fenka.cluster import node_admission, queue_snapshot
-from fenka.cluster.columns import LiveColumns
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.placement import (
     Feasible,
@@ -32,6 +31,7 @@ from fenka.cluster.placement import (
     never_fits_instances,
     reserve_instances,
 )
+from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
 from fenka.cluster.state import ClusterState
 from fenka.core import queue

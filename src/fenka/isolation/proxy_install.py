@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fenka.core.errors import FenkaError
-from fenka.isolation.control import HEADER
+from fenka.isolation.lease_control import HEADER
 
 _FUNCTIONS: Final = ("STT_FUNC", "STT_LOOS")
 """Symbol types. The second is STT_GNU_IFUNC: a function chosen when the library is loaded."""

@@ -13,7 +13,7 @@ Resizing of running pods: the annotation that users write, and those by which th
     fenka.io/resize-refused  why not, in one sentence; taken away by success
 
 The record counts for nothing: whoever may annotate a pod can write it. What a resized pod holds is what its
-node reports (dialects/leases.py).
+node reports (dialects/lease_records.py).
 """
 
 import re
@@ -26,9 +26,9 @@ import msgspec
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Slice
-from fenka.dialects import records
+from fenka.dialects import card_records
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.records import CardIndex, Count
+from fenka.dialects.card_records import CardIndex, Count
 from fenka.formats.quantities import InvalidSize, parse_memory
 
 REPORT = "fenka.io/leases"
@@ -119,7 +119,7 @@ def encode_report(report: LeaseReport) -> str:
         for uid, refusal in sorted(report.refused.items())
     }
     for shown in (refused, {}):
-        text = records.encode(_Report(VERSION, list(uuids), pods, lingering, shown))
+        text = card_records.encode(_Report(VERSION, list(uuids), pods, lingering, shown))
         if len(text) <= MAX_CHARACTERS:
             return text
     raise InvalidRecord(f"annotation {REPORT} would have {len(text)} characters")
@@ -129,7 +129,7 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
     """Return None if the node program has reported nothing. Raises InvalidRecord."""
     if REPORT not in annotations:
         return None
-    record = records.decode(annotations[REPORT], _REPORT, f"annotation {REPORT}")
+    record = card_records.decode(annotations[REPORT], _REPORT, f"annotation {REPORT}")
     # The node's inventory has the same ids: they are kept once. Pods' are not: Python 3.12.0 to 3.12.6 never
     # frees a string that was interned, and a cluster has new pods all the time.
     devices = [DeviceId(intern(text)) for text in record.cards]
@@ -266,7 +266,7 @@ _STATUS = msgspec.json.Decoder(_Status)
 def encode_status(status: ResizeStatus) -> str:
     """Return the annotation STATUS."""
     containers = {name: _encoded(slices) for name, slices in sorted(status.containers.items())}
-    return records.encode(
+    return card_records.encode(
         _Status(VERSION, status.pod, _encoded(status.slices), containers, status.request)
     )
 
@@ -283,7 +283,7 @@ def decode_status(annotations: Mapping[str, str], pod: str = "") -> ResizeStatus
     """
     if STATUS not in annotations:
         return None
-    record = records.decode(annotations[STATUS], _STATUS, f"annotation {STATUS}")
+    record = card_records.decode(annotations[STATUS], _STATUS, f"annotation {STATUS}")
     status = ResizeStatus(
         record.pod,
         _decoded(record.holds),

@@ -11,9 +11,9 @@ Which pods a gang consists of, and how many of them lack a card.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fenka.cluster.columns import LiveColumns
 from fenka.cluster.node_admission import admits, excluded_nodes, exclusion, ineligibility_reasons
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar_placer import ColumnarPlacer

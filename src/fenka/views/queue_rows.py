@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.pending_queue import PendingQueue, gang_complete_by_label
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.queue import PendingQueue, gang_complete_by_label
 from fenka.cluster.queue_snapshot import QueueEntry, QueueSnapshot, SchedulerOptions
 from fenka.cluster.queue_state import UsageAccounting
 from fenka.cluster.state import ClusterSnapshot, ClusterState

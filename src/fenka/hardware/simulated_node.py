@@ -28,8 +28,8 @@ from typing import Any, Final
 from fenka import native as built
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.mig.geometry import TABLES, Geometry, Profile
+from fenka.hardware.card_spec import NodeError, SimulatedCard
 from fenka.hardware.peer_credentials import peer
-from fenka.hardware.spec import NodeError, SimulatedCard
 
 _COPY = {
     "A100": (1, 1, 2, 3, 4, 7),

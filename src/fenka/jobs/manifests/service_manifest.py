@@ -25,7 +25,7 @@ from fenka.cluster.training_objects import KIND, ROLE, SPEC
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
 from fenka.jobs.manifests import common
-from fenka.jobs.manifests.cards import card_request
+from fenka.jobs.manifests.card_requests import card_request
 from fenka.jobs.manifests.common import (
     NO_CARDS,
     Manifest,

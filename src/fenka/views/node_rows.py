@@ -12,7 +12,7 @@ from fenka.cluster.state import ClusterSnapshot, PodAllocation
 from fenka.core.request import ComputeMode
 from fenka.dialects import ack, base, gpushare, nodes
 from fenka.dialects.base import Dialect, SharedNode
-from fenka.views.instances import InstanceRow, node_instances, usable_units
+from fenka.views.mig_rows import InstanceRow, node_instances, usable_units
 
 TOPOLOGY = "aliyun.com/gpu"
 """Extended resource: whole cards, chosen by how they are linked."""

@@ -7,8 +7,8 @@ import pytest
 
 from fenka.cli.run import JobOptions
 from fenka.jobs.service import PortName, ServiceSpec
+from fenka.local.records import ServiceRecord
 from fenka.local.service_commands import _ignored_ports
-from fenka.local.service_records import ServiceRecord
 from fenka.workstation import client
 from fenka.workstation.protocol import Snapshot
 from tests.cli.command import Completed, fenka

@@ -15,7 +15,7 @@ from fenka.cli.errors import report_errors
 from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.local import launch
 from fenka.local.launch import Launcher, LeaseNotGranted
-from fenka.local.records import create_job_directory
+from fenka.local.runs import create_job_directory
 from fenka.workstation import client, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.files import lock_runtime

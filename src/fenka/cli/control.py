@@ -41,7 +41,8 @@ from fenka.dialects.base import GIB_MIB, InvalidRecord
 from fenka.dialects.lease_records import REFUSED, REQUEST, decode_status, encode_request
 from fenka.formats.quantities import parse_memory
 from fenka.kubernetes.api_client import Api
-from fenka.local import records, training_commands
+from fenka.local import runs, training_commands
+from fenka.local.records import TRAININGS
 from fenka.views.workloads import TrainingJob
 from fenka.workstation.client import known_snapshot
 from fenka.workstation.protocol import EndedJob
@@ -72,7 +73,7 @@ def _elsewhere(names: list[str]) -> bool:
     here = {
         name for job in (snapshot.jobs if snapshot else ()) for name in (job.name, job.gang, job.id)
     }
-    return not any(records.exists(name) or name in here for name in names)
+    return not any(TRAININGS.exists(name) or name in here for name in names)
 
 
 POLL_S = 0.2
@@ -90,11 +91,11 @@ def wait(
 ) -> None:
     """Wait for the end of a job, print how it ended, and exit with its exit code."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    if not run and records.exists(name):
+    if not run and TRAININGS.exists(name):
         while not training_commands.record(name).finished:
             _sleep(name, deadline)
         sys.exit(training_commands.exit_code(name))
-    while (answer := records.ended(name, run or 0)).present and not (run and answer.jobs):
+    while (answer := runs.ended(name, run or 0)).present and not (run and answer.jobs):
         _sleep(name, deadline)
     if not answer.jobs:
         which = f"run {run} of {name}" if run else f"a job called {name}"
@@ -245,7 +246,7 @@ def logs(
 ) -> None:
     """Print the log of a job's chief, or of the instance that is named."""
     since_s = options.parse_duration("--since", since) if since else None
-    elsewhere = target.of_cluster or records.exists(name)
+    elsewhere = target.of_cluster or TRAININGS.exists(name)
     if not elsewhere and (jobs.has_log(name) or _local(target)):
         if instance or container:
             raise UserError(f"{name} is one process with one log: leave out -i and -c")

@@ -35,7 +35,7 @@ def ps(
     """
     snapshot = get_snapshot(paths.current())
     # `fenka ps` does not need it, and importing it takes an eighth of its start.
-    past = import_module("fenka.local.records").ended().jobs if ended else []
+    past = import_module("fenka.local.runs").ended().jobs if ended else []
     data = {"jobs": snapshot.jobs, "ended": [*map(_document, past)]} if ended else snapshot.jobs
     if tables.print_data(data, output):
         return
@@ -133,10 +133,10 @@ def print_log(name: str, part: LogPart, *, follow: bool, run: int = 0) -> None:
     current = not run or log.parent == paths.jobs_directory() / name
     follow = follow and current
     local_logs.print_log(log, part, lambda: not (follow and jobs_called(paths.current(), name)))
-    from fenka.local import records
+    from fenka.local import runs
 
-    name, number = name.partition("/")[0], run or records.last_run(paths.jobs_directory() / name)
-    if sentence := records.run_outcome(name, number):
+    name, number = name.partition("/")[0], run or runs.last_run(paths.jobs_directory() / name)
+    if sentence := runs.run_outcome(name, number):
         # Not on stdout, which has what the program has printed.
         print_error(sentence)
 
@@ -145,17 +145,17 @@ def _log_file(name: str, run: int = 0) -> Path:
     gang, _, member = name.partition("/")
     directory = paths.jobs_directory() / gang
     if run:
-        from fenka.local import records
+        from fenka.local import runs
 
-        directory = records.place_of_run(gang, run)
+        directory = runs.place_of_run(gang, run)
     return directory / member / "log"
 
 
 def _no_log(name: str, run: int) -> str:
     if run and _log_file(name).exists():
-        from fenka.local import records
+        from fenka.local import runs
 
-        known = ", ".join(map(str, records.numbers(name.partition("/")[0])))
+        known = ", ".join(map(str, runs.numbers(name.partition("/")[0])))
         return f"run {run} of {name} has no log any more: there are {known}"
     snapshot = known_snapshot()
     every = snapshot.jobs if snapshot else []
@@ -184,11 +184,12 @@ def stop_here(names: Sequence[str], grace: float) -> None:
     What waits is cancelled first: otherwise it could start when something else has ended.
     """
     # `fenka ps` needs neither, and importing them takes an eighth of its start.
-    from fenka.local import records, training_commands
+    from fenka.local import training_commands
+    from fenka.local.records import TRAININGS
 
-    trainings = [name for name in names if records.exists(name)]
+    trainings = [name for name in names if TRAININGS.exists(name)]
     # The daemon would end their processes, which their supervisors may start again.
-    pending = [name for name in trainings if not training_commands.runs(name)]
+    pending = [name for name in trainings if not training_commands.is_running(name)]
     failures = list[str]()
     for name in pending:
         training_commands.stop(name)

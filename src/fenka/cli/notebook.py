@@ -27,9 +27,9 @@ from fenka.jobs.job_spec import generate_name
 from fenka.jobs.notebook import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
 from fenka.jobs.workload import parse_fields
-from fenka.local import notebooks, records
+from fenka.local import notebooks, runs
 from fenka.local.launch import Launcher
-from fenka.local.notebooks import NotebookRecord
+from fenka.local.records import NOTEBOOKS, NotebookRecord
 from fenka.workstation import paths
 
 MAX_FILE_BYTES = 4096
@@ -177,7 +177,7 @@ def start(
     ] = False,
 ) -> None:
     """Start a notebook again; print its URL when it answers."""
-    if runs_here(target, target.namespace) or (not target.of_cluster and notebooks.exists(name)):
+    if runs_here(target, target.namespace) or (not target.of_cluster and NOTEBOOKS.exists(name)):
         record = notebooks.load_stopped(name)
         launcher = Launcher(paths.current(), record.spec, report_errors)
         _run_here(record, launcher, detached=True)
@@ -262,7 +262,7 @@ def _start_here(
     if idle_s is not None:
         validate_idle(idle_s)
     spec = options.spec("notebook", ["notebook"])
-    records.check_name_is_free(spec.name)
+    runs.check_name_is_free(spec.name)
     hashed = jupyter.hash_password(password) if password else ""
     record = NotebookRecord(spec, str(directory.resolve()), hashed, idle_s, reach)
     if reach.exposed:
@@ -276,7 +276,7 @@ def _start_here(
 def _run_here(record: NotebookRecord, launcher: Launcher, *, detached: bool) -> NoReturn:
     """Run a notebook of this machine, and exit: with its code if it is not detached."""
     launcher, job_dir = with_directory(launcher)
-    notebooks.save(record)
+    NOTEBOOKS.save(job_dir, record)
     server = jupyter.render(
         job_dir,
         Path(record.root),

@@ -19,7 +19,7 @@ from fenka.core.errors import INVALID_INPUT, NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.job_spec import GpuResources, Isolation, JobKind, JobSpec, generate_name
 from fenka.jobs.processes import BackgroundProcess, start_in_background
-from fenka.local import records
+from fenka.local import runs
 from fenka.local.launch import Launcher
 from fenka.local.workload import parse_priority
 from fenka.workstation import paths
@@ -177,7 +177,7 @@ def run(
     """Become the program, or a gang's supervisor; or start it in the background."""
     _check_program(command[0])  # before a slice is requested
     spec = options.spec("run", command, gang)
-    records.check_name_is_free(spec.name)
+    runs.check_name_is_free(spec.name)
     launcher = options.launcher(spec)
     if options.detach:
         detach(*with_directory(launcher))
@@ -212,7 +212,7 @@ def _check_program(name: str) -> None:
 
 def with_directory(launcher: Launcher) -> tuple[Launcher, Path]:
     """Return a new directory for a run of the job, and the launcher of the job with the run's number."""
-    directory, number = records.create_job_directory(launcher.runtime, launcher.spec.name)
+    directory, number = runs.create_job_directory(launcher.runtime, launcher.spec.name)
     return replace(launcher, spec=msgspec.structs.replace(launcher.spec, run=number)), directory
 
 

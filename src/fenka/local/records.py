@@ -1,45 +1,39 @@
-"""The directories of jobs in the background, and the records of trainings in them.
+"""What is kept on disk of the trainings, services and notebooks of this machine.
 
-A training's directory is kept until it is deleted, with the code, each process's log and the record. Its
-supervisor alone writes the record, atomically. Any process may have been killed at any time, and programs of
-the same user can write everything here. So a record is checked when it is read, and one that says that the
-training runs is believed only while its supervisor lives.
-
-The directories of programs in the background: the last run of a name, and its earlier ones.
-
-    NAME/log, log-times, 0/log …   the last run; the numbered directories are a gang's members
-    NAME/run                       its number
-    NAME/end                       how it ended, by its keeper (jobs/exit_keeper.py)
-    NAME/.runs/2/                  the same of run 2
-
-Programs of the same user can write everything here, so it is checked when it is read.
+Each has a directory until it is deleted. Programs of the same user can write everything in it, so a record is
+checked when it is read. One that says that something runs is believed only while its supervisor lives.
 """
 
 import contextlib
+import ipaddress
+import math
 import os
+import secrets
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
 from fenka import procfs
-from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.errors import FenkaError
+from fenka.core.request import InvalidRequest
 from fenka.isolation.lease_files import decode_json, read_regular_file, write_atomically
-from fenka.jobs.job_spec import NAME
-from fenka.jobs.processes import JobNotStarted
+from fenka.jobs import notebook as jupyter
+from fenka.jobs.job_spec import NAME, JobSpec
+from fenka.jobs.routing_table import ListenAddress
+from fenka.jobs.service import PortName, ServiceSpec
 from fenka.jobs.training import TrainingSpec
 from fenka.procfs import boot_id
 from fenka.views.workloads import JobStatus
 from fenka.workstation import paths
-from fenka.workstation.client import Connection, jobs_called
-from fenka.workstation.paths import Runtime
-from fenka.workstation.protocol import EndedJob, EndedJobs, GetEnded, describe_status
+
+T = TypeVar("T")
 
 Record = TypeVar("Record", bound="Supervised")
 
@@ -49,21 +43,25 @@ OWN = ".fenka"
 MAX_RECORD_BYTES = 16 << 20
 """Of a record. One of 256 processes has 60 KB, and a command may have 2 MB."""
 
+MAX_VERSIONS = 64
+
 INTERRUPTED_REASON = "its supervisor has ended without a result, so its processes were ended"
 
+ReplicaState = Literal["Pending", "Starting", "Ready", "Draining", "Ending", "Backoff"]
+"""Pending: it waits for its lease. Starting: its program runs and does not answer yet. Draining: it gets no
+new requests and finishes its own. Ending: its program has got SIGTERM. Backoff: it is started again soon."""
 
-class JobNotFound(FenkaError):
-    """No training has this name."""
+
+class RecordNotFound(FenkaError):
+    """No training, service or notebook has this name, or no process of it."""
 
 
-class InvalidRecord(FenkaError):
-    """A training's record cannot be read. created_at: when its directory was changed last, Unix seconds."""
+class UnreadableRecord(FenkaError):
+    """A record cannot be read. created_at: when its directory was changed last, Unix seconds."""
 
-    def __init__(self, directory: Path, why: object) -> None:
+    def __init__(self, kind: str, directory: Path, why: object, advice: str) -> None:
         name = directory.name
-        super().__init__(
-            f"the record of job {name} is not understood ({why}): remove it with `fenka delete {name}`"
-        )
+        super().__init__(f"the record of {kind} {name} is not understood ({why}): {advice}")
         self.name = name
         try:
             self.created_at = directory.stat().st_mtime
@@ -71,6 +69,144 @@ class InvalidRecord(FenkaError):
             self.created_at = time.time()
 
 
+@dataclass(frozen=True, slots=True)
+class RecordStore(Generic[T]):
+    """The records of one kind, each a file in a directory of its own. They are replaced atomically.
+
+    Attributes:
+        kind: What sentences call that which a record describes.
+        home: Returns the directory of all directories.
+        file: The file in each.
+        type: What it is decoded to.
+        check: Returns the record to believe of what was read under a name. Raises ValueError.
+        list_hint: Where the user finds what there is.
+        advice: What to do about a record that cannot be read, with {name} in it.
+    """
+
+    kind: str
+    home: Callable[[], Path]
+    file: str
+    type: type[T]
+    check: Callable[[T, str], T]
+    list_hint: str = ""
+    advice: str = ""
+
+    def place_of(self, name: str) -> Path:
+        """Return the directory that this name has, or will have."""
+        return self.home() / name
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a record of this name, also one that cannot be read."""
+        # One that this user may not see is another's, whose directory this cannot be.
+        with contextlib.suppress(OSError):
+            return bool(NAME.fullmatch(name)) and (self.place_of(name) / self.file).exists()
+        return False
+
+    def directory_of(self, name: str) -> Path:
+        """Return the directory of a record. Raises RecordNotFound."""
+        if not self.exists(name):
+            raise RecordNotFound(
+                f"{self.kind} {name[:80]} not found on this machine: {self.list_hint}"
+            )
+        return self.place_of(name)
+
+    def names(self) -> list[str]:
+        """Return the names of all records."""
+        return [name for name in directory_names(self.home) if self.exists(name)]
+
+    def create(self, name: str, record: T, *directories: str) -> Path:
+        """Create a directory that has its record, and empty directories, from the beginning.
+
+        Raises OSError, also if it exists, UnsafeDirectory if another user could replace it.
+        """
+        directory = self.place_of(name)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.check_parents(directory)
+        new = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
+        try:
+            for own in directories:
+                (new / own).mkdir(mode=0o700)
+            self.save(new, record)
+            new.rename(directory)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        return directory
+
+    def save(self, directory: Path, record: T) -> None:
+        """Write a record. Raises OSError."""
+        write_atomically(directory / self.file, msgspec.json.encode(record))
+
+    def load(self, name: str) -> T:
+        """Read a record. Raises RecordNotFound, UnreadableRecord."""
+        directory = self.directory_of(name)
+        try:
+            content = read_regular_file(directory / self.file, MAX_RECORD_BYTES)
+            return self.check(decode_json(msgspec.json.Decoder(self.type), content), name)
+        except (OSError, msgspec.MsgspecError, InvalidRequest, ValueError, OverflowError) as why:
+            # Another command may have removed it meanwhile.
+            self.directory_of(name)
+            raise UnreadableRecord(
+                self.kind, directory, why, self.advice.format(name=name)
+            ) from None
+        except RecursionError:
+            raise UnreadableRecord(
+                self.kind, directory, "too deeply nested", self.advice.format(name=name)
+            ) from None
+
+    def load_all(self, only: str | None = None) -> tuple[list[T], list[UnreadableRecord]]:
+        """Return all records, or that of one name, and the errors of those that cannot be read."""
+        records, unreadable = list[T](), list[UnreadableRecord]()
+        for name in self.names() if only is None else [only]:
+            with contextlib.suppress(RecordNotFound):
+                try:
+                    records.append(self.load(name))
+                except UnreadableRecord as why:
+                    unreadable.append(why)
+        return records, unreadable
+
+    def remove(self, name: str) -> None:
+        """Remove a directory with all that is in it. Raises OSError."""
+        directory = self.place_of(name)
+        while directory.exists():
+            # Another command may be removing it, too.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(directory)
+
+
+def directory_names(home: Callable[[], Path]) -> list[str]:
+    """Return the names of all directories of a kind, sorted."""
+    try:
+        return sorted(os.listdir(home()))
+    except (FileNotFoundError, NotADirectoryError, paths.UnsafeDirectory):
+        return []
+
+
+class Supervised(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a supervisor records. boot, pid, start_ticks: its process, or its guard."""
+
+    boot: str = ""
+    pid: int = 0
+    start_ticks: int = 0
+
+    @property
+    def supervised(self) -> bool:
+        """Whether its supervisor lives. Raises OSError, OverflowError."""
+        return self.boot == boot_id() and procfs.lives(self.pid, self.start_ticks)
+
+
+def supervised_by_me(record: Record) -> Record:
+    """Return the record with this process as the supervisor."""
+    ticks = procfs.start_ticks(os.getpid()) or 0
+    return msgspec.structs.replace(record, boot=boot_id(), pid=os.getpid(), start_ticks=ticks)
+
+
+def outcome(code: int) -> str:
+    """Return how a process ended, in words."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+# --- trainings ----------------------------------------------------------------------------------------
 class InstanceRecord(msgspec.Struct, forbid_unknown_fields=True):
     """A process of a training. Times are Unix seconds.
 
@@ -93,19 +229,6 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=True):
     ended_at: float | None = None
     exit_code: int | None = None
     ended_with_job: bool = False
-
-
-class Supervised(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a supervisor records. boot, pid, start_ticks: its process, or its guard."""
-
-    boot: str = ""
-    pid: int = 0
-    start_ticks: int = 0
-
-    @property
-    def supervised(self) -> bool:
-        """Whether its supervisor lives. Raises OSError."""
-        return self.boot == boot_id() and procfs.lives(self.pid, self.start_ticks)
 
 
 class TrainingRecord(Supervised, forbid_unknown_fields=True):
@@ -170,135 +293,16 @@ class TrainingRecord(Supervised, forbid_unknown_fields=True):
         )
 
 
-def supervised_by_me(record: Record) -> Record:
-    """Return the record with this process as the supervisor."""
-    ticks = procfs.start_ticks(os.getpid()) or 0
-    return msgspec.structs.replace(record, boot=boot_id(), pid=os.getpid(), start_ticks=ticks)
-
-
-# --- directories --------------------------------------------------------------------------------------
-
-
-def create_training_directory(runtime: Runtime, record: TrainingRecord) -> Path:
-    """Return a new directory with this record. Raises what `free_place` does, and JobNotStarted for logs."""
-    directory = free_place(runtime, record.spec.name)
-    if (directory / "log").exists():
-        raise JobNotStarted(
-            f"a program called {record.spec.name} has left its log: delete it (fenka delete "
-            f"{record.spec.name}) or choose another --name",
-            INVALID_INPUT,
-        )
-    shutil.rmtree(directory, ignore_errors=True)
-
-    # With its record it appears at once, so that nobody takes it for the rest of a finished job.
-    def fill(new: Path) -> None:
-        (new / OWN).mkdir(mode=0o700)
-        save(new, record)
-
-    try:
-        create_at_once(directory, fill)
-    except OSError:
-        if directory.exists():
-            raise _taken(record.spec.name) from None
-        raise
-    return directory
-
-
-def create_at_once(directory: Path, fill: Callable[[Path], None]) -> None:
-    """Create a directory that has its content from the beginning. Raises OSError, also if it exists."""
-    new = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
-    try:
-        fill(new)
-        new.rename(directory)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-
-
-def free_place(runtime: Runtime, name: str) -> Path:
-    """Return the place of a new job's directory, where an earlier job's may be.
-
-    Raises JobNotStarted if a job of this name exists, because its log is being written, and if a training has
-    left its records. Raises UnsafeDirectory if another user could replace the directory.
-    """
-    check_name_is_free(name)
-    if jobs_called(runtime, name):
-        raise JobNotStarted(
-            f"a job called {name} already exists: choose another --name", INVALID_INPUT
-        )
-    jobs = paths.jobs_directory()
-    jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = place_of(name)
-    paths.check_parents(directory)
-    return directory
-
-
-def check_name_is_free(name: str) -> None:
-    """Raise JobNotStarted if a training, also a finished one, has this name."""
-    if exists(name):
-        raise _taken(name)
-
-
-def _taken(name: str) -> JobNotStarted:
-    return JobNotStarted(
-        f"job {name} already exists on this machine: delete it (fenka delete {name}) or choose another "
-        "--name",
-        INVALID_INPUT,
-    )
-
-
-def directory_of(name: str) -> Path:
-    """Return the directory of a training. Raises JobNotFound."""
-    if not exists(name):
-        raise JobNotFound(f"job {name[:80]} not found on this machine: `fenka list` shows all")
-    return place_of(name)
-
-
-def place_of(name: str) -> Path:
-    """Return the directory that a training has, or will have."""
-    return paths.jobs_directory() / name
-
-
 def log_of(directory: Path, instance: str) -> Path:
-    """Return the log of a process."""
+    """Return the log of a training's process."""
     return directory / OWN / instance / "log"
 
 
-def outcome(code: int) -> str:
-    """Return how a process ended, in words."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def exists(name: str) -> bool:
-    """Return whether a training has left its records under this name."""
-    if not NAME.fullmatch(name):
-        return False
-    # A record that this user may not read is another's, whose directory this cannot be.
-    with contextlib.suppress(OSError):
-        return (place_of(name) / OWN / "record.json").exists()
-    return False
-
-
-# --- records ------------------------------------------------------------------------------------------
-
-
-def save(directory: Path, record: TrainingRecord) -> None:
-    """Write a record. Raises OSError."""
-    write_atomically(directory / OWN / "record.json", msgspec.json.encode(record))
-
-
-def load(directory: Path) -> TrainingRecord:
-    """Read a record; one whose supervisor is gone has failed. Raises InvalidRecord."""
-    path = directory / OWN / "record.json"
-    try:
-        record = msgspec.json.decode(read_regular_file(path, MAX_RECORD_BYTES), type=TrainingRecord)
-        valid = record.spec.name == directory.name and record.instances
-        alive = record.finished or record.supervised
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
-        raise InvalidRecord(directory, why) from None
-    if not valid:
-        raise InvalidRecord(directory, "it describes no job of this name")
-    return record if alive else interrupted(record)
+def _check_training(record: TrainingRecord, name: str) -> TrainingRecord:
+    """Return a training; one whose supervisor is gone has failed."""
+    if record.spec.name != name or not record.instances:
+        raise ValueError("it describes no job of this name")
+    return record if record.finished or record.supervised else interrupted(record)
 
 
 def interrupted(record: TrainingRecord) -> TrainingRecord:
@@ -319,163 +323,218 @@ def interrupted(record: TrainingRecord) -> TrainingRecord:
     return msgspec.structs.replace(record, status="FAILED", reason=reason, instances=instances)
 
 
-def load_all(only: str | None = None) -> Iterator[TrainingRecord | InvalidRecord]:
-    """Yield all records or that of one name, newest first, then the errors of those that cannot be read."""
-    names = [name for name in (job_names() if only is None else [only]) if exists(name)]
-    loaded = [_try(place_of(name)) for name in names]
-    yield from sorted(filter(_is_record, loaded), key=lambda record: -record.created_at)
-    yield from (error for error in loaded if isinstance(error, InvalidRecord))
+TRAININGS = RecordStore(
+    "job",
+    paths.jobs_directory,
+    f"{OWN}/record.json",
+    TrainingRecord,
+    _check_training,
+    "`fenka list` shows all",
+    "remove it with `fenka delete {name}`",
+)
+"""A training's supervisor alone writes its record."""
 
 
-def _is_record(loaded: TrainingRecord | InvalidRecord) -> TypeGuard[TrainingRecord]:
-    return isinstance(loaded, TrainingRecord)
+# --- notebooks ----------------------------------------------------------------------------------------
 
 
-def job_names() -> list[str]:
-    """Return the names of all jobs that have a directory, trainings and others."""
-    try:
-        return sorted(os.listdir(paths.jobs_directory()))
-    except (FileNotFoundError, paths.UnsafeDirectory):
-        return []
+class NotebookRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A notebook.
 
-
-def _try(directory: Path) -> TrainingRecord | InvalidRecord:
-    try:
-        return load(directory)
-    except InvalidRecord as why:
-        return why
-
-
-KEPT_RUNS = 10
-"""Runs of one name whose logs are kept, the last included."""
-
-MAX_RUN = 1_000_000_000
-
-_OLDER = ".runs"
-_MAX_BYTES = 4096
-_KEPT = {"log", "log-times", "end"}
-
-
-class RunEnd(msgspec.Struct, frozen=True):
-    """How a run's program ended. status: its wait status. ended_at: Unix seconds."""
-
-    status: int
-    ended_at: float
-
-
-_end_decoder = msgspec.json.Decoder(RunEnd)
-
-
-def create_job_directory(runtime: Runtime, name: str) -> tuple[Path, int]:
-    """Return a directory for the log and files of a new run of this name, and the run's number.
-
-    The logs of the earlier runs are kept in it. Raises what `records.free_place` does.
+    Attributes:
+        spec: What it gets of the cards; its command is not the server's.
+        root: The directory that it shows.
+        hashed_password: As Jupyter checks it; empty for a random token in the URL.
+        idle_s: It ends after so many seconds without use of its slice; None to run indefinitely.
+        reach: Where it listens.
     """
-    directory = free_place(runtime, name)
-    number = 1
-    if directory.exists():
-        number = last_run(directory) + 1
-        _archive(directory, number - 1)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    (directory / "run").write_text(f"{number}\n")
-    return directory, number
+
+    spec: JobSpec
+    root: str
+    hashed_password: str = ""
+    idle_s: float | None = None
+    reach: jupyter.Reach = jupyter.Reach()
+    version: Literal[1] = 1
 
 
-def last_run(directory: Path) -> int:
-    """Return the number of the last run in a job's directory."""
-    with contextlib.suppress(OSError, ValueError):
-        return min(max(int(read_regular_file(directory / "run", _MAX_BYTES)), 1), MAX_RUN)
-    return 1
+def _check_notebook(record: NotebookRecord, name: str) -> NotebookRecord:
+    record.spec.validate()
+    if record.spec.name != name or not 0 < (record.idle_s or 1) < math.inf:
+        raise ValueError("it describes another notebook")
+    return record
 
 
-def has_runs(name: str) -> bool:
-    """Return whether a program that ran in the background has left a log under this name."""
-    return bool(NAME.fullmatch(name)) and (place_of(name) / "log").exists()
+NOTEBOOKS = RecordStore(
+    "notebook",
+    paths.jobs_directory,
+    "notebook.json",
+    NotebookRecord,
+    _check_notebook,
+    "it was never started",
+    "start it by fenka notebook",
+)
+"""What a notebook was started with, to start it again."""
 
 
-def place_of_run(name: str, run: int) -> Path:
-    """Return the directory that a run has, or had."""
-    directory = place_of(name)
-    return directory if run == last_run(directory) else directory / _OLDER / str(run)
+# --- services -----------------------------------------------------------------------------------------
 
 
-def numbers(name: str) -> list[int]:
-    """Return the numbers of the runs whose logs are kept."""
-    directory = place_of(name)
-    last = [last_run(directory)] if (directory / "log").exists() else []
-    return [*_older(directory), *last]
+class VersionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A version as submitted.
+
+    Attributes:
+        spec: What was submitted.
+        revision: Replicas of another revision are replaced by new ones.
+        created_at: Unix seconds.
+        directory: The programs' working directory.
+        environment: That of the command that submitted it.
+        binds: Files and directories that programs see in another place, too.
+        previous: The spec before its last update; None before the first one.
+    """
+
+    spec: ServiceSpec
+    revision: int
+    created_at: float
+    directory: str
+    environment: dict[str, str]
+    binds: list[tuple[str, str]] = []
+    previous: ServiceSpec | None = None
 
 
-def end_of(directory: Path) -> RunEnd | None:
-    """Return how the run of this directory ended; None if that is not known."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return decode_json(_end_decoder, read_regular_file(directory / "end", _MAX_BYTES))
+class ServiceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A service.
+
+    Attributes:
+        uid: Its identity: a later service of the same name has another.
+        address: Where the gateway listens.
+        ports: The gateway's ports. Each replica has its own.
+        versions: The versions; none if it is being deleted.
+        weights: Shares of the requests by version. A version that is missing gets none.
+    """
+
+    uid: str
+    address: str
+    ports: dict[PortName, int]
+    versions: list[VersionRecord]
+    weights: dict[str, int]
+    format: Literal[1] = 1
+
+    def version(self, name: str) -> VersionRecord | None:
+        """Return a version."""
+        return next((version for version in self.versions if version.spec.version == name), None)
+
+    def weight(self, version: str) -> int:
+        """Return a version's share of the requests."""
+        return self.weights.get(version, 0)
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica. Times are Unix seconds.
+
+    Attributes:
+        name: Its name, stable over restarts.
+        revision: That of its version when it was started first.
+        lease: The name of its request in the daemon's queue, another one after each restart.
+        pid: The process that supervises its program; 0 for none.
+        program: Its program's process, and when that was started; zeros for none.
+        ports: Where it listens, by the port's name.
+        reason: Why it waits, or why it is started again.
+    """
+
+    name: str
+    version: str
+    revision: int
+    state: ReplicaState
+    created_at: float
+    lease: str = ""
+    pid: int = 0
+    program: tuple[int, int] = (0, 0)
+    restarts: int = 0
+    ports: dict[PortName, ListenAddress] = {}
+    reason: str = ""
+
+
+class ServiceStatus(Supervised, forbid_unknown_fields=True):
+    """What there is of a service.
+
+    Attributes:
+        uid: The service's identity.
+        wanted: The number of replicas by version.
+        metrics: Where the gateway shows its metrics; empty while there is none.
+        gateway_pid: The gateway's process; 0 while there is none.
+        reason: Why something is not as wanted.
+    """
+
+    uid: str
+    wanted: dict[str, int] = msgspec.field(default_factory=dict)
+    replicas: list[ReplicaRecord] = msgspec.field(default_factory=list)
+    metrics: str = ""
+    gateway_pid: int = 0
+    reason: str = ""
+
+
+def _check_service(record: ServiceRecord, name: str) -> ServiceRecord:
+    """Return a service. Raises InvalidRequest, ValueError if it is none of this name."""
+    versions = [version.spec.version for version in record.versions]
+    ipaddress.ip_address(record.address)
+    if not 0 <= len(set(versions)) == len(versions) <= MAX_VERSIONS:
+        raise ValueError("its versions are not different, or too many")
+    if not all(0 <= weight <= 100 for weight in record.weights.values()):
+        raise ValueError("a weight is not from 0 to 100")
+    if not record.ports or not all(0 < port < 65536 for port in record.ports.values()):
+        raise ValueError("its ports are no ports")
+    for version in record.versions:
+        version.spec.validate()
+        if version.spec.name != name:
+            raise ValueError("it describes another service")
+    return record
+
+
+def _check_status(status: ServiceStatus, _name: str) -> ServiceStatus:
+    if not status.supervised:
+        raise ValueError("its supervisor does not live")
+    return status
+
+
+SERVICES = RecordStore(
+    "service",
+    paths.services_directory,
+    "service.json",
+    ServiceRecord,
+    _check_service,
+    "`fenka serve list` shows all",
+    "remove it with `fenka serve delete {name}`",
+)
+"""What the user wants: commands change it, one at a time."""
+
+STATUSES = RecordStore(
+    "service", paths.services_directory, "status.json", ServiceStatus, _check_status
+)
+"""What there is: a service's supervisor alone writes it."""
+
+
+def service_status(name: str) -> ServiceStatus | None:
+    """Return what there is; None if its supervisor does not live, and if the file cannot be read."""
+    with contextlib.suppress(RecordNotFound, UnreadableRecord):
+        return STATUSES.load(name)
     return None
 
 
-def ended(name: str = "", run: int = 0) -> EndedJobs:
-    """Return what the daemon knows of ended jobs; of one name if it is given. Raises DaemonUnavailable.
-
-    The exit codes that it could not see are those that this user's keepers have recorded.
-    """
-    with Connection(paths.current()) as connection:
-        answer = connection.request(GetEnded(name, run), EndedJobs)
-    return EndedJobs([*map(_with_own_status, answer.jobs)], answer.present)
+def replicas_directory(directory: Path) -> Path:
+    """Return the directory of all replicas' logs."""
+    return directory / "replicas"
 
 
-def run_outcome(name: str, run: int) -> str:
-    """Return a sentence about the end of this user's run; empty if it runs, or nothing is known."""
-    jobs = list[EndedJob]()
-    with contextlib.suppress(FenkaError, ConnectionError):
-        answer = ended(name, run)
-        if answer.present and run == last_run(place_of(name)):
-            return ""
-        jobs = [job for job in answer.jobs if job.uid == os.geteuid()]
-    if jobs:
-        job = next((job for job in jobs if job.status), jobs[0])
-        at, why = job.ended_at, job.sentence
-    elif end := end_of(place_of_run(name, run)):
-        at, why = end.ended_at, describe_status(end.status)
-    else:
-        return ""
-    moment = datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{name} (run {run}) ended at {moment}: {why}"
+def replica_log(directory: Path, replica: str) -> Path:
+    """Return the log of a service's replica."""
+    return replicas_directory(directory) / replica / "log"
 
 
-def _with_own_status(job: EndedJob) -> EndedJob:
-    if job.status is not None or job.uid != os.geteuid() or not job.run or job.gang:
-        return job
-    end = end_of(place_of_run(job.name, job.run)) if NAME.fullmatch(job.name) else None
-    return msgspec.structs.replace(job, status=end.status) if end else job
+def socket_path(directory: Path) -> str:
+    """Return a path for a replica's Unix socket that none has had."""
+    return str(sockets_directory(directory) / secrets.token_hex(4))
 
 
-def delete(name: str) -> None:
-    """Remove all that is left of a program that has ended."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(place_of(name))
-
-
-def _older(directory: Path) -> list[int]:
-    try:
-        names = os.listdir(directory / _OLDER)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(int(name) for name in names if name.isdecimal() and len(name) < 10)
-
-
-def _archive(directory: Path, number: int) -> None:
-    """Move the logs of the last run away, and remove its other files."""
-    place = directory / _OLDER / str(number)
-    # If the last attempt was killed meanwhile, a part is there already.
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for entry in list(directory.iterdir()):
-        if entry.name == _OLDER:
-            continue
-        if entry.name in _KEPT or (entry.name.isdecimal() and (entry / "log").exists()):
-            entry.rename(place / entry.name)
-        elif entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
-    for old in _older(directory)[: -(KEPT_RUNS - 1)]:
-        shutil.rmtree(directory / _OLDER / str(old), ignore_errors=True)
+def sockets_directory(directory: Path) -> Path:
+    """Return the directory of all replicas' Unix sockets, which only their user may enter."""
+    return directory / "sockets"

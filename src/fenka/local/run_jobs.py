@@ -15,9 +15,9 @@ from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import sandbox
 from fenka.jobs.notebook import LOOPBACK
-from fenka.local import notebooks, records
+from fenka.local import runs
 from fenka.local.launch import execute
-from fenka.local.records import JobNotFound
+from fenka.local.records import NOTEBOOKS, TRAININGS, RecordNotFound, directory_names
 from fenka.local.views import card_uses
 from fenka.local.workload import change_directory
 from fenka.procfs import start_ticks
@@ -79,7 +79,7 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
     return [
         _running(each, leases[each], snapshot)
         if each in leases and snapshot
-        else _ended(each, past.get((each, records.last_run(records.place_of(each))), []))
+        else _ended(each, past.get((each, runs.last_run(runs.place_of(each))), []))
         for each in names
         if name in (None, each)
     ]
@@ -109,7 +109,7 @@ def events(name: str) -> list[JobEvent]:
 def attach_to(name: str, instance: str, command: Iterable[str]) -> NoReturn:
     """Become this command in a program's lease: of a gang's first member, if none is named.
 
-    Raises JobNotFound, NotRunning, IsolationError, JobNotStarted.
+    Raises RecordNotFound, NotRunning, IsolationError, JobNotStarted.
     """
     members = [
         job
@@ -118,7 +118,7 @@ def attach_to(name: str, instance: str, command: Iterable[str]) -> NoReturn:
     ]
     if not members:
         known = f"{name} has no instance {instance[:80]}" if instance else f"{name} is not running"
-        raise JobNotFound(known)
+        raise RecordNotFound(known)
     job = members[0]
     if not job.slices:
         raise NotRunning(f"{job.name} waits for its slice: it is not running yet")
@@ -132,7 +132,7 @@ def delete(name: str) -> None:
     runtime = paths.current()
     if any(name in (job.name, job.gang) for job in own_jobs(known_snapshot())):
         stop_jobs(runtime, [name])
-    records.delete(name)
+    runs.delete(name)
     with contextlib.suppress(FenkaError, ConnectionError), Connection(runtime) as connection:
         connection.request(RemoveEnded(name), Done)
 
@@ -141,8 +141,8 @@ def _with_logs() -> list[str]:
     """Return the names of this user's programs that have left a log."""
     return [
         name
-        for name in records.job_names()
-        if records.has_runs(name) and not records.exists(name) and not notebooks.exists(name)
+        for name in directory_names(paths.jobs_directory)
+        if runs.has_runs(name) and not TRAININGS.exists(name) and not NOTEBOOKS.exists(name)
     ]
 
 
@@ -150,7 +150,7 @@ def _past() -> dict[tuple[str, int], list[EndedJob]]:
     """Return this user's ended programs by name and run; none if no daemon answers."""
     past: dict[tuple[str, int], list[EndedJob]] = {}
     with contextlib.suppress(FenkaError, ConnectionError):
-        for job in records.ended().jobs:
+        for job in runs.ended().jobs:
             if job.uid == os.geteuid() and job.kind == "run":
                 past.setdefault((job.gang or job.name, job.run), []).append(job)
     return past
@@ -200,8 +200,8 @@ def _instance(lease: JobView, snapshot: Snapshot) -> Instance:
 
 def _ended(name: str, members: list[EndedJob]) -> TrainingJob:
     """Return a program that has ended. members: what the daemon knows of its last run."""
-    directory = records.place_of(name)
-    end = records.end_of(directory)
+    directory = runs.place_of(name)
+    end = runs.end_of(directory)
     decisive = next((job for job in members if job.status), members[0] if members else None)
     code = decisive.status if decisive else end.status if end else None
     ended_at = decisive.ended_at if decisive else end.ended_at if end else None
@@ -217,9 +217,7 @@ def _ended(name: str, members: list[EndedJob]) -> TrainingJob:
         trainer="run",
         created=decisive.requested_at if decisive else created,
         ended=ended_at,
-        note=decisive.sentence
-        if decisive
-        else records.run_outcome(name, records.last_run(directory)),
+        note=decisive.sentence if decisive else runs.run_outcome(name, runs.last_run(directory)),
     )
 
 
@@ -228,12 +226,12 @@ def run(name: str, instance: str, command: Sequence[str]) -> NoReturn:
 
     It is ended when the training ends or starts again.
 
-    Raises JobNotFound, InvalidRecord, NotRunning, IsolationError, JobNotStarted.
+    Raises RecordNotFound, UnreadableRecord, NotRunning, IsolationError, JobNotStarted.
     """
-    record = records.load(records.directory_of(name))
+    record = TRAININGS.load(name)
     process = record.instance(instance)
     if process is None:
-        raise JobNotFound(
+        raise RecordNotFound(
             f"job {name} has no instance {instance[:80]}: fenka get {name} lists them"
         )
     if process.ended_at is not None:

@@ -4,12 +4,13 @@ Services of this machine as values of the screens: records, and what the daemon 
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -25,19 +26,22 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, start_in_background
 from fenka.jobs.routing_table import check_socket_path
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec, check_change, check_versions
-from fenka.local import run_jobs, service_plan, service_records, service_supervisor, workload
+from fenka.local import records, run_jobs, service_plan, service_supervisor, workload
 from fenka.local.launch import Launcher, LeaseNotGranted
-from fenka.local.service_records import (
-    InvalidService,
+from fenka.local.records import (
+    MAX_VERSIONS,
+    SERVICES,
     ReplicaRecord,
     ReplicaState,
     ServiceRecord,
     ServiceStatus,
+    UnreadableRecord,
     VersionRecord,
 )
 from fenka.local.views import requested_cards, requested_units
 from fenka.local.workload import end_process, end_writers
 from fenka.views.workloads import Replica, ServiceVersion, ServingPort
+from fenka.workstation import paths
 from fenka.workstation.client import connect, known_snapshot, own_jobs
 from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import JobView, Snapshot
@@ -58,7 +62,6 @@ _STATUS: Mapping[ReplicaState, str] = {
 
 
 def service_versions(
-    name: str,
     record: ServiceRecord,
     status: ServiceStatus | None,
     snapshot: Snapshot | None,
@@ -67,7 +70,6 @@ def service_versions(
     """Return the versions of a service as screens show them.
 
     Args:
-        name: The service.
         record: What is wanted.
         status: What there is; None if its supervisor does not live.
         snapshot: What the daemon knows; None if none answers.
@@ -76,12 +78,11 @@ def service_versions(
     leases = {job.gang or job.name: job for job in own_jobs(snapshot)}
     return [
         _version(record, version, status, leases, snapshot, user)
-        for version in sorted(record.versions, key=lambda each: each.spec.version)
-        if version.spec.name == name
+        for version in sorted(record.versions, key=lambda version: version.spec.version)
     ]
 
 
-def unreadable_service(error: InvalidService, user: str) -> ServiceVersion:
+def unreadable_service(error: UnreadableRecord, user: str) -> ServiceVersion:
     """Return a service whose record cannot be read."""
     return ServiceVersion(error.name, user, "", "custom", "", 0, 0, 0, note=str(error))
 
@@ -104,14 +105,18 @@ def _version(
     compute = spec.gpu.core if spec.gpu else 0
     replicas = [
         replace(
-            _replica(each, leases.get(each.lease), requested), memory_units=units, compute=compute
+            _replica(replica, leases.get(replica.lease), requested),
+            memory_units=units,
+            compute=compute,
         )
-        for each in known
+        for replica in known
     ]
     # The supervisor has not seen a version yet that is missing.
     wanted = status.wanted.get(spec.version, max(spec.range.least, 1)) if status else 0
     several = len(record.versions) > 1
-    current = all(each.revision == version.revision and each.state == "Ready" for each in known)
+    current = all(
+        replica.revision == version.revision and replica.state == "Ready" for replica in known
+    )
     return ServiceVersion(
         spec.name,
         user,
@@ -182,6 +187,23 @@ _IN_PLACE = ("replicas", "target", "up_after_s", "down_after_s")
 """Fields whose change replaces no replica."""
 
 
+@contextlib.contextmanager
+def _changing() -> Iterator[int]:
+    """Let no other command change a service while the block runs, and a child has the descriptor.
+
+    Raises OSError.
+    """
+    services = paths.services_directory()
+    services.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.check_parents(services / "any")
+    descriptor = os.open(services, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 class ServiceRefused(FenkaError):
     """The change is not possible as the service is now."""
 
@@ -202,15 +224,15 @@ def deploy(
     Raises:
         InvalidRequest: This machine cannot run it as requested.
         ServiceRefused: The service has a version of this name, or other ports.
-        InvalidService: The service's record cannot be read.
+        UnreadableRecord: The service's record cannot be read.
         JobNotStarted: It could not be started.
     """
     spec.validate()
     workload.refuse_cluster_options(spec, {})
     workload.check_mounts(spec)
     directory = workload.working_directory(spec)
-    with service_records.changing() as lock:
-        record = service_records.load(spec.name) if service_records.exists(spec.name) else None
+    with _changing() as lock:
+        record = SERVICES.load(spec.name) if SERVICES.exists(spec.name) else None
         if record is not None:
             _check_version(record, spec)
             if sentence := _ignored_ports(record, spec):
@@ -224,7 +246,9 @@ def deploy(
             new = ServiceRecord(
                 secrets.token_hex(8), _address(spec), _client_ports(spec), [], {spec.version: 100}
             )
-            service_records.create(spec.name, new)
+            # What is left of one that was not removed completely.
+            shutil.rmtree(SERVICES.place_of(spec.name), ignore_errors=True)
+            SERVICES.create(spec.name, new, "replicas")
         new = record or new
         try:
             _add(new, version)
@@ -237,7 +261,7 @@ def deploy(
 
 def _revision(spec: ServiceSpec) -> int:
     """Return a revision that no replica has, also of a deleted version of the same name."""
-    status = service_records.load_status(spec.name)
+    status = records.service_status(spec.name)
     replicas = status.replicas if status else []
     return 1 + max(
         (replica.revision for replica in replicas if replica.version == spec.version), default=0
@@ -245,23 +269,21 @@ def _revision(spec: ServiceSpec) -> int:
 
 
 def _add(record: ServiceRecord, version: VersionRecord) -> None:
-    place = service_records.place_of(version.spec.name)
+    place = SERVICES.place_of(version.spec.name)
     files = place / "files" / version.spec.version
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir(mode=0o700, parents=True)
     binds = workload.provide_files(version.spec, files)
     version = msgspec.structs.replace(version, binds=binds)
-    service_records.save(
-        place, msgspec.structs.replace(record, versions=[*record.versions, version])
-    )
+    SERVICES.save(place, msgspec.structs.replace(record, versions=[*record.versions, version]))
 
 
 def _restore(name: str, record: ServiceRecord | None) -> None:
     """Leave a service as it was."""
     if record is None:
-        shutil.rmtree(service_records.place_of(name), ignore_errors=True)
+        shutil.rmtree(SERVICES.place_of(name), ignore_errors=True)
     else:
-        service_records.save(service_records.place_of(name), record)
+        SERVICES.save(SERVICES.place_of(name), record)
 
 
 def _check_version(record: ServiceRecord, spec: ServiceSpec) -> None:
@@ -273,8 +295,8 @@ def _check_version(record: ServiceRecord, spec: ServiceSpec) -> None:
         )
     if not record.versions:
         raise ServiceRefused(f"service {spec.name} is being deleted: try again, or delete it again")
-    if len(record.versions) >= service_records.MAX_VERSIONS:
-        raise ServiceRefused(f"a service has at most {service_records.MAX_VERSIONS} versions")
+    if len(record.versions) >= MAX_VERSIONS:
+        raise ServiceRefused(f"a service has at most {MAX_VERSIONS} versions")
     served, given = sorted(record.ports), sorted(_client_ports(spec))
     if served != given:
         raise ServiceRefused(
@@ -308,7 +330,7 @@ def _check_sockets(spec: ServiceSpec) -> None:
     """Check that the kernel can have the paths of replicas' Unix sockets. Raises InvalidRequest."""
     if spec.unix_socket:
         try:
-            check_socket_path(service_records.socket_path(service_records.place_of(spec.name)))
+            check_socket_path(records.socket_path(SERVICES.place_of(spec.name)))
         except ValueError as why:
             raise InvalidRequest(
                 f"--unix-socket: {why}: give the service a shorter --name, or set XDG_STATE_HOME to a "
@@ -366,9 +388,9 @@ def _ensure_supervised(
 
     lock: what keeps other commands from changing services; not for the supervisor.
     """
-    if service_records.load_status(name) is not None:
+    if records.service_status(name) is not None:
         return
-    if any(version.spec.gpu for version in service_records.load(name).versions):
+    if any(version.spec.gpu for version in SERVICES.load(name).versions):
         # Not by a replica, or its end would be that of the daemon's parent.
         connect(runtime, announce).close()
 
@@ -381,7 +403,7 @@ def _ensure_supervised(
 
         service_supervisor.run(runtime, name, ready, report_errors)
 
-    log = service_records.place_of(name) / "log"
+    log = SERVICES.place_of(name) / "log"
     with start_in_background(body, log, report_errors) as process:
         for line in process.status_lines():
             if line == STARTED:
@@ -399,23 +421,22 @@ def versions(name: str | None) -> list[ServiceVersion]:
     """
     snapshot, user = known_snapshot(), user_name(os.geteuid())
     shown: list[ServiceVersion] = []
-    for each in service_records.names() if name is None else filter(service_records.exists, [name]):
-        try:
-            record = service_records.load(each)
-        except InvalidService as why:
-            shown.append(unreadable_service(why, user))
-            continue
-        shown += service_versions(each, record, service_records.load_status(each), snapshot, user)
-    return shown
+    services, unreadable = SERVICES.load_all(name)
+    for record in services:
+        # One without versions is being deleted.
+        if record.versions:
+            status = records.service_status(record.versions[0].spec.name)
+            shown += service_versions(record, status, snapshot, user)
+    return [*shown, *(unreadable_service(error, user) for error in unreadable)]
 
 
 def attach_to(name: str, replica: str, command: Sequence[str]) -> NoReturn:
     """Become a command in the lease of a replica. It is ended with the replica.
 
-    Raises ServiceNotFound, InvalidService, NotRunning, IsolationError, JobNotStarted.
+    Raises RecordNotFound, UnreadableRecord, NotRunning, IsolationError, JobNotStarted.
     """
-    record, status = service_records.load(name), service_records.load_status(name)
-    known = [each for each in status.replicas if each.name == replica] if status else []
+    record, status = SERVICES.load(name), records.service_status(name)
+    known = [known for known in status.replicas if known.name == replica] if status else []
     version = record.version(known[0].version) if known else None
     if version is None:
         raise run_jobs.NotRunning(f"{replica} is not running")
@@ -424,8 +445,8 @@ def attach_to(name: str, replica: str, command: Sequence[str]) -> NoReturn:
 
 def has_replica(name: str, replica: str) -> bool:
     """Return whether there is a replica of this name, which may be started again."""
-    status = service_records.load_status(name)
-    return status is not None and any(each.name == replica for each in status.replicas)
+    status = records.service_status(name)
+    return status is not None and any(known.name == replica for known in status.replicas)
 
 
 # --- changes --------------------------------------------------------------------------------------------
@@ -445,12 +466,12 @@ def update(
     killed is started again.
 
     Raises:
-        ServiceNotFound, InvalidService, ServiceRefused: There is no such version.
+        RecordNotFound, UnreadableRecord, ServiceRefused: There is no such version.
         InvalidRequest: This machine cannot run it as requested.
         JobNotStarted: Its supervisor could not be started.
     """
-    with service_records.changing() as lock:
-        record = service_records.load(name)
+    with _changing() as lock:
+        record = SERVICES.load(name)
         old = _chosen(record, name, version)
         spec = change(old.spec)
         spec.validate()
@@ -471,9 +492,7 @@ def update(
             previous=old.previous if spec == old.spec else old.spec,
         )
         versions = [new if version is old else version for version in record.versions]
-        service_records.save(
-            service_records.place_of(name), msgspec.structs.replace(record, versions=versions)
-        )
+        SERVICES.save(SERVICES.place_of(name), msgspec.structs.replace(record, versions=versions))
         try:
             _ensure_supervised(runtime, name, lock, announce, report_errors)
         except BaseException:
@@ -486,7 +505,7 @@ def undo(
     runtime: Runtime, name: str, version: str, announce: Announce, report_errors: ErrorReporter
 ) -> ServiceSpec:
     """Make a version what it was before its last update. Return it as it is now. Raises as `update`."""
-    chosen = _chosen(service_records.load(name), name, version)
+    chosen = _chosen(SERVICES.load(name), name, version)
     previous, version = chosen.previous, chosen.spec.version
     if previous is None:
         raise ServiceRefused(
@@ -508,61 +527,58 @@ def _chosen(record: ServiceRecord, name: str, version: str) -> VersionRecord:
 
 
 def split(name: str, weights: Mapping[str, int]) -> None:
-    """Divide a service's requests. Raises ServiceNotFound, InvalidService, InvalidRequest."""
-    with service_records.changing():
-        record = service_records.load(name)
+    """Divide a service's requests. Raises RecordNotFound, UnreadableRecord, InvalidRequest."""
+    with _changing():
+        record = SERVICES.load(name)
         check_versions(name, weights, [version.spec.version for version in record.versions])
-        service_records.save(
-            service_records.place_of(name), msgspec.structs.replace(record, weights=dict(weights))
+        SERVICES.save(
+            SERVICES.place_of(name), msgspec.structs.replace(record, weights=dict(weights))
         )
 
 
 def delete(name: str, version: str) -> None:
     """Delete a version, or the whole service with all that is left of it.
 
-    Raises ServiceNotFound, InvalidService, ServiceRefused, InvalidRequest, JobNotEnded.
+    Raises RecordNotFound, UnreadableRecord, ServiceRefused, InvalidRequest, JobNotEnded.
     """
-    with service_records.changing():
-        directory = service_records.directory_of(name)
+    with _changing():
+        directory = SERVICES.directory_of(name)
         if version and not _delete_version(name, version):
             return
         _end(name, directory)
-        while directory.exists():
-            # Another command may be deleting it, too.
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(directory)
+        SERVICES.remove(name)
 
 
 def _delete_version(name: str, version: str) -> bool:
     """Withdraw a version. Return whether it is the last one, which is not withdrawn."""
-    record = service_records.load(name)
+    record = SERVICES.load(name)
     names = [version.spec.version for version in record.versions]
     check_versions(name, {version: 1}, names)
-    rest = [each for each in record.versions if each.spec.version != version]
+    rest = [kept for kept in record.versions if kept.spec.version != version]
     if not rest:
         return True
-    weights = shares(record.weights, [each.spec.version for each in rest])
+    weights = shares(record.weights, [kept.spec.version for kept in rest])
     if not weights:
         raise ServiceRefused(
             f"version {version} gets all requests of service {name}: move them first, by fenka "
             f"traffic-split --name {name} -v {rest[0].spec.version}:100"
         )
     changed = msgspec.structs.replace(record, versions=rest, weights=weights)
-    service_records.save(service_records.place_of(name), changed)
+    SERVICES.save(SERVICES.place_of(name), changed)
     return False
 
 
 def _end(name: str, directory: Path) -> None:
     """End the supervisor with all that it runs."""
     grace_s = ServiceSpec().grace_s
-    with contextlib.suppress(InvalidService):
-        record = service_records.load(name)
+    with contextlib.suppress(UnreadableRecord):
+        record = SERVICES.load(name)
         # The gateway finishes requests, and then the programs.
         grace_s = 2 * max((version.spec.grace_s for version in record.versions), default=grace_s)
         # A supervisor that is being started again may miss the signal. On a full disk there is only that.
         with contextlib.suppress(OSError):
-            service_records.save(directory, msgspec.structs.replace(record, versions=[]))
-    status = service_records.load_status(name)
+            SERVICES.save(directory, msgspec.structs.replace(record, versions=[]))
+    status = records.service_status(name)
     if status is not None:
         end_process(status.pid, lambda: status.supervised, name, grace_s)
     # If a guard was killed, its supervisor ends by itself.

@@ -23,7 +23,7 @@ from fenka.jobs.service import (
     PortName,
     ServiceSpec,
 )
-from fenka.local.service_records import ReplicaState, ServiceRecord, VersionRecord
+from fenka.local.records import ReplicaState, ServiceRecord, VersionRecord
 from fenka.local.workload import NO_CARDS, parse_priority
 
 SURGE = 1

@@ -29,10 +29,9 @@ from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter, run_child
 from fenka.jobs.routing_table import ListenAddress
 from fenka.jobs.service import CLIENT_PORTS, PortName
-from fenka.local import service_plan, service_records, supervisor, workload
+from fenka.local import records, service_plan, supervisor, workload
 from fenka.local.launch import Launcher, execute
-from fenka.local.records import outcome
-from fenka.local.service_records import ReplicaRecord, ReplicaState, VersionRecord
+from fenka.local.records import ReplicaRecord, ReplicaState, VersionRecord, outcome
 from fenka.local.workload import change_directory
 from fenka.workstation import paths, protocol
 from fenka.workstation.paths import Runtime
@@ -261,7 +260,7 @@ class Replica:
                 service_plan.lease_request(self.version, self._lease),
                 self.version,
                 self.ports,
-                service_records.replicas_directory(self.home.directory),
+                records.replicas_directory(self.home.directory),
                 self.home.report_errors,
             )
             self.pid, self.reports = program.fork(self.home.leave)
@@ -273,9 +272,9 @@ class Replica:
         directory = self.home.directory
         for name in self.version.spec.ports:
             if self.version.spec.unix_socket and name in CLIENT_PORTS:
-                service_records.sockets_directory(directory).mkdir(mode=0o700, exist_ok=True)
+                records.sockets_directory(directory).mkdir(mode=0o700, exist_ok=True)
                 # Another path after each restart: few programs replace what a killed one has left.
-                self.ports[name] = service_records.socket_path(directory)
+                self.ports[name] = records.socket_path(directory)
             else:
                 self.ports[name], lock = paths.port_reservations().reserve()
                 self._locks.append(lock)
@@ -307,7 +306,7 @@ class Replica:
         self.state, self.gone = "Ending", True
         self._release_ports()
         shutil.rmtree(
-            service_records.log_of(self.home.directory, self.name).parent, ignore_errors=True
+            records.replica_log(self.home.directory, self.name).parent, ignore_errors=True
         )
 
     # --- passes -------------------------------------------------------------------------------------
@@ -344,7 +343,7 @@ class Replica:
         reason = self.reason
         if not reason:
             reason = f"ended with {outcome(os.waitstatus_to_exitcode(status))}"
-            line = supervisor.last_line(service_records.log_of(self.home.directory, self.name))
+            line = supervisor.last_line(records.replica_log(self.home.directory, self.name))
             reason += f": {line}" if line else ""
         taken = None if self.served else taken_port(self._port_numbers)
         self._fail(now, reason)

@@ -41,10 +41,17 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import PortName
-from fenka.local import service_plan, service_records, workload
-from fenka.local.records import outcome, supervised_by_me
+from fenka.local import records, service_plan, workload
+from fenka.local.records import (
+    SERVICES,
+    STATUSES,
+    ServiceRecord,
+    ServiceStatus,
+    VersionRecord,
+    outcome,
+    supervised_by_me,
+)
 from fenka.local.service_plan import END_SLACK_S, GatewayUse
-from fenka.local.service_records import ServiceRecord, ServiceStatus, VersionRecord
 from fenka.local.service_replicas import Replica, ReplicaHome
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
@@ -284,14 +291,14 @@ def run(
 
     started: called once clients can connect. Raises FenkaError if the service cannot be started.
     """
-    directory, record = service_records.directory_of(name), service_records.load(name)
+    directory, record = SERVICES.directory_of(name), SERVICES.load(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with (
         _only_supervisor(directory) as lock,
         contextlib.closing(listen(record.address, record.ports)) as sockets,
     ):
         status = supervised_by_me(ServiceStatus(uid=record.uid))
-        service_records.save_status(directory, status)
+        STATUSES.save(directory, status)
         started()
 
         def supervise() -> int:
@@ -314,7 +321,7 @@ def run(
 def _latest(name: str, record: ServiceRecord) -> ServiceRecord:
     """Return what the user wants now; what is known if that cannot be read."""
     with contextlib.suppress(FenkaError):
-        return service_records.load(name)
+        return SERVICES.load(name)
     return record
 
 
@@ -383,7 +390,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         # Of replicas whose supervisor was killed.
-        shutil.rmtree(service_records.sockets_directory(self.directory), ignore_errors=True)
+        shutil.rmtree(records.sockets_directory(self.directory), ignore_errors=True)
         self._gateway = GatewayProcess(self.directory, self.sockets)
         self._home = ReplicaHome(self.runtime, self.directory, self.report_errors, self._leave)
 
@@ -452,7 +459,7 @@ class Supervisor:
             seen = file.st_ino, file.st_mtime_ns, file.st_size
             if seen != self._record_seen:
                 self._record_seen = seen
-                self.record = service_records.load(self.directory.name)
+                self.record = SERVICES.load(self.directory.name)
                 self.status.reason = ""
         except FileNotFoundError:
             # Somebody has removed the directory, so no command finds the service any more.
@@ -549,5 +556,5 @@ class Supervisor:
         status.metrics = f"http://{LOOPBACK}:{self._gateway.admin_port}/metrics"
         content = msgspec.json.encode(status)
         if content != self._published:
-            service_records.save_status(self.directory, status)
+            STATUSES.save(self.directory, status)
             self._published = content

@@ -20,8 +20,15 @@ from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.collection import without_secrets
 from fenka.jobs.processes import ErrorReporter, Notify, start_in_background
 from fenka.jobs.training import TrainingSpec
-from fenka.local import records, training_plan, training_supervisor, workload
-from fenka.local.records import OWN, InstanceRecord, InvalidRecord, JobNotFound, TrainingRecord
+from fenka.local import records, runs, training_plan, training_supervisor, workload
+from fenka.local.records import (
+    OWN,
+    TRAININGS,
+    InstanceRecord,
+    RecordNotFound,
+    TrainingRecord,
+    UnreadableRecord,
+)
 from fenka.local.views import card_uses, requested_cards
 from fenka.local.workload import end_process, end_writers
 from fenka.views.workloads import TRAINERS, Instance, JobEvent, Phase, TrainingJob, shown_place
@@ -59,13 +66,13 @@ def submit(
     if ignored := workload.ignored_options(spec):
         have = "have" if len(ignored) > 1 else "has"
         announce(f"{', '.join(ignored)} {have} no effect on a workstation")
-    directory = records.create_training_directory(runtime, record)
+    directory = runs.create_training_directory(runtime, record)
     try:
         training_plan.bring(
             spec, credentials, directory, records.log_of(directory, training_plan.LOG)
         )
         record.binds = workload.provide_files(spec, directory / OWN)
-        records.save(directory, record)
+        TRAININGS.save(directory, record)
         if training_plan.lease_request(spec, training_plan.processes(spec), record.directory):
             # Not by the supervisor, or its end would be that of the daemon's parent.
             client.connect(runtime, announce).close()
@@ -105,7 +112,7 @@ def _working_directory(spec: TrainingSpec) -> str:
     if spec.sync_source or spec.code:
         if spec.code and not Path(spec.code).is_dir():
             raise InvalidRequest(f"--code {spec.code} is not a directory")
-        return str(records.place_of(spec.name))
+        return str(TRAININGS.place_of(spec.name))
     return workload.working_directory(spec)
 
 
@@ -158,7 +165,7 @@ def training_job(record: TrainingRecord, snapshot: Snapshot | None, user: str) -
     )
 
 
-def unreadable_job(error: InvalidRecord, user: str) -> TrainingJob:
+def unreadable_job(error: UnreadableRecord, user: str) -> TrainingJob:
     """Return a training whose record cannot be read."""
     return TrainingJob(
         error.name,
@@ -241,17 +248,19 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
     A training whose record cannot be read is shown as failed, so that it can be deleted.
     """
     snapshot, user = client.known_snapshot(), user_name(os.geteuid())
+    trainings, unreadable = TRAININGS.load_all(name)
     return [
-        unreadable_job(loaded, user)
-        if isinstance(loaded, InvalidRecord)
-        else training_job(loaded, snapshot, user)
-        for loaded in records.load_all(name)
+        *(
+            training_job(training, snapshot, user)
+            for training in sorted(trainings, key=lambda training: -training.created_at)
+        ),
+        *(unreadable_job(error, user) for error in unreadable),
     ]
 
 
 def record(name: str) -> TrainingRecord:
-    """Return a training's record. Raises JobNotFound, InvalidRecord."""
-    return records.load(records.directory_of(name))
+    """Return a training's record. Raises RecordNotFound, UnreadableRecord."""
+    return TRAININGS.load(name)
 
 
 # --- logs -----------------------------------------------------------------------------------------------
@@ -266,26 +275,28 @@ def log_file(name: str, instance: str = "", container: str = "") -> Path:
         container: `init-code` for what git printed.
 
     Raises:
-        JobNotFound: There is no such training or process.
-        InvalidRecord: Its record cannot be read.
+        RecordNotFound: There is no such training or process.
+        UnreadableRecord: Its record cannot be read.
     """
-    directory, training = records.directory_of(name), record(name)
+    directory, training = TRAININGS.directory_of(name), record(name)
     process = training.instance(instance)
     if process is None:
         names = ", ".join(instance.name for instance in training.instances)
-        raise JobNotFound(f"job {name} has no instance {instance[:80]}: its instances are {names}")
+        raise RecordNotFound(
+            f"job {name} has no instance {instance[:80]}: its instances are {names}"
+        )
     cloning = not training.started_at and records.log_of(directory, training_plan.LOG).exists()
     if container == training_plan.LOG or (cloning and not container):
         return records.log_of(directory, training_plan.LOG)
     if container:
-        raise JobNotFound(
+        raise RecordNotFound(
             f"{process.name} has no container {container[:80]}: only {training_plan.LOG} has a log of its own"
         )
     return records.log_of(directory, process.name)
 
 
 def events(name: str) -> list[JobEvent]:
-    """Return what the record tells of a training's past, the oldest first. Raises InvalidRecord."""
+    """Return what the record tells of a training's past, the oldest first. Raises UnreadableRecord."""
     training = record(name)
     source = f"job/{name}"
     told = [JobEvent(source, "Normal", training.created_at, "Submitted", "waits for its leases")]
@@ -315,7 +326,7 @@ def events(name: str) -> list[JobEvent]:
 
 
 def exit_code(name: str) -> int:
-    """Return the exit code of a training that has ended. Raises JobNotFound, InvalidRecord."""
+    """Return the exit code of a training that has ended. Raises RecordNotFound, UnreadableRecord."""
     code = record(name).exit_code
     return FAILURE if code is None else code
 
@@ -323,16 +334,16 @@ def exit_code(name: str) -> int:
 # --- the end --------------------------------------------------------------------------------------------
 
 
-def runs(name: str) -> bool:
+def is_running(name: str) -> bool:
     """Return whether a training's processes run now, or its record cannot be read."""
     try:
         return record(name).status == "RUNNING"
-    except InvalidRecord:
+    except UnreadableRecord:
         return True
 
 
 def stop(name: str) -> None:
-    """End a training; its records stay. Raises JobNotFound, InvalidRecord, JobNotEnded."""
+    """End a training; its records stay. Raises RecordNotFound, UnreadableRecord, JobNotEnded."""
     training = record(name)
     if not training.finished:
         end_process(training.pid, lambda: training.supervised, name, training.spec.grace_s)
@@ -341,18 +352,15 @@ def stop(name: str) -> None:
 def delete(name: str) -> None:
     """End a training, if it runs, and remove all that is left of it.
 
-    Raises JobNotFound, JobNotEnded, RequestFailed, OSError.
+    Raises RecordNotFound, JobNotEnded, RequestFailed, OSError.
     """
-    directory = records.directory_of(name)
+    directory = TRAININGS.directory_of(name)
     try:
         stop(name)
-    except InvalidRecord:
+    except UnreadableRecord:
         end_writers(directory / records.OWN / "log", name, TrainingSpec().grace_s)
     _release_leases(name)
-    while directory.exists():
-        # Another command may be deleting it, too.
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(directory)
+    TRAININGS.remove(name)
 
 
 def _release_leases(name: str) -> None:

@@ -41,7 +41,7 @@ from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.local import records, supervisor, training_plan, workload
 from fenka.local.launch import Launcher, execute
-from fenka.local.records import OWN, TrainingRecord
+from fenka.local.records import OWN, TRAININGS, TrainingRecord
 from fenka.local.training_plan import Address, Process
 from fenka.local.views import requested_cards
 from fenka.local.workload import change_directory
@@ -208,14 +208,14 @@ def run(
 
     Raises JobNotStarted if it could not be started, SystemExit with its exit code.
     """
-    records.save(directory, records.supervised_by_me(records.load(directory)))
+    TRAININGS.save(directory, records.supervised_by_me(TRAININGS.load(directory.name)))
 
     def supervise() -> int:
-        record = records.load(directory)
+        record = TRAININGS.load(directory.name)
         return Supervisor(runtime, directory, record, notify, report_errors).run()
 
     status = workload.run(supervise)
-    record = records.load(directory)
+    record = TRAININGS.load(directory.name)
     remove_sockets(record)
     if not record.finished:
         killed = os.WIFSIGNALED(status) and signal.Signals(os.WTERMSIG(status)).name
@@ -224,7 +224,7 @@ def run(
         )
         if killed:
             record.reason = f"its supervisor was ended by {killed}"
-        records.save(directory, record)
+        TRAININGS.save(directory, record)
     if record.started_at is None:
         raise JobNotStarted(record.reason, record.exit_code or FAILURE)
     raise SystemExit(record.exit_code)
@@ -430,7 +430,7 @@ class Supervisor:
             setattr(self.record, name, value)
         # A full disk must not end the programs: the next change is recorded with this one.
         with contextlib.suppress(OSError):
-            records.save(self.directory, self.record)
+            TRAININGS.save(self.directory, self.record)
 
     def _on_wait(self, line: str) -> None:
         self._update(reason=line)
@@ -509,7 +509,7 @@ class Supervisor:
     def _recorded(self) -> bool:
         """Return whether the end is on disk, or never will be."""
         try:
-            records.save(self.directory, self.record)
+            TRAININGS.save(self.directory, self.record)
         except OSError as why:
             return why.errno not in (errno.ENOSPC, errno.EDQUOT)
         return True

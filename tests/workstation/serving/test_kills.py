@@ -16,7 +16,7 @@ import pytest
 
 from fenka import procfs
 from fenka.jobs.service import ServiceSpec
-from fenka.local.service_records import VersionRecord
+from fenka.local.records import VersionRecord
 from fenka.local.service_replicas import ReplicaProgram
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import Workstation, eventually, kill, refused

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fenka.jobs.routing_table import ReplicaEntry, VersionEntry
 from fenka.jobs.service import PortName, ServiceSpec
 from fenka.local import service_plan
+from fenka.local.records import ReplicaState, ServiceRecord, VersionRecord
 from fenka.local.service_plan import GatewayUse
-from fenka.local.service_records import ReplicaState, ServiceRecord, VersionRecord
 
 SPEC = ServiceSpec(
     name="bert", version="v1", gpu_mem="3", restful_port=5000, port=5001, command=["a", "b"]

@@ -15,7 +15,8 @@ from fenka.cli.workloads.backend import GatewayChoice, LogRequest, find_replica
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.service import ServiceSpec
-from fenka.local import notebooks, run_jobs, service_commands, service_records, training_commands
+from fenka.local import notebooks, records, run_jobs, service_commands, training_commands
+from fenka.local.records import NOTEBOOKS, SERVICES
 from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob
 from fenka.workstation import paths
 
@@ -55,7 +56,7 @@ class LocalJobs:
 
     def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> NoReturn:
         """Become a command in an instance's lease."""
-        if notebooks.exists(job.name):
+        if NOTEBOOKS.exists(job.name):
             raise UserError(f"{job.name} is a notebook: open a terminal in it", INVALID_INPUT)
         sys.stdout.flush()
         if job.trainer == "run":
@@ -67,7 +68,7 @@ class LocalJobs:
         for job in jobs:
             if job.trainer == "run":
                 run_jobs.delete(job.name)
-            elif notebooks.exists(job.name):
+            elif NOTEBOOKS.exists(job.name):
                 notebooks.delete(job.name)
             else:
                 training_commands.delete(job.name)
@@ -130,7 +131,7 @@ class LocalServices:
                 "a replica on this machine has one log: leave out --container", INVALID_INPUT
             )
         replica = find_replica(version, request.instance)
-        log = service_records.log_of(service_records.directory_of(version.name), replica)
+        log = records.replica_log(SERVICES.directory_of(version.name), replica)
         if not (log.exists() or request.follow):
             raise UserError(f"replica {replica} has no log yet: see fenka serve get {version.name}")
 

@@ -21,7 +21,14 @@ from fenka.core.evaluate import never_fits
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
-from fenka.core.queue import Allocation, PendingRequest
+from fenka.core.queue import (
+    Allocation,
+    Fairness,
+    PendingRequest,
+    UsageHistory,
+    history_lookup,
+    queue_order,
+)
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import UsageTotals
 
@@ -32,6 +39,7 @@ GIB = 1024
 FULL = 0.7
 CYCLES, ROUNDS = 400, 5
 PENDING = 20
+FAIRNESS = Fairness()
 
 REQUESTS = (
     Request(Memory(2, GIB)),
@@ -94,7 +102,7 @@ class Broker:
 
     def __init__(self, case: Case, kind: Callable[[tuple[Node, ...]], Ledger]) -> None:
         self.nodes, self.ledger = case.nodes, kind(case.nodes)
-        self.backfill = Backfill("binpack")
+        self.backfill, self.history = Backfill("binpack"), UsageHistory(FAIRNESS)
         self.waiting: dict[str, PendingRequest] = {}
         self.held: dict[str, Allocation] = {}
         self.leases: deque[str] = deque()
@@ -126,12 +134,17 @@ class Broker:
         held: dict[str, list[Allocation]] = {}
         for allocation in self.held.values():
             held.setdefault(allocation.placement.node, []).append(allocation)
+        ordered = queue_order(
+            self.waiting.values(),
+            history_lookup(held_by_user(held), self.history, self.number),
+            FAIRNESS,
+            self.number,
+        )
         step = complete(
             self.backfill.serve(
-                self.waiting.values(),
+                ordered,
                 PlainPlacer(self.nodes, usage),
                 Timeline(self.nodes, held, self.number),
-                held_by_user(held),
                 self.number,
             )
         )

@@ -21,7 +21,15 @@ from fenka.core.columnar_timeline import CardStates, ColumnarTimeline
 from fenka.core.columns import Columns
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
+from fenka.core.queue import (
+    Allocation,
+    Fairness,
+    PendingRequest,
+    SchedulingResult,
+    UsageHistory,
+    history_lookup,
+    queue_order,
+)
 from fenka.core.request import Memory, Placement, Request, Slice
 
 TARGET_S = 0.05
@@ -98,14 +106,17 @@ class Program:
         user = f"user-{number % 7}"
         return PendingRequest(f"w-{number}", (request,), float(number), 0, user, limit)
 
+    def _ordered(self, requests: list[PendingRequest]) -> list[PendingRequest]:
+        past = history_lookup(held_by_user(self.held), UsageHistory(Fairness()), 0)
+        return queue_order(requests, past, Fairness(), 0)
+
     def serve(self) -> SchedulingResult:
         """Serve the queue by columns."""
         return complete(
             self.backfill.serve(
-                self.queue,
+                self._ordered(self.queue),
                 ColumnarPlacer(self.columns.copy()),
                 ColumnarTimeline(self.nodes, self.held, 0, self.states),
-                held_by_user(self.held),
                 0,
             )
         )
@@ -114,10 +125,9 @@ class Program:
         """Serve the first requests node by node."""
         return complete(
             Backfill("binpack").serve(
-                self.queue[:BY_NODE],
+                self._ordered(self.queue[:BY_NODE]),
                 PlainPlacer(self.nodes, self.columns),
                 Timeline(self.nodes, self.held, 0),
-                held_by_user(self.held),
                 0,
             )
         )

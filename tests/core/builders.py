@@ -9,7 +9,15 @@ from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
 from fenka.core.preemption import VictimCandidate
-from fenka.core.queue import Allocation, Fairness, PendingRequest, SchedulingResult, UsageHistory
+from fenka.core.queue import (
+    Allocation,
+    Fairness,
+    PendingRequest,
+    SchedulingResult,
+    UsageHistory,
+    history_lookup,
+    queue_order,
+)
 from fenka.core.request import ANY_INSTANCE, Memory, Placement, Request, Slice
 from fenka.core.usage import CardUsage, UsageTotals, UsageView
 
@@ -194,7 +202,8 @@ class NodesBackfill:
     def __init__(
         self, nodes: Iterable[Node], policy: str, fairness: Fairness | None = None, depth: int = 4
     ) -> None:
-        self.backfill, self.nodes = Backfill(policy, fairness, depth), tuple(nodes)
+        self.backfill, self.nodes = Backfill(policy, depth), tuple(nodes)
+        self.fairness = fairness or Fairness()
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
         """Replace the nodes."""
@@ -216,5 +225,7 @@ class NodesBackfill:
         view = usage or holding(*(it.placement for each in by_node.values() for it in each))
         timeline = Timeline(self.nodes, by_node, now)
         placer = PlainPlacer(self.nodes, view)
-        held = held_by_user(by_node)
-        return complete(self.backfill.serve(pending, placer, timeline, held, now, history))
+        history = history or UsageHistory(self.fairness)
+        past = history_lookup(held_by_user(by_node), history, now)
+        ordered = queue_order(pending, past, self.fairness, now)
+        return complete(self.backfill.serve(ordered, placer, timeline, now))

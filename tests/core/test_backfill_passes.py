@@ -8,7 +8,15 @@ import pytest
 from fenka.core.backfill import MAX_IMPOSSIBLE, Backfill, Start, Timeline, complete, held_by_user
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Node
-from fenka.core.queue import Allocation, Fairness, PendingRequest, SchedulingResult, UsageHistory
+from fenka.core.queue import (
+    Allocation,
+    Fairness,
+    PendingRequest,
+    SchedulingResult,
+    UsageHistory,
+    history_lookup,
+    queue_order,
+)
 from fenka.core.request import Memory, Placement, Request
 from tests.core.builders import (
     GIB,
@@ -65,7 +73,7 @@ class CountingTimeline(Timeline):
 def asked(backfill: Backfill, *waiting: PendingRequest) -> list[Request]:
     """Serve the requests on one T4. Return those whose first start was computed."""
     timeline = CountingTimeline([T4])
-    complete(backfill.serve(waiting, PlainPlacer([T4], holding()), timeline, {}, 0))
+    complete(backfill.serve(waiting, PlainPlacer([T4], holding()), timeline, 0))
     return timeline.asked
 
 
@@ -172,8 +180,10 @@ def test_users_take_turns_by_what_they_hold_and_have_used() -> None:
     uses.charge("ann", 100, 0, 5)
 
     def first(fairness: Fairness, held_: dict[str, int], history: UsageHistory | None) -> str:
-        steps = Backfill("binpack", fairness).serve(
-            waiting, PlainPlacer([T4], holding()), Timeline([T4], {}, 5), held_, 5, history
+        past = history_lookup(held_, history or UsageHistory(fairness), 5)
+        ordered = queue_order(waiting, past, fairness, 5)
+        steps = Backfill("binpack").serve(
+            ordered, PlainPlacer([T4], holding()), Timeline([T4], {}, 5), 5
         )
         return complete(steps).placed[0][0]
 
@@ -190,12 +200,10 @@ def test_caller_may_do_something_else_before_each_request() -> None:
     """One step for each, also of those that reserve nothing."""
     waiting = [want("never", units(15)), want("w1", units(14), at=1), want("w2", units(14), at=2)]
     steps = Backfill("binpack").serve(
-        waiting, PlainPlacer([T4], holding()), Timeline([T4], {}, 0), {}, 0
+        waiting, PlainPlacer([T4], holding()), Timeline([T4], {}, 0), 0
     )
     assert len(list(steps)) == 3
-    empty = Backfill("binpack").serve(
-        [], PlainPlacer([T4], holding()), Timeline([T4], {}, 0), {}, 0
-    )
+    empty = Backfill("binpack").serve([], PlainPlacer([T4], holding()), Timeline([T4], {}, 0), 0)
     assert complete(empty) == SchedulingResult((), ())
 
 
@@ -203,7 +211,7 @@ def test_what_is_placed_is_allocated_on_placer_and_timeline() -> None:
     """For its user and until its deadline; what only reserves is on the timeline alone."""
     placer, timeline = PlainPlacer([TWO], holding()), Timeline([TWO], {}, 10)
     waiting = [want("w0", units(8), limit=5), want("w1", units(8), at=1), want("w2", whole(), at=2)]
-    result = complete(Backfill("spread").serve(waiting, placer, timeline, {}, 10))
+    result = complete(Backfill("spread").serve(waiting, placer, timeline, 10))
     # card 0 until 15, card 1 for ever: the whole card is card 0
     assert starts(result) == {"w0": "now", "w1": "now", "w2": 15}
     assert [placer.card_usage("a", device(index)).holders for index in (0, 1)] == [1, 1]

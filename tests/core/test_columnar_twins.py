@@ -16,7 +16,7 @@ from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.gangs import Limits, Placer, PlainPlacer, place_all, place_gang
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.queue import Allocation, Fairness, PendingRequest
+from fenka.core.queue import NO_HISTORY, Allocation, Fairness, PendingRequest, queue_order
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.usage import UsageTotals
@@ -260,6 +260,7 @@ def test_pass_over_the_queue_is_the_same_with_columns(
 ) -> None:
     """What is placed where, what is reserved from when, and every sentence; over several passes."""
     states, held = CardStates(), list[Allocation]()
+    by_time = Fairness(penalty_per_request_s=0)
     for now in (0.0, 10.0, 20.0):
         waiting = data.draw(pending(nodes))
         columns, totals = Columns(nodes), UsageTotals()
@@ -271,8 +272,8 @@ def test_pass_over_the_queue_is_the_same_with_columns(
 
         expected, result = (
             complete(
-                Backfill(policy, Fairness(penalty_per_request_s=0), 2).serve(
-                    waiting, placer, timeline, {}, now
+                Backfill(policy, 2).serve(
+                    queue_order(waiting, lambda _: NO_HISTORY, by_time, now), placer, timeline, now
                 )
             )
             for placer, timeline in (

@@ -141,7 +141,7 @@ class InstanceQueue:
 
 def _reason(verdicts: Sequence[node_admission.Infeasible]) -> NoInstance:
     """Return one that the pod waits for, rather than one that will not change."""
-    first = min(verdicts, key=lambda it: it.unresolvable, default=None)
+    first = min(verdicts, key=lambda verdict: verdict.unresolvable, default=None)
     return NoInstance((), first.sentence if first else "no node has such an instance")
 
 
@@ -191,7 +191,7 @@ class QueueAllocations:
         if now >= self._valid_until:
             stale |= {name for name, until in self._until.items() if now >= until}
         for name in stale:
-            self._held.subtract(it.user for it in self._by_node.pop(name, []))
+            self._held.subtract(allocation.user for allocation in self._by_node.pop(name, []))
             self._until.pop(name, None)
             if name in nodes:
                 self._read_node(name, now)
@@ -276,7 +276,7 @@ class PendingQueue:
         self._cluster, self._fairness = cluster, fairness or queue.Fairness()
         self._uses = uses or queue.UsageHistory(self._fairness)
         self._complete = complete
-        self._backfill = Backfill(policy, queue_snapshot.BY_TIME, DEPTH)
+        self._backfill = Backfill(policy, DEPTH)
         self._live, self._live_has_gangs = live or LiveColumns(cluster), live is not None
         self._states = CardStates()
         self._nodes: dict[str, Node] = {}
@@ -319,20 +319,14 @@ class PendingQueue:
             gangs: what is reserved for gangs that are starting, by gang. These are not pending.
             excluded_nodes: nodes that an entry must not get, by entry.
         """
-        gangs, excluded_nodes = gangs or {}, excluded_nodes or {}
-        self._refresh_nodes()
-        entries: dict[str, queue_snapshot.PendingEntry] = {}
-        requests: list[queue.PendingRequest] = []
-        for entry in self._pending_entries(pods, is_pending or is_unplaced, gangs):
-            yield
-            request = self._request(entry, excluded_nodes.get(entry.id, frozenset()), now)
-            if request is not None:
-                entries[entry.id] = entry
-                requests.append(request)
+        gangs = gangs or {}
+        entries, requests = yield from self._read_requests(
+            self._pending_entries(pods, is_pending or is_unplaced, gangs), excluded_nodes or {}, now
+        )
         yield
         # Up to the next step, all is read of one state of the cluster.
         self._refresh_nodes()
-        nodes = self._nodes.values()
+        nodes, node_of_card = self._nodes.values(), self._node_of_card
         allocations, held = self._allocations.read(self._nodes, gangs, now)
         columns = self._live.read().copy()
         if not self._live_has_gangs:
@@ -340,31 +334,71 @@ class PendingQueue:
         history = queue.history_lookup(held, self._uses, now)
         yield
         order = queue.sort_keys(requests, history, self._fairness, now)
-        # The order is settled: the core sees the rank as the time of the request.
-        ranked = [
-            queue.PendingRequest(
-                it.id,
-                it.requests,
-                requested_at=float(rank),
-                time_limit_s=it.time_limit_s,
-                nodes=it.nodes,
-                same_node=it.same_node,
-            )
-            for rank, (_, it) in enumerate(order)
-        ]
         yield
         placer = ColumnarPlacer(columns)
         timeline = ColumnarTimeline(nodes, allocations, now, self._states)
         yield
         # Whole cards and instances are on different cards, so each part is served without the other.
-        on_cards = [
-            part
-            for it in ranked
-            if (part := self._on_cards(entries[it.id].pods[0], it)) is not None
-        ]
-        result = yield from self._backfill.serve(on_cards, placer, timeline, {}, now)
+        parts = (self._on_cards(entries[request.id].pods[0], request) for _, request in order)
+        on_cards = [part for part in parts if part is not None]
+        result = yield from self._backfill.serve(on_cards, placer, timeline, now)
         yield
-        placed, pending = dict(result.placed), {it.id: it for it in result.pending}
+        placed = dict(result.placed)
+        pending = {status.id: status for status in result.pending}
+        reserved = yield from self._serve_instances(order, entries, placed, pending)
+        queue_entries = tuple(
+            _queue_entry(
+                entries[request.id], key, placed.get(request.id, ()), pending.get(request.id)
+            )
+            for key, request in order
+        )
+        yield
+        reservations = sum(status.reservation is not None for status in result.pending)
+        return queue_snapshot.QueueSnapshot(
+            queue_entries,
+            reservations < DEPTH,
+            node_of_card | reserved if reserved else node_of_card,
+            history,
+            self._fairness,
+            now,
+        )
+
+    def _read_requests(
+        self,
+        pending: Iterable[queue_snapshot.PendingEntry],
+        excluded_nodes: Mapping[str, frozenset[str]],
+        now: float,
+    ) -> Steps[tuple[dict[str, queue_snapshot.PendingEntry], list[queue.PendingRequest]]]:
+        """Return the entries that could be placed, by ID, and what they request."""
+        entries: dict[str, queue_snapshot.PendingEntry] = {}
+        requests: list[queue.PendingRequest] = []
+        self._refresh_nodes()
+        for entry in pending:
+            yield
+            request = self._request(entry, excluded_nodes.get(entry.id, frozenset()), now)
+            if request is not None:
+                entries[entry.id] = entry
+                requests.append(request)
+        return entries, requests
+
+    def _serve_instances(
+        self,
+        order: Iterable[tuple[queue.SortKey, queue.PendingRequest]],
+        entries: Mapping[str, queue_snapshot.PendingEntry],
+        placed: dict[str, tuple[Placement, ...]],
+        pending: dict[str, queue.QueueStatus],
+    ) -> Steps[dict[DeviceId, str]]:
+        """Serve what requests instances, and has not been placed on cards.
+
+        Args:
+            order: the requests in order, with their keys.
+            entries: the pods, by ID.
+            placed: what is placed, by ID. What is placed now is added.
+            pending: what is not placed, and why.
+
+        Returns:
+            The node of each instance whose place is kept free.
+        """
         instances = InstanceQueue(self._cluster, self._backfill.policy)
         for key, request in order:
             pod = entries[request.id].pods[0]
@@ -379,20 +413,7 @@ class PendingQueue:
             else:
                 pending.setdefault(request.id, verdict)
             yield
-        queue_entries = tuple(
-            _queue_entry(
-                entries[request.id], key, placed.get(request.id, ()), pending.get(request.id)
-            )
-            for key, request in order
-        )
-        yield
-        can_reserve = sum(it.reservation is not None for it in result.pending) < DEPTH
-        node_of_card = self._node_of_card
-        if instances.reserved:
-            node_of_card = node_of_card | instances.reserved
-        return queue_snapshot.QueueSnapshot(
-            queue_entries, can_reserve, node_of_card, history, self._fairness, now
-        )
+        return instances.reserved
 
     def requests_cards(self, pod: Pod) -> bool:
         """Return whether the pod requests something that fenka places, and can be read."""
@@ -439,7 +460,7 @@ class PendingQueue:
         for gang, members in gangs.items():
             if gang not in starting and any(map(is_pending, members)) and self._complete(members):
                 yield queue_snapshot.PendingEntry(
-                    gang, tuple(sorted(members, key=lambda it: it.metadata.name))
+                    gang, tuple(sorted(members, key=lambda pod: pod.metadata.name))
                 )
 
     def _request(

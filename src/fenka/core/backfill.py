@@ -1,4 +1,4 @@
-"""Serves the queue: by priority and time, fair between users, with backfill.
+"""Serves a queue that is in order, with backfill.
 
 A pending request that does not fit *reserves* cards: the set that is free for it first. Requests behind it
 use other cards, and reserved ones only if their deadline comes before the reservation starts. So a stream of
@@ -10,7 +10,7 @@ Long computations in steps, between which the caller may do something else.
 """
 
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
@@ -138,9 +138,9 @@ class Timeline:
         needed = cards[: request.cards]
         return Start(
             max(self._now, needed[-1].at),
-            sum(each.uncertain for each in needed),
+            sum(card.uncertain for card in needed),
             node,
-            tuple(each.card for each in needed),
+            tuple(card.card for card in needed),
         )
 
     def _after_reservation(self, card: CardAvailability) -> CardAvailability:
@@ -228,8 +228,8 @@ def _when_host(
     request: Request, node: Node, ending: Sequence[queue.Allocation]
 ) -> tuple[float, int] | None:
     """Return when the host, which is large enough, has room; None if never."""
-    cpu = sum(it.placement.cpu_milli for it in ending)
-    memory = sum(it.placement.host_memory_mib for it in ending)
+    cpu = sum(allocation.placement.cpu_milli for allocation in ending)
+    memory = sum(allocation.placement.host_memory_mib for allocation in ending)
     at, uncertain = -inf, 0
     for allocation in ending:
         if _has_room(cpu, request.cpu_milli, node.cpu_milli) and _has_room(
@@ -288,12 +288,8 @@ class Backfill:
     Those behind them reserve when they have moved up.
     """
 
-    def __init__(
-        self, policy: Policy, fairness: queue.Fairness | None = None, depth: int = 4
-    ) -> None:
+    def __init__(self, policy: Policy, depth: int = 4) -> None:
         self.policy, self.depth = policy, depth
-        self._fairness = fairness or queue.Fairness()
-        self._no_history = queue.UsageHistory(self._fairness)
         self._impossible: set[_Shape] = set()
         """What could not be placed if nothing were allocated. Only the exact search for gangs is long."""
 
@@ -303,31 +299,26 @@ class Backfill:
 
     def serve(
         self,
-        pending: Collection[queue.PendingRequest],
+        ordered: Iterable[queue.PendingRequest],
         placer: Placer,
         timeline: Timeline,
-        held: Mapping[str, int],
         now: float,
-        history: queue.UsageHistory | None = None,
     ) -> Steps[queue.SchedulingResult]:
         """Place in order what fits now, each on what those before it leave; reserve cards for the others.
 
         Each step serves one request. Placer and timeline must not change in between.
 
         Args:
-            pending: the requests.
+            ordered: the pending requests, the first to be served first; see `queue.queue_order`.
             placer: the nodes, and what is allocated of them. What is placed is added.
             timeline: the same nodes and allocations. What is placed and reserved is added.
-            held: the number of placements of each user.
             now: in the caller's time.
-            history: what users have used.
         """
         current = _SchedulingPass(self, placer, timeline, self._impossible)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         statuses: list[queue.QueueStatus] = []
         reservations: list[queue.Reservation] = []
-        past = queue.history_lookup(held, history or self._no_history, now)
-        for request in queue.queue_order(pending, past, self._fairness, now):
+        for request in ordered:
             yield
             deadline = None if request.time_limit_s is None else now + request.time_limit_s
             blocking = (
@@ -485,4 +476,4 @@ class _SchedulingPass:
 
 def held_by_user(allocations: Mapping[str, Sequence[queue.Allocation]]) -> Counter[str]:
     """Return the number of placements of each user. allocations: by node."""
-    return Counter(it.user for on_node in allocations.values() for it in on_node)
+    return Counter(allocation.user for on_node in allocations.values() for allocation in on_node)

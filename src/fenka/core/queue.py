@@ -299,7 +299,7 @@ def queue_order(
     waiting: Iterable[PendingRequest], past: HistoryLookup, fairness: Fairness, now: float
 ) -> list[PendingRequest]:
     """Return the requests in the order of service: by priority, then by `Fairness`, time and id."""
-    return [it for _, it in sort_keys(waiting, past, fairness, now)]
+    return [request for _, request in sort_keys(waiting, past, fairness, now)]
 
 
 SortKey = tuple[float, int, float, float, str]
@@ -313,7 +313,7 @@ def sort_keys(
     earlier: dict[str, int] = {}
     users: set[tuple[str, int]] = set()
     keyed = []
-    for request in sorted(waiting, key=lambda it: (-it.priority, it.requested_at, it.id)):
+    for request in sorted(waiting, key=_by_time):
         user = request.user
         first = not user or (user, request.priority) not in users
         users.add((user, request.priority))
@@ -321,6 +321,10 @@ def sort_keys(
         earlier[user] = before + 1
         keyed.append((sort_key(request, before, past(user), fairness, now, first=first), request))
     return sorted(keyed, key=lambda pair: pair[0])
+
+
+def _by_time(request: PendingRequest) -> tuple[int, float, str]:
+    return -request.priority, request.requested_at, request.id
 
 
 def sort_key(

@@ -244,7 +244,7 @@ class Broker:
         """What uses cards without a lease, in a sentence for each."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
-        self._backfill = Backfill(policy, fairness)
+        self._backfill, self._fairness = Backfill(policy), fairness
         self._entries: dict[str, list[Job]] = {}
         """Jobs by queue id: a single job, or the remaining members of a gang in the order of their ranks."""
         self._queue: dict[str, queue.PendingRequest] = {}
@@ -599,16 +599,10 @@ class Broker:
             for piece in job.slices:
                 holders.setdefault(piece.uuid, []).append(job.name)
         placer = InstancePlacer(self.node, self.ledger, self.division, holders)
-        result = complete(
-            self._backfill.serve(
-                self._queue.values(),
-                placer,
-                Timeline((self.node,), allocations, now),
-                held_by_user(allocations),
-                now,
-                self.usage_history,
-            )
-        )
+        past = queue.history_lookup(held_by_user(allocations), self.usage_history, now)
+        ordered = queue.queue_order(self._queue.values(), past, self._fairness, now)
+        timeline = Timeline((self.node,), allocations, now)
+        result = complete(self._backfill.serve(ordered, placer, timeline, now))
         if placer.node is not self.node:
             self._set_node(placer.node)
         for queue_id, placements in result.placed:

@@ -19,7 +19,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.commands import FENKA, by_turns, machine, print_table, server
 from bench.extender import workload
-from fenka.cluster.autoscaling import STATUS_KEY, STATUS_MAP, NodeStatus, OfferStatus, Status
+from fenka.cluster.autoscaling import (
+    STATUS_KEY,
+    STATUS_MAP,
+    AutoscalerStatus,
+    ElasticNodeStatus,
+    OfferStatus,
+)
 from fenka.kubernetes.reader import NAMESPACE, PAGE
 
 NODES, PENDING, RUNS = 1000, 100, 5
@@ -46,9 +52,10 @@ def publish_status(url: str) -> None:
     """Create what an autoscaler publishes."""
     offer = OfferStatus("a100", "gn7", "g", "on-demand", 34.7, None, NODES, 0, NODES)
     bought = {
-        workload.node_name(number): NodeStatus("a100", "in use", 0) for number in range(NODES)
+        workload.node_name(number): ElasticNodeStatus("a100", "in use", 0)
+        for number in range(NODES)
     }
-    status = msgspec.json.encode(Status((offer,), bought)).decode()
+    status = msgspec.json.encode(AutoscalerStatus((offer,), bought)).decode()
     create_config_map(url, "kube-public", "fenka", {NAMESPACE: "fenka"})
     create_config_map(url, "fenka", STATUS_MAP, {STATUS_KEY: status})
 

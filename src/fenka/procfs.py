@@ -330,7 +330,7 @@ class UserNamespaceAncestry:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountPoint:
     """One line of mountinfo. device and root identify the mounted directory; one that has been removed keeps
     the path that it had.
     """
@@ -342,13 +342,13 @@ class Mount:
     optional: tuple[str, ...] = ()
 
 
-def mounts(pid: int | str = "self", proc: Path = PROC) -> Iterator[Mount]:
+def mounts(pid: int | str = "self", proc: Path = PROC) -> Iterator[MountPoint]:
     """Yield the mounts below a process's root directory. Later ones lie over earlier ones. Raises OSError."""
     with (proc / str(pid) / "mountinfo").open("rb") as file:
         text = file.read(_MOUNTS_BYTES)
     for line in text.splitlines():
         identity, _, device, root, point, *rest = line.split()[: line.split().index(b"-")]
-        yield Mount(
+        yield MountPoint(
             int(identity),
             device.decode(),
             _path(root.removesuffix(_REMOVED)),

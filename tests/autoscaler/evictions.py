@@ -12,7 +12,7 @@ from fenka.autoscaler.actor_context import Hands
 from fenka.autoscaler.stores import OrderStore
 from fenka.autoscaler.view import View
 from fenka.cloud.port import Instance
-from fenka.cluster.autoscaling import Status
+from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_preemption import PodDisruptionBudget, budgets_for
 from tests.autoscaler.views import NOW, view
@@ -130,7 +130,7 @@ class World:
         self.cloud = cloud or FakeCloud()
         self.api = FakeApi(self.server)
         self.fields = fields
-        self.status = Status()
+        self.status = AutoscalerStatus()
         self.leads = True
         self.kill_after: int | None = None
         self.orders = OrderStore(self.api, "gpu")  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ class World:
             self.kill_after -= 1
 
 
-def replace_nodes(status: Status, nodes: Mapping[str, Any]) -> Status:
+def replace_nodes(status: AutoscalerStatus, nodes: Mapping[str, Any]) -> AutoscalerStatus:
     """Return the status with these nodes, as it is published after a pass."""
     return msgspec.structs.replace(status, nodes=dict(nodes))
 

@@ -20,8 +20,8 @@ from fenka.cluster.autoscaling import (
     ORDERS_MAP,
     STATUS_KEY,
     STATUS_MAP,
+    AutoscalerStatus,
     OrderRecord,
-    Status,
     decode_order,
     decode_status,
 )
@@ -170,10 +170,10 @@ class World:
         """The orders that have not failed."""
         return {name: each for name, each in self.orders().items() if each.failure is None}
 
-    def status(self) -> Status:
+    def status(self) -> AutoscalerStatus:
         """The status as published."""
         found = self.server.objects.get(("configmaps", NAMESPACE, STATUS_MAP))
-        return decode_status(found["data"][STATUS_KEY]) if found else Status()
+        return decode_status(found["data"][STATUS_KEY]) if found else AutoscalerStatus()
 
     def notes(self, reason: str) -> list[str]:
         """The notes of events with this reason."""

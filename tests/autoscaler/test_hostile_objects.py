@@ -24,7 +24,14 @@ from fenka.autoscaler.reclaim import decide_reclaims, displaced_pods
 from fenka.autoscaler.scale_in import Marked, decide_scale_in
 from fenka.autoscaler.view import ElasticPod, Shape, View
 from fenka.cloud.config import ScaleIn
-from fenka.cluster.autoscaling import GROUP, ORDER, NodeStatus, OrderRecord, Slot, Status
+from fenka.cluster.autoscaling import (
+    GROUP,
+    ORDER,
+    AutoscalerStatus,
+    ElasticNodeStatus,
+    OrderRecord,
+    Slot,
+)
 from fenka.cluster.state import ClusterState
 from fenka.core.nodes.plan import make_plan
 from fenka.core.nodes.problem import Problem
@@ -61,10 +68,10 @@ def _world(
         orders={"t4-1": record} if slots else {},
         instances=[instance(name, launched_at=NOW - 9999) for name in ("i-1", "i-2")],
         config=config(scale_in=ScaleIn(mode="repack")),
-        status=Status(
+        status=AutoscalerStatus(
             nodes={
-                "gpu": NodeStatus("t4", "in use", NOW - 9999),
-                "idle": NodeStatus("t4", "idle", NOW - 9999),
+                "gpu": ElasticNodeStatus("t4", "in use", NOW - 9999),
+                "idle": ElasticNodeStatus("t4", "idle", NOW - 9999),
             }
         ),
         shapes={"t4.x": Shape(cpu_milli=4000, memory_mib=16000, cards=T4.cards)},

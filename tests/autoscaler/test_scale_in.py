@@ -29,10 +29,10 @@ from fenka.cluster.autoscaling import (
     ORDER,
     RECLAIM_AT,
     RECLAIMED,
-    NodeStatus,
+    AutoscalerStatus,
+    ElasticNodeStatus,
     OrderRecord,
     Slot,
-    Status,
     encode_time,
 )
 from fenka.core.nodes.problem import ZONE_LABEL
@@ -76,9 +76,9 @@ def helper(name: str = "h", *, on: str = "n", cpu: str = "1", **given: Any) -> J
     return made
 
 
-def idle(*names: str, since: float = NOW - 600) -> Status:
+def idle(*names: str, since: float = NOW - 600) -> AutoscalerStatus:
     """A status by which nodes have been idle since then."""
-    return Status(nodes={name: NodeStatus("t4", "idle", since) for name in names})
+    return AutoscalerStatus(nodes={name: ElasticNodeStatus("t4", "idle", since) for name in names})
 
 
 def decide(
@@ -139,7 +139,10 @@ def test_idle_node_ends_after_delay_and_cooldown(
 
 def test_clock_starts_when_a_node_becomes_idle() -> None:
     """Also for a leader that has never seen it."""
-    for status in (Status(), Status(nodes={"n": NodeStatus("t4", "in use", LONG)})):
+    for status in (
+        AutoscalerStatus(),
+        AutoscalerStatus(nodes={"n": ElasticNodeStatus("t4", "in use", LONG)}),
+    ):
         assert decide(node(), status=status).states["n"].since == NOW
 
 
@@ -333,7 +336,9 @@ def test_dearest_nodes_end_first_and_the_min_stays() -> None:
 
 def test_clock_goes_on_when_the_min_keeps_a_node_for_a_while() -> None:
     """Otherwise two idle nodes would take turns in being kept."""
-    status = Status(nodes={"n": NodeStatus("t4", "kept: group t4 has a min of 1", NOW - 700)})
+    status = AutoscalerStatus(
+        nodes={"n": ElasticNodeStatus("t4", "kept: group t4 has a min of 1", NOW - 700)}
+    )
     decided = decide(node(), status=status, groups=(group("t4", min=1),))
     assert decided.states["n"].since == NOW - 700
     assert steps(decide(node(), status=status)) == [("mark", "n")]
@@ -478,9 +483,9 @@ REPACK = Rules(delay=0, cooldown=0, mode="repack", repack_saves=3.0)
 YES = {INTERRUPTIBLE: "true"}
 
 
-def in_use(*names: str) -> Status:
+def in_use(*names: str) -> AutoscalerStatus:
     """A status by which nodes have been in use for long."""
-    return Status(nodes={name: NodeStatus("t4", "in use", LONG) for name in names})
+    return AutoscalerStatus(nodes={name: ElasticNodeStatus("t4", "in use", LONG) for name in names})
 
 
 def test_repack_empties_a_node_whose_pods_fit_elsewhere() -> None:

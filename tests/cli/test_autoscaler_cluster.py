@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fenka.autoscaler.inputs import decode_case
-from fenka.cluster.autoscaling import CloudType, OfferStatus, OrderRecord, Slot, Status
+from fenka.cluster.autoscaling import AutoscalerStatus, CloudType, OfferStatus, OrderRecord, Slot
 from tests.autoscaler.audit import audit
 from tests.builders import Json, node, node_json, on_card, pod, units, unschedulable
 from tests.cli.command import Completed, fenka
@@ -46,7 +46,7 @@ def cluster(*pods: Json, nodes: tuple[Json, ...] = (), **maps: Any) -> FakeApiSe
     """Return a cluster with an autoscaler, whose ConfigMaps may differ from what it has published."""
     data = {
         "fenka-autoscaler-config": {"config.yaml": CONFIG},
-        "fenka-autoscaler": {"status": msgspec.json.encode(Status(OFFERS)).decode()},
+        "fenka-autoscaler": {"status": msgspec.json.encode(AutoscalerStatus(OFFERS)).decode()},
         **{name.replace("_", "-"): each for name, each in maps.items()},
     }
     public = config_map("fenka", {"autoscalerNamespace": NAMESPACE}, "kube-public")
@@ -99,7 +99,9 @@ def test_plan_is_made_when_a_tenant_asks_for_what_no_card_has(tmp_path: Path) ->
 @pytest.mark.parametrize("command", ["plan", "simulate"])
 def test_pods_of_other_schedulers_are_not_planned_for(command: str, tmp_path: Path) -> None:
     """The leader has published which ones it serves."""
-    status = {"status": msgspec.json.encode(Status(OFFERS, schedulers=("mine",))).decode()}
+    status = {
+        "status": msgspec.json.encode(AutoscalerStatus(OFFERS, schedulers=("mine",))).decode()
+    }
     own = waiting("a", spec={"schedulerName": "mine"})
     server = cluster(own, waiting("b"), fenka_autoscaler=status)
     words = {"plan": ["autoscaler", "plan"], "simulate": ["simulate", "--add-nodes=t4:gn6i:h=2"]}
@@ -144,7 +146,7 @@ def test_plan_names_a_few_of_those_that_are_left_out_for_one_reason(tmp_path: Pa
 def test_plan_keeps_to_the_groups_max_over_its_zones(tmp_path: Path) -> None:
     """Three at most, though each zone alone may have three."""
     offers = [msgspec.structs.replace(each, state="ok") for each in OFFERS]
-    status = {"status": msgspec.json.encode(Status(tuple(offers))).decode()}
+    status = {"status": msgspec.json.encode(AutoscalerStatus(tuple(offers))).decode()}
     server = cluster(*(waiting(str(number)) for number in range(5)), fenka_autoscaler=status)
     plan = json.loads(run(server, tmp_path, "plan", "-o", "json").stdout)
     assert sum(each["count"] for each in plan["nodes"]) == 3
@@ -175,7 +177,7 @@ def test_plan_uses_the_shape_that_the_cloud_describes(tmp_path: Path) -> None:
         waiting("a", 14),
         waiting("b", 15),
         fenka_autoscaler_config={"config.yaml": without},
-        fenka_autoscaler={"status": msgspec.json.encode(Status(offers)).decode()},
+        fenka_autoscaler={"status": msgspec.json.encode(AutoscalerStatus(offers)).decode()},
     )
     plan = json.loads(run(server, tmp_path, "plan", "-o", "json").stdout)
     assert plan["nodes"] == [{"group": "t4:gn6i:h", "count": 1}]

@@ -12,7 +12,13 @@ import pytest
 
 from fenka.cli.admin.elastic import nodes_table
 from fenka.cluster import autoscaling
-from fenka.cluster.autoscaling import NodeStatus, OfferStatus, OrderRecord, Slot, Status
+from fenka.cluster.autoscaling import (
+    AutoscalerStatus,
+    ElasticNodeStatus,
+    OfferStatus,
+    OrderRecord,
+    Slot,
+)
 from fenka.core.nodes.case import Capacity
 from fenka.views.node_summaries import NodeSummary
 from fenka.workstation import client
@@ -53,8 +59,8 @@ OFFERS = (
 )
 """The second is the contract's; the third's price has four decimals, and its back-off is over."""
 
-IN_USE = NodeStatus("t4-spot", "in use", NOW - 600, protected_until=NOW + 48 * 60 + 30)
-IDLE = NodeStatus("t4-spot", "idle", NOW - 7 * 60 - 3, NOW + 3 * 60 + 2)
+IN_USE = ElasticNodeStatus("t4-spot", "in use", NOW - 600, protected_until=NOW + 48 * 60 + 30)
+IDLE = ElasticNodeStatus("t4-spot", "idle", NOW - 7 * 60 - 3, NOW + 3 * 60 + 2)
 
 
 def order(*slots: Slot, **given: Any) -> OrderRecord:
@@ -77,7 +83,9 @@ def config_map(name: str, data: Mapping[str, str], namespace: str = NAMESPACE) -
 
 
 def cluster(
-    status: Status | None, orders: Mapping[str, OrderRecord] | None = None, **objects: list[Json]
+    status: AutoscalerStatus | None,
+    orders: Mapping[str, OrderRecord] | None = None,
+    **objects: list[Json],
 ) -> FakeApiServer:
     """Return a cluster whose autoscaler has published this, and renewed its lease just now."""
     maps = [config_map("fenka", {"autoscalerNamespace": NAMESPACE}, "kube-public")]
@@ -105,7 +113,7 @@ NODES = [elastic("cn-beijing.i-2ze8a"), elastic("cn-beijing.i-2ze8b"), sharing("
 PODS = [
     pod("a", units(14), node="cn-beijing.i-2ze8a", annotations=on_card(0, 14)),
 ]
-STATUS = Status(OFFERS, {"cn-beijing.i-2ze8a": IN_USE, "cn-beijing.i-2ze8b": IDLE})
+STATUS = AutoscalerStatus(OFFERS, {"cn-beijing.i-2ze8a": IN_USE, "cn-beijing.i-2ze8b": IDLE})
 ORDERS = {
     "t4-spot-1": order(Slot("offering", "i-2ze8a", "cn-beijing.i-2ze8a"), group="t4-spot"),
     "t4-2": order(Slot("failed")),
@@ -153,7 +161,7 @@ def test_whole_cards_are_counted_when_a_node_does_not_share_them(tmp_path: Path)
     whole = node("whole", labels=labels, resources={"nvidia.com/gpu": 2})
     empty = node("empty", labels=labels)
     holder = pod("p", {"nvidia.com/gpu": 1}, node="whole")
-    server = cluster(Status(), nodes=[whole, empty], pods=[holder])
+    server = cluster(AutoscalerStatus(), nodes=[whole, empty], pods=[holder])
     lines = run(server, tmp_path, "nodes").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["empty", "a10", "on-demand", "-", "-", "-", "not", "reported", "yet"],
@@ -188,7 +196,9 @@ def test_nodes_on_their_way_are_shown_until_they_join(tmp_path: Path) -> None:
     slots = [Slot(state) for state in ("written", "asked", "known", "ending", "gone", "failed")]
     orders = {"b": order(*slots), "a": order(Slot("joined", "i-1", "there"), Slot("known", "i-2"))}
     there = elastic("there", "t4")
-    lines = run(cluster(Status(), orders, nodes=[there]), tmp_path, "nodes").stdout.splitlines()
+    lines = run(
+        cluster(AutoscalerStatus(), orders, nodes=[there]), tmp_path, "nodes"
+    ).stdout.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["there", "-", "-", "-", "-", "-"]
     assert [line.split()[-1] for line in lines[2:]] == ["a)", "b)", "b)", "b)", "ending"]
 
@@ -306,7 +316,7 @@ def test_cards_are_the_planned_ones_until_the_node_offers_them(tmp_path: Path) -
     """The node has joined, and its kubelet knows of no card yet."""
     labels = {autoscaling.GROUP: "t4", autoscaling.ORDER: "t4-3"}
     joined = node("new", labels=labels)
-    status = Status(OFFERS, {"new": NodeStatus("t4", "starting", NOW - 20)})
+    status = AutoscalerStatus(OFFERS, {"new": ElasticNodeStatus("t4", "starting", NOW - 20)})
     orders = {"t4-3": order(Slot("joined", "i-1", "new"))}
     lines = run(cluster(status, orders, nodes=[joined]), tmp_path, "nodes").stdout.splitlines()
     assert lines[1].split() == ["new", "t4", "-", "-", "1", "-", "starting", "(order", "t4-3)"]

@@ -12,8 +12,8 @@ from fenka.cluster.queue_state import (
     RESERVATION_TTL_S,
     TRANSITIONS,
     EntryLifecycle,
-    Event,
     Phase,
+    PhaseEvent,
 )
 
 GPU = ("aliyun.com/gpu-mem",)
@@ -188,7 +188,7 @@ TestLifecycle = LifecycleMachine.TestCase
 
 def test_every_event_is_in_the_table_when_listed() -> None:
     """No event without an effect."""
-    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert {event for _, event in TRANSITIONS} == set(PhaseEvent)
 
 
 def entry_in(phase: Phase) -> EntryLifecycle:

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.objects import Pod, SchedulingGate
-from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, Gang
+from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS, PodGang
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpu_manager
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
 from tests.builders import T4_MIB, a_node, a_pod, gang_labels
 
-GANG = Gang("default", "g", 3)
+GANG = PodGang("default", "g", 3)
 
 
 def member(name: str, units: int = 4, at: int = 0, **given: object) -> Pod:
@@ -71,7 +71,7 @@ def test_members_are_those_of_the_namespace_when_names_are_equal() -> None:
     other = member("b", namespace="team")
     members = among(member("a"), other)
     assert [it.metadata.name for it in members.of("default/g")] == ["a"]
-    assert members.by_gang().keys() == {GANG, Gang("team", "g", 3)}
+    assert members.by_gang().keys() == {GANG, PodGang("team", "g", 3)}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def launcher(name: str, minimum: str = "3") -> Pod:
     ],
 )
 def test_pod_is_in_a_gang_only_when_it_names_one_and_requests_cards(
-    pod: Pod, expected: Gang | None
+    pod: Pod, expected: PodGang | None
 ) -> None:
     """Both are needed for a reservation."""
     members = among(pod, node="n")
@@ -199,7 +199,7 @@ def test_size_is_the_newest_pods_when_labels_differ() -> None:
     broken = member("c")
     broken.metadata.labels = {NAME_LABELS[0]: "g", MINIMUM_LABEL: "some"}
     pods = [old, new, broken, launcher("l", "7")]
-    assert among(*pods, node="n").by_gang() == {Gang("default", "g", 2): pods}
+    assert among(*pods, node="n").by_gang() == {PodGang("default", "g", 2): pods}
 
 
 def test_gang_is_left_out_when_none_of_its_sizes_can_be_read() -> None:
@@ -228,7 +228,7 @@ def test_missing_members_are_those_that_neither_run_nor_have_succeeded(
     for number, (phase, placed, ending) in enumerate(phases):
         pod = member(f"m{number}", phase=phase, node="n" if placed else "")
         pods.append(deleted(pod) if ending else pod)
-    gang, members = Gang("default", "g", minimum), among(*pods, node="n")
+    gang, members = PodGang("default", "g", minimum), among(*pods, node="n")
     status = members.status(gang)
     assert status == members.status(gang, pods)
     succeeded = sum(phase == "Succeeded" for phase, _, _ in phases)

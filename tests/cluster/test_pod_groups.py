@@ -7,7 +7,7 @@ from fenka.cluster.objects import SchedulingGroup
 from fenka.cluster.pod_groups import (
     MINIMUM_LABEL,
     NAME_LABELS,
-    Gang,
+    PodGang,
     PodGroup,
     group_key,
     group_name,
@@ -48,7 +48,7 @@ def test_gang_has_the_size_of_its_label_when_it_is_valid(minimum: str) -> None:
     """From 1 to 10,000."""
     labels = gang_labels("g", 1) | {MINIMUM_LABEL: minimum}
     gang = pod_group(a_pod("p", 1, namespace="team", labels=labels), {})
-    assert gang == Gang("team", "g", int(minimum))
+    assert gang == PodGang("team", "g", int(minimum))
     assert gang.key == "team/g"
 
 
@@ -68,7 +68,7 @@ def test_pod_group_precedes_labels_when_a_pod_has_both() -> None:
     pod = a_pod("p", 1, labels=gang_labels("labelled", 2))
     pod.spec.scheduling_group = SchedulingGroup(pod_group_name="native")
     assert group_name(pod) == "native"
-    assert pod_group(pod, group({"gang": {"minCount": 3}})) == Gang("default", "native", 3)
+    assert pod_group(pod, group({"gang": {"minCount": 3}})) == PodGang("default", "native", 3)
     assert pod_group(pod, group({})) is None
     with pytest.raises(InvalidRecord, match="its PodGroup native does not exist"):
         pod_group(pod, {})

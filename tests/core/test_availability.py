@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Start, Timeline, availabilities, needs_host
+from fenka.core.backfill import EarliestStart, Timeline, availabilities, needs_host
 from fenka.core.evaluate import Fit, evaluate
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
@@ -229,7 +229,7 @@ def timeline(now: float = 0) -> Timeline:
     return Timeline((A, B), {"a": on_a, "b": [held(0, 14, None, "b")]}, now)
 
 
-def shown(start: Start | None) -> tuple[str, float, int, list[int]] | None:
+def shown(start: EarliestStart | None) -> tuple[str, float, int, list[int]] | None:
     """Return node, time, number of uncertain ends and cards."""
     if start is None:
         return None

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.core.backfill import MAX_IMPOSSIBLE, Backfill, Start, Timeline, complete, held_by_user
+from fenka.core.backfill import (
+    MAX_IMPOSSIBLE,
+    Backfill,
+    EarliestStart,
+    Timeline,
+    complete,
+    held_by_user,
+)
 from fenka.core.gangs import PlainPlacer
 from fenka.core.inventory import Node
 from fenka.core.queue import (
@@ -64,7 +71,9 @@ class CountingTimeline(Timeline):
         super().__init__(nodes, {}, 0)
         self.asked: list[Request] = []
 
-    def earliest(self, request: Request, among: frozenset[str] | None = None) -> Start | None:
+    def earliest(
+        self, request: Request, among: frozenset[str] | None = None
+    ) -> EarliestStart | None:
         """Count, and compute."""
         self.asked.append(request)
         return super().earliest(request, among)

@@ -7,7 +7,7 @@ import pytest
 
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columns import Columns
-from fenka.core.gangs import NO_LIMITS, Limits, Placer, PlainPlacer, place_all
+from fenka.core.gangs import NO_LIMITS, PlacementLimits, Placer, PlainPlacer, place_all
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import MAX_HOST, Memory, Placement, Request
@@ -44,14 +44,14 @@ both = pytest.mark.parametrize("make", [plain, columnar])
 A, B, C = node(T4_MIB, T4_MIB), node(T4_MIB, name="b"), node(P4_MIB, name="c")
 
 
-def on(*devices: str) -> Limits:
+def on(*devices: str) -> PlacementLimits:
     """Return limits under which these cards, a0 for card 0 of node a, are reserved."""
-    return Limits(frozenset(device(int(it[1:]), it[0]) for it in devices))
+    return PlacementLimits(frozenset(device(int(it[1:]), it[0]) for it in devices))
 
 
-def among(*names: str) -> Limits:
+def among(*names: str) -> PlacementLimits:
     """Return limits under which only these nodes are eligible."""
-    return Limits(among=frozenset(names))
+    return PlacementLimits(among=frozenset(names))
 
 
 def shown(*verdicts: object) -> str:
@@ -102,7 +102,7 @@ FREE = [
 @both
 @pytest.mark.parametrize(("request_", "policy", "limits", "expected"), FREE)
 def test_request_goes_to_the_best_node_when_all_are_free(
-    make: Make, request_: Request, policy: str, limits: Limits, expected: str
+    make: Make, request_: Request, policy: str, limits: PlacementLimits, expected: str
 ) -> None:
     """a has two T4, b has one, c has a P4; the usage is afterwards as before."""
     placer = make([C, A, B])
@@ -145,7 +145,7 @@ def test_request_goes_to_the_best_node_when_all_are_free(
     ],
 )
 def test_requests_for_one_node_are_together_or_nowhere(
-    make: Make, requests: list[Request], policy: str, limits: Limits, expected: str
+    make: Make, requests: list[Request], policy: str, limits: PlacementLimits, expected: str
 ) -> None:
     """As the containers of a pod are; the usage is afterwards as before."""
     placer = make([C, A, B])
@@ -405,5 +405,5 @@ def test_reasons_add_up_when_a_node_has_very_many_cards(make: Make, count: int) 
 @both
 def test_reserved_devices_are_ignored_when_no_node_has_them(make: Make) -> None:
     """A reservation may outlive its card."""
-    gone = Limits(frozenset({DeviceId("GPU-gone")}), frozenset({"b"}))
+    gone = PlacementLimits(frozenset({DeviceId("GPU-gone")}), frozenset({"b"}))
     assert shown(make([A, B]).place(units(14), "binpack", gone)) == "b0"

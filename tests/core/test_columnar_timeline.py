@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from fenka.core.backfill import Start, Timeline
+from fenka.core.backfill import EarliestStart, Timeline
 from fenka.core.columnar_timeline import SPARE, CardStates, ColumnarTimeline
 from fenka.core.inventory import Node
 from fenka.core.queue import Allocation
@@ -45,7 +45,7 @@ def on(where: str, mib: int, until: float | None, compute: int = 0) -> Allocatio
     return Allocation(placement(piece(index, mib, compute, name=name), name=name), until)
 
 
-def shown(start: Start | None) -> tuple[float, int, str] | None:
+def shown(start: EarliestStart | None) -> tuple[float, int, str] | None:
     """Return time, number of uncertain ends, and the cards."""
     if start is None:
         return None

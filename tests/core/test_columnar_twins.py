@@ -14,7 +14,7 @@ from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.columnar_timeline import SPARE, CardStates, ColumnarTimeline
 from fenka.core.columns import Columns
 from fenka.core.evaluate import Fit, evaluate
-from fenka.core.gangs import Limits, Placer, PlainPlacer, place_all, place_gang
+from fenka.core.gangs import PlacementLimits, Placer, PlainPlacer, place_all, place_gang
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.queue import NO_HISTORY, Allocation, Fairness, PendingRequest, queue_order
 from fenka.core.reasons import NodeRejection, Unschedulable
@@ -179,7 +179,7 @@ def test_columnar_placer_equals_plain_placer_on_every_history(
         plain, columnar = world.placers()
         verdicts = list[tuple[object, object]]()
         for _ in range(2):
-            limits = Limits(data.draw(reserved_cards(nodes)), data.draw(eligible(nodes)))
+            limits = PlacementLimits(data.draw(reserved_cards(nodes)), data.draw(eligible(nodes)))
             expected = plain.place(several[0], policy, limits)
             verdicts.append((expected, columnar.place(several[0], policy, limits)))
             if isinstance(expected, Placement):

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.gangs import GangReservation, GangReservations, Limits, PlainPlacer, place_gang
+from fenka.core.gangs import (
+    GangReservation,
+    GangReservations,
+    PlacementLimits,
+    PlainPlacer,
+    place_gang,
+)
 from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Unschedulable
@@ -191,11 +197,15 @@ def used(made: GangReservations) -> list[int]:
 
 
 def reserved(
-    made: GangReservations, gang: str, count: int, request: Request, limits: Limits | None = None
+    made: GangReservations,
+    gang: str,
+    count: int,
+    request: Request,
+    limits: PlacementLimits | None = None,
 ) -> str:
     """Reserve for equal members until 60. Return their cards, or the sentence of the rejection."""
     result = made.reserve(
-        gang, members(count, request), "binpack", over(made), 60, limits or Limits()
+        gang, members(count, request), "binpack", over(made), 60, limits or PlacementLimits()
     )
     if isinstance(result, Unschedulable):
         return result.sentence()
@@ -208,24 +218,24 @@ def reserved(
     ("count", "request_", "limits", "expected", "slices"),
     [
         # 7 of 14 units: two a card
-        (3, units(7), Limits(), "a0 a0 a1", [2, 1, 0, 0]),
-        (3, units(8), Limits(), "a0 a1 b0", [1, 1, 1, 0]),
-        (2, units(4, cards=2), Limits(), "a0 a1 a0 a1", [2, 2, 0, 0]),
-        (2, whole(2), Limits(), "a0 a1 b0 b1", [1, 1, 1, 1]),
+        (3, units(7), PlacementLimits(), "a0 a0 a1", [2, 1, 0, 0]),
+        (3, units(8), PlacementLimits(), "a0 a1 b0", [1, 1, 1, 0]),
+        (2, units(4, cards=2), PlacementLimits(), "a0 a1 a0 a1", [2, 2, 0, 0]),
+        (2, whole(2), PlacementLimits(), "a0 a1 b0 b1", [1, 1, 1, 1]),
         # reserved for others: of a1 and b0 the lower index, then the fuller node; and not eligible
-        (2, units(8), Limits(frozenset({device(0)})), "b0 b1", [0, 0, 1, 1]),
-        (2, units(8), Limits(among=frozenset({"b"})), "b0 b1", [0, 0, 1, 1]),
+        (2, units(8), PlacementLimits(frozenset({device(0)})), "b0 b1", [0, 0, 1, 1]),
+        (2, units(8), PlacementLimits(among=frozenset({"b"})), "b0 b1", [0, 0, 1, 1]),
         (
             3,
             units(8),
-            Limits(among=frozenset({"b"})),
+            PlacementLimits(among=frozenset({"b"})),
             "0/2 GPUs fit: 2 too little memory; 2 of the gang's 3 would fit together",
             [0, 0, 0, 0],
         ),
         (
             4,
             units(8),
-            Limits(frozenset({device(1, "b")})),
+            PlacementLimits(frozenset({device(1, "b")})),
             "0/4 GPUs fit: 3 too little memory, 1 reserved for requests before it; "
             "3 of the gang's 4 would fit together",
             [0, 0, 0, 0],
@@ -233,14 +243,14 @@ def reserved(
         (
             2,
             units(15),
-            Limits(),
+            PlacementLimits(),
             "0/4 GPUs fit: 4 too little memory; 0 of the gang's 2 would fit together",
             [0, 0, 0, 0],
         ),
     ],
 )
 def test_reservation_holds_all_cards_at_once_or_none(
-    count: int, request_: Request, limits: Limits, expected: str, slices: list[int]
+    count: int, request_: Request, limits: PlacementLimits, expected: str, slices: list[int]
 ) -> None:
     """Two nodes of two T4 each, on which nothing is held."""
     made = plans()

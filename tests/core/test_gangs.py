@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import Policy, place
-from fenka.core.gangs import NO_LIMITS, Limits, PlainPlacer, place_all, place_gang, request_size
+from fenka.core.gangs import (
+    NO_LIMITS,
+    PlacementLimits,
+    PlainPlacer,
+    place_all,
+    place_gang,
+    request_size,
+)
 from fenka.core.inventory import Node
 from fenka.core.ledger import Ledger
 from fenka.core.reasons import Unschedulable
@@ -258,7 +265,7 @@ def test_rejection_is_at_once_when_the_largest_fits_nowhere_alone() -> None:
 
     class Watched(PlainPlacer):
         def place(
-            self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
+            self, request: Request, policy: Policy, limits: PlacementLimits = NO_LIMITS
         ) -> Placement | Unschedulable:
             """Record, and place."""
             tried.append(request)

@@ -4,7 +4,7 @@ import pytest
 
 from fenka.dialects import ack, gpu_manager, nodes, nvidia, nvidia_mig
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord, NodeMode, SliceRequest
-from fenka.dialects.nodes import EXCLUSIVE, SHARED, MigMode, check_shared, mig_mode, node_mode
+from fenka.dialects.nodes import EXCLUSIVE, SHARED, NodeMigMode, check_shared, mig_mode, node_mode
 from tests.dialects.builders import pod
 
 WITH_WHOLE = NodeMode(whole=True, memory=True, compute=True)
@@ -73,14 +73,14 @@ def test_gpu_managers_whole_card_is_admitted_when_slices_are() -> None:
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
-        ({}, MigMode()),
-        ({"fenka.io/mig": "off"}, MigMode(labelled=True)),
-        ({"fenka.io/mig": "static"}, MigMode("static", labelled=True)),
-        ({"fenka.io/mig": "on-demand"}, MigMode("on-demand", labelled=True)),
-        ({"fenka.io/mig": "on-demand.0.12"}, MigMode("on-demand", frozenset({0, 12}), True)),
+        ({}, NodeMigMode()),
+        ({"fenka.io/mig": "off"}, NodeMigMode(labelled=True)),
+        ({"fenka.io/mig": "static"}, NodeMigMode("static", labelled=True)),
+        ({"fenka.io/mig": "on-demand"}, NodeMigMode("on-demand", labelled=True)),
+        ({"fenka.io/mig": "on-demand.0.12"}, NodeMigMode("on-demand", frozenset({0, 12}), True)),
     ],
 )
-def test_mig_mode_is_read_from_the_label(labels: dict[str, str], expected: MigMode) -> None:
+def test_mig_mode_is_read_from_the_label(labels: dict[str, str], expected: NodeMigMode) -> None:
     """Indexes are separated by dots, since a label's value has no colon or comma."""
     assert mig_mode(labels) == expected
 

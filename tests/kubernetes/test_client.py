@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fenka.cluster.objects import Pod, Status
+from fenka.cluster.objects import ApiStatus, Pod
 from fenka.kubernetes import api_client
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, decode_event
 from fenka.kubernetes.kube_config import load, without_default_certificates
@@ -27,7 +27,7 @@ async def test_server_receives_three_quarters_of_the_time_when_a_write_has_a_dea
     async with api_server() as server, server.api() as api:
         server.before = record
         for within_s in (8.0, None):
-            await api.create("/api/v1/namespaces/n/pods", Status, {}, within_s=within_s)
+            await api.create("/api/v1/namespaces/n/pods", ApiStatus, {}, within_s=within_s)
     assert limits == ["6000ms", None]
 
 
@@ -46,7 +46,7 @@ async def test_error_has_status_reason_and_message_when_the_server_refuses(
 
     async def go(api: Api) -> None:
         with pytest.raises(ApiError) as refused:
-            await api.get("/api/v1/nodes/n", Status)
+            await api.get("/api/v1/nodes/n", ApiStatus)
         assert (refused.value.status, refused.value.reason, str(refused.value)) == expected
 
     async def refuse(_: web.Request) -> web.StreamResponse:
@@ -96,7 +96,7 @@ async def test_client_fails_when_no_server_answers() -> None:
     async with api_server() as server, server.api() as api:
         await server.stop()
         with pytest.raises(ApiUnreachable, match=f"127.0.0.1:{server.port}"):
-            await api.get("/api/v1/nodes/n", Status)
+            await api.get("/api/v1/nodes/n", ApiStatus)
         await server.start()
 
 
@@ -111,11 +111,11 @@ async def test_request_goes_through_the_proxy_when_the_environment_has_one(
         configuration = load().Configuration()
         configuration.host = "http://cluster.invalid"
         async with Api(configuration) as api:
-            await api.get("/api/v1/namespaces/n/pods/p", Status)
+            await api.get("/api/v1/namespaces/n/pods/p", ApiStatus)
         monkeypatch.setenv("no_proxy", "cluster.invalid")
         async with Api(configuration) as api:
             with pytest.raises(ApiUnreachable):
-                await api.get("/api/v1/namespaces/n/pods/p", Status)
+                await api.get("/api/v1/namespaces/n/pods/p", ApiStatus)
 
 
 @pytest.mark.parametrize("order", [iter, reversed], ids=["metadata first", "items first"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fenka.cluster.objects import Pod, Status
+from fenka.cluster.objects import ApiStatus, Pod
 from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.informer import newer
 from tests.fakes.api_server import api_server
@@ -84,14 +84,14 @@ async def test_binding_copies_annotations_when_the_uid_matches(cluster: Connecte
     async with cluster() as api, a_pod(api) as pod:
         path = f"{PODS}/{pod.metadata.name}/binding"
         with pytest.raises(ApiError) as refused:
-            await api.create(path, Status, binding(pod, "nowhere", str(uuid.uuid4())))
+            await api.create(path, ApiStatus, binding(pod, "nowhere", str(uuid.uuid4())))
         assert refused.value.status == 409
-        await api.create(path, Status, binding(pod, "nowhere"), within_s=WAIT_S)
+        await api.create(path, ApiStatus, binding(pod, "nowhere"), within_s=WAIT_S)
         found = await api.get(f"{PODS}/{pod.metadata.name}", Pod)
         assert found.spec.node_name == "nowhere"
         assert found.metadata.annotations == {"own": "kept", "fenka.io/tried": "yes"}
         with pytest.raises(ApiError) as again:
-            await api.create(path, Status, binding(pod, "elsewhere"))
+            await api.create(path, ApiStatus, binding(pod, "elsewhere"))
         assert again.value.status == 409
 
 
@@ -102,7 +102,7 @@ async def test_requests_answer_404_when_the_pod_is_gone(cluster: Connected) -> N
         await api.delete(f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
         for call in (
             api.get(f"{PODS}/{pod.metadata.name}", Pod),
-            api.create(f"{PODS}/{pod.metadata.name}/binding", Status, binding(pod, "n")),
+            api.create(f"{PODS}/{pod.metadata.name}/binding", ApiStatus, binding(pod, "n")),
         ):
             with pytest.raises(ApiError) as refused:
                 await call
@@ -144,7 +144,7 @@ async def test_list_is_complete_when_its_pages_are_short(cluster: Connected) -> 
     """Pages of one object, and the pods of one node alone."""
 
     async with cluster() as api, a_pod(api) as one, a_pod(api) as two:
-        await api.create(f"{PODS}/{one.metadata.name}/binding", Status, binding(one, "here"))
+        await api.create(f"{PODS}/{one.metadata.name}/binding", ApiStatus, binding(one, "here"))
         everything, _ = await api.list(PODS, Pod, limit=1)
         uids = {it.metadata.uid for it in everything}
         assert {one.metadata.uid, two.metadata.uid} <= uids

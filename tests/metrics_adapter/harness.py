@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fenka.metrics_adapter.scraper import Bounds, Endpoint, Scraper
+from fenka.metrics_adapter.scraper import Bounds, ScrapedEndpoint, Scraper
 from fenka.metrics_adapter.values import Values
 from tests.fakes.api_server import FakeApiServer
 
@@ -123,6 +123,6 @@ async def stage(bounds: Bounds = PATIENT) -> AsyncIterator[Stage]:
         yield Stage(stack, server, values)
 
 
-def endpoint(port: int, namespace: str = "default", *, ending: bool = False) -> Endpoint:
+def endpoint(port: int, namespace: str = "default", *, ending: bool = False) -> ScrapedEndpoint:
     """Return where a pod at 127.0.0.1 is asked."""
-    return Endpoint(namespace, "p", f"uid-{port}", LOOPBACK, port, "http-metrics", ending)
+    return ScrapedEndpoint(namespace, "p", f"uid-{port}", LOOPBACK, port, "http-metrics", ending)

@@ -6,18 +6,18 @@ import msgspec
 import pytest
 
 from fenka.metrics_adapter.exposition import NoValue
-from fenka.metrics_adapter.scraper import Endpoint, Pod, endpoints
+from fenka.metrics_adapter.scraper import ScrapedEndpoint, ScrapedPod, endpoints
 from tests.metrics_adapter.harness import NOW, Json, pod_json
 
 Change = Callable[[Json], object]
 
 
-def asked(change: Change = lambda _: None) -> list[Endpoint]:
+def asked(change: Change = lambda _: None) -> list[ScrapedEndpoint]:
     """Return where a pod is asked after a change of it."""
     pod = pod_json("p", 8002, "http-metrics")
     pod["status"]["podIP"] = "10.0.0.7"
     change(pod)
-    decoded = msgspec.json.decode(msgspec.json.encode(pod), type=Pod)
+    decoded = msgspec.json.decode(msgspec.json.encode(pod), type=ScrapedPod)
     return list(endpoints([decoded], "http-metrics", NOW))
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from fenka.views.workloads import Instance, Trainer, TrainingJob, chief_role, instance_name
+from fenka.views.workloads import JobProcess, Trainer, TrainingJob, chief_role, instance_name
 
 
 def instance(
     name: str, requested: float | None = 0, *, allocated: float = 0, chief: bool = False
-) -> Instance:
+) -> JobProcess:
     """Return a running worker."""
-    return Instance(
+    return JobProcess(
         name,
         f"{name}-x",
         "worker",
@@ -23,7 +23,7 @@ def instance(
     )
 
 
-def job(*instances: Instance, ended: float | None = None) -> TrainingJob:
+def job(*instances: JobProcess, ended: float | None = None) -> TrainingJob:
     """Return a job that was submitted at 100."""
     return TrainingJob("j", "default", "u", "RUNNING", "mpijob", 100, ended, instances)
 

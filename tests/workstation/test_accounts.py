@@ -11,7 +11,7 @@ import pytest
 from fenka import procfs
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Memory, Request
-from fenka.hardware.peer_credentials import Process
+from fenka.hardware.peer_credentials import PeerProcess
 from fenka.workstation.admission import MAX_JOBS_PER_USER, Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import account_of
@@ -42,9 +42,9 @@ def start() -> Iterator[Start]:
         program.communicate()
 
 
-def client(pid: int, uid: int, *, lives: bool = True) -> Process:
+def client(pid: int, uid: int, *, lives: bool = True) -> PeerProcess:
     """A process that has connected."""
-    return cast("Process", SimpleNamespace(pid=pid, uid=uid, lives=lambda: lives))
+    return cast("PeerProcess", SimpleNamespace(pid=pid, uid=uid, lives=lambda: lives))
 
 
 @as_root

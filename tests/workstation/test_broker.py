@@ -24,7 +24,7 @@ from fenka.workstation.broker import (
     Terminate,
     UnknownJob,
 )
-from fenka.workstation.job import Gang, Job
+from fenka.workstation.job import Job, JobGang
 from fenka.workstation.protocol import JobQueued
 from tests.builders import job
 
@@ -57,7 +57,7 @@ def test_user_is_served_later_when_another_has_used_less() -> None:
 
 def gang(name: str, size: int, like: Job) -> list[Job]:
     """Return the members name/0, name/1 … with the request of `like`."""
-    common = Gang(name, name, size, pid=1, start_ticks=1)
+    common = JobGang(name, name, size, pid=1, start_ticks=1)
     return [
         msgspec.structs.replace(
             like, id=f"{name}/{rank}", name=f"{name}/{rank}", gang=common, rank=rank

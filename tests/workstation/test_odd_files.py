@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fenka.hardware.peer_credentials import Process
+from fenka.hardware.peer_credentials import PeerProcess
 from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.procfs import boot_id
 from fenka.workstation import files
@@ -70,7 +70,7 @@ def test_jobs_are_read_when_version_3_wrote_them(tmp_path: Path) -> None:
     """Its gangs had equal members."""
     runtime = Runtime(tmp_path)
     spec = JobSpec(["x"], GpuResources("4"), name="g", gang=2)
-    process = Process(os.getpid(), os.geteuid(), descriptor=-1, start_ticks=1)
+    process = PeerProcess(os.getpid(), os.geteuid(), descriptor=-1, start_ticks=1)
     jobs = create_jobs(spec, process, 1024, [], 5.0)
     state = json.loads(msgspec.json.encode(files.StateFile(boot_id(), jobs)))
     for job in state["jobs"]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fenka.core.request import InvalidRequest, Memory, Request
-from fenka.hardware.peer_credentials import Process
+from fenka.hardware.peer_credentials import PeerProcess
 from fenka.jobs.job_spec import NAME, GpuResources, JobSpec
 from fenka.workstation.connections import create_jobs
 
@@ -14,9 +14,9 @@ OTHER = os.geteuid() + 4321
 SPEC = JobSpec(["/usr/bin/python3", "x.py"], GpuResources("4"))
 
 
-def client(uid: int) -> Process:
+def client(uid: int) -> PeerProcess:
     """Return a process of this user that connected."""
-    return Process(os.getpid(), uid, descriptor=-1, start_ticks=1)
+    return PeerProcess(os.getpid(), uid, descriptor=-1, start_ticks=1)
 
 
 def submitted(uid: int = OTHER, **fields: object) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from fenka.autoscaler.stores import OrderStore
 from fenka.autoscaler.view import View
 from fenka.cloud.port import Provider
-from fenka.cluster.autoscaling import NodeStatus
+from fenka.cluster.autoscaling import ElasticNodeStatus
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.events import EventRecorder
 
@@ -56,5 +56,5 @@ class Hands:
 class Actor(Protocol):
     """A part of the pass. The leader calls each in turn; an error of API or cloud ends the pass."""
 
-    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, ElasticNodeStatus]:
         """Decide by a view, and do it. Return the states of nodes that this part decides about, by name."""

@@ -28,7 +28,7 @@ from fenka.autoscaler.supply import next_try, pauses
 from fenka.autoscaler.view import ElasticPod, View
 from fenka.cloud.config import Config, ScaleOut
 from fenka.cloud.port import Order, Provider, ProviderError, Throttled, Unknown
-from fenka.cluster.autoscaling import NodeStatus, OrderRecord, Slot, encode_time
+from fenka.cluster.autoscaling import ElasticNodeStatus, OrderRecord, Slot, encode_time
 from fenka.core.nodes.case import PRICE_DECIMALS, Case
 from fenka.core.nodes.plan import NewNodes, Plan
 
@@ -338,7 +338,7 @@ class Buyer:
         times += [time for time in settled if time > self._told_at]
         return max(min(times), now) if times else None
 
-    async def act(self, hands: Hands) -> Mapping[str, NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, ElasticNodeStatus]:
         """Ask for written orders, plan, and ask for what was bought."""
         await self._asker.act(hands)
         view = hands.view()

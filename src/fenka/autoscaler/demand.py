@@ -19,7 +19,7 @@ from fenka.cluster.gang_placement import GangMembers
 from fenka.cluster.node_admission import ineligibility_reasons
 from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, seconds
 from fenka.cluster.pending_queue import is_open
-from fenka.cluster.pod_groups import Gang, group_key, group_name
+from fenka.cluster.pod_groups import PodGang, group_key, group_name
 from fenka.cluster.queue_snapshot import time_limit_s
 from fenka.core.errors import FenkaError
 from fenka.core.nodes.case import Amount, CaseRequest, InvalidCase, Toleration, check_request
@@ -246,7 +246,7 @@ class _Members(GangMembers):
         return self._requesting[key]
 
 
-def _check_present(gang: Gang, present: int) -> None:
+def _check_present(gang: PodGang, present: int) -> None:
     if present < gang.minimum:
         raise Inexpressible(
             f"its gang {gang.name} has {present} of the {gang.minimum} pods that start together"
@@ -272,7 +272,7 @@ def _leave_out_incomplete_gangs(
 
 
 def case_request(
-    pod: ElasticPod, dialects: tuple[Dialect, ...] = DIALECTS, gang: Gang | None = None
+    pod: ElasticPod, dialects: tuple[Dialect, ...] = DIALECTS, gang: PodGang | None = None
 ) -> CaseRequest:
     """Return what a pod requests. Raises Inexpressible, InvalidRecord."""
     _check_expressible(pod)

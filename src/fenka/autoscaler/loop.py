@@ -36,8 +36,8 @@ MAX_UNSERVED = 400_000
 
 
 def status_of(
-    view: View, nodes: Mapping[str, autoscaling.NodeStatus], unserved: Mapping[str, str]
-) -> autoscaling.Status:
+    view: View, nodes: Mapping[str, autoscaling.ElasticNodeStatus], unserved: Mapping[str, str]
+) -> autoscaling.AutoscalerStatus:
     """Return the status.
 
     Args:
@@ -56,7 +56,7 @@ def status_of(
         left -= len(name) + (len(sentence) if sentence not in sentences else 0)
         if left >= 0:
             sentences.setdefault(sentence, []).append(name)
-    return autoscaling.Status(
+    return autoscaling.AutoscalerStatus(
         offers=tuple(_offers(view)),
         nodes=dict(sorted(nodes.items())),
         unserved={sentence: sorted(names) for sentence, names in sorted(sentences.items())},
@@ -176,7 +176,7 @@ class Loop:
         self._leadership: Leadership | None = None
         self._cloud = CloudCache(provider, now)
         self._missing: Mapping[str, float] = {}
-        self._status = autoscaling.Status()
+        self._status = autoscaling.AutoscalerStatus()
         self._loaded_term: Term | None = None
         self._seen_at = float("-inf")
         self._before: Sequence[Actor] = ()
@@ -304,7 +304,7 @@ class Loop:
         self._was_busy = busy
         await self._cloud.refresh(busy=busy, spot=self._has_spot())
         self._missing = listed_missing(self.view())
-        states, orders = dict[str, autoscaling.NodeStatus](), self._memory.orders.records
+        states, orders = dict[str, autoscaling.ElasticNodeStatus](), self._memory.orders.records
         problem = ""
         for actor in (*self._before, self._buyer, *self._after):
             if not self.leading():
@@ -319,7 +319,7 @@ class Loop:
         await self._publish(states)
         self._provider_problem = problem
 
-    async def _publish(self, states: Mapping[str, autoscaling.NodeStatus]) -> None:
+    async def _publish(self, states: Mapping[str, autoscaling.ElasticNodeStatus]) -> None:
         assert self._buyer is not None
         status = status_of(self.view(), states, self._buyer.unserved)
         self._status = status
@@ -341,12 +341,12 @@ class Loop:
         except (ApiError, ApiUnreachable):
             log.info("the status cannot be written either")
 
-    def _published(self) -> autoscaling.Status:
+    def _published(self) -> autoscaling.AutoscalerStatus:
         text = self._memory.status.data.get(autoscaling.STATUS_KEY)
         try:
-            return autoscaling.decode_status(text) if text else autoscaling.Status()
+            return autoscaling.decode_status(text) if text else autoscaling.AutoscalerStatus()
         except InvalidRecord:
-            return autoscaling.Status()
+            return autoscaling.AutoscalerStatus()
 
     def _is_busy(self) -> bool:
         """Return whether nodes are coming or going."""

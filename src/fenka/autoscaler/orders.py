@@ -463,7 +463,7 @@ class OrderKeeper:
         self._refused: dict[str, str] = {}
         """What could not be done, by its path or instance: each is logged once."""
 
-    async def act(self, hands: Hands) -> Mapping[str, autoscaling.NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, autoscaling.ElasticNodeStatus]:
         """Advance all orders. Return the states of nodes that do not offer their cards yet."""
         view = hands.view()
         decision = advance(view)
@@ -523,9 +523,9 @@ class OrderKeeper:
             )
 
 
-def _starting(view: View) -> dict[str, autoscaling.NodeStatus]:
+def _starting(view: View) -> dict[str, autoscaling.ElasticNodeStatus]:
     return {
-        slot.node: autoscaling.NodeStatus(record.group, "starting", record.written_at)
+        slot.node: autoscaling.ElasticNodeStatus(record.group, "starting", record.written_at)
         for record in view.orders.values()
         for slot in record.slots
         if slot.node and slot.state == "joined"

@@ -22,7 +22,7 @@ from fenka.autoscaler.view import View, coming, offer_of
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import Config
 from fenka.cloud.port import InstanceState, Offer, OfferKey
-from fenka.cluster.autoscaling import Status
+from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.node_admission import AdmissionRule, admission_rule, mode_labels
 from fenka.core.nodes.case import (
     FORMAT,
@@ -333,7 +333,7 @@ OUT_OF_STOCK = "out of stock"
 
 
 async def read_view(
-    api: Api, published: AutoscalerState, status: Status, config: Config, now: float
+    api: Api, published: AutoscalerState, status: AutoscalerStatus, config: Config, now: float
 ) -> View:
     """Return the view of one pass, without instances: orders say what is on its way.
 

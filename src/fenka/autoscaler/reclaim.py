@@ -357,7 +357,7 @@ class Reclaimer:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    async def act(self, hands: Hands) -> Mapping[str, autoscaling.NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, autoscaling.ElasticNodeStatus]:
         """Decide by a view, and do it. Return the states of nodes that are taken back."""
         view = hands.view()
         decided = decide_reclaims(view)
@@ -444,10 +444,10 @@ async def accepted(request: Awaitable[None]) -> bool:
     return True
 
 
-def _status(view: View, reclaim: Reclaim) -> autoscaling.NodeStatus:
+def _status(view: View, reclaim: Reclaim) -> autoscaling.ElasticNodeStatus:
     name = reclaim.takeback.node.metadata.name
     known = view.status.nodes.get(name)
     since = known.since if known is not None and known.state == TAKEN_BACK else view.now
-    return autoscaling.NodeStatus(
+    return autoscaling.ElasticNodeStatus(
         group_of(reclaim.takeback.node), TAKEN_BACK, since, reclaim.takeback.at
     )

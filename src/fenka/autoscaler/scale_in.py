@@ -263,7 +263,7 @@ class Step:
 class ScaleIn:
     """What is decided in a pass. states: of the nodes that were bought."""
 
-    states: Mapping[str, autoscaling.NodeStatus] = field(default_factory=dict)
+    states: Mapping[str, autoscaling.ElasticNodeStatus] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
 
@@ -298,7 +298,7 @@ class _Pass:
         self._moving: list[ElasticPod] = []
         """Pods that leave the nodes chosen in this pass."""
         self._looks = 0
-        self._states: dict[str, autoscaling.NodeStatus] = {}
+        self._states: dict[str, autoscaling.ElasticNodeStatus] = {}
         self._steps: list[Step] = []
 
     def run(self) -> ScaleIn:
@@ -542,7 +542,7 @@ class _Pass:
         if since is None:
             since = self._since(node, state)
         protected = self._protected_until(node)
-        status = autoscaling.NodeStatus(group_of(node), state, since, until, protected)
+        status = autoscaling.ElasticNodeStatus(group_of(node), state, since, until, protected)
         self._states[node.metadata.name] = status
 
     def _protected_until(self, node: ElasticNode) -> float | None:
@@ -596,7 +596,7 @@ class ScaleInActor:
     def __init__(self) -> None:
         self._marked: dict[str, Marked] = {}
 
-    async def act(self, hands: Hands) -> Mapping[str, autoscaling.NodeStatus]:
+    async def act(self, hands: Hands) -> Mapping[str, autoscaling.ElasticNodeStatus]:
         """Decide by a view, and do it. Return the states of nodes that offer their cards."""
         view = hands.view()
         self._remember(view)

@@ -448,7 +448,7 @@ class View:
     notices: Sequence[Notice] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     misfits: Mapping[OfferKey, frozenset[str]] = field(default_factory=dict)
-    status: autoscaling.Status = field(default_factory=autoscaling.Status)
+    status: autoscaling.AutoscalerStatus = field(default_factory=autoscaling.AutoscalerStatus)
     displaced: frozenset[str] = frozenset()
     schedulers: frozenset[str] = frozenset()
     cloud_problem: str = ""

@@ -11,7 +11,7 @@ from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import out_of_date
 from fenka.cli.errors import UserError
 from fenka.cli.options import NamespaceOption, OutputOption, Target
-from fenka.cluster.autoscaling import Status
+from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.explain import (
     NodeVerdict,
     PodExplanation,
@@ -93,7 +93,9 @@ async def explain_pod(api: Api, namespace: str, name: str, now: float) -> PodExp
         scale_out = (
             explain_by_events(events, now)
             if autoscaler is None
-            else explain_scale_out(pod, autoscaler.status or Status(), autoscaler.orders, now)
+            else explain_scale_out(
+                pod, autoscaler.status or AutoscalerStatus(), autoscaler.orders, now
+            )
         )
         if scale_out is not None:
             explanation.scale_out = scale_out.sentence

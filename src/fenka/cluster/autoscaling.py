@@ -189,7 +189,7 @@ class OfferStatus(msgspec.Struct, frozen=True):
     machine: CloudType | None = None
 
 
-class NodeStatus(msgspec.Struct, frozen=True):
+class ElasticNodeStatus(msgspec.Struct, frozen=True):
     """A node that was bought.
 
     Attributes:
@@ -206,7 +206,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     protected_until: float | None = None
 
 
-class Status(msgspec.Struct, frozen=True):
+class AutoscalerStatus(msgspec.Struct, frozen=True):
     """What the leader of the autoscaler publishes whenever it changes.
 
     Attributes:
@@ -216,12 +216,12 @@ class Status(msgspec.Struct, frozen=True):
     """
 
     offers: tuple[OfferStatus, ...] = ()
-    nodes: dict[str, NodeStatus] = {}
+    nodes: dict[str, ElasticNodeStatus] = {}
     unserved: dict[str, list[str]] = {}
     schedulers: tuple[str, ...] = ()
 
 
-_PLANNED, _ORDER, _STATUS = Decoder(Planned), Decoder(OrderRecord), Decoder(Status)
+_PLANNED, _ORDER, _STATUS = Decoder(Planned), Decoder(OrderRecord), Decoder(AutoscalerStatus)
 _PLANNED_PODS = Decoder(dict[str, tuple[card_records.CardIndex, ...]])
 
 
@@ -248,7 +248,7 @@ def decode_order(name: str, text: str) -> OrderRecord:
     return card_records.decode(text, _ORDER, f"order {name} of ConfigMap {ORDERS_MAP}")
 
 
-def decode_status(text: str) -> Status:
+def decode_status(text: str) -> AutoscalerStatus:
     """Read what the leader published. Raises InvalidRecord."""
     return card_records.decode(text, _STATUS, f"ConfigMap {STATUS_MAP}")
 

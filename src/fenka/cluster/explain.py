@@ -16,7 +16,7 @@ from itertools import islice
 
 import msgspec
 
-from fenka.cluster.autoscaling import OrderRecord, Slot, Status
+from fenka.cluster.autoscaling import AutoscalerStatus, OrderRecord, Slot
 from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
 from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod, seconds
 from fenka.cluster.placement import Feasible, PodEvaluator, never_fits_instances
@@ -38,7 +38,7 @@ ASKED_EVENT, REFUSED_EVENT = "FenkaScaleOut", "FenkaNoScaleOut"
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleOut:
+class ScaleOutVerdict:
     """What the autoscaler does for a pending pod.
 
     Attributes:
@@ -51,18 +51,18 @@ class ScaleOut:
 
 
 def explain_scale_out(
-    pod: Pod, status: Status, orders: Mapping[str, OrderRecord], now: float
-) -> ScaleOut | None:
+    pod: Pod, status: AutoscalerStatus, orders: Mapping[str, OrderRecord], now: float
+) -> ScaleOutVerdict | None:
     """Return what is done for a pending pod; None if the autoscaler has not decided yet."""
     for order in orders.values():
         for slot in order.slots:
             if pod.metadata.uid in slot.pods and (sentence := _waits(order, slot, now)):
-                return ScaleOut(sentence, coming=True)
+                return ScaleOutVerdict(sentence, coming=True)
     refused = (why for why, pods in status.unserved.items() if pod.full_name in pods)
     return next((_refused(why) for why in refused), None)
 
 
-def explain_by_events(events: Iterable[Event], now: float) -> ScaleOut | None:
+def explain_by_events(events: Iterable[Event], now: float) -> ScaleOutVerdict | None:
     """Return the same from the pod's own events, for users who may not read what the autoscaler publishes."""
     decisions = [event for event in events if event.reason in (ASKED_EVENT, REFUSED_EVENT)]
     newest = max(decisions, key=lambda event: event.at, default=None)
@@ -71,11 +71,11 @@ def explain_by_events(events: Iterable[Event], now: float) -> ScaleOut | None:
     if newest.reason == REFUSED_EVENT:
         return _refused(newest.message)
     ago = _ago(seconds(newest.at), now)
-    return ScaleOut(f"waits for new nodes: {newest.message}, {ago}", coming=True)
+    return ScaleOutVerdict(f"waits for new nodes: {newest.message}, {ago}", coming=True)
 
 
-def _refused(why: str) -> ScaleOut:
-    return ScaleOut(f"gets no new node: {why}", coming=False)
+def _refused(why: str) -> ScaleOutVerdict:
+    return ScaleOutVerdict(f"gets no new node: {why}", coming=False)
 
 
 def _waits(order: OrderRecord, slot: Slot, now: float) -> str:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from fenka.cluster.node_admission import admits, excluded_nodes, exclusion, ineligibility_reasons
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import LiveColumns
-from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
+from fenka.cluster.pod_groups import PodGang, PodGroup, group_key, group_name, pod_group
 from fenka.cluster.state import ClusterState
 from fenka.core.columnar_placer import ColumnarPlacer
 from fenka.core.evaluate import Policy
-from fenka.core.gangs import GangReservation, GangReservations, Limits, Placer, place_all
+from fenka.core.gangs import GangReservation, GangReservations, PlacementLimits, Placer, place_all
 from fenka.core.inventory import DeviceId
 from fenka.core.mig.instances import GANG_IN_INSTANCES
 from fenka.core.reasons import Unschedulable
@@ -62,14 +62,14 @@ class GangMembers:
         """
         self._cluster, self._pods, self._groups = cluster, pods, groups
 
-    def gang(self, pod: Pod) -> Gang | None:
+    def gang(self, pod: Pod) -> PodGang | None:
         """Return the pod's gang; None for a pod that requests nothing of fenka. Raises InvalidRecord."""
         in_gang = group_name(pod) is not None and self.requests_cards(pod)
         if in_gang and pod.demand(self._cluster.dialects).in_instances:
             raise InvalidRecord(GANG_IN_INSTANCES)
         return pod_group(pod, self._groups()) if in_gang else None
 
-    def gang_or_none(self, pod: Pod) -> Gang | None:
+    def gang_or_none(self, pod: Pod) -> PodGang | None:
         """Return the pod's gang; None also if its size cannot be read."""
         try:
             return self.gang(pod)
@@ -111,7 +111,7 @@ class GangMembers:
         pods = self._pods()
         return sorted(pods[uid].metadata.name for uid in uids if uid in pods)
 
-    def by_gang(self) -> dict[Gang, list[Pod]]:
+    def by_gang(self) -> dict[PodGang, list[Pod]]:
         """Return all pods of each gang whose size can be read."""
         by_key: dict[str, list[Pod]] = {}
         for pod in self._pods().values():
@@ -124,7 +124,7 @@ class GangMembers:
                 gangs[gang] = pods
         return gangs
 
-    def status(self, gang: Gang, pods: Iterable[Pod] | None = None) -> GangStatus:
+    def status(self, gang: PodGang, pods: Iterable[Pod] | None = None) -> GangStatus:
         """Return the state of the gang. pods: all of its pods, if the caller has them.
 
         Members that request no card count as soon as they exist: kube-scheduler places them.
@@ -245,7 +245,7 @@ class GangScheduler:
 
     # ---- placing ----
 
-    def gang(self, pod: Pod) -> Gang | None:
+    def gang(self, pod: Pod) -> PodGang | None:
         """Return the pod's gang; None for a pod that requests nothing of fenka. Raises InvalidRecord."""
         return self._members.gang(pod)
 
@@ -257,7 +257,7 @@ class GangScheduler:
     def place(
         self,
         pod: Pod,
-        gang: Gang,
+        gang: PodGang,
         nodes: Sequence[str],
         reserved: frozenset[DeviceId] = frozenset(),
     ) -> MemberPlacement | GangPending | None:
@@ -322,11 +322,11 @@ class GangScheduler:
             )
         )
         placer = ColumnarPlacer(columns)
-        placed = place_all(placer, requests, self._policy, Limits(among=frozenset(names)))
+        placed = place_all(placer, requests, self._policy, PlacementLimits(among=frozenset(names)))
         return not isinstance(placed, Unschedulable)
 
     def _place_reserved(
-        self, pod: Pod, gang: Gang, placement: Placement, nodes: Sequence[str]
+        self, pod: Pod, gang: PodGang, placement: Placement, nodes: Sequence[str]
     ) -> MemberPlacement | GangPending | None:
         """Return None if the member's node is no longer possible: then the reservation has ended."""
         arrivals = self._arrivals[gang.key]
@@ -359,7 +359,7 @@ class GangScheduler:
 
     def _reserve(
         self,
-        gang: Gang,
+        gang: PodGang,
         members: Sequence[Pod],
         names: Sequence[str],
         reserved: frozenset[DeviceId],
@@ -375,7 +375,7 @@ class GangScheduler:
         if nodes:
             requests = {uid: part.request for uid, part in parts.items()}
             placer = ColumnarPlacer(self.live.read().copy())
-            fixed = self._as_planned(members, requests, placer, Limits(reserved, nodes))
+            fixed = self._as_planned(members, requests, placer, PlacementLimits(reserved, nodes))
             closed = [
                 excluded_nodes(self._cluster, member)
                 for member in members
@@ -388,7 +388,7 @@ class GangScheduler:
                 self._policy,
                 placer,
                 self._clock() + RESERVATION_TTL_S,
-                Limits(reserved, left),
+                PlacementLimits(reserved, left),
                 fixed=fixed,
             )
             if not isinstance(reservation, Unschedulable):
@@ -410,7 +410,7 @@ class GangScheduler:
         members: Sequence[Pod],
         requests: Mapping[str, Request],
         placer: Placer,
-        limits: Limits,
+        limits: PlacementLimits,
     ) -> dict[str, Placement]:
         """Return placements of the members for which nodes were bought, on those that have room for them."""
         fixed: dict[str, Placement] = {}
@@ -423,7 +423,7 @@ class GangScheduler:
             cards = self._cluster.pins.planned_cards(name, uid)
             others = frozenset(card.uuid for card in shared.node.cards if card.index not in cards)
             # All pods there are planned together, so nothing is reserved of another's cards.
-            on_node = Limits(others if cards else limits.reserved, frozenset({name}))
+            on_node = PlacementLimits(others if cards else limits.reserved, frozenset({name}))
             placed = placer.place(requests[uid], self._policy, on_node)
             if not isinstance(placed, Unschedulable):
                 fixed[uid] = placed
@@ -558,7 +558,7 @@ class GangScheduler:
             self.on_settled(key)
 
 
-def _why_not_ready(gang: Gang, status: GangStatus, unready: int) -> str:
+def _why_not_ready(gang: PodGang, status: GangStatus, unready: int) -> str:
     """Return why the gang cannot be placed while this number of its pods cannot."""
     if status.present < gang.minimum:
         return f"gang {gang.name} is incomplete: {status.present} of its {gang.minimum} pods exist"

@@ -600,7 +600,7 @@ class Secret(Object):
     data: dict[str, str] = {}
 
 
-class Status(Object):
+class ApiStatus(Object):
     """The API server's answer to a request that fails."""
 
     message: str = ""

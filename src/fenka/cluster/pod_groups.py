@@ -53,7 +53,7 @@ class PodGroup(Object):
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class PodGang:
     """Pods that start together. minimum: fewer of them never start."""
 
     namespace: str
@@ -86,7 +86,7 @@ def group_key(pod: Pod) -> str | None:
     return f"{pod.metadata.namespace}/{name}" if name else None
 
 
-def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
+def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> PodGang | None:
     """Return the gang that a pod is in, None if it is in none.
 
     Args:
@@ -104,11 +104,11 @@ def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
         if group is None:
             raise InvalidRecord(f"its PodGroup {name} does not exist")
         policy = group.spec.scheduling_policy.gang
-        return Gang(namespace, name, policy.min_count) if policy else None
+        return PodGang(namespace, name, policy.min_count) if policy else None
     text = pod.metadata.labels.get(MINIMUM_LABEL, "")
     if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= 10_000:
         raise InvalidRecord(
             f"it is in the gang {name}, and its label {MINIMUM_LABEL} is {text!r}: "
             "set it to the number of pods that start together"
         )
-    return Gang(namespace, name, int(text))
+    return PodGang(namespace, name, int(text))

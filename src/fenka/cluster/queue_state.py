@@ -67,7 +67,7 @@ class Phase(Enum):
     """kube-scheduler tried it without the reserved nodes: it waits for others."""
 
 
-class Event(Enum):
+class PhaseEvent(Enum):
     """What happens to an entry."""
 
     FITS = "fits"
@@ -81,24 +81,24 @@ class Event(Enum):
     NODES_OFFERED = "kube-scheduler offers all excluded nodes again"
 
 
-TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
-    (Phase.WAITING, Event.FITS): Phase.RESERVED,
-    (Phase.EXCLUDED, Event.FITS): Phase.RESERVED,
-    (Phase.RESERVED, Event.FITS_NO_MORE): Phase.WAITING,
-    (Phase.RESERVED, Event.EXPIRED_UNTRIED): Phase.STALLED,
-    (Phase.RESERVED, Event.EXPIRED_REJECTED): Phase.EXCLUDED,
-    (Phase.RESERVED, Event.REFUSED): Phase.STALLED,
-    (Phase.RESERVED, Event.NODES_MISSING): Phase.EXCLUDED,
-    (Phase.STALLED, Event.REJECTED): Phase.WAITING,
-    (Phase.STALLED, Event.SHORTAGE_REPORTED): Phase.WAITING,
-    (Phase.EXCLUDED, Event.NODES_OFFERED): Phase.WAITING,
+TRANSITIONS: dict[tuple[Phase, PhaseEvent], Phase] = {
+    (Phase.WAITING, PhaseEvent.FITS): Phase.RESERVED,
+    (Phase.EXCLUDED, PhaseEvent.FITS): Phase.RESERVED,
+    (Phase.RESERVED, PhaseEvent.FITS_NO_MORE): Phase.WAITING,
+    (Phase.RESERVED, PhaseEvent.EXPIRED_UNTRIED): Phase.STALLED,
+    (Phase.RESERVED, PhaseEvent.EXPIRED_REJECTED): Phase.EXCLUDED,
+    (Phase.RESERVED, PhaseEvent.REFUSED): Phase.STALLED,
+    (Phase.RESERVED, PhaseEvent.NODES_MISSING): Phase.EXCLUDED,
+    (Phase.STALLED, PhaseEvent.REJECTED): Phase.WAITING,
+    (Phase.STALLED, PhaseEvent.SHORTAGE_REPORTED): Phase.WAITING,
+    (Phase.EXCLUDED, PhaseEvent.NODES_OFFERED): Phase.WAITING,
 }
 """All other events leave the phase as it is. An entry that would be WAITING while nodes are excluded for it
 is EXCLUDED instead."""
 
 
 @dataclass(slots=True)
-class _Entry:
+class _EntryState:
     phase: Phase = Phase.WAITING
     reserved_at: float = 0.0
     rejected: bool = False
@@ -109,7 +109,7 @@ class _Entry:
     message: str = ""
     """kube-scheduler's, when the entry stalled."""
 
-    def apply(self, event: Event) -> bool:
+    def apply(self, event: PhaseEvent) -> bool:
         """Return whether the phase changes."""
         after = TRANSITIONS.get((self.phase, event), self.phase)
         if after is Phase.WAITING and self.excluded:
@@ -123,7 +123,7 @@ class EntryLifecycle:
     """Keeps the phase of each entry, by its ID. An entry that is not known is WAITING."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _EntryState] = {}
         self.version = 0
         """Changes whenever the queue has to be scheduled again."""
 
@@ -169,11 +169,11 @@ class EntryLifecycle:
             with `expire`.
         """
         for entry_id in [name for name in self._entries if name not in entry_ids]:
-            self._apply(entry_id, Event.FITS_NO_MORE)
+            self._apply(entry_id, PhaseEvent.FITS_NO_MORE)
         expired = {}
         for entry_id in entry_ids:
-            entry = self._entries.setdefault(entry_id, _Entry())
-            if entry.apply(Event.FITS):
+            entry = self._entries.setdefault(entry_id, _EntryState())
+            if entry.apply(PhaseEvent.FITS):
                 entry.reserved_at, entry.rejected, entry.requeued = now, False, False
             elif entry.phase is Phase.RESERVED and now - entry.reserved_at >= RESERVATION_TTL_S:
                 expired[entry_id] = entry.reserved_at
@@ -191,10 +191,10 @@ class EntryLifecycle:
         entry = self._entries[entry_id]
         if entry.rejected:
             entry.excluded |= frozenset(nodes)
-            self._apply(entry_id, Event.EXPIRED_REJECTED)
+            self._apply(entry_id, PhaseEvent.EXPIRED_REJECTED)
         else:
             entry.message = message
-            self._apply(entry_id, Event.EXPIRED_UNTRIED)
+            self._apply(entry_id, PhaseEvent.EXPIRED_UNTRIED)
 
     def refuse(self, entry_id: str, missing: Iterable[str], message: str) -> None:
         """End a reservation that kube-scheduler cannot use, whatever fenka says.
@@ -207,7 +207,7 @@ class EntryLifecycle:
         entry, excluded = self._entries[entry_id], frozenset(missing)
         entry.excluded |= excluded
         entry.message = message
-        self._apply(entry_id, Event.NODES_MISSING if excluded else Event.REFUSED)
+        self._apply(entry_id, PhaseEvent.NODES_MISSING if excluded else PhaseEvent.REFUSED)
 
     def reject(self, entry_id: str, nodes: Iterable[str]) -> bool:
         """Record that kube-scheduler tried the entry and that none of the offered nodes fits.
@@ -223,9 +223,9 @@ class EntryLifecycle:
         if excluded != entry.excluded:
             entry.excluded = excluded
             self.version += 1
-        readmitted = self._apply(entry_id, Event.REJECTED)
+        readmitted = self._apply(entry_id, PhaseEvent.REJECTED)
         if not entry.excluded:
-            self._apply(entry_id, Event.NODES_OFFERED)
+            self._apply(entry_id, PhaseEvent.NODES_OFFERED)
         return readmitted
 
     def report(self, entry_id: str, message: str, resources: Iterable[str]) -> bool:
@@ -238,7 +238,7 @@ class EntryLifecycle:
         if entry is None or entry.phase is not Phase.STALLED or message == entry.message:
             return False
         shortage = any(f"Insufficient {name}" in message for name in resources)
-        return shortage and self._apply(entry_id, Event.SHORTAGE_REPORTED)
+        return shortage and self._apply(entry_id, PhaseEvent.SHORTAGE_REPORTED)
 
     def mark_requeued(self, entry_id: str) -> None:
         """Record that kube-scheduler was asked to try the entry."""
@@ -248,7 +248,7 @@ class EntryLifecycle:
         """Remove an entry that is bound or deleted."""
         self._entries.pop(entry_id, None)
 
-    def _apply(self, entry_id: str, event: Event) -> bool:
+    def _apply(self, entry_id: str, event: PhaseEvent) -> bool:
         entry = self._entries.get(entry_id)
         if entry is None or not entry.apply(event):
             return False

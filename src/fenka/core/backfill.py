@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from fenka.core import queue
 from fenka.core.evaluate import Fit, Policy, evaluate, fits_card
-from fenka.core.gangs import Limits, Placer, place_all
+from fenka.core.gangs import PlacementLimits, Placer, place_all
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request, Slice
@@ -44,7 +44,7 @@ class CardAvailability:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class EarliestStart:
     """When a request can start on a node, and on which cards.
 
     Attributes:
@@ -98,14 +98,18 @@ class Timeline:
         for card in cards:
             self._reserved_until[card] = max(at, self._reserved_until.get(card, at))
 
-    def earliest(self, request: Request, among: frozenset[str] | None = None) -> Start | None:
+    def earliest(
+        self, request: Request, among: frozenset[str] | None = None
+    ) -> EarliestStart | None:
         """Return where the request can start first; None if it fits no node that is empty.
 
         among: names of the eligible nodes, None for all.
         """
         names = self.nodes.keys() if among is None else self.nodes.keys() & among
         starts = (self.start_on(request, self.nodes[name]) for name in names)
-        return min((start for start in starts if start is not None), key=Start.order, default=None)
+        return min(
+            (start for start in starts if start is not None), key=EarliestStart.order, default=None
+        )
 
     def by_start(
         self, requests: Sequence[Request], among: frozenset[str] | None = None
@@ -126,7 +130,7 @@ class Timeline:
                 starts.append((max(times), name))
         return starts
 
-    def start_on(self, request: Request, node: Node) -> Start | None:
+    def start_on(self, request: Request, node: Node) -> EarliestStart | None:
         """Return when the request can start on this node; None if it does not fit even an empty one."""
         added = self._added.get(node.name, [])
         allocations = [*self._allocations.get(node.name, ()), *added]
@@ -136,7 +140,7 @@ class Timeline:
         if len(cards) < request.cards:
             return None
         needed = cards[: request.cards]
-        return Start(
+        return EarliestStart(
             max(self._now, needed[-1].at),
             sum(card.uncertain for card in needed),
             node,
@@ -381,7 +385,7 @@ class _SchedulingPass:
     def _place(
         self, pending: queue.PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
-        requests, limits = pending.requests, Limits(blocked, pending.nodes)
+        requests, limits = pending.requests, PlacementLimits(blocked, pending.nodes)
         if len(requests) == 1:
             single = self._placer.place(requests[0], self._policy, limits)
             return (single,) if isinstance(single, Placement) else single
@@ -443,7 +447,7 @@ class _SchedulingPass:
         if len(requests) == 1:
             return []
         empty = self._placer.emptied()
-        placements = place_all(empty, requests, self._policy, Limits(among=among))
+        placements = place_all(empty, requests, self._policy, PlacementLimits(among=among))
         if isinstance(placements, Unschedulable):
             return []
         return [

@@ -9,7 +9,7 @@ import numpy as np
 from fenka.core.columnar import JointJudgement, Judgement, count_all
 from fenka.core.columns import CLASS, FREE_COMPUTE, FREE_MEMORY, NEVER, SLOT, WHOLE, Bools, Columns
 from fenka.core.evaluate import Fit, Policy, evaluate
-from fenka.core.gangs import NO_LIMITS, Limits, place_gang
+from fenka.core.gangs import NO_LIMITS, PlacementLimits, place_gang
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, Node
 from fenka.core.reasons import NodeRejection, ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
@@ -29,7 +29,7 @@ class ColumnarPlacer:
         self._changes: list[tuple[Placement, bool]] = []
         self._masks: dict[frozenset[str], Bools] = {}
         """By reserved cards, or by eligible nodes."""
-        self._frontiers: dict[Limits, tuple[int, list[list[int]]]] = {}
+        self._frontiers: dict[PlacementLimits, tuple[int, list[list[int]]]] = {}
         """With the number of changes when it was computed."""
         self._most_on: list[int] = []
         """The memory that some node has free on one card, on each of two cards, and so on."""
@@ -47,7 +47,7 @@ class ColumnarPlacer:
     # ---- placing ----
 
     def place(
-        self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
+        self, request: Request, policy: Policy, limits: PlacementLimits = NO_LIMITS
     ) -> Placement | Unschedulable:
         """Return the best placement, or why there is none."""
         if self._may_fit(request, limits):
@@ -61,7 +61,7 @@ class ColumnarPlacer:
         return _Rejected(self, (request,), policy, limits)
 
     def place_on_one_node(
-        self, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
+        self, requests: Sequence[Request], policy: Policy, limits: PlacementLimits = NO_LIMITS
     ) -> tuple[Placement, ...] | Unschedulable:
         """Return placements of all requests on one node: the best one for the first request that fits all."""
         if all(self._may_fit(request, limits) for request in dict.fromkeys(requests)):
@@ -75,7 +75,9 @@ class ColumnarPlacer:
                     return placed
         return _Rejected(self, requests, policy, limits)
 
-    def fits(self, request: Request, limits: Limits = NO_LIMITS) -> Iterator[tuple[Node, Fit]]:
+    def fits(
+        self, request: Request, limits: PlacementLimits = NO_LIMITS
+    ) -> Iterator[tuple[Node, Fit]]:
         """Yield the nodes that fit, by name."""
         fits = Judgement(self._columns, request, self.reserved_mask(limits.reserved)).fits
         if limits.among is not None:
@@ -152,7 +154,7 @@ class ColumnarPlacer:
 
     # ---- requests that certainly do not fit ----
 
-    def _may_fit(self, request: Request, limits: Limits) -> bool:
+    def _may_fit(self, request: Request, limits: PlacementLimits) -> bool:
         """Return whether a card has room for the request. True if that is not known.
 
         Most requests of a long queue fit no card at all. Placements only take room, so an older frontier errs
@@ -170,7 +172,7 @@ class ColumnarPlacer:
             self._frontiers[limits] = known
         return self._below(known[1], request)
 
-    def _frontier(self, limits: Limits) -> list[list[int]]:
+    def _frontier(self, limits: PlacementLimits) -> list[list[int]]:
         """Return the most free memory of any open card, by its least free compute and its class."""
         columns = self._columns
         usable = columns.open & (columns.usage[WHOLE] == 0)
@@ -217,7 +219,11 @@ class _Rejected(Unschedulable):
     """A rejection by a `ColumnarPlacer`, with reasons that are computed when they are read."""
 
     def __init__(
-        self, placer: ColumnarPlacer, requests: Sequence[Request], policy: Policy, limits: Limits
+        self,
+        placer: ColumnarPlacer,
+        requests: Sequence[Request],
+        policy: Policy,
+        limits: PlacementLimits,
     ) -> None:
         super().__init__()
         self._placer, self._requests, self._policy = placer, requests, policy

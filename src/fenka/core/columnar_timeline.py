@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from fenka.core.backfill import Start, Timeline, card_states, needs_host
+from fenka.core.backfill import EarliestStart, Timeline, card_states, needs_host
 from fenka.core.columnar import CardJudgement
 from fenka.core.columns import (
     CARD_COMPUTE,
@@ -193,7 +193,9 @@ class ColumnarTimeline(Timeline):
         self._among: dict[frozenset[str] | None, Bools] = {}
         """Which nodes are eligible, by their names."""
 
-    def earliest(self, request: Request, among: frozenset[str] | None = None) -> Start | None:
+    def earliest(
+        self, request: Request, among: frozenset[str] | None = None
+    ) -> EarliestStart | None:
         """Return where the request can start first; None if it fits no node that is empty."""
         states, plain = self._states, self._plain_nodes(request)
         best = super().earliest(request, frozenset(plain if among is None else plain & among))
@@ -207,7 +209,7 @@ class ColumnarTimeline(Timeline):
             nodes = nodes[values == values.min()]
         start = self.start_on(request, self.nodes[states.names[nodes[0]]])
         assert start is not None
-        return start if best is None else min(start, best, key=Start.order)
+        return start if best is None else min(start, best, key=EarliestStart.order)
 
     def by_start(
         self, requests: Sequence[Request], among: frozenset[str] | None = None

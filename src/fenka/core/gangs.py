@@ -24,7 +24,7 @@ SEARCH_LIMIT = 2000
 NO_DEVICES: frozenset[DeviceId] = frozenset()
 
 
-class Limits(NamedTuple):
+class PlacementLimits(NamedTuple):
     """What a placement may not use.
 
     Attributes:
@@ -36,23 +36,25 @@ class Limits(NamedTuple):
     among: frozenset[str] | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = PlacementLimits()
 
 
 class Placer(UsageView, Protocol):
     """Nodes with what is allocated of them, on which placements are tried, and released again."""
 
     def place(
-        self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
+        self, request: Request, policy: Policy, limits: PlacementLimits = NO_LIMITS
     ) -> Placement | Unschedulable:
         """Return the best placement, or why there is none, as `evaluate.place` does."""
 
     def place_on_one_node(
-        self, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
+        self, requests: Sequence[Request], policy: Policy, limits: PlacementLimits = NO_LIMITS
     ) -> tuple[Placement, ...] | Unschedulable:
         """Return placements of all requests on one node: the best one for the first request that fits all."""
 
-    def fits(self, request: Request, limits: Limits = NO_LIMITS) -> Iterator[tuple[Node, Fit]]:
+    def fits(
+        self, request: Request, limits: PlacementLimits = NO_LIMITS
+    ) -> Iterator[tuple[Node, Fit]]:
         """Yield the nodes that fit, by name. In between the caller may change the usage and restore it."""
 
     def add(self, placement: Placement) -> None:
@@ -73,13 +75,13 @@ class PlainPlacer(UsageOverlay):
         self._nodes = tuple(nodes)
 
     def place(
-        self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
+        self, request: Request, policy: Policy, limits: PlacementLimits = NO_LIMITS
     ) -> Placement | Unschedulable:
         """Return what `evaluate.place` does."""
         return place(self, request, policy, self._among(limits), limits.reserved)
 
     def place_on_one_node(
-        self, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
+        self, requests: Sequence[Request], policy: Policy, limits: PlacementLimits = NO_LIMITS
     ) -> tuple[Placement, ...] | Unschedulable:
         """Place all requests on each node in turn, the best one for the first request first."""
         nodes = self._among(limits)
@@ -97,7 +99,9 @@ class PlainPlacer(UsageOverlay):
             rejections.append(placed.rejections[0])
         return Unschedulable(tuple(rejections))
 
-    def fits(self, request: Request, limits: Limits = NO_LIMITS) -> Iterator[tuple[Node, Fit]]:
+    def fits(
+        self, request: Request, limits: PlacementLimits = NO_LIMITS
+    ) -> Iterator[tuple[Node, Fit]]:
         """Yield the nodes that fit, by name."""
         for node in sorted(self._among(limits), key=lambda node: node.name):
             (verdict,) = evaluate(self, request, "binpack", (node,), limits.reserved)
@@ -108,7 +112,7 @@ class PlainPlacer(UsageOverlay):
         """Return a placer of the same nodes on which nothing is allocated."""
         return PlainPlacer(self._nodes, EmptyUsage())
 
-    def _among(self, limits: Limits) -> Sequence[Node]:
+    def _among(self, limits: PlacementLimits) -> Sequence[Node]:
         names = limits.among
         return [node for node in self._nodes if names is None or node.name in names]
 
@@ -121,11 +125,13 @@ def place_gang(
     reserved: Collection[DeviceId] = NO_DEVICES,
 ) -> tuple[Placement, ...] | Unschedulable:
     """Return what `place_all` does on these nodes with this usage."""
-    return place_all(PlainPlacer(nodes, view), requests, policy, Limits(frozenset(reserved)))
+    return place_all(
+        PlainPlacer(nodes, view), requests, policy, PlacementLimits(frozenset(reserved))
+    )
 
 
 def place_all(
-    placer: Placer, requests: Sequence[Request], policy: Policy, limits: Limits = NO_LIMITS
+    placer: Placer, requests: Sequence[Request], policy: Policy, limits: PlacementLimits = NO_LIMITS
 ) -> tuple[Placement, ...] | Unschedulable:
     """Return a placement for each request, in their order, that are possible together; or why there are none.
 
@@ -153,7 +159,7 @@ def place_all(
             # The largest does not fit even alone.
             return refused
     assert refused is not None
-    search = _Search(placer, [requests[number] for number in by_size], limits)
+    search = _GangSearch(placer, [requests[number] for number in by_size], limits)
     chosen = search.run()
     if chosen is None:
         return refused
@@ -173,7 +179,7 @@ def _one_by_one(
     requests: Sequence[Request],
     order: Iterable[int],
     policy: Policy,
-    limits: Limits,
+    limits: PlacementLimits,
 ) -> tuple[dict[int, Placement], Unschedulable | None]:
     placed: dict[int, Placement] = {}
     refusal: Unschedulable | None = None
@@ -189,10 +195,12 @@ def _one_by_one(
     return placed, refusal
 
 
-class _Search:
+class _GangSearch:
     """Searches depth first, the largest request first."""
 
-    def __init__(self, placer: Placer, requests: Sequence[Request], limits: Limits) -> None:
+    def __init__(
+        self, placer: Placer, requests: Sequence[Request], limits: PlacementLimits
+    ) -> None:
         self._placer, self._requests, self._limits = placer, requests, limits
         self._left = SEARCH_LIMIT
 
@@ -288,7 +296,7 @@ class GangReservations:
         policy: Policy,
         placer: Placer,
         expires_at: float,
-        limits: Limits = NO_LIMITS,
+        limits: PlacementLimits = NO_LIMITS,
         *,
         fixed: Mapping[str, Placement] | None = None,
     ) -> GangReservation | Unschedulable:

@@ -169,7 +169,7 @@ def needed_protection_s(duration_s: float | None, *, interruptible: bool) -> flo
     return inf if duration_s is None else duration_s
 
 
-class Taint(Protocol):
+class AnyTaint(Protocol):
     """A node's taint."""
 
     @property
@@ -185,7 +185,7 @@ class Taint(Protocol):
         """Return its effect, such as NoSchedule."""
 
 
-class Toleration(Taint, Protocol):
+class AnyToleration(AnyTaint, Protocol):
     """A pod's toleration. An empty key or effect covers all."""
 
     @property
@@ -197,7 +197,7 @@ STRICT_EFFECTS = ("NoSchedule", "NoExecute")
 """A taint of another effect, such as PreferNoSchedule, keeps no pod from a node."""
 
 
-def tolerates(toleration: Toleration, taint: Taint) -> bool:
+def tolerates(toleration: AnyToleration, taint: AnyTaint) -> bool:
     """Return whether a toleration covers a taint."""
     return (
         (not toleration.key or toleration.key == taint.key)

@@ -75,7 +75,7 @@ class LeaseReport:
 EMPTY_REPORT = LeaseReport()
 
 
-class _Slice(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _LeaseSlice(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     uuid: Count
     """A position in the report's list of cards."""
     card: CardIndex
@@ -86,8 +86,8 @@ class _Slice(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class _Report(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[1]
     cards: list[str]
-    pods: dict[str, list[_Slice]]
-    lingering: dict[str, tuple[str, list[_Slice]]]
+    pods: dict[str, list[_LeaseSlice]]
+    lingering: dict[str, tuple[str, list[_LeaseSlice]]]
     refused: dict[str, Refusal]
 
 
@@ -102,9 +102,9 @@ def encode_report(report: LeaseReport) -> str:
     """
     uuids: dict[DeviceId, int] = {}
 
-    def encoded(slices: Iterable[Slice]) -> list[_Slice]:
+    def encoded(slices: Iterable[Slice]) -> list[_LeaseSlice]:
         return [
-            _Slice(
+            _LeaseSlice(
                 uuids.setdefault(part.uuid, len(uuids)), part.card, part.memory_mib, part.compute
             )
             for part in slices
@@ -134,7 +134,7 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
     # frees a string that was interned, and a cluster has new pods all the time.
     devices = [DeviceId(intern(text)) for text in record.cards]
 
-    def decoded(slices: Iterable[_Slice]) -> tuple[Slice, ...]:
+    def decoded(slices: Iterable[_LeaseSlice]) -> tuple[Slice, ...]:
         return tuple(
             Slice(part.card, devices[part.uuid], part.memory_mib, part.compute) for part in slices
         )
@@ -252,7 +252,7 @@ class _RequestedSlice(msgspec.Struct, forbid_unknown_fields=True):
     compute: Count
 
 
-class _Status(msgspec.Struct, forbid_unknown_fields=True):
+class _ResizeStatus(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[1]
     pod: str
     holds: list[_RequestedSlice]
@@ -260,14 +260,14 @@ class _Status(msgspec.Struct, forbid_unknown_fields=True):
     request: str
 
 
-_STATUS = msgspec.json.Decoder(_Status)
+_STATUS = msgspec.json.Decoder(_ResizeStatus)
 
 
 def encode_status(status: ResizeStatus) -> str:
     """Return the annotation STATUS."""
     containers = {name: _encoded(slices) for name, slices in sorted(status.containers.items())}
     return card_records.encode(
-        _Status(VERSION, status.pod, _encoded(status.slices), containers, status.request)
+        _ResizeStatus(VERSION, status.pod, _encoded(status.slices), containers, status.request)
     )
 
 

@@ -83,22 +83,22 @@ class _Geometry(msgspec.Struct, forbid_unknown_fields=True):
     profiles: list[_Profile]
 
 
-class _Instance(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _RecordedInstance(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     profile: str
     start: _Start
     state: InstanceState
 
 
-class _Card(msgspec.Struct, forbid_unknown_fields=True):
+class _DividedCard(msgspec.Struct, forbid_unknown_fields=True):
     uuid: str
     geometry: Annotated[int, msgspec.Meta(ge=0)]
     on_demand: bool = msgspec.field(name="onDemand")
-    instances: list[_Instance] = []
+    instances: list[_RecordedInstance] = []
 
 
 class _Instances(msgspec.Struct, forbid_unknown_fields=True):
     geometries: list[_Geometry]
-    cards: list[_Card]
+    cards: list[_DividedCard]
 
 
 class _PodInstance(msgspec.Struct, frozen=True):
@@ -143,12 +143,12 @@ def encode_instances(cards: Sequence[DividedCard]) -> str:
                 for geometry in geometries
             ],
             [
-                _Card(
+                _DividedCard(
                     card.uuid,
                     geometries.index(card.geometry),
                     card.on_demand,
                     [
-                        _Instance(place.profile.name, place.start, state)
+                        _RecordedInstance(place.profile.name, place.start, state)
                         for place, state in sorted(
                             card.instances.items(), key=lambda item: item[0].start
                         )

@@ -64,7 +64,7 @@ def _divided_only(shared: base.SharedNode) -> base.SharedNode | None:
 _Mib = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_MIB)]
 
 
-class _Card(msgspec.Struct, omit_defaults=True):
+class _InventoryCard(msgspec.Struct, omit_defaults=True):
     index: CardIndex
     uuid: str
     model: str
@@ -80,7 +80,7 @@ class _Card(msgspec.Struct, omit_defaults=True):
 
 class _Inventory(msgspec.Struct):
     unit_mib: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="unitMiB")
-    cards: list[_Card]
+    cards: list[_InventoryCard]
 
 
 _INVENTORY = msgspec.json.Decoder(_Inventory)
@@ -94,7 +94,7 @@ def encode_inventory(
     unleased: who uses cards without a lease, in a sentence for each, by UUID.
     """
     recorded = [
-        _Card(
+        _InventoryCard(
             *(card.index, card.uuid, card.model, card.memory_mib, card.healthy),
             *(card.unleased_mib, card.drawn_mib),
             (unleased or {}).get(card.uuid, ""),
@@ -240,7 +240,7 @@ def node_mode(labels: Mapping[str, str]) -> base.NodeMode:
 
 
 @dataclass(frozen=True, slots=True)
-class MigMode:
+class NodeMigMode:
     """Which cards of a node are divided, and by what.
 
     Attributes:
@@ -262,7 +262,7 @@ class MigMode:
 _ON_DEMAND = re.compile(r"on-demand((?:[.:,_-][0-9]{1,4})*)")
 
 
-def mig_mode(labels: Mapping[str, str]) -> MigMode:
+def mig_mode(labels: Mapping[str, str]) -> NodeMigMode:
     """Return how a node is divided: `off`, `static`, `on-demand`, or `on-demand.0.1` for these cards.
 
     Kubernetes allows no colon or comma in the value of a label, so that dots separate the indexes.
@@ -271,10 +271,10 @@ def mig_mode(labels: Mapping[str, str]) -> MigMode:
         InvalidRecord: for another value.
     """
     if MIG_LABEL not in labels:
-        return MigMode()
+        return NodeMigMode()
     value = labels[MIG_LABEL]
     if value in ("off", "static"):
-        return MigMode("static" if value == "static" else "off", labelled=True)
+        return NodeMigMode("static" if value == "static" else "off", labelled=True)
     match = _ON_DEMAND.fullmatch(value)
     if match is None:
         raise base.InvalidRecord(
@@ -282,7 +282,7 @@ def mig_mode(labels: Mapping[str, str]) -> MigMode:
             "the cards 0 and 1"
         )
     indexes = frozenset(map(int, re.findall("[0-9]+", match[1])))
-    return MigMode("on-demand", indexes or None, labelled=True)
+    return NodeMigMode("on-demand", indexes or None, labelled=True)
 
 
 def mig_shared(labels: Mapping[str, str]) -> bool:

@@ -29,25 +29,25 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class _Slice(_Record, frozen=True):
+class _CaseSlice(_Record, frozen=True):
     memory_mib: Memory
     compute: Percent = 0
 
 
-class _Instance(_Record, frozen=True):
+class _CaseInstance(_Record, frozen=True):
     profile: Name
     start: Annotated[int, msgspec.Meta(ge=0, le=63)]
     state: case.State
     id: Name | None = None
-    slices: tuple[_Slice, ...] = ()
+    slices: tuple[_CaseSlice, ...] = ()
 
 
-class _Card(_Record, frozen=True):
+class _CaseCard(_Record, frozen=True):
     id: Name
     model: Name
     mig: bool
     busy: bool = False
-    instances: tuple[_Instance, ...] = ()
+    instances: tuple[_CaseInstance, ...] = ()
 
 
 class _Request(_Record, frozen=True):
@@ -65,7 +65,7 @@ class _Allow(_Record, frozen=True):
 
 class _Case(_Record, frozen=True):
     version: Literal[1]
-    cards: Annotated[tuple[_Card, ...], msgspec.Meta(max_length=1000)]
+    cards: Annotated[tuple[_CaseCard, ...], msgspec.Meta(max_length=1000)]
     requests: Annotated[tuple[_Request, ...], msgspec.Meta(max_length=10_000)]
     allow: _Allow = _Allow()
 
@@ -124,7 +124,7 @@ def _words(types: str) -> str:
     ).replace(" of length <= ", " of a length of at most ")
 
 
-def _card(record: _Card) -> case.PlannedCard:
+def _card(record: _CaseCard) -> case.PlannedCard:
     if record.model not in MODELS:
         raise case.InvalidCase(
             f"card {record.id!r}: model {record.model!r} is unknown; known are {', '.join(MODELS)}"
@@ -134,7 +134,7 @@ def _card(record: _Card) -> case.PlannedCard:
     return case.PlannedCard(record.id, geometry, record.mig, record.busy, instances)
 
 
-def _instance(card: str, geometry: Geometry, record: _Instance) -> case.Instance:
+def _instance(card: str, geometry: Geometry, record: _CaseInstance) -> case.Instance:
     profile = geometry.by_name.get(record.profile)
     if profile is None:
         raise case.InvalidCase(

@@ -25,7 +25,7 @@ class InvalidFile(FenkaError):
     exit_code = INVALID_INPUT
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+class ConfigEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """What some cards are to be, of one configuration.
 
     Attributes:
@@ -49,7 +49,7 @@ class CardTarget:
     counts: Mapping[str, int]
 
 
-def decode(data: bytes, name: str) -> list[Entry]:
+def decode(data: bytes, name: str) -> list[ConfigEntry]:
     """Return the entries of a configuration. The whole file must be right. Raises InvalidFile."""
     file = _load(data)
     if not isinstance(file, dict):
@@ -75,7 +75,7 @@ def decode(data: bytes, name: str) -> list[Entry]:
     return decoded[name]
 
 
-def targets(entries: Sequence[Entry], cards: Mapping[int, str]) -> dict[int, CardTarget]:
+def targets(entries: Sequence[ConfigEntry], cards: Mapping[int, str]) -> dict[int, CardTarget]:
     """Return what each card is to be; later entries win. Cards that no entry is for are left out.
 
     A file may be for several models: an entry whose filter matches no card is skipped if another one's does.
@@ -130,9 +130,9 @@ def encode(name: str, cards: Mapping[int, CardTarget]) -> str:
     return msgspec.yaml.encode({"version": "v1", "mig-configs": {name: entries}}).decode()
 
 
-def _entries(name: str, entries: Any) -> list[Entry]:
+def _entries(name: str, entries: Any) -> list[ConfigEntry]:
     try:
-        decoded = msgspec.convert(entries, list[Entry])
+        decoded = msgspec.convert(entries, list[ConfigEntry])
     except msgspec.ValidationError as why:
         raise InvalidFile(f"{name[:40]}: {str(why).replace('`', '')}") from None
     if not decoded:

@@ -37,7 +37,7 @@ class NodeError(FenkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class CardModel:
     """Properties that all cards of a model share."""
 
     key: str
@@ -64,22 +64,22 @@ class Model:
 
 
 _TABLE = (
-    Model("P4", "Tesla P4", 7611, 20, (6, 1), 75, 7, 1531, 3003, pci_device=0x1BB3),
-    Model(
+    CardModel("P4", "Tesla P4", 7611, 20, (6, 1), 75, 7, 1531, 3003, pci_device=0x1BB3),
+    CardModel(
         "P100-16G", "Tesla P100-PCIE-16GB", 16280, 56, (6, 0), 250, 27, 1328, 715, pci_device=0x15F8
     ),
-    Model(
+    CardModel(
         "V100-16G", "Tesla V100-SXM2-16GB", 16130, 80, (7, 0), 300, 40, 1530, 877, pci_device=0x1DB1
     ),
-    Model(
+    CardModel(
         "V100-32G", "Tesla V100-SXM2-32GB", 32510, 80, (7, 0), 300, 42, 1530, 877, pci_device=0x1DB5
     ),
-    Model("T4", "Tesla T4", 15079, 40, (7, 5), 70, 10, 1590, 5001, pci_device=0x1EB8),
-    Model("A10", "NVIDIA A10", 22731, 72, (8, 6), 150, 16, 1695, 6251, pci_device=0x2236),
-    Model(
+    CardModel("T4", "Tesla T4", 15079, 40, (7, 5), 70, 10, 1590, 5001, pci_device=0x1EB8),
+    CardModel("A10", "NVIDIA A10", 22731, 72, (8, 6), 150, 16, 1695, 6251, pci_device=0x2236),
+    CardModel(
         "A30", "NVIDIA A30", 24258, 56, (8, 0), 165, 27, 1440, 1215, pci_device=0x20B7, mig="A30"
     ),
-    Model(
+    CardModel(
         "A100-40G",
         "NVIDIA A100-SXM4-40GB",
         40536,
@@ -92,7 +92,7 @@ _TABLE = (
         pci_device=0x20B0,
         mig="A100-40G",
     ),
-    Model(
+    CardModel(
         "A100-80G",
         "NVIDIA A100-SXM4-80GB",
         81251,
@@ -105,8 +105,8 @@ _TABLE = (
         pci_device=0x20B2,
         mig="A100-80G",
     ),
-    Model("L4", "NVIDIA L4", 23034, 58, (8, 9), 72, 12, 2040, 6251, pci_device=0x27B8),
-    Model(
+    CardModel("L4", "NVIDIA L4", 23034, 58, (8, 9), 72, 12, 2040, 6251, pci_device=0x27B8),
+    CardModel(
         "H100-80G",
         "NVIDIA H100 80GB HBM3",
         81559,
@@ -119,7 +119,7 @@ _TABLE = (
         pci_device=0x2330,
         mig="H100-80G",
     ),
-    Model(
+    CardModel(
         "H200",
         "NVIDIA H200",
         143771,
@@ -132,7 +132,7 @@ _TABLE = (
         pci_device=0x2335,
         mig="H200-141G",
     ),
-    Model(
+    CardModel(
         "H100-NVL",
         "NVIDIA H100 NVL",
         95830,
@@ -145,7 +145,7 @@ _TABLE = (
         pci_device=0x2321,
         mig="H100-NVL",
     ),
-    Model(
+    CardModel(
         "H100-96G",
         "NVIDIA GH200 96GB HBM3",
         97871,
@@ -158,7 +158,7 @@ _TABLE = (
         pci_device=0x2342,
         mig="H100-96G",
     ),
-    Model(
+    CardModel(
         "B200",
         "NVIDIA B200",
         183359,
@@ -171,7 +171,7 @@ _TABLE = (
         pci_device=0x2901,
         mig="B200",
     ),
-    Model(
+    CardModel(
         "GB200",
         "NVIDIA GB200",
         189471,
@@ -184,7 +184,7 @@ _TABLE = (
         pci_device=0x2941,
         mig="GB200",
     ),
-    Model(
+    CardModel(
         "RTXPRO6000",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         97887,
@@ -197,7 +197,7 @@ _TABLE = (
         pci_device=0x2BB5,
         mig="RTXPRO6000",
     ),
-    Model(
+    CardModel(
         "RTX4090",
         "NVIDIA GeForce RTX 4090",
         24564,
@@ -227,7 +227,7 @@ class BadSpec(FenkaError):
 class SimulatedCard:
     """A card to simulate."""
 
-    model: Model
+    model: CardModel
     memory_mib: int
     name: str
     uuid: str | None = None
@@ -241,7 +241,7 @@ class SimulatedCard:
     cuda_version: str = CUDA_VERSION
 
 
-class _Card(msgspec.Struct, forbid_unknown_fields=True):
+class _FileCard(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_CARDS)] = 1
     memory_mib: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMORY_MIB)] | None = None
@@ -253,7 +253,7 @@ class _Card(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[1]
-    card: list[_Card]
+    card: list[_FileCard]
     driver_version: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)+\Z", max_length=79)] = (
         DRIVER_VERSION
     )
@@ -283,7 +283,7 @@ def parse_spec(text: str) -> tuple[SimulatedCard, ...]:
     return _checked(cards)
 
 
-def _model(key: str) -> Model:
+def _model(key: str) -> CardModel:
     by_key = {known.casefold(): model for known, model in MODELS.items()}
     if model := by_key.get(key.casefold()):
         return model

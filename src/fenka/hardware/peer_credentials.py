@@ -30,7 +30,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Process(Peer):
+class PeerProcess(Peer):
     """The process that connected, even if its PID is reused. descriptor: a pidfd, to be closed."""
 
     descriptor: int
@@ -48,7 +48,7 @@ class Process(Peer):
         os.close(self.descriptor)
 
 
-def process(connection: socket.socket) -> Process:
+def process(connection: socket.socket) -> PeerProcess:
     """Return the process that connected, even if it passed the connection on or called exec.
 
     Raises ProcessLookupError if it has ended, OSError.
@@ -63,17 +63,17 @@ def process(connection: socket.socket) -> Process:
             return _by_number(connected)
         # Older kernels return several errors for a process that has ended.
         raise ProcessLookupError(error.errno, "the process that connected is gone") from None
-    return Process(connected.pid, connected.uid, descriptor, started)
+    return PeerProcess(connected.pid, connected.uid, descriptor, started)
 
 
-def _by_number(connected: Peer) -> Process:
+def _by_number(connected: Peer) -> PeerProcess:
     """Return the process by its PID, before Linux 6.5. A PID reused by another user is an error."""
     descriptor = os.pidfd_open(connected.pid)
     try:
         users, started = procfs.user_ids(connected.pid), procfs.start_ticks(connected.pid) or 0
     except OSError:
         users, started = [], 0
-    candidate = Process(connected.pid, connected.uid, descriptor, started)
+    candidate = PeerProcess(connected.pid, connected.uid, descriptor, started)
     if connected.uid in users and candidate.lives():
         return candidate
     candidate.close()

@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 
-from fenka.cluster.objects import Object, ObjectMeta, Status
+from fenka.cluster.objects import ApiStatus, Object, ObjectMeta
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.kube_config import load, without_default_certificates
 
@@ -494,9 +494,9 @@ async def _refuse(answer: aiohttp.ClientResponse) -> None:
 
 def _refusal(code: int, data: bytes | msgspec.Raw) -> ApiError:
     try:
-        status = msgspec.json.decode(data, type=Status)
+        status = msgspec.json.decode(data, type=ApiStatus)
     except msgspec.MsgspecError:
-        status = Status(message=bytes(data)[:200].decode(errors="replace"))
+        status = ApiStatus(message=bytes(data)[:200].decode(errors="replace"))
     return ApiError(
         code or status.code, status.reason, status.message or f"the API server answers {code}"
     )

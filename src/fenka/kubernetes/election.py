@@ -47,7 +47,7 @@ class LeaseSpec(Object):
     lease_transitions: int | None = None
 
 
-class Lease(Object):
+class CoordinationLease(Object):
     """A Lease of coordination.k8s.io/v1."""
 
     metadata: ObjectMeta
@@ -92,7 +92,7 @@ class Election:
         self._clock, self._now = clock, now
         self._renewed_at: float | None = None
         self._read_at: float | None = None
-        self._held: Lease | None = None
+        self._held: CoordinationLease | None = None
         """The lease as this replica wrote it last, so that it can be renewed without being read."""
         self._seen: tuple[str, float] | None = None
         """The last version of another holder's lease, and when this replica saw it first."""
@@ -196,7 +196,7 @@ class Election:
     def _set_leader(self, identity: str, address: str) -> None:
         self.leader, self.leader_address = identity, address
 
-    def _has_expired(self, lease: Lease) -> bool:
+    def _has_expired(self, lease: CoordinationLease) -> bool:
         """Count from when this replica saw the version first: clocks of two machines differ."""
         version, now = lease.metadata.resource_version, self._clock()
         if self._seen is None or self._seen[0] != version:
@@ -205,16 +205,16 @@ class Election:
         self._expires_at = self._seen[1] + duration_s
         return now >= self._expires_at
 
-    async def _read(self) -> Lease | None:
+    async def _read(self) -> CoordinationLease | None:
         """Return the lease, None if it does not exist."""
         try:
-            return await self._api.get(f"{self._collection}/{self._name}", Lease)
+            return await self._api.get(f"{self._collection}/{self._name}", CoordinationLease)
         except ApiError as error:
             if error.status != 404:
                 raise
             return None
 
-    async def _hold(self, lease: Lease | None, *, acquire: bool) -> bool:
+    async def _hold(self, lease: CoordinationLease | None, *, acquire: bool) -> bool:
         written = await self._write(
             lease, holder=self.identity, duration_s=LEASE_DURATION_S, acquire=acquire
         )
@@ -224,8 +224,13 @@ class Election:
         return True
 
     async def _write(
-        self, lease: Lease | None, *, holder: str, duration_s: int, acquire: bool = False
-    ) -> Lease:
+        self,
+        lease: CoordinationLease | None,
+        *,
+        holder: str,
+        duration_s: int,
+        acquire: bool = False,
+    ) -> CoordinationLease:
         """Change the lease, or create it if it does not exist."""
         stamp = micro_time(self._now())
         metadata: dict[str, Any] = {
@@ -244,13 +249,13 @@ class Election:
         if lease is None:
             metadata |= {"name": self._name, "namespace": self._namespace}
             kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-            return await self._api.create(self._collection, Lease, kind | body)
+            return await self._api.create(self._collection, CoordinationLease, kind | body)
         # With the version that was read: of two writers the second receives 409.
         metadata["resourceVersion"] = lease.metadata.resource_version
-        return await self._api.patch(f"{self._collection}/{self._name}", Lease, body)
+        return await self._api.patch(f"{self._collection}/{self._name}", CoordinationLease, body)
 
 
-def _address(lease: Lease) -> str:
+def _address(lease: CoordinationLease) -> str:
     return lease.metadata.annotations.get(ADDRESS, "")
 
 

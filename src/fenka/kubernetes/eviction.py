@@ -51,14 +51,14 @@ async def delete_pod(
     await api.delete(path, _options(uid, grace_s))
 
 
-class _Status(Object):
+class _MarkedStatus(Object):
     phase: str = ""
     conditions: tuple[dict[str, Any], ...] = ()
 
 
 class _MarkedPod(Object):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-    status: _Status = msgspec.field(default_factory=_Status)
+    status: _MarkedStatus = msgspec.field(default_factory=_MarkedStatus)
 
 
 async def _mark(api: Api, path: str, uid: str, reason: str, *, failed: bool) -> None:
@@ -90,13 +90,13 @@ def _options(uid: str, grace_s: int | None) -> dict[str, Any]:
     return {"preconditions": {"uid": uid}, **grace}
 
 
-class _Spec(Object):
+class _TaintedSpec(Object):
     taints: tuple[dict[str, Any], ...] = ()
 
 
 class _TaintedNode(Object):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-    spec: _Spec = msgspec.field(default_factory=_Spec)
+    spec: _TaintedSpec = msgspec.field(default_factory=_TaintedSpec)
 
 
 async def add_taint(api: Api, node: Node, key: str) -> None:

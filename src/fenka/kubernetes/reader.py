@@ -23,7 +23,7 @@ from fenka.dialects import gpushare, nodes
 from fenka.dialects.base import Dialect, InvalidRecord
 from fenka.dialects.registry import DIALECTS
 from fenka.kubernetes.api_client import Api, ApiError, decoded, if_accepted
-from fenka.kubernetes.election import Lease
+from fenka.kubernetes.election import CoordinationLease
 
 PAGE = 2000
 """Objects a page: a round trip costs more than the server's memory for this many."""
@@ -127,7 +127,7 @@ async def read_scheduler_options(api: Api) -> SchedulerOptions:
             policies whoever may write Leases in a namespace can publish options there.
     """
     leases, _ = await api.list(
-        "/apis/coordination.k8s.io/v1/leases", Lease, labelSelector=queue_snapshot.LABEL
+        "/apis/coordination.k8s.io/v1/leases", CoordinationLease, labelSelector=queue_snapshot.LABEL
     )
     name = queue_snapshot.ANNOTATION
     publishing = [lease.metadata for lease in leases if name in lease.metadata.annotations]
@@ -186,13 +186,13 @@ OPERATORS = {
 """API groups of other operators, and their kinds of jobs."""
 
 
-class _Group(msgspec.Struct):
+class _ApiGroup(msgspec.Struct):
     name: str
     versions: list[dict[str, str]] = []
 
 
 class _Groups(msgspec.Struct):
-    groups: list[_Group] = []
+    groups: list[_ApiGroup] = []
 
 
 async def read_training_objects(
@@ -541,7 +541,7 @@ class AutoscalerState:
 
     namespace: str
     name: str = DEFAULT_NAME
-    status: autoscaling.Status | None = None
+    status: autoscaling.AutoscalerStatus | None = None
     orders: Mapping[str, autoscaling.OrderRecord] = field(default_factory=dict)
     renewed_at: float | None = None
 

@@ -16,7 +16,7 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import JobNotStarted
 from fenka.local.records import NOTEBOOKS, NotebookRecord, RecordNotFound, UnreadableRecord
 from fenka.local.views import card_uses, requested_cards
-from fenka.views.workloads import Instance, JobStatus, TrainingJob
+from fenka.views.workloads import JobProcess, JobStatus, TrainingJob
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import jobs_called, known_snapshot, own_jobs, stop_jobs
 
@@ -92,9 +92,9 @@ def _job(
 
 def _instance(
     name: str, lease: protocol.JobView, requested: float, snapshot: protocol.Snapshot
-) -> Instance:
+) -> JobProcess:
     runs = bool(lease.slices)
-    return Instance(
+    return JobProcess(
         f"{name}-notebook-0",
         name,
         "notebook",

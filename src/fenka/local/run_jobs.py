@@ -21,7 +21,7 @@ from fenka.local.records import NOTEBOOKS, TRAININGS, RecordNotFound, directory_
 from fenka.local.views import card_uses
 from fenka.local.workload import change_directory
 from fenka.procfs import start_ticks
-from fenka.views.workloads import Instance, JobEvent, JobStatus, TrainingJob
+from fenka.views.workloads import JobEvent, JobProcess, JobStatus, TrainingJob
 from fenka.workstation import paths
 from fenka.workstation.client import Connection, known_snapshot, own_jobs, stop_jobs
 from fenka.workstation.protocol import Done, EndedJob, JobView, RemoveEnded, Snapshot
@@ -173,14 +173,14 @@ def _running(name: str, leases: list[JobView], snapshot: Snapshot) -> TrainingJo
     )
 
 
-def _instance(lease: JobView, snapshot: Snapshot) -> Instance:
+def _instance(lease: JobView, snapshot: Snapshot) -> JobProcess:
     held = bool(lease.slices)
     card_mib = {card.uuid: card.memory_mib for card in snapshot.cards}
     parts = (
         piece.memory_mib / card_mib.get(piece.uuid, piece.memory_mib) for piece in lease.slices
     )
     requested = round(sum(parts), 1)
-    return Instance(
+    return JobProcess(
         lease.name,
         lease.name,
         "main",

@@ -40,7 +40,7 @@ from fenka.local.records import (
 )
 from fenka.local.views import requested_cards, requested_units
 from fenka.local.workload import end_process, end_writers
-from fenka.views.workloads import Replica, ServiceVersion, ServingPort
+from fenka.views.workloads import ReplicaView, ServiceVersion, ServingPort
 from fenka.workstation import paths
 from fenka.workstation.client import connect, known_snapshot, own_jobs
 from fenka.workstation.paths import Runtime
@@ -139,9 +139,9 @@ def _version(
     )
 
 
-def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | None) -> Replica:
+def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | None) -> ReplicaView:
     running = record.state not in ("Pending", "Backoff")
-    return Replica(
+    return ReplicaView(
         record.name,
         _STATUS[record.state],
         record.created_at,

@@ -31,7 +31,7 @@ from fenka.local.records import (
 )
 from fenka.local.views import card_uses, requested_cards
 from fenka.local.workload import end_process, end_writers
-from fenka.views.workloads import TRAINERS, Instance, JobEvent, Phase, TrainingJob, shown_place
+from fenka.views.workloads import TRAINERS, JobEvent, JobProcess, Phase, TrainingJob, shown_place
 from fenka.workstation import client, paths
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from fenka.workstation.protocol import JobView, Snapshot
@@ -190,14 +190,14 @@ def _instance(
     instance: InstanceRecord,
     leases: Mapping[int | None, JobView],
     snapshot: Snapshot | None,
-) -> Instance:
+) -> JobProcess:
     trainer = TRAINERS[record.spec.kind]
     role, index = shown_place(trainer, instance.role, instance.index)
     started = instance.started_at is not None
     lease = leases.get(instance.lease) if instance.lease is not None else None
     requested = _requested(record, instance, snapshot)
     holds = lease is not None and bool(lease.slices)
-    return Instance(
+    return JobProcess(
         name=instance.name,
         pod=f"{record.spec.name}/{instance.lease}" if instance.lease is not None else instance.name,
         role=role,

@@ -26,50 +26,50 @@ CLOCKS = timedelta(seconds=30)
 """The clocks of two machines may differ by this."""
 
 
-class ContainerPort(Object):
+class ScrapedPort(Object):
     """A port of a container."""
 
     name: str = ""
     container_port: int = 0
 
 
-class Container(Object):
+class ScrapedContainer(Object):
     """A container. Ports may be null."""
 
     name: str = ""
-    ports: tuple[ContainerPort, ...] | None = None
+    ports: tuple[ScrapedPort, ...] | None = None
 
 
-class PodSpec(Object):
+class ScrapedPodSpec(Object):
     """The spec of a pod."""
 
     node_name: str = ""
     host_network: bool = False
-    containers: tuple[Container, ...] = ()
+    containers: tuple[ScrapedContainer, ...] = ()
 
 
-class ContainerStatus(Object):
+class ScrapedContainerStatus(Object):
     """A container as the kubelet reports it. started: null if it is unknown."""
 
     name: str = ""
     started: bool | None = None
 
 
-class PodStatus(Object):
+class ScrapedPodStatus(Object):
     """The status of a pod."""
 
     phase: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
     host_ip: str = msgspec.field(default="", name="hostIP")
-    container_statuses: tuple[ContainerStatus, ...] | None = None
+    container_statuses: tuple[ScrapedContainerStatus, ...] | None = None
 
 
-class Pod(Object):
+class ScrapedPod(Object):
     """A pod, with the fields that say whether and where it is asked."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    spec: ScrapedPodSpec = msgspec.field(default_factory=ScrapedPodSpec)
+    status: ScrapedPodStatus = msgspec.field(default_factory=ScrapedPodStatus)
 
     @property
     def ending(self) -> bool:
@@ -78,7 +78,7 @@ class Pod(Object):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ScrapedEndpoint:
     """Where a pod is asked. ending: it is terminating, so it may refuse connections because it has ended."""
 
     namespace: str
@@ -90,7 +90,7 @@ class Endpoint:
     ending: bool
 
 
-def running(pods: Iterable[Pod], now: datetime) -> Iterator[Pod]:
+def running(pods: Iterable[ScrapedPod], now: datetime) -> Iterator[ScrapedPod]:
     """Yield the pods that have begun and not ended. now: with its time zone."""
     for pod in pods:
         end = pod.metadata.deletion_timestamp
@@ -99,7 +99,9 @@ def running(pods: Iterable[Pod], now: datetime) -> Iterator[Pod]:
             yield pod
 
 
-def endpoints(pods: Iterable[Pod], port_name: str, now: datetime) -> Iterator[Endpoint]:
+def endpoints(
+    pods: Iterable[ScrapedPod], port_name: str, now: datetime
+) -> Iterator[ScrapedEndpoint]:
     """Yield where pods are asked: those whose container with this port has started and may not have ended.
 
     A container that has not started has no requests. Raises NoValue if a pod cannot be asked.
@@ -119,10 +121,10 @@ def endpoints(pods: Iterable[Pod], port_name: str, now: datetime) -> Iterator[En
         except ValueError:
             raise exposition.NoValue(f"pod {name} has no address yet") from None
         meta = pod.metadata
-        yield Endpoint(meta.namespace, name, meta.uid, host, port, port_name, pod.ending)
+        yield ScrapedEndpoint(meta.namespace, name, meta.uid, host, port, port_name, pod.ending)
 
 
-def _port(pod: Pod, port_name: str) -> tuple[str, int]:
+def _port(pod: ScrapedPod, port_name: str) -> tuple[str, int]:
     """Return the container with the port, and the port's number. Raises NoValue."""
     for container in pod.spec.containers:
         for port in container.ports or ():
@@ -180,7 +182,7 @@ class Scraper:
 
     async def sums(
         self,
-        endpoint: Endpoint,
+        endpoint: ScrapedEndpoint,
         labels: Mapping[str, exposition.LabelValues],
         max_series: int = exposition.MAX_SERIES,
     ) -> exposition.Sums:
@@ -196,7 +198,7 @@ class Scraper:
         return outcome
 
     async def _outcome(
-        self, endpoint: Endpoint, reader: exposition.SumReader, key: object
+        self, endpoint: ScrapedEndpoint, reader: exposition.SumReader, key: object
     ) -> exposition.Sums | exposition.NoValue:
         """Return what asking a pod results in, and forget it after some time."""
         hold_s = self._bounds.hold_s
@@ -212,7 +214,7 @@ class Scraper:
         finally:
             asyncio.get_running_loop().call_later(hold_s, self._recent.pop, key, None)
 
-    async def _ask(self, endpoint: Endpoint, reader: exposition.SumReader) -> None:
+    async def _ask(self, endpoint: ScrapedEndpoint, reader: exposition.SumReader) -> None:
         """Read an answer when a connection is free. Raises NoValue, Ended, TimedOut."""
         gate = self._connections.get(endpoint.namespace)
         if gate is None:
@@ -230,7 +232,7 @@ class Scraper:
         finally:
             gate.release()
 
-    async def _read(self, endpoint: Endpoint, reader: exposition.SumReader) -> None:
+    async def _read(self, endpoint: ScrapedEndpoint, reader: exposition.SumReader) -> None:
         """Read an answer. Raises NoValue, Ended, TimedOut."""
         name, port = endpoint.pod, endpoint.port_name
         try:
@@ -250,7 +252,7 @@ class Scraper:
             raise exposition.NoValue(f"pod {name} {error}") from None
 
 
-async def _fetch(endpoint: Endpoint, reader: exposition.SumReader, max_bytes: int) -> None:
+async def _fetch(endpoint: ScrapedEndpoint, reader: exposition.SumReader, max_bytes: int) -> None:
     """Read an answer. Raises InvalidExposition, OSError and EOFError."""
     stream, writer = await asyncio.open_connection(
         endpoint.host, endpoint.port, limit=exposition.MAX_HEAD
@@ -270,6 +272,6 @@ async def _fetch(endpoint: Endpoint, reader: exposition.SumReader, max_bytes: in
         writer.transport.abort()
 
 
-def _host_field(endpoint: Endpoint) -> str:
+def _host_field(endpoint: ScrapedEndpoint) -> str:
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return f"{host}:{endpoint.port}"

@@ -15,7 +15,15 @@ from fenka.cluster.training_objects import ROLE
 from fenka.core.scaling import VersionUse, version_loads
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, Page, decoded
 from fenka.metrics_adapter import exposition
-from fenka.metrics_adapter.scraper import MIB, Ended, Endpoint, Pod, Scraper, endpoints, running
+from fenka.metrics_adapter.scraper import (
+    MIB,
+    Ended,
+    ScrapedEndpoint,
+    ScrapedPod,
+    Scraper,
+    endpoints,
+    running,
+)
 
 IN_FLIGHT = "fenka_gateway_requests_in_flight"
 WAITING = "fenka_gateway_requests_waiting"
@@ -208,7 +216,7 @@ class Values:
                 )
         return sum(sum(values) / len(values) for values in shares.values() if values)
 
-    async def _node_program(self, node: str) -> Endpoint:
+    async def _node_program(self, node: str) -> ScrapedEndpoint:
         on_node = f"spec.nodeName={node}"
         pods = await self._pods(self._namespace, labelSelector=NODE_PROGRAMS, fieldSelector=on_node)
         for endpoint in endpoints(pods, NODE_PORT, self._now()):
@@ -227,8 +235,11 @@ class Values:
         return total
 
     async def _ask(
-        self, asked: Iterable[Endpoint], labels: Mapping[str, exposition.LabelValues], *bounds: int
-    ) -> list[tuple[Endpoint, exposition.Sums]]:
+        self,
+        asked: Iterable[ScrapedEndpoint],
+        labels: Mapping[str, exposition.LabelValues],
+        *bounds: int,
+    ) -> list[tuple[ScrapedEndpoint, exposition.Sums]]:
         """Return the answers of all pods that have not ended. Raises NoValue."""
         asked = list(asked)
         results = await asyncio.gather(*(self._answer(each, labels, *bounds) for each in asked))
@@ -236,14 +247,14 @@ class Values:
         return [(endpoint, sums) for endpoint, sums in answers if sums is not None]
 
     async def _answer(
-        self, endpoint: Endpoint, labels: Mapping[str, exposition.LabelValues], *bounds: int
+        self, endpoint: ScrapedEndpoint, labels: Mapping[str, exposition.LabelValues], *bounds: int
     ) -> exposition.Sums | None:
         try:
             return await self._scraper.sums(endpoint, labels, *bounds)
         except Ended:
             return None
 
-    async def _pods(self, namespace: str, most: int = MAX_PODS, **query: str) -> list[Pod]:
+    async def _pods(self, namespace: str, most: int = MAX_PODS, **query: str) -> list[ScrapedPod]:
         """List pods. Raises NoValue."""
         path, listed = f"/api/v1/namespaces/{namespace}/pods", bytearray()
         try:
@@ -253,7 +264,7 @@ class Values:
                     raise exposition.NoValue(
                         f"the selected pods are larger than {MAX_LIST // MIB} MiB"
                     )
-            page = decoded(bytes(listed), Page[Pod])
+            page = decoded(bytes(listed), Page[ScrapedPod])
         except ApiError as error:
             raise exposition.NoValue(f"the pods cannot be listed: {error}") from None
         except ApiUnreachable:

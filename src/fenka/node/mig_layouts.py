@@ -22,9 +22,9 @@ from fenka.core.mig.geometry import Place
 from fenka.core.mig.layouts import ImpossibleLayout, Layout
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.mig_records import TAKEN
-from fenka.dialects.nodes import MIG_LABEL, MigMode, mig_mode
+from fenka.dialects.nodes import MIG_LABEL, NodeMigMode, mig_mode
 from fenka.formats import mig_parted
-from fenka.formats.mig_parted import CardTarget, Entry, InvalidFile
+from fenka.formats.mig_parted import CardTarget, ConfigEntry, InvalidFile
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.nvml_mig import InstanceInUse, MigError
 from fenka.isolation.lease_files import describe_os_error, open_regular_file
@@ -82,7 +82,7 @@ class LayoutFollower:
     _closed: ClosedCards
     _clock: Callable[[], float]
     _file: Path | None
-    _decoded: tuple[bytes, str, list[Entry] | str] = (b"", "", [])
+    _decoded: tuple[bytes, str, list[ConfigEntry] | str] = (b"", "", [])
     """The last content of the file, a name, and its entries or what is wrong."""
     _targets: Mapping[DeviceId, CardTarget] = field(default_factory=dict)
     _holders: Mapping[DeviceId, Sequence[str]] = field(default_factory=dict)
@@ -261,7 +261,7 @@ class LayoutFollower:
                 await self._api.label_node({STATE: status.state})
 
 
-def _decode(data: bytes, name: str) -> list[Entry] | str:
+def _decode(data: bytes, name: str) -> list[ConfigEntry] | str:
     try:
         return mig_parted.decode(data, name)
     except InvalidFile as error:
@@ -285,7 +285,7 @@ class MigConverter:
     _failed: dict[str, tuple[float, str]] = field(default_factory=dict)
     """When and why the driver did not switch a card."""
     _switching: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    mode: MigMode = field(default_factory=MigMode)
+    mode: NodeMigMode = field(default_factory=NodeMigMode)
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Close, switch and open cards as far as that is possible now."""

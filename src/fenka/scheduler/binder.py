@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from fenka.cluster.compact import CompactPod
 from fenka.cluster.gang_placement import GangScheduler
 from fenka.cluster.node_admission import Infeasible, ineligibility_reasons
-from fenka.cluster.objects import Pod, Status, pod_path
+from fenka.cluster.objects import ApiStatus, Pod, pod_path
 from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.request import Placement
 from fenka.dialects import pod_records
@@ -190,7 +190,7 @@ class Binder:
             self._gangs.start(pod)
         attempt = _BindAttempt(pod, args.node, self._clock() + timeout_s + SETTLE_S)
         try:
-            await self._api.create(f"{pod.path}/binding", Status, body, within_s=timeout_s)
+            await self._api.create(f"{pod.path}/binding", ApiStatus, body, within_s=timeout_s)
         except ApiUnreachable:
             return attempt
         except ApiError as why:

@@ -245,7 +245,7 @@ def _own_instances(
     trainer: workloads.Trainer,
     members: Members,
     cards: PodCards,
-) -> tuple[workloads.Instance, ...]:
+) -> tuple[workloads.JobProcess, ...]:
     """Return the instances that are shown, the chief first."""
     order = [*root.roles]
     chief = workloads.chief_role(order)
@@ -320,7 +320,7 @@ def _ended_at(
 
 def _absent(
     templates: Iterable[training_objects.RoleTemplate],
-    instances: Iterable[workloads.Instance],
+    instances: Iterable[workloads.JobProcess],
     cards: PodCards,
 ) -> tuple[float | None, ...]:
     """Return what each role's pods request that are no instances."""
@@ -528,8 +528,8 @@ def _instance(
     role: str,
     index: int,
     chief: bool,
-) -> workloads.Instance:
-    return workloads.Instance(
+) -> workloads.JobProcess:
+    return workloads.JobProcess(
         name,
         pod.metadata.name,
         role,
@@ -598,7 +598,7 @@ def _name(
 def _version(
     deployment: service_objects.ServingDeployment,
     address: service_objects.AddressService | None,
-    replicas: Iterable[workloads.Replica],
+    replicas: Iterable[workloads.ReplicaView],
     share: int | None,
     now: float,
 ) -> workloads.ServiceVersion:
@@ -651,9 +651,9 @@ def _service_note(deployment: service_objects.ServingDeployment, age_s: float) -
     )
 
 
-def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.Replica:
+def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.ReplicaView:
     statuses = pod.status.container_statuses
-    return workloads.Replica(
+    return workloads.ReplicaView(
         pod.metadata.name,
         training_objects.status_word(pod),
         seconds(pod.metadata.creation_timestamp) or 0,

@@ -23,7 +23,7 @@ WITHOUT_NODE: Mapping[autoscaling.OrderState, str] = {
 }
 """What a slot is while there is no Node of it, by the slot's state."""
 
-UNREPORTED = autoscaling.NodeStatus(group="", state="not reported yet", since=0)
+UNREPORTED = autoscaling.ElasticNodeStatus(group="", state="not reported yet", since=0)
 """Of a node that the leader has not seen yet."""
 
 
@@ -60,7 +60,7 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarize_nodes(
     snapshot: ClusterSnapshot,
-    status: autoscaling.Status,
+    status: autoscaling.AutoscalerStatus,
     orders: Mapping[str, autoscaling.OrderRecord],
 ) -> list[NodeSummary]:
     """Return the nodes of a cluster by name, then those that have not joined, by order."""
@@ -89,10 +89,10 @@ def summarize_row(row: NodeRow) -> NodeSummary:
     )
 
 
-def _own_status(node: Node) -> autoscaling.NodeStatus:
+def _own_status(node: Node) -> autoscaling.ElasticNodeStatus:
     """Return the state of a node that no group has."""
     state = _readiness(ready=node.ready, schedulable=not node.spec.unschedulable)
-    return autoscaling.NodeStatus(group="", state=state, since=0)
+    return autoscaling.ElasticNodeStatus(group="", state=state, since=0)
 
 
 def _readiness(*, ready: bool, schedulable: bool) -> str:
@@ -100,7 +100,7 @@ def _readiness(*, ready: bool, schedulable: bool) -> str:
 
 
 def _planned_cards(
-    status: autoscaling.Status, orders: Mapping[str, autoscaling.OrderRecord]
+    status: autoscaling.AutoscalerStatus, orders: Mapping[str, autoscaling.OrderRecord]
 ) -> dict[str, int | None]:
     """Return how many cards each node of an order will have, by the order's name."""
     cards = {
@@ -131,7 +131,9 @@ def _cards(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> tuple[int,
     return len(free), sum(max(units, 0) for units in free.values()), total
 
 
-def _node(node: Node, cards: tuple[int, float, int], status: autoscaling.NodeStatus) -> NodeSummary:
+def _node(
+    node: Node, cards: tuple[int, float, int], status: autoscaling.ElasticNodeStatus
+) -> NodeSummary:
     labels, (count, free, total) = node.metadata.labels, cards
     return NodeSummary(
         name=node.metadata.name,

@@ -44,7 +44,7 @@ class CardUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class JobProcess:
     """A process of a job, stable over restarts; on a cluster it is a pod.
 
     Attributes:
@@ -121,7 +121,7 @@ class TrainingJob:
     trainer: Trainer
     created: float
     ended: float | None = None
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[JobProcess, ...] = ()
     priority: str = ""
     position: int | None = None
     why: str = ""
@@ -133,7 +133,7 @@ class TrainingJob:
     blocked: str = ""
 
     @property
-    def chief(self) -> Instance | None:
+    def chief(self) -> JobProcess | None:
         """Return the instance whose logs and node are the job's; None if it does not exist now."""
         return next((instance for instance in self.instances if instance.chief), None)
 
@@ -165,7 +165,7 @@ class TrainingJob:
             return None
         return (now if self.ended is None else self.ended) - self.created
 
-    def instance(self, name: str) -> Instance | None:
+    def instance(self, name: str) -> JobProcess | None:
         """Return the instance or pod of this name."""
         return next(
             (instance for instance in self.instances if name in (instance.name, instance.pod)), None
@@ -224,7 +224,7 @@ class ServingPort:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaView:
     """A replica of a version; on a cluster it is a pod.
 
     Attributes:
@@ -284,7 +284,7 @@ class ServiceVersion:
     address: str = ""
     ports: tuple[ServingPort, ...] = ()
     share: int | None = None
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[ReplicaView, ...] = ()
     note: str = ""
     rolled_out: bool = True
 
@@ -299,7 +299,7 @@ class ServiceVersion:
         """Return why a replica waits for a card; empty if none does."""
         return next((replica.why for replica in self.replicas if replica.why), "")
 
-    def replica(self, name: str) -> Replica | None:
+    def replica(self, name: str) -> ReplicaView | None:
         """Return the replica of this name."""
         return next((replica for replica in self.replicas if replica.name == name), None)
 

@@ -27,7 +27,7 @@ from fenka.core.request import InvalidRequest, Placement, Request, reserved_perc
 from fenka.formats.quantities import InvalidSize, parse_memory
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import NoDriver
-from fenka.hardware.peer_credentials import Process, peer, user_name
+from fenka.hardware.peer_credentials import PeerProcess, peer, user_name
 from fenka.isolation.account import InvalidAccount
 from fenka.isolation.lease_control import InvalidControl
 from fenka.isolation.lease_files import describe_os_error
@@ -39,7 +39,7 @@ from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import Client, ClientRegistry, Controller
 from fenka.workstation.files import History
-from fenka.workstation.job import Gang, Job
+from fenka.workstation.job import Job, JobGang
 from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import Terminator
 from fenka.workstation.leases import Leases
@@ -50,7 +50,7 @@ from fenka.workstation.protocol import EndedJob
 
 def create_jobs(
     spec: JobSpec,
-    process: Process,
+    process: PeerProcess,
     unit_mib: int,
     existing: Collection[Job],
     now: float,
@@ -92,7 +92,7 @@ def create_jobs(
         raise InvalidRequest(f"a job called {first.name} already exists: choose another --name")
     if spec.gang is None:
         return [first]
-    gang = Gang(first.id, first.name, spec.gang, first.pid, first.start_ticks)
+    gang = JobGang(first.id, first.name, spec.gang, first.pid, first.start_ticks)
     return [
         msgspec.structs.replace(
             first,

@@ -19,7 +19,7 @@ from fenka.core.ledger import Conflict
 from fenka.core.request import Placement
 from fenka.hardware.card_spec import NodeError
 from fenka.hardware.nvml import NoDriver, Reading
-from fenka.hardware.peer_credentials import Process, process
+from fenka.hardware.peer_credentials import PeerProcess, process
 from fenka.isolation.lease_files import account_file
 from fenka.mig.manager import InstanceManager
 from fenka.workstation import files, protocol
@@ -46,7 +46,7 @@ from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import EndCause
 
 
-def account_of(process: Process) -> int:
+def account_of(process: PeerProcess) -> int:
     """Return the user that a process counts for in quotas and fair shares; its rights stay its own.
 
     A process in another user namespace may have any of thousands of IDs that its maker has there. It counts
@@ -174,7 +174,7 @@ class Controller:
         """Repeat the last report about a job to a client that has reconnected. Raises OSError."""
         self._apply(self.broker.replay(queue_id), save=False)
 
-    def assign(self, job: Job, process: Process) -> None:
+    def assign(self, job: Job, process: PeerProcess) -> None:
         """Make this process the one that starts a gang's member, and grant it the lease. Raises OSError."""
         job.pid, job.start_ticks = process.pid, process.start_ticks
         self._watches.watch_job(job)

@@ -8,7 +8,7 @@ from fenka.jobs.job_spec import JobSpec
 from fenka.workstation.protocol import EndCause, JobState
 
 
-class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JobGang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the members of a gang share. pid, start_ticks: the process that starts them."""
 
     id: str
@@ -36,7 +36,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     placement: Placement | None = None
     deadline: float | None = None
     """When it is terminated; None before its grant and without a limit."""
-    gang: Gang | None = None
+    gang: JobGang | None = None
     rank: int = 0
     """Its number among its gang's members, from 0."""
     shim_inode: int = 0

@@ -34,7 +34,7 @@ from fenka.isolation.lease_files import account_file
 from fenka.isolation.sandbox import LEASE_ROOT
 from fenka.procfs import exit_status, lives, start_ticks
 from fenka.workstation.broker import Broker
-from fenka.workstation.job import Gang, Job
+from fenka.workstation.job import Job, JobGang
 
 _VARIABLE = b"FENKA_LEASE="
 
@@ -429,7 +429,7 @@ class JobWatches:
     def _follow(
         self,
         name: str,
-        process: Job | Gang,
+        process: Job | JobGang,
         on_end: Callable[[str], None],
         on_status: Callable[[int], None],
     ) -> None:

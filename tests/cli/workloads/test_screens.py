@@ -17,8 +17,8 @@ from fenka.cli.workloads import look, screens
 from fenka.cli.workloads.backend import LogRequest
 from fenka.views.workloads import (
     CardUse,
-    Instance,
     JobEvent,
+    JobProcess,
     JobStatus,
     Phase,
     Trainer,
@@ -109,9 +109,9 @@ def instance(
     phase: Phase = "Running",
     address: str = "192.168.1.137",
     cards: tuple[CardUse, ...] = (),
-) -> Instance:
+) -> JobProcess:
     """Return an instance of a job; a launcher or a chief is the job's chief."""
-    return Instance(
+    return JobProcess(
         f"{job}-{role}-{index}",
         f"{job}-{role}-0-{index}-x",
         role,
@@ -129,7 +129,7 @@ def instance(
 
 
 def job(
-    *instances: Instance,
+    *instances: JobProcess,
     name: str = "mpi-dist",
     status: JobStatus = "RUNNING",
     trainer: Trainer = "mpijob",
@@ -346,7 +346,7 @@ PHASES: list[Phase] = ["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 @st.composite
 def any_job(draw: st.DrawFn) -> TrainingJob:
     """Return a job whose texts come from a tenant."""
-    shown = Instance(
+    shown = JobProcess(
         draw(TEXT),
         draw(TEXT),
         draw(TEXT),

@@ -18,7 +18,7 @@ import pytest
 from fenka.isolation import lease_control
 from fenka.isolation.lease_control import Control, Limit, layout
 from fenka.jobs.in_pod import notebook_server
-from fenka.jobs.in_pod.notebook_server import STALE_NS, IdleClock, Usage, read_usage
+from fenka.jobs.in_pod.notebook_server import STALE_NS, IdleClock, LeaseUsage, read_usage
 from tests.jupyter_login import login
 from tests.waiting import WAIT_S, wait_until
 
@@ -76,21 +76,21 @@ def test_use_is_unknown_when_the_page_is_not_understood(tmp_path: Path, content:
 
 def test_slice_is_idle_since_its_last_use() -> None:
     """Any use starts the time again; so does what is unknown."""
-    clock = IdleClock(Usage(5, 0), 0)
-    assert clock.idle_ns(Usage(5, 10 * S), 10 * S) == 10 * S
-    assert clock.idle_ns(Usage(6, 11 * S), 11 * S) == 0
-    assert clock.idle_ns(Usage(6, 20 * S), 20 * S) == 9 * S
+    clock = IdleClock(LeaseUsage(5, 0), 0)
+    assert clock.idle_ns(LeaseUsage(5, 10 * S), 10 * S) == 10 * S
+    assert clock.idle_ns(LeaseUsage(6, 11 * S), 11 * S) == 0
+    assert clock.idle_ns(LeaseUsage(6, 20 * S), 20 * S) == 9 * S
     assert clock.idle_ns(None, 21 * S) == 0
-    assert clock.idle_ns(Usage(6, 30 * S), 30 * S) == 9 * S
-    assert clock.idle_ns(Usage(6, 30 * S), 31 * S) == 9 * S
-    assert clock.idle_ns(Usage(6, 30 * S), 31 * S + STALE_NS) == 0
+    assert clock.idle_ns(LeaseUsage(6, 30 * S), 30 * S) == 9 * S
+    assert clock.idle_ns(LeaseUsage(6, 30 * S), 31 * S) == 9 * S
+    assert clock.idle_ns(LeaseUsage(6, 30 * S), 31 * S + STALE_NS) == 0
 
 
 def test_slice_stays_idle_when_fenka_counts_from_zero_again() -> None:
     """The node's program was restarted; the slice was not used by that."""
-    clock = IdleClock(Usage(500, 0), 0)
-    assert clock.idle_ns(Usage(0, 10 * S), 10 * S) == 10 * S
-    assert clock.idle_ns(Usage(3, 12 * S), 12 * S) == 0
+    clock = IdleClock(LeaseUsage(500, 0), 0)
+    assert clock.idle_ns(LeaseUsage(0, 10 * S), 10 * S) == 10 * S
+    assert clock.idle_ns(LeaseUsage(3, 12 * S), 12 * S) == 0
 
 
 # ---- any server ----

@@ -17,7 +17,7 @@ from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
 from fenka.jobs.kubernetes import service_changes, service_deployment
 from fenka.jobs.kubernetes.checks import SubmissionRefused
-from fenka.jobs.kubernetes.service_deployment import GatewayOptions, deploy
+from fenka.jobs.kubernetes.service_deployment import GatewayRequest, deploy
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes.api_client import ApiError
 from fenka.kubernetes.reader import read_services
@@ -72,11 +72,11 @@ async def cluster() -> AsyncIterator[FakeApiServer]:
 
 
 async def deployed(
-    server: FakeApiServer, spec: ServiceSpec, options: GatewayOptions | None = None
+    server: FakeApiServer, spec: ServiceSpec, options: GatewayRequest | None = None
 ) -> None:
     """Deploy a version."""
     async with server.api() as api:
-        await deploy(api, "team", spec, Contents(), options or GatewayOptions(), NOW)
+        await deploy(api, "team", spec, Contents(), options or GatewayRequest(), NOW)
 
 
 async def updated(server: FakeApiServer, version: str = "", **fields: Any) -> None:
@@ -86,7 +86,7 @@ async def updated(server: FakeApiServer, version: str = "", **fields: Any) -> No
         return msgspec.structs.replace(spec, **fields)
 
     async with server.api() as api:
-        await service_changes.update(api, "team", "bert", version, change, GatewayOptions())
+        await service_changes.update(api, "team", "bert", version, change, GatewayRequest())
 
 
 async def deleted(server: FakeApiServer, version: str = "") -> None:
@@ -170,7 +170,7 @@ async def test_version_has_replicas_when_all_that_it_owns_exists() -> None:
 async def test_range_has_a_gateway_and_an_autoscaler() -> None:
     """Clients connect to the gateway, which exists before the first replica."""
     async with cluster() as server:
-        await deployed(server, RANGE, GatewayOptions(replicas=2))
+        await deployed(server, RANGE, GatewayRequest(replicas=2))
         assert replicas(server) == {"bert-v1": 1, "bert-gateway": 2}
         assert address(server)["spec"]["selector"]["fenka.io/role"] == "gateway"
         assert server.get("horizontalpodautoscalers", "bert-v1", "team")["spec"]["minReplicas"] == 0
@@ -275,7 +275,7 @@ async def test_second_version_gets_a_gateway_that_is_ready_before_clients_use_it
         before = server.get("deployments", "bert-v1", "team")["spec"]
         reported = list[str]()
         server.writes.clear()
-        await deployed(server, SECOND, GatewayOptions(report=reported.append))
+        await deployed(server, SECOND, GatewayRequest(report=reported.append))
         assert replicas(server) == {"bert-v1": 1, "bert-v2": 1, "bert-gateway": 1}
         assert server.get("deployments", "bert-v1", "team")["spec"] == before
         assert weights(server) == {"v1": 100, "v2": 0}
@@ -595,7 +595,7 @@ async def test_gateway_is_refused_when_its_image_is_unknown() -> None:
             "or use --gateway-image IMAGE"
         )
         assert not server.writes
-        await deployed(server, RANGE, GatewayOptions("other:2"))
+        await deployed(server, RANGE, GatewayRequest("other:2"))
         pod = server.get("deployments", "bert-gateway", "team")["spec"]["template"]["spec"]
         assert pod["containers"][0]["image"] == "other:2"
 
@@ -719,7 +719,7 @@ async def test_user_decides_which_replica_is_first_when_an_option_says_so(surge:
                 return msgspec.structs.replace(spec, image=image)
 
             await service_changes.update(
-                api, "team", "bert", "", change, GatewayOptions(), surge=choice
+                api, "team", "bert", "", change, GatewayRequest(), surge=choice
             )
 
         await update("j", surge)
@@ -736,7 +736,7 @@ async def test_update_is_undone_and_done_again() -> None:
     async with cluster() as server, server.api() as api:
 
         async def image() -> str:
-            spec = await service_changes.undo(api, "team", "bert", "", GatewayOptions())
+            spec = await service_changes.undo(api, "team", "bert", "", GatewayRequest())
             pod = server.get("deployments", "bert-v1", "team")["spec"]["template"]["spec"]
             assert pod["containers"][0]["image"] == spec.image
             return spec.image

@@ -24,7 +24,7 @@ from fenka.cli.errors import UserError, print_error
 from fenka.cli.options import ClusterTarget, OutputOption, group, register, register_bare
 from fenka.cloud.config import Config, ProviderConfig
 from fenka.cloud.config_file import check_required, decode_config, read_config
-from fenka.cluster.autoscaling import Status, encode_time
+from fenka.cluster.autoscaling import AutoscalerStatus, encode_time
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.nodes.case import Case, with_nodes
 from fenka.core.nodes.plan import Plan, Unserved, make_plan
@@ -134,7 +134,9 @@ def read_once(
     async def read(api: Api) -> "View":
         found = await read_autoscaler(api, namespace)
         if found is None and without is not None:
-            return await read_view(api, AutoscalerState(""), Status(), without, time.time())
+            return await read_view(
+                api, AutoscalerState(""), AutoscalerStatus(), without, time.time()
+            )
         state, status = published(found)
         installed = given or await _installed_config(api, state)
         return await read_view(api, state, status, installed, time.time())

@@ -10,7 +10,7 @@ import typer
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError, print_error
 from fenka.cli.options import ClusterTarget, OutputOption, Target, short_duration
-from fenka.cluster.autoscaling import OfferStatus, Status
+from fenka.cluster.autoscaling import AutoscalerStatus, OfferStatus
 from fenka.core.units import format_units
 from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_cluster, read_screen
@@ -95,7 +95,7 @@ async def _read_nodes(api: Api, namespace: str) -> tuple[AutoscalerState | None,
             raise
         return None, [*map(summarize_row, served)]
     status, orders = (state.status, state.orders) if state else (None, {})
-    return state, summarize_nodes(cluster.keep(snapshot), status or Status(), orders)
+    return state, summarize_nodes(cluster.keep(snapshot), status or AutoscalerStatus(), orders)
 
 
 def groups_table(offers: tuple[OfferStatus, ...], now: float) -> list[list[str]]:
@@ -157,7 +157,7 @@ def _node_state(row: NodeSummary, now: float) -> str:
     return row.state
 
 
-def published(state: AutoscalerState | None) -> tuple[AutoscalerState, Status]:
+def published(state: AutoscalerState | None) -> tuple[AutoscalerState, AutoscalerStatus]:
     """Return the state with its status. Raises UserError if there is none."""
     if state is None:
         raise UserError(NOT_INSTALLED)

@@ -21,7 +21,7 @@ from fenka.cli.workloads.backend import (
 )
 from fenka.cli.workloads.screens import document, documents, is_document, print_document
 from fenka.cli.workloads.selection import find_job, of_type, open_backend
-from fenka.views.workloads import Instance, TrainingJob
+from fenka.views.workloads import JobProcess, TrainingJob
 
 REFRESH_S = 2.0
 
@@ -110,7 +110,7 @@ def _most_cards_first(job: TrainingJob) -> tuple[float, str, str]:
 
 
 def _instances_screen(job: TrainingJob, name: str, now: float) -> list[str]:
-    instances: Sequence[Instance] = job.instances
+    instances: Sequence[JobProcess] = job.instances
     if name:
         instance = job.instance(name)
         if instance is None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from fenka.cli import tables
 from fenka.cli.options import short_duration
 from fenka.cluster.training_objects import EVICTED
-from fenka.views.workloads import CardUse, Instance, JobEvent, TrainingJob, total_cards
+from fenka.views.workloads import CardUse, JobEvent, JobProcess, TrainingJob, total_cards
 
 UNKNOWN = "N/A"
 
@@ -110,7 +110,7 @@ def gpus_block(job: TrainingJob) -> list[str]:
     return [*block("GPUs:", header, rows), "", totals(job)]
 
 
-def card_rows(instance: Instance, first: tuple[str, ...]) -> list[tuple[str, ...]]:
+def card_rows(instance: JobProcess, first: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return a row for each card of an instance. first: the cells that stand in the first row only."""
     blank = ("",) * len(first)
     held = instance.cards or (None,)
@@ -178,7 +178,7 @@ def list_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool
 
 def get_screen(job: TrainingJob, now: float) -> list[str]:
     """Return a line for each instance. AGE is the job's; STATUS is the phase of the instance."""
-    columns: dict[str, Callable[[Instance], str]] = {
+    columns: dict[str, Callable[[JobProcess], str]] = {
         "NAME": lambda _: job.name,
         "STATUS": lambda instance: (
             instance.status if instance.status == EVICTED else instance.phase
@@ -278,7 +278,7 @@ def document(job: TrainingJob, now: float) -> dict[str, object]:
     }
 
 
-def _instance(instance: Instance, now: float) -> dict[str, object]:
+def _instance(instance: JobProcess, now: float) -> dict[str, object]:
     return {
         "ip": instance.address,
         "status": instance.status,

@@ -14,7 +14,7 @@ from fenka.cli.workloads.backend import GatewayChoice, JobTarget, LogRequest, fi
 from fenka.cluster.training_objects import TrainingPod
 from fenka.jobs.collection import Contents, read_config_files
 from fenka.jobs.kubernetes import service_changes
-from fenka.jobs.kubernetes.service_deployment import GatewayOptions, deploy
+from fenka.jobs.kubernetes.service_deployment import GatewayRequest, deploy
 from fenka.jobs.service import ServiceSpec
 from fenka.kubernetes import pod_logs
 from fenka.kubernetes.api_client import Api
@@ -148,8 +148,8 @@ class ClusterServices:
         return cluster.converse(self._target, question, cluster.explain_denial)
 
 
-def _options(gateway: GatewayChoice) -> GatewayOptions:
+def _options(gateway: GatewayChoice) -> GatewayRequest:
     def report(text: str) -> None:
         print(tables.escape(text), file=sys.stderr, flush=True)
 
-    return GatewayOptions(gateway.gateway_image, gateway.gateway_replicas, report)
+    return GatewayRequest(gateway.gateway_image, gateway.gateway_replicas, report)

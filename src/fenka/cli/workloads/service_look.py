@@ -33,7 +33,7 @@ from fenka.cli.workloads.selection import find_version, open_services
 from fenka.cluster.service_objects import TYPES
 from fenka.core.errors import FenkaError
 from fenka.jobs.service import parse_weights
-from fenka.views.workloads import Replica, ServiceVersion
+from fenka.views.workloads import ReplicaView, ServiceVersion
 
 Columns = Mapping[str, Callable[[ServiceVersion], str]]
 
@@ -69,7 +69,7 @@ def get_screen(version: ServiceVersion, now: float) -> list[str]:
     }
     if _gpu(version):
         fields["GPU"] = cards(version.requested)
-    columns: dict[str, Callable[[Replica], str]] = {
+    columns: dict[str, Callable[[ReplicaView], str]] = {
         "NAME": lambda each: each.name,
         "STATUS": lambda each: each.status,
         "AGE": lambda each: short_duration(now - each.created),
@@ -117,7 +117,7 @@ def document(version: ServiceVersion, now: float) -> dict[str, object]:
     }
 
 
-def _replica(replica: Replica, now: float) -> dict[str, object]:
+def _replica(replica: ReplicaView, now: float) -> dict[str, object]:
     return {
         "name": replica.name,
         "status": replica.status,
@@ -157,7 +157,7 @@ def _ports(version: ServiceVersion) -> str:
     return ",".join(map(str, version.ports)) or UNKNOWN
 
 
-def _sockets(replica: Replica) -> str:
+def _sockets(replica: ReplicaView) -> str:
     return ",".join(replica.sockets) or UNKNOWN
 
 

@@ -34,7 +34,7 @@ from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.pod_logs import LogOptions, LogSource, follow_log, log_container, read_log
 from fenka.kubernetes.reader import read_events, read_roots, read_training_objects
 from fenka.views.cluster_workloads import EXTERNAL_ADDRESS, Queue, training_jobs
-from fenka.views.workloads import Instance, JobEvent, TrainingJob
+from fenka.views.workloads import JobEvent, JobProcess, TrainingJob
 
 MAX_DELETIONS = 32
 """Requests at a time."""
@@ -74,7 +74,7 @@ class ClusterJobs:
             raise UserError(f"job {name} not found in namespace {self.namespace}")
         return own[0]
 
-    def explain(self, instance: Instance) -> str:
+    def explain(self, instance: JobProcess) -> str:
         """Return why an instance is pending, as `fenka why` does; empty if neither cards nor nodes are."""
         from fenka.cli.why import explain_pod
 
@@ -234,7 +234,7 @@ async def _delete(api: Api, root: training_objects.Root, at_once: asyncio.Semaph
         await if_accepted(request, (404, 409))
 
 
-def require_instance(job: TrainingJob, name: str) -> Instance:
+def require_instance(job: TrainingJob, name: str) -> JobProcess:
     """Return an instance of a job: the chief if none is named. Raises UserError."""
     instance = _shown_instance(job, name)
     if instance is not None:
@@ -248,7 +248,7 @@ def require_instance(job: TrainingJob, name: str) -> Instance:
 
 
 def _require_container(
-    instance: Instance, pod: training_objects.TrainingPod | None, name: str
+    instance: JobProcess, pod: training_objects.TrainingPod | None, name: str
 ) -> None:
     """Raise UserError if the instance's pod has no container of this name."""
     if pod is None or not name:
@@ -260,12 +260,12 @@ def _require_container(
         )
 
 
-def _shown_instance(job: TrainingJob, name: str) -> Instance | None:
+def _shown_instance(job: TrainingJob, name: str) -> JobProcess | None:
     return job.instance(name) if name else job.chief
 
 
 def _pod_of(
-    objects: training_objects.TrainingObjects, instance: Instance
+    objects: training_objects.TrainingObjects, instance: JobProcess
 ) -> training_objects.TrainingPod | None:
     return next((pod for pod in objects.pods if pod.metadata.name == instance.pod), None)
 

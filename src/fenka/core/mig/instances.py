@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from fenka.core.evaluate import Policy, never_fits
-from fenka.core.gangs import NO_LIMITS, Limits, PlainPlacer
+from fenka.core.gangs import NO_LIMITS, PlacementLimits, PlainPlacer
 from fenka.core.inventory import Card, DeviceId, InstanceId, Node
 from fenka.core.mig.geometry import Geometry, Place, Profile
 from fenka.core.mig.layouts import Layout, best_place, capacity, flexibility_lost
@@ -148,7 +148,7 @@ class InstancePlacer(PlainPlacer):
         self._reserving = 0
 
     def place(
-        self, request: Request, policy: Policy, limits: Limits = NO_LIMITS
+        self, request: Request, policy: Policy, limits: PlacementLimits = NO_LIMITS
     ) -> Placement | Unschedulable:
         """Place a request on instances that exist, else on new ones."""
         verdict = super().place(request, policy, limits)

@@ -152,7 +152,7 @@ def notice_loss(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-class Server:
+class AgentServer:
     """Runs commands for callers, each in a session of its own."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
@@ -443,7 +443,7 @@ def main(words: List[str]) -> int:
     host = "serve"
     try:
         if words[:1] == ["serve"]:
-            server = Server(listen("".join(words[1:2])), read_key())
+            server = AgentServer(listen("".join(words[1:2])), read_key())
             print("fenka: waiting for mpirun", flush=True)
             return server.serve()
         host, command = parse(words)

@@ -46,7 +46,7 @@ _VERSION = 2
 """The control page: native/include/fenka/lease.h."""
 
 
-class Usage:
+class LeaseUsage:
     """How long the programs of a lease have used its cards.
 
     at_ns: when it was counted, by CLOCK_MONOTONIC.
@@ -61,7 +61,7 @@ def control_page() -> pathlib.Path:
     return pathlib.Path(os.environ.get("FENKA_LEASE", "/run/fenka")) / "lease" / "control"
 
 
-def read_usage(page: pathlib.Path) -> Optional[Usage]:
+def read_usage(page: pathlib.Path) -> Optional[LeaseUsage]:
     """Return what fenka has counted; None if nothing is counted."""
     try:
         data = page.read_bytes()
@@ -75,7 +75,7 @@ def read_usage(page: pathlib.Path) -> Optional[Usage]:
         return None
     if not cards or not all(card[5] for card in cards):
         return None
-    return Usage(sum(card[7] for card in cards), min(card[6] for card in cards))
+    return LeaseUsage(sum(card[7] for card in cards), min(card[6] for card in cards))
 
 
 class IdleClock:
@@ -84,11 +84,11 @@ class IdleClock:
     Time counts up to the last count, since the slice may have been used after it.
     """
 
-    def __init__(self, usage: Optional[Usage], now: int) -> None:
+    def __init__(self, usage: Optional[LeaseUsage], now: int) -> None:
         self._busy_ns = usage.busy_ns if usage else 0
         self._used_at = now
 
-    def idle_ns(self, usage: Optional[Usage], now: int) -> int:
+    def idle_ns(self, usage: Optional[LeaseUsage], now: int) -> int:
         """Return for how long the slice has not been used. While that is unknown, it counts as used."""
         if usage is None or now - usage.at_ns > STALE_NS:
             self._used_at = now
@@ -99,7 +99,7 @@ class IdleClock:
         return max(0, usage.at_ns - self._used_at)
 
 
-def await_usage(page: pathlib.Path) -> Optional[Usage]:
+def await_usage(page: pathlib.Path) -> Optional[LeaseUsage]:
     """Return the first count; None if nothing is counted."""
     deadline = time.monotonic() + MEASURED_WITHIN_S
     while page.exists() and time.monotonic() < deadline:
@@ -174,7 +174,7 @@ def own_culling(idle_s: float, application: str) -> List[str]:
     ]
 
 
-class Server:
+class JupyterServer:
     """A Jupyter server as a child."""
 
     def __init__(self, command: List[str], environment: Dict[str, str]) -> None:
@@ -195,7 +195,7 @@ class Server:
         if self._pid:
             os.kill(self._pid, signal.SIGTERM)
 
-    def watch(self, idle_s: float, usage: Usage, page: pathlib.Path) -> None:
+    def watch(self, idle_s: float, usage: LeaseUsage, page: pathlib.Path) -> None:
         """End the server when the slice has not been used for this time."""
         clock = IdleClock(usage, monotonic_ns())
         while clock.idle_ns(read_usage(page), monotonic_ns()) < idle_s * 1e9:
@@ -258,7 +258,7 @@ def main() -> int:
         if usage is None:
             print("fenka: the use of the cards is unknown, so Jupyter decides what is idle")
             command += own_culling(words.idle, application)
-    server = Server(command, environment)
+    server = JupyterServer(command, environment)
     if usage is not None:
         watcher = threading.Thread(target=server.watch, args=(words.idle, usage, page))
         watcher.daemon = True

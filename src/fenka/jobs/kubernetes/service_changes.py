@@ -254,7 +254,7 @@ async def update(  # noqa: PLR0913
     name: str,
     version: str,
     changed: Callable[[ServiceSpec], ServiceSpec],
-    options: service_deployment.GatewayOptions,
+    options: service_deployment.GatewayRequest,
     *,
     surge: bool | None = None,
 ) -> ServiceSpec:
@@ -314,7 +314,7 @@ async def undo(
     namespace: str,
     name: str,
     version: str,
-    options: service_deployment.GatewayOptions,
+    options: service_deployment.GatewayRequest,
     *,
     surge: bool | None = None,
 ) -> ServiceSpec:

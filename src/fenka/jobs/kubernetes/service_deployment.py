@@ -162,7 +162,7 @@ GATEWAY_START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayOptions:
+class GatewayRequest:
     """What users say about gateways.
 
     Attributes:
@@ -323,7 +323,7 @@ async def deploy(
     namespace: str,
     spec: ServiceSpec,
     contents: Contents,
-    options: GatewayOptions,
+    options: GatewayRequest,
     now: datetime,
 ) -> ServiceState:
     """Deploy a version. If that fails, nothing is left of it. Return what there was of its service.

@@ -31,7 +31,7 @@ Manifest = dict[str, Any]
 """An object of Kubernetes as JSON has it."""
 
 
-class Job(Protocol):
+class NamedJob(Protocol):
     """A training or a notebook, as far as its objects are named after it."""
 
     @property
@@ -65,13 +65,13 @@ JobSet 0.11 and 0.12 label pods with their priority. The API server refuses labe
 """
 
 
-def labels(spec: Job, role: str = "") -> dict[str, str]:
+def labels(spec: NamedJob, role: str = "") -> dict[str, str]:
     """Return the labels of an object of a job; `role` for those of one role."""
     own = {training_objects.JOB: spec.name, training_objects.KIND: spec.kind}
     return own | {training_objects.ROLE: role} if role else own
 
 
-def object_name(spec: Job, purpose: str) -> str:
+def object_name(spec: NamedJob, purpose: str) -> str:
     """Return the name of a dependent object."""
     return f"{spec.name}-{purpose}"
 
@@ -236,7 +236,7 @@ def without_empty(fields: Manifest) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
+class MountedVolume:
     """A volume and where a container sees it.
 
     Attributes:
@@ -258,17 +258,17 @@ class Volume:
         return mount | {"subPath": self.sub_path} if self.sub_path else mount
 
 
-def as_manifests(volumes: Iterable[Volume]) -> list[Manifest]:
+def as_manifests(volumes: Iterable[MountedVolume]) -> list[Manifest]:
     """Return the pod's volumes."""
     sources = {volume.name: volume.source for volume in volumes}
     return [{"name": name, **source} for name, source in sources.items()]
 
 
-def claim_volumes(spec: Job) -> list[Volume]:
+def claim_volumes(spec: NamedJob) -> list[MountedVolume]:
     """Return the claims of a job. Raises InvalidRequest."""
     claims = list(dict.fromkeys(claim for claim, _ in spec.mounts))
     return [
-        Volume(
+        MountedVolume(
             f"data-{claims.index(claim)}",
             {"persistentVolumeClaim": {"claimName": claim}},
             PurePosixPath(path),
@@ -277,34 +277,34 @@ def claim_volumes(spec: Job) -> list[Volume]:
     ]
 
 
-def host_volumes(spec: WorkloadSpec) -> list[Volume]:
+def host_volumes(spec: WorkloadSpec) -> list[MountedVolume]:
     """Return the directories of the nodes. Raises InvalidRequest."""
     return [
-        Volume(f"host-{index}", {"hostPath": {"path": host}}, PurePosixPath(path))
+        MountedVolume(f"host-{index}", {"hostPath": {"path": host}}, PurePosixPath(path))
         for index, (host, path) in enumerate(spec.host_mounts)
     ]
 
 
-def memory_volumes(spec: WorkloadSpec) -> list[Volume]:
+def memory_volumes(spec: WorkloadSpec) -> list[MountedVolume]:
     """Return the memory that processes share by files."""
     if not spec.share_memory:
         return []
     shared = {"medium": "Memory", "sizeLimit": spec.share_memory}
-    return [Volume("shm", {"emptyDir": shared}, PurePosixPath("/dev/shm"))]
+    return [MountedVolume("shm", {"emptyDir": shared}, PurePosixPath("/dev/shm"))]
 
 
-def workspace_volumes(spec: WorkloadSpec) -> list[Volume]:
+def workspace_volumes(spec: WorkloadSpec) -> list[MountedVolume]:
     """Return the working directory of processes without access to root's."""
     if spec.working_dir != WORKSPACE:
         return []
-    return [Volume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE))]
+    return [MountedVolume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE))]
 
 
-def config_volumes(name: str, contents: Contents) -> list[Volume]:
+def config_volumes(name: str, contents: Contents) -> list[MountedVolume]:
     """Return the files of `--config-file`, which are in the ConfigMap of this name."""
     source = {"configMap": {"name": name}}
     return [
-        Volume("config", source, PurePosixPath(path), f"file-{index}")
+        MountedVolume("config", source, PurePosixPath(path), f"file-{index}")
         for index, path in enumerate(contents.config_files)
     ]
 

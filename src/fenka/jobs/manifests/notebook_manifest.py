@@ -16,7 +16,7 @@ from fenka.jobs.manifests.card_requests import CardRequest, card_request
 from fenka.jobs.manifests.common import (
     WORKSPACE,
     Manifest,
-    Volume,
+    MountedVolume,
     as_manifests,
     claim_volumes,
     container_security,
@@ -102,7 +102,7 @@ def _pod_template(spec: NotebookSpec, cards: CardRequest, restart: str) -> Manif
     volumes = [*claim_volumes(spec), _files_volume(spec)]
     if spec.user:
         # The image's user has a home directory, another one may have none.
-        volumes.append(Volume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE)))
+        volumes.append(MountedVolume("workspace", {"emptyDir": {}}, PurePosixPath(WORKSPACE)))
     secret = {"name": common.object_name(spec, ROLE), "key": "password"}
     container = {
         "name": ROLE,
@@ -146,9 +146,9 @@ def _command(spec: NotebookSpec) -> list[str]:
     return ["sh", "-c", escape(_START), str(common.NOTEBOOK_SERVER), *words]
 
 
-def _files_volume(spec: NotebookSpec) -> Volume:
+def _files_volume(spec: NotebookSpec) -> MountedVolume:
     source = {"configMap": {"name": common.object_name(spec, ROLE)}}
-    return Volume("fenka", source, PurePosixPath(common.NOTEBOOK_SERVER.parent))
+    return MountedVolume("fenka", source, PurePosixPath(common.NOTEBOOK_SERVER.parent))
 
 
 def _files(spec: NotebookSpec) -> Manifest:

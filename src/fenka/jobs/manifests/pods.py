@@ -26,7 +26,7 @@ from fenka.jobs.manifests.common import (
     NO_CARDS,
     WORKSPACE,
     Manifest,
-    Volume,
+    MountedVolume,
     as_manifests,
     claim_volumes,
     config_volumes,
@@ -71,19 +71,19 @@ def init_containers(spec: TrainingSpec, contents: Contents, image: str) -> list[
     return []
 
 
-def code_volumes(spec: TrainingSpec) -> list[Volume]:
+def code_volumes(spec: TrainingSpec) -> list[MountedVolume]:
     """Return the volumes of the code."""
     if not (spec.sync_source or spec.code):
         return []
-    directory = Volume("code", {"emptyDir": {}}, code_directory(spec))
+    directory = MountedVolume("code", {"emptyDir": {}}, code_directory(spec))
     archive = _archive(spec)
-    own = [Volume(archive.name, archive.source, None)] if spec.code else []
+    own = [MountedVolume(archive.name, archive.source, None)] if spec.code else []
     return [directory, *own]
 
 
-def _archive(spec: TrainingSpec) -> Volume:
+def _archive(spec: TrainingSpec) -> MountedVolume:
     source = {"configMap": {"name": common.object_name(spec, "code")}}
-    return Volume("code-archive", source, common.CODE_ARCHIVE.parent)
+    return MountedVolume("code-archive", source, common.CODE_ARCHIVE.parent)
 
 
 def _container(spec: TrainingSpec, image: str, script: str, variables: list[Manifest]) -> Manifest:
@@ -147,7 +147,7 @@ def launcher_environment() -> dict[str, str]:
     return variables | {"HYDRA_IFACE": "eth0"}
 
 
-def mpi_volume(spec: TrainingSpec) -> Volume:
+def mpi_volume(spec: TrainingSpec) -> MountedVolume:
     """Return the volume with the agent, the hosts and the key."""
     sources = [
         {
@@ -163,7 +163,7 @@ def mpi_volume(spec: TrainingSpec) -> Volume:
         },
         {"secret": {"name": common.object_name(spec, "mpi")}},
     ]
-    return Volume("mpi", {"projected": {"sources": sources}}, common.AGENT.parent)
+    return MountedVolume("mpi", {"projected": {"sources": sources}}, common.AGENT.parent)
 
 
 def dependents(spec: TrainingSpec, contents: Contents, hosts: list[str]) -> list[Manifest]:
@@ -387,9 +387,9 @@ def _limits(spec: TrainingSpec, role: Role) -> dict[str, str]:
     return limits(role.resources, devices)
 
 
-def _volumes(rendering: Rendering, role: Role) -> list[Volume]:
+def _volumes(rendering: Rendering, role: Role) -> list[MountedVolume]:
     spec, contents = rendering.spec, rendering.contents
-    volumes = list[Volume]()
+    volumes = list[MountedVolume]()
     if spec.kind != "mpi" or not role.chief or spec.mounts_on_launcher:
         volumes += [*claim_volumes(spec), *host_volumes(spec)]
     volumes += memory_volumes(spec)

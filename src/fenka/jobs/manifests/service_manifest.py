@@ -29,7 +29,7 @@ from fenka.jobs.manifests.card_requests import card_request
 from fenka.jobs.manifests.common import (
     NO_CARDS,
     Manifest,
-    Volume,
+    MountedVolume,
     as_manifests,
     claim_volumes,
     config_files,
@@ -236,7 +236,7 @@ def _readiness(spec: ServiceSpec) -> Manifest:
     return {**check, "periodSeconds": 2, "timeoutSeconds": _PROBE_TIMEOUT_S}
 
 
-def _volumes(spec: ServiceSpec, contents: Contents) -> list[Volume]:
+def _volumes(spec: ServiceSpec, contents: Contents) -> list[MountedVolume]:
     return [
         *claim_volumes(spec),
         *host_volumes(spec),

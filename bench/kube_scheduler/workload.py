@@ -45,7 +45,7 @@ def node(number: int) -> Request:
         "metadata": {
             "name": node_name(number),
             "labels": {"gpushare": "true", "kubernetes.io/hostname": node_name(number)},
-            "annotations": {base.CARDS: nodes.encode_inventory(cards(number), base.MIB)},
+            "annotations": {base.CARDS: nodes.encode_inventory(cards(number), 1)},
         },
         "status": {"capacity": resources, "allocatable": resources},
     }
@@ -106,7 +106,7 @@ def extender_binding(pod: Pod, node: int) -> Request:
 def api_binding(pod: Pod, mib: int, node: int, card: int) -> Request:
     """Return the request to the API server that fenka's binder sends for a pod of this size."""
     chosen = cards(node)[card]
-    shared = SharedNode(Node(node_name(node), cards(node), unit_mib=base.MIB))
+    shared = SharedNode(Node(node_name(node), cards(node), unit_mib=1))
     placement = Placement(node_name(node), (Slice(card, chosen.uuid, mib, 0),))
     units = [ContainerUnits("main", mib)]
     meta = pod.metadata

@@ -5,8 +5,9 @@ import gzip
 
 import pytest
 
+from fenka.core.units import MIB
 from fenka.metrics_adapter.exposition import NoValue
-from fenka.metrics_adapter.scraper import MIB, Bounds, Ended, Scraper
+from fenka.metrics_adapter.scraper import Bounds, Ended, Scraper
 from tests.metrics_adapter.harness import (
     PATIENT,
     Serve,

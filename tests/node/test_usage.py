@@ -14,10 +14,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from fenka.core.request import Slice
+from fenka.core.units import MIB
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import driver_usage
 from fenka.isolation.driver_usage import UnleasedMemory
-from fenka.isolation.lease_files import MIB, card_limits
+from fenka.isolation.lease_files import card_limits
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter

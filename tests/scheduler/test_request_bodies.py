@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fenka.scheduler.server import MIB, PREFIX, SMALL, Access, BodyLimits, BodyReader, BodyRejected
+from fenka.core.units import MIB
+from fenka.scheduler.server import PREFIX, SMALL, Access, BodyLimits, BodyReader, BodyRejected
 from tests.builders import T4_MIB, node_json, pod_json
 from tests.scheduler.harness import SchedulerHarness, scheduler
 from tests.waiting import until

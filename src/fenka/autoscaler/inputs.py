@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from fenka.core.nodes.case import Case, InvalidCase, check_case
+from fenka.core.units import MIB
 
 
 class AutoscalerOptions(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class AutoscalerOptions(msgspec.Struct, frozen=True):
     ] = None
 
 
-MAX_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * MIB
 """More than any cluster's case."""
 
 MAX_NAMED = 5

@@ -32,10 +32,10 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.nodes.case import CaseRequest, Group, NewCard, Taint
 from fenka.core.nodes.problem import ineligible
 from fenka.core.request import MAX_HOST
+from fenka.core.units import MIB
 from fenka.dialects.base import InvalidRecord, parse_quantity
 from fenka.hardware.card_spec import MODELS
 
-MIB = 1024 * 1024
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _READ_ANNOTATIONS = frozenset(

@@ -4,6 +4,9 @@ A card has its MiB divided by the unit, rounded down, as units. The remaining Mi
 as cGPU does: 4 of a T4's 14 units are 15079 * 4 // 14 = 4308 MiB.
 """
 
+MIB = 1 << 20
+"""Bytes."""
+
 
 def card_units(card_mib: int, unit_mib: int) -> int:
     """Return how many units of `unit_mib` a card of `card_mib` has."""

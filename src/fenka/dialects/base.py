@@ -28,7 +28,7 @@ NVIDIA_GPU = "nvidia.com/gpu"
 """Extended resource: whole cards."""
 
 
-MIB, GIB_MIB = 1, 1024
+GIB_MIB = 1024
 
 
 def invented_id(node: str, index: int) -> DeviceId:
@@ -110,7 +110,7 @@ class SharedNode:
 
 def unit_name(unit_mib: int) -> str:
     """Return a unit of memory as people write it."""
-    return {GIB_MIB: "GiB", MIB: "MiB"}.get(unit_mib, f"{unit_mib}MiB")
+    return {GIB_MIB: "GiB", 1: "MiB"}.get(unit_mib, f"{unit_mib}MiB")
 
 
 @lru_cache(maxsize=4096)

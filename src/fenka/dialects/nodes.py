@@ -140,7 +140,7 @@ def _recorded(name: str, text: str) -> base.SharedNode:
 def _assumed_equal(name: str, total: int, count: int) -> base.SharedNode:
     units = total // max(count, 1)
     # gpushare's own rule: more than 100 units of a card are MiB.
-    unit = base.MIB if units > 100 else base.GIB_MIB
+    unit = 1 if units > 100 else base.GIB_MIB
     if count > MAX_CARDS or units * unit > MAX_MEMORY_MIB:
         raise base.InvalidRecord(
             f"node {name} offers {total} of {MEMORY} on {count} cards: no node has that"

@@ -20,14 +20,13 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from fenka.core.units import MIB
 from fenka.gateway.exchange import Exchange
 from fenka.gateway.http1_replica import Http1Pool, Http1ReplicaConnection
 from fenka.gateway.http2_replica import Http2Exchange, Http2Pool, Http2ReplicaConnection
 from fenka.gateway.routing import Replica, Router
 from fenka.hardware.peer_credentials import check_peer
 from fenka.jobs.routing_table import RoutingTable
-
-MIB = 1024 * 1024
 
 Request = TypeVar("Request", bound=Hashable)
 

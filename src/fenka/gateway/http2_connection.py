@@ -17,6 +17,7 @@ from h2.exceptions import FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
+from fenka.core.units import MIB
 from fenka.gateway.heads import MAX_HEAD_BYTES, Fields, Reader
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -26,7 +27,7 @@ STREAM_WINDOW = 64 * 1024 - 1
 """Bytes of a stream that wait in memory for its other side."""
 CONNECTION_WINDOW = 2 * MAX_STREAMS * STREAM_WINDOW
 """More than all streams together, so that a stream that waits holds up no other."""
-MAX_UNSENT_BYTES = 1024 * 1024
+MAX_UNSENT_BYTES = MIB
 """Of frames that a peer makes the gateway send, such as answers to pings, and does not read."""
 
 _HEAD_FRAMES = (1, 9)

@@ -21,7 +21,8 @@ import msgspec
 from msgspec import Meta
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.gateway.dispatcher import MIB, BufferLimits, ReplicaTimeouts
+from fenka.core.units import MIB
+from fenka.gateway.dispatcher import BufferLimits, ReplicaTimeouts
 from fenka.gateway.endpoints import EndpointSource
 from fenka.gateway.metrics import GatewayMetrics
 from fenka.gateway.server import Gateway, GatewayLimits, listening_socket, raise_descriptor_limit
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """Between two looks at the file."""
-MAX_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * MIB
 
 
 class TableFile:
@@ -62,7 +63,7 @@ class TableFile:
             self._seen = seen
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
-            raise InvalidTable(f"the routing table exceeds {MAX_BYTES // 2**20} MiB")
+            raise InvalidTable(f"the routing table exceeds {MAX_BYTES // MIB} MiB")
         self._apply(decode(text))
         self.error = None
 

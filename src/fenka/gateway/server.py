@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from fenka.core.units import MIB
 from fenka.gateway.client_registry import ClientRegistry, ClientTimeouts
-from fenka.gateway.dispatcher import MIB, TICK_S, BufferLimits, Dispatcher, ReplicaTimeouts
+from fenka.gateway.dispatcher import TICK_S, BufferLimits, Dispatcher, ReplicaTimeouts
 from fenka.gateway.http1_client import Http1ClientConnection
 
 BACKLOG = 1024

@@ -24,6 +24,7 @@ import pynvml
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import Geometry, Profile, profile_name
+from fenka.core.units import MIB
 
 _NOT_OFFERED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -134,7 +135,6 @@ def _places(handle: Any, profile_id: int) -> tuple[tuple[int, ...], int]:
 
 
 _SONAME = "libnvidia-ml.so.1"
-_MIB = 1 << 20
 _NO_INSTANCE = 0xFFFFFFFF
 _Value = TypeVar("_Value")
 
@@ -259,7 +259,7 @@ class Driver:
                 index=index,
                 uuid=DeviceId(pynvml.nvmlDeviceGetUUID(handle)),
                 model=pynvml.nvmlDeviceGetName(handle),
-                memory_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB,
+                memory_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).total // MIB,
             )
             for index, handle in _handles()
         )
@@ -335,7 +335,7 @@ class Driver:
                     ids = process.gpuInstanceId, process.computeInstanceId
                     uuid = instances.get(ids, card)
                     processes[index, uuid, process.pid] = GpuProcess(
-                        uuid, process.pid, None if used is None else used // _MIB, graphics
+                        uuid, process.pid, None if used is None else used // MIB, graphics
                     )
         return tuple(processes[key] for key in sorted(processes))
 
@@ -479,7 +479,7 @@ def _instance_readings(card: Any) -> Iterator[Reading]:
     for uuid in read_devices(card).values():
         with suppress_vanished():
             memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-            yield Reading(uuid, memory.used // _MIB, None, None, None)
+            yield Reading(uuid, memory.used // MIB, None, None, None)
 
 
 def _reading(handle: Any) -> Reading:
@@ -488,7 +488,7 @@ def _reading(handle: Any) -> Reading:
     power = _or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
     return Reading(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
-        used_mib=memory.used // _MIB,
+        used_mib=memory.used // MIB,
         utilisation=None if rates is None else rates.gpu,
         temperature_c=_or_none(
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU

@@ -16,12 +16,11 @@ import msgspec
 from fenka import native
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.request import ComputeMode, Slice
+from fenka.core.units import MIB
 from fenka.isolation import account, lease_control
 from fenka.isolation.lease_control import Control, Limit
 from fenka.isolation.proxy_install import NEXT_LIBRARIES
 from fenka.isolation.sandbox import SHIM
-
-MIB = 1 << 20
 
 _Decoded = TypeVar("_Decoded")
 

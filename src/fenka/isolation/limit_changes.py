@@ -22,10 +22,10 @@ from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Node
 from fenka.core.request import InvalidRequest, Memory, Slice
+from fenka.core.units import MIB
 from fenka.isolation import account, lease_control
 from fenka.isolation.account import AccountSlot, InvalidAccount
 from fenka.isolation.lease_control import Control, Limit, constant
-from fenka.isolation.lease_files import MIB
 from fenka.isolation.pid_namespaces import in_initial_namespace
 
 

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import msgspec
 
 from fenka.core.request import InvalidRequest
+from fenka.core.units import MIB
 from fenka.jobs.training import TrainingSpec
 from fenka.jobs.workload import WorkloadSpec
 
@@ -58,7 +59,7 @@ class Contents:
 LIMIT_BYTES = 900 * 1024
 """A ConfigMap has at most 1 MiB."""
 
-_STOP_BYTES = 64 * 1024 * 1024
+_STOP_BYTES = 64 * MIB
 """Nothing larger is packed only to tell its size."""
 
 _GIT_TIMEOUT_S = 60
@@ -79,7 +80,7 @@ def pack(directory: str) -> bytes:
             _add(archive, root, name)
     packed = data.getvalue()
     if len(packed) > LIMIT_BYTES:
-        raise _too_large(directory, f"{len(packed) / 2**20:.1f}")
+        raise _too_large(directory, f"{len(packed) / MIB:.1f}")
     return packed
 
 
@@ -98,7 +99,7 @@ class _Sink(io.BytesIO):
 
 def _too_large(directory: str, mib: str) -> InvalidRequest:
     return InvalidRequest(
-        f"--code {directory} is {mib} MiB compressed, the limit is {LIMIT_BYTES / 2**20:.1f} MiB: use "
+        f"--code {directory} is {mib} MiB compressed, the limit is {LIMIT_BYTES / MIB:.1f} MiB: use "
         "--sync-mode git or --data"
     )
 

@@ -22,6 +22,7 @@ import msgspec
 
 from fenka.cluster.objects import ApiStatus, Object, ObjectMeta
 from fenka.core.errors import FenkaError
+from fenka.core.units import MIB
 from fenka.kubernetes.kube_config import load, without_default_certificates
 
 with without_default_certificates():
@@ -53,7 +54,7 @@ HEARTBEAT_S = 30.0
 """Between pings on a websocket. A connection that does not answer them is closed."""
 
 _PAGE = 500
-PAGE_BYTES = 16 * 2**20
+PAGE_BYTES = 16 * MIB
 """A page that is larger is abandoned, and requested again with fewer objects. Two may be held at a time."""
 _SMALLER = 8
 """By this factor fewer."""

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from fenka.cluster.objects import Object, ObjectMeta
+from fenka.core.units import MIB
 from fenka.metrics_adapter import exposition
 
 CLOCKS = timedelta(seconds=30)
@@ -135,7 +136,6 @@ def _port(pod: ScrapedPod, port_name: str) -> tuple[str, int]:
     )
 
 
-MIB = 1024 * 1024
 _REQUEST = (
     "GET /metrics HTTP/1.0\r\nHost: {host}\r\nUser-Agent: fenka-metrics-adapter\r\n"
     "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"

@@ -13,10 +13,10 @@ from typing import Self
 from fenka.cluster.service_objects import GATEWAY, SERVICE, VERSION
 from fenka.cluster.training_objects import ROLE
 from fenka.core.scaling import VersionUse, version_loads
+from fenka.core.units import MIB
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, Page, decoded
 from fenka.metrics_adapter import exposition
 from fenka.metrics_adapter.scraper import (
-    MIB,
     Ended,
     ScrapedEndpoint,
     ScrapedPod,

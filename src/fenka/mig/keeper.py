@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import DeviceId, InstanceId
 from fenka.core.mig.geometry import Geometry, Place
+from fenka.core.units import MIB
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml_mig import (
     CardLost,
@@ -42,7 +43,7 @@ from fenka.isolation.lease_files import (
     write_atomically,
 )
 
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = MIB
 
 Stage = Literal["intended", "created", "ready", "emptying", "removing", "lost"]
 """intended: a GPU instance may exist, without a compute instance. created: it exists. ready: so does its

@@ -27,11 +27,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from fenka.core.units import MIB
 from fenka.kubernetes.api_client import Api
 from fenka.scheduler.leader_proxy import Credentials
 from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.replica import Replica, Settings
-from fenka.scheduler.server import KEEP_ALIVE_S, MIB, Access, BodyLimits, Server
+from fenka.scheduler.server import KEEP_ALIVE_S, Access, BodyLimits, Server
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.server.program import identity, stop_requests, working_until
 

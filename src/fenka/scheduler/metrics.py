@@ -9,12 +9,12 @@ from prometheus_client.core import Metric
 from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card
+from fenka.core.units import MIB
 from fenka.dialects.base import SharedNode, driver_uuid
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
 from fenka.server.metrics import ProgramMetrics
 
-MIB = 1024 * 1024
 SHOWN = 50
 """Positions that are shown, so that the number of series is bounded."""
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

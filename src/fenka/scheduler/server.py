@@ -36,6 +36,7 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.queue_snapshot import QueueSnapshot
 from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.errors import FenkaError
+from fenka.core.units import MIB
 from fenka.dialects import gpushare
 from fenka.dialects.base import SharedNode
 from fenka.kubernetes.election import Leadership
@@ -110,7 +111,6 @@ def _array(rows: Iterable[Any]) -> Iterator[bytes]:
     yield b"]" if opening == b"," else b"[]"
 
 
-MIB = 1024 * 1024
 SMALL = 64 * 1024
 """Bodies up to this size never wait for larger ones; the number of connections bounds them."""
 WAIT_S = 4.0

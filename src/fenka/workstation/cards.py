@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from fenka.core.inventory import Card, Node
 from fenka.core.mig.instances import is_planned
 from fenka.core.request import Slice
+from fenka.core.units import MIB
 from fenka.hardware import card_lock
 from fenka.hardware.nvml import GpuProcess, Hardware, Reading
 from fenka.isolation import driver_usage, pid_namespaces
 from fenka.isolation.driver_usage import UnleasedMemory, UnleasedProgram, UnleasedTracker, measure
-from fenka.isolation.lease_files import MIB
 from fenka.procfs import process_name, real_uid
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import log

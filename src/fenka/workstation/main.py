@@ -22,6 +22,7 @@ import msgspec
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
+from fenka.core.units import MIB
 from fenka.formats.quantities import parse_unit
 from fenka.hardware import card_lock
 from fenka.hardware.card_spec import parse_spec
@@ -40,7 +41,7 @@ from fenka.workstation.files import Config
 from fenka.workstation.lifetime import ShutdownSignals, log
 from fenka.workstation.paths import Runtime
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = MIB
 
 
 class InvalidOption(FenkaError):

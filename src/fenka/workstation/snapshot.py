@@ -7,6 +7,7 @@ import time
 import psutil
 
 from fenka import __version__
+from fenka.core.units import MIB
 from fenka.hardware.nvml import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
@@ -21,8 +22,6 @@ from fenka.workstation.cards import GpuProcesses, UsageSample
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import ProcessScan
 from fenka.workstation.paths import Runtime
-
-MIB = 1 << 20
 
 
 def snapshot(

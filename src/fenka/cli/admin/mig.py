@@ -14,6 +14,7 @@ from fenka.cli.layouts import free_text
 from fenka.cli.options import OutputOption, Target, group, register
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.core.mig.case import Case, Create, Destroy, Enable, Plan, Step
+from fenka.core.units import MIB
 from fenka.formats import mig_parted
 from fenka.formats.mig_case import decode_case, plan_record
 from fenka.kubernetes.api_client import Api
@@ -31,7 +32,7 @@ ConfigOption = Annotated[
     str, typer.Option("--config", "-c", metavar="NAME", help="the configuration in it")
 ]
 
-MAX_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * MIB
 """More than any case or configuration."""
 
 SUMMARY = "Compute the best steps for a case: cards, instances and requests in a file."

@@ -15,13 +15,12 @@ from fenka.cli import tables
 from fenka.cli.options import short_duration
 from fenka.cli.workloads import screens
 from fenka.core.inventory import WHOLE_COMPUTE
-from fenka.core.units import format_units
+from fenka.core.units import MIB, format_units
 from fenka.dialects import ack
 from fenka.views.node_rows import MODES, NO_ROLE, RESOURCES, Mode, NodeRow, ProgramRow
 from fenka.views.workloads import TrainingJob
 
 RULE, SHARE_RULE = 99, 107
-MIB = 1024 * 1024
 
 TYPES: dict[Mode, str] = {
     "none": "Normal",

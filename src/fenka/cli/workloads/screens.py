@@ -11,6 +11,7 @@ from datetime import datetime
 from fenka.cli import tables
 from fenka.cli.options import short_duration
 from fenka.cluster.training_objects import EVICTED
+from fenka.core.units import MIB
 from fenka.views.workloads import CardUse, JobEvent, JobProcess, TrainingJob, total_cards
 
 UNKNOWN = "N/A"
@@ -226,9 +227,6 @@ def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool)
         "Total Requested GPUs of Training Job:",
         f"{card_total(job.requested for job in jobs)}   ",
     ]
-
-
-MIB = 1024 * 1024
 
 
 def is_document(output: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fenka.core.inventory import WHOLE_COMPUTE, DeviceId, InstanceId
+from fenka.core.units import MIB
 
 EXCLUSIVE = ("me", "me.all")
 """Attributes of profiles with media engines, of which a card has only one set."""
@@ -149,7 +150,7 @@ def profile_name(compute: int, memory_mib: int, total_bytes: int, attribute: str
         total_bytes: the memory of the card.
         attribute: `+me` and the like.
     """
-    eighths = -(-memory_mib * 2**20 * 8 // total_bytes)
+    eighths = -(-memory_mib * MIB * 8 // total_bytes)
     total_gib = -(-total_bytes // 2**30)
     # Half of a gigabyte rounds up, as in Go.
     return f"{compute}g.{(eighths * total_gib * 2 + 8) // 16}gb{attribute}"

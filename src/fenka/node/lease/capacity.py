@@ -15,12 +15,13 @@ from fenka.cluster.state import read_allocation
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import MAX_STARTS, WHOLE_COMPUTE, Card, DeviceId, InstanceId
 from fenka.core.request import Slice
+from fenka.core.units import MIB
 from fenka.dialects import base, gpushare
 from fenka.dialects.base import ContainerKind, ContainerUnits, SharedNode
 from fenka.dialects.mig_records import with_instances
 from fenka.dialects.nodes import MIG_TENANCY
 from fenka.isolation.lease_control import InvalidControl, Limit
-from fenka.isolation.lease_files import MIB, card_limits
+from fenka.isolation.lease_files import card_limits
 from fenka.isolation.limit_changes import larger
 from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet.client import Claim

@@ -6,10 +6,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fenka.core.inventory import Card
 from fenka.core.mig.layouts import flexibility
+from fenka.core.units import MIB
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as GpuManagerMetric
 from fenka.dialects.mig_records import DividedCard
-from fenka.isolation.lease_files import MIB
 from fenka.node.lease.store import Lease
 from fenka.node.mig_instances import ObservedInstance
 from fenka.node.monitor.usage import SliceUsage, UsageSample

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.inventory import Card, DeviceId
+from fenka.core.units import MIB
 from fenka.dialects.mig_records import DividedCard
 from fenka.hardware.nvml import DriverLost, NoDriver, Reading, Xid, XidListener
 from fenka.isolation import pid_namespaces
 from fenka.isolation.compute_feedback import PERIOD_S, ComputeFeedback, Samples, requested_compute
 from fenka.isolation.driver_usage import UnleasedMemory
-from fenka.isolation.lease_files import MIB
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from fenka.node.inventory import APPLICATION_XIDS, INFO_XIDS, LOST_XID, CardHealth, NodeInventory
 from fenka.node.lease import pod_processes

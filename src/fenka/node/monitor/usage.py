@@ -12,10 +12,10 @@ from pathlib import Path
 
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
+from fenka.core.units import MIB
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
 from fenka.isolation import account, driver_usage
 from fenka.isolation.driver_usage import UnleasedMemory, UnleasedProgram, measure
-from fenka.isolation.lease_files import MIB
 from fenka.isolation.sandbox import SHIM
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import ProcessOwners

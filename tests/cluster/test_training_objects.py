@@ -204,7 +204,7 @@ def test_roots_are_read_when_the_server_knows_more_fields() -> None:
     made["spec"] |= {"network": {"enableDNSHostnames": True}, "startupPolicy": {}}
     made["spec"]["replicatedJobs"][0]["dependsOn"] = [{"name": "x", "status": "Ready"}]
     root = msgspec.json.decode(msgspec.json.encode(made), type=JobSet)
-    (ending,) = root.status.conditions
+    (ending,) = root.status.conditions or ()
     assert root.roles == {"worker": 2}
     assert (ending.type, ending.message) == ("Completed", "done")
     assert ending.last_transition_time == "2020-09-13T12:27:40Z"

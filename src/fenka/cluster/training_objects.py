@@ -1,11 +1,8 @@
-"""Objects that make up training jobs, with the fields that fenka reads, and what one reading of them returns.
+"""Objects that make up training jobs, with the fields that fenka reads, and kubectl's words for pods.
 
 Wire facts: batch/v1; jobset.x-k8s.io/v1alpha2; kubeflow.org/v1alpha1 to v2beta1 (MPIJob, TFJob, PyTorchJob);
-trainer.kubeflow.org/v1alpha1 (TrainJob). Labels and annotations of fenka are written by its renderer.
-
-Describes a pod's state in the words of kubectl's column STATUS.
-
-Source: the printer of pods in k8s.io/kubernetes, pkg/printers/internalversion.
+trainer.kubeflow.org/v1alpha1 (TrainJob). The words are those of pods' printer in k8s.io/kubernetes,
+pkg/printers/internalversion.
 """
 
 from collections import Counter
@@ -129,17 +126,17 @@ class TrainingPod(objects.Pod):
         return self.status.phase == "Failed" and (disrupted or self.status.reason == "Evicted")
 
 
-def final_condition(conditions: Iterable[objects.Condition]) -> objects.Condition | None:
+def final_condition(conditions: Iterable[objects.Condition] | None) -> objects.Condition | None:
     """Return the condition that ends a job; None while it has not ended.
 
     A Job may have failed and completed; its failure counts.
     """
     final = [
         condition
-        for condition in conditions
+        for condition in conditions or ()
         if condition.status == "True" and condition.type in _FINAL
     ]
-    return min(final, key=lambda each: _FINAL.index(each.type), default=None)
+    return min(final, key=lambda condition: _FINAL.index(condition.type), default=None)
 
 
 class TemplateMeta(objects.Object):
@@ -149,7 +146,7 @@ class TemplateMeta(objects.Object):
     annotations: Mapping[str, str] = {}
 
 
-class PodTemplate(objects.Object):
+class JobPodTemplate(objects.Object):
     """The template of a Job's pods."""
 
     metadata: TemplateMeta = msgspec.field(default_factory=TemplateMeta)
@@ -170,7 +167,7 @@ class RoleTemplate(NamedTuple):
 
     role: str
     replicas: int
-    template: PodTemplate
+    template: JobPodTemplate
 
 
 class BatchJobSpec(objects.Object):
@@ -178,19 +175,27 @@ class BatchJobSpec(objects.Object):
 
     suspend: bool = False
     parallelism: int = 1
-    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+    template: JobPodTemplate = msgspec.field(default_factory=JobPodTemplate)
 
 
 class RootStatus(objects.Object):
-    """The status of a Job or JobSet. completion_time: a Job's."""
+    """The status of a Job, JobSet or Deployment. completion_time: a Job's. Lists may be null."""
 
-    conditions: tuple[objects.Condition, ...] = ()
+    conditions: tuple[objects.Condition, ...] | None = None
     completion_time: str | None = None
 
     @property
     def ended(self) -> bool:
         """Return whether it has completed or failed."""
         return final_condition(self.conditions) is not None
+
+    @property
+    def problem(self) -> str:
+        """Return why a Deployment's pods cannot be created, such as a quota; empty if they can."""
+        failures = (
+            condition for condition in self.conditions or () if condition.type == "ReplicaFailure"
+        )
+        return next((failure.message for failure in failures if failure.status == "True"), "")
 
 
 class _RootObject(objects.Object):
@@ -214,7 +219,7 @@ class _RootObject(objects.Object):
         names = (part.template.spec.priority_class_name for part in self.templates)
         return next(filter(None, names), "")
 
-    def _single(self, replicas: int, template: PodTemplate) -> tuple[RoleTemplate]:
+    def _single(self, replicas: int, template: JobPodTemplate) -> tuple[RoleTemplate]:
         return (RoleTemplate(self.metadata.labels.get(ROLE, "main"), replicas, template),)
 
 
@@ -292,7 +297,7 @@ class DeploymentSpec(objects.Object):
     """The spec of a Deployment."""
 
     replicas: int = 1
-    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+    template: JobPodTemplate = msgspec.field(default_factory=JobPodTemplate)
 
 
 class Deployment(_RootObject):
@@ -350,7 +355,6 @@ Root = BatchJob | JobSet | Deployment
 class ForeignJobStatus(RootStatus):
     """The status of a job of another operator. launcher_status: MPIJob v1alpha1's."""
 
-    conditions: tuple[objects.Condition, ...] | None = None  # type: ignore[assignment]
     launcher_status: str = ""
 
 
@@ -358,7 +362,7 @@ class _ReplicaSpec(objects.Object):
     """The pods of a role in the spec of a job of another operator."""
 
     replicas: int | None = 1
-    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+    template: JobPodTemplate = msgspec.field(default_factory=JobPodTemplate)
 
 
 class _ForeignSpec(objects.Object):
@@ -368,7 +372,7 @@ class _ForeignSpec(objects.Object):
     tf_replica_specs: Mapping[str, _ReplicaSpec] = {}
     pytorch_replica_specs: Mapping[str, _ReplicaSpec] = {}
     replicas: int = 0
-    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+    template: JobPodTemplate = msgspec.field(default_factory=JobPodTemplate)
 
 
 class ForeignJob(objects.Object):
@@ -427,15 +431,18 @@ FOREIGN_INDEX_LABELS = (
 class ServicePort(objects.Object):
     """A port of a Service."""
 
+    name: str = ""
     port: int = 0
     node_port: int = 0
 
 
-class ServiceSpec(objects.Object):
+class ServiceObjectSpec(objects.Object):
     """The spec of a Service."""
 
     type: str = ""
+    cluster_ip: str = msgspec.field(default="", name="clusterIP")
     ports: tuple[ServicePort, ...] = ()
+    selector: Mapping[str, str] = {}
 
 
 class Ingress(objects.Object):
@@ -451,7 +458,7 @@ class LoadBalancer(objects.Object):
     ingress: tuple[Ingress, ...] = ()
 
 
-class ServiceStatus(objects.Object):
+class ServiceObjectStatus(objects.Object):
     """The status of a Service."""
 
     load_balancer: LoadBalancer = msgspec.field(default_factory=LoadBalancer)
@@ -461,8 +468,8 @@ class Service(objects.Object):
     """A Service."""
 
     metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
-    spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
-    status: ServiceStatus = msgspec.field(default_factory=ServiceStatus)
+    spec: ServiceObjectSpec = msgspec.field(default_factory=ServiceObjectSpec)
+    status: ServiceObjectStatus = msgspec.field(default_factory=ServiceObjectStatus)
 
     @property
     def node_port(self) -> int:

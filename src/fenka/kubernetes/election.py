@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+import msgspec
+
 from fenka.cluster.objects import Object, ObjectMeta, micro_time
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 
@@ -45,13 +47,14 @@ class LeaseSpec(Object):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
+    renew_time: str | None = None
 
 
 class CoordinationLease(Object):
     """A Lease of coordination.k8s.io/v1."""
 
     metadata: ObjectMeta
-    spec: LeaseSpec
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
 
 
 Term = tuple[str, int]

@@ -1,15 +1,11 @@
-"""Reads a cluster once, by lists instead of watches.
+"""Reads once, without watches: a cluster, training jobs, services, and what fenka's programs publish.
 
-Reads the objects of training jobs once: one LIST for each kind, all at the same time.
-
-Reads the objects of services once: one LIST for each kind, all at the same time.
-
-Reads what the autoscaler has published: its status and its orders.
+Each kind is one LIST, and all of them run at the same time.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -87,9 +83,40 @@ class _Holder(_Listed):
     status: _HolderStatus = msgspec.field(default_factory=_HolderStatus)
 
 
+T = TypeVar("T")
+_COLLECTIONS: Mapping[type, tuple[str, str]] = {
+    objects.Node: ("/api/v1", "nodes"),
+    training_objects.TrainingPod: ("/api/v1", "pods"),
+    training_objects.TrainingEvent: ("/api/v1", "events"),
+    training_objects.Service: ("/api/v1", "services"),
+    service_objects.AddressService: ("/api/v1", "services"),
+    training_objects.BatchJob: (training_objects.JOBS_API, "jobs"),
+    training_objects.JobSet: (training_objects.JOBSETS_API, "jobsets"),
+    training_objects.Deployment: (training_objects.DEPLOYMENTS_API, "deployments"),
+    service_objects.ServingDeployment: (training_objects.DEPLOYMENTS_API, "deployments"),
+}
+"""The API and the plural of each kind."""
+
+
 def collection_path(api: str, namespace: str | None, kind: str) -> str:
     """Return the path of a collection; of all namespaces for None."""
     return f"{api}/namespaces/{namespace}/{kind}" if namespace else f"{api}/{kind}"
+
+
+async def _list(
+    api: Api, kind: type[T], namespace: str | None = None, labels: str = "", fields: str = ""
+) -> list[T]:
+    """Return the objects of a kind that selectors choose. Raises ApiError, ApiUnreachable."""
+    selectors = {"labelSelector": labels, "fieldSelector": fields}
+    group, plural = _COLLECTIONS[kind]
+    query = {name: text for name, text in selectors.items() if text}
+    items, _ = await api.list(collection_path(group, namespace, plural), kind, limit=PAGE, **query)
+    return items
+
+
+async def _permitted(listing: Awaitable[list[T]], refusals: tuple[int, ...] = (403,)) -> list[T]:
+    """Return what is listed; nothing without the right to list it, or if the kind is not there."""
+    return await if_accepted(listing, refusals) or []
 
 
 async def read_cluster(
@@ -146,7 +173,7 @@ async def read_scheduler_options(api: Api) -> SchedulerOptions:
 
 async def _read_nodes(api: Api, name: str | None, state: ClusterState) -> list[objects.Node]:
     if name is None:
-        nodes, _ = await api.list("/api/v1/nodes", objects.Node, limit=PAGE)
+        nodes = await _list(api, objects.Node)
     else:
         nodes = [await api.get(objects.node_path(name), objects.Node)]
     for node in nodes:
@@ -209,49 +236,29 @@ async def read_training_objects(
         ApiUnreachable: if the API server does not answer.
     """
     own = f"{training_objects.JOB}={name}" if name else training_objects.JOB
-    (roots, runs), pods, foreign, (services, nodes) = await asyncio.gather(
+    (roots, runs), pods, foreign, services, nodes = await asyncio.gather(
         read_roots(api, namespace, name),
-        api.list(
-            collection_path("/api/v1", namespace, "pods"),
-            training_objects.TrainingPod,
-            limit=PAGE,
-            labelSelector=own,
-        ),
+        _list(api, training_objects.TrainingPod, namespace, own),
         read_foreign(api, namespace, name),
-        _no_addresses() if pods_only else _read_addresses(api, namespace, own),
+        _none() if pods_only else _permitted(_list(api, training_objects.Service, namespace, own)),
+        _none() if pods_only else if_accepted(_list(api, objects.Node), (403,)),
     )
-    own_jobs = training_objects.TrainingObjects(roots, pods=pods[0], runs=runs)
+    own_jobs = training_objects.TrainingObjects(roots, pods=pods, runs=runs)
     others, tensorboards, failures = await asyncio.gather(
         _read_foreign_pods(api, namespace, name, {job.kind for job in foreign}),
         _read_tensorboards(api, namespace, name) if foreign and not pods_only else _none(),
         _read_creation_failures(api, namespace) if own_jobs.incomplete else _none(),
     )
-    pods_of_all = [*pods[0], *others]
     return training_objects.TrainingObjects(
-        roots, foreign, pods_of_all, services, nodes, runs, tensorboards, failures
+        roots,
+        foreign,
+        [*pods, *others],
+        services,
+        None if pods_only else nodes,
+        runs,
+        tensorboards,
+        failures,
     )
-
-
-async def _read_addresses(
-    api: Api, namespace: str | None, own: str
-) -> tuple[list[training_objects.Service], list[objects.Node] | None]:
-    """Return Services and nodes; no Services, and None for nodes, without the right to list them."""
-    services, nodes = await asyncio.gather(
-        if_accepted(
-            api.list(
-                collection_path("/api/v1", namespace, "services"),
-                training_objects.Service,
-                labelSelector=own,
-            ),
-            (403,),
-        ),
-        if_accepted(api.list("/api/v1/nodes", objects.Node, limit=PAGE), (403,)),
-    )
-    return services[0] if services else [], nodes[0] if nodes else None
-
-
-async def _no_addresses() -> tuple[list[training_objects.Service], list[objects.Node] | None]:
-    return [], None
 
 
 async def _none() -> list[Any]:
@@ -262,12 +269,9 @@ async def _read_creation_failures(
     api: Api, namespace: str | None
 ) -> list[training_objects.TrainingEvent]:
     """Return the events about Jobs whose pods cannot be created; none without the right to list them."""
-    path = collection_path("/api/v1", namespace, "events")
     selector = f"involvedObject.kind=Job,reason={training_objects.CREATION_FAILED}"
-    listed = await if_accepted(
-        api.list(path, training_objects.TrainingEvent, limit=PAGE, fieldSelector=selector), (403,)
-    )
-    return sorted(listed[0], key=lambda event: event.at) if listed else []
+    events = _list(api, training_objects.TrainingEvent, namespace, fields=selector)
+    return sorted(await _permitted(events), key=lambda event: event.at)
 
 
 async def _read_tensorboards(
@@ -275,12 +279,9 @@ async def _read_tensorboards(
 ) -> list[training_objects.Service]:
     """Return the Services of arena's TensorBoards; none without the right to list them."""
     job = f"{training_objects.ARENAS_NAME}={name}" if name else training_objects.ARENAS_NAME
-    path = collection_path("/api/v1", namespace, "services")
-    selector = f"role=tensorboard,{job}"
-    listed = await if_accepted(
-        api.list(path, training_objects.Service, labelSelector=selector), (403,)
+    return await _permitted(
+        _list(api, training_objects.Service, namespace, f"role=tensorboard,{job}")
     )
-    return listed[0] if listed else []
 
 
 async def read_roots(
@@ -291,38 +292,26 @@ async def read_roots(
     Raises ApiError, ApiUnreachable.
     """
     own = f"{training_objects.JOB}={name}" if name else training_objects.JOB
-    (jobs, _), job_sets, notebooks = await asyncio.gather(
+    jobs, job_sets, notebooks = await asyncio.gather(
         # JobSet's child Jobs have the label too.
-        api.list(
-            collection_path(training_objects.JOBS_API, namespace, "jobs"),
+        _list(
+            api,
             training_objects.BatchJob,
-            limit=PAGE,
-            labelSelector=f"{own},!{training_objects.JOBSET_NAME}",
+            namespace,
+            f"{own},!{training_objects.JOBSET_NAME}",
         ),
-        if_accepted(
-            api.list(
-                collection_path(training_objects.JOBSETS_API, namespace, "jobsets"),
-                training_objects.JobSet,
-                limit=PAGE,
-                labelSelector=own,
+        _permitted(_list(api, training_objects.JobSet, namespace, own), (404,)),
+        # Rights of earlier releases do not include them.
+        _permitted(
+            _list(
+                api,
+                training_objects.Deployment,
+                namespace,
+                f"{own},{training_objects.KIND}=notebook",
             )
         ),
-        # Rights of earlier releases do not include them.
-        if_accepted(
-            api.list(
-                collection_path(training_objects.DEPLOYMENTS_API, namespace, "deployments"),
-                training_objects.Deployment,
-                limit=PAGE,
-                labelSelector=f"{own},{training_objects.KIND}=notebook",
-            ),
-            (403,),
-        ),
     )
-    roots: list[training_objects.Root] = [
-        *jobs,
-        *(job_sets[0] if job_sets else ()),
-        *(notebooks[0] if notebooks else ()),
-    ]
+    roots: list[training_objects.Root] = [*jobs, *job_sets, *notebooks]
     # The label alone does not make a root: its dependents have the label as well.
     named = [
         root for root in roots if root.metadata.labels[training_objects.JOB] == root.metadata.name
@@ -334,9 +323,7 @@ async def read_events(
     api: Api, namespace: str, concerns: Callable[[training_objects.TrainingEvent], bool]
 ) -> list[training_objects.TrainingEvent]:
     """Return those events of a namespace, the oldest first. Raises ApiError, ApiUnreachable."""
-    events, _ = await api.list(
-        collection_path("/api/v1", namespace, "events"), training_objects.TrainingEvent, limit=PAGE
-    )
+    events = await _list(api, training_objects.TrainingEvent, namespace)
     return sorted(filter(concerns, events), key=lambda event: event.at)
 
 
@@ -379,29 +366,22 @@ async def _read_foreign_pods(
     )
     answers = await asyncio.gather(
         *(
-            api.list(
-                collection_path("/api/v1", namespace, "pods"),
+            _list(
+                api,
                 training_objects.TrainingPod,
-                limit=PAGE,
-                labelSelector=f"{label}={name},!{training_objects.JOB}"
+                namespace,
+                f"{label}={name},!{training_objects.JOB}"
                 if name
                 else f"{label},!{training_objects.JOB}",
             )
             for label in labels
         )
     )
-    return [*{pod.metadata.uid: pod for pods, _ in answers for pod in pods}.values()]
+    return [*{pod.metadata.uid: pod for pods in answers for pod in pods}.values()]
 
 
-T = TypeVar("T")
 PUBLISHED = "/api/v1/namespaces/kube-public/configmaps/fenka"
 """What the chart publishes for all users."""
-
-
-class Published(objects.Object):
-    """The chart's ConfigMap for users."""
-
-    data: Mapping[str, str] = {}
 
 
 async def read_services(
@@ -422,60 +402,45 @@ async def read_services(
     own = f"{training_objects.KIND}={service_objects.SERVICE_KIND}" + (
         f",{service_objects.SERVICE}={name}" if name else f",{service_objects.SERVICE}"
     )
-    (deployments, _), (addresses, _), (replicas, nodes) = await asyncio.gather(
-        api.list(
-            collection_path(training_objects.DEPLOYMENTS_API, namespace, "deployments"),
-            service_objects.ServingDeployment,
-            limit=PAGE,
-            labelSelector=own,
-        ),
-        api.list(
-            collection_path("/api/v1", namespace, "services"),
-            service_objects.AddressService,
-            limit=PAGE,
-            labelSelector=f"{own},{training_objects.ROLE}={service_objects.ADDRESS}",
-        ),
-        _read_replicas(api, namespace, f"{own},{training_objects.ROLE}={service_objects.REPLICA}")
-        if pods
-        else _no_pods(),
+    replica_label = f"{own},{training_objects.ROLE}={service_objects.REPLICA}"
+    address_label = f"{own},{training_objects.ROLE}={service_objects.ADDRESS}"
+    deployments, addresses, replicas, nodes = await asyncio.gather(
+        _list(api, service_objects.ServingDeployment, namespace, own),
+        _list(api, service_objects.AddressService, namespace, address_label),
+        _list(api, training_objects.TrainingPod, namespace, replica_label) if pods else _none(),
+        if_accepted(_list(api, objects.Node), (403,)) if pods else _none(),
     )
-    roles: dict[str, list[service_objects.ServingDeployment]] = {
+    by_role: dict[str, list[service_objects.ServingDeployment]] = {
         service_objects.REPLICA: [],
         service_objects.GATEWAY: [],
     }
     for deployment in deployments:
-        labels, role = (
-            deployment.metadata.labels,
-            deployment.metadata.labels.get(training_objects.ROLE, ""),
-        )
-        # Labels alone do not make a version: whoever may create Deployments writes them.
-        suffix = (
-            labels.get(service_objects.VERSION, "")
-            if role == service_objects.REPLICA
-            else service_objects.GATEWAY
-        )
-        if (
-            role in roles
-            and suffix
-            and deployment.metadata.name == f"{labels[service_objects.SERVICE]}-{suffix}"
-        ):
-            roles[role].append(deployment)
+        role = deployment.metadata.labels.get(training_objects.ROLE, "")
+        if role in by_role and _is_named(deployment, role):
+            by_role[role].append(deployment)
     return service_objects.ServiceObjects(
-        roles[service_objects.REPLICA],
-        roles[service_objects.GATEWAY],
+        by_role[service_objects.REPLICA],
+        by_role[service_objects.GATEWAY],
         [
             address
             for address in addresses
             if address.metadata.name == address.metadata.labels[service_objects.SERVICE]
         ],
         replicas,
-        nodes,
+        nodes if pods else None,
     )
+
+
+def _is_named(deployment: service_objects.ServingDeployment, role: str) -> bool:
+    """Return whether its name is that of its role. Whoever may create Deployments writes their labels."""
+    suffix = deployment.version if role == service_objects.REPLICA else service_objects.GATEWAY
+    service = deployment.metadata.labels[service_objects.SERVICE]
+    return bool(suffix) and deployment.metadata.name == f"{service}-{suffix}"
 
 
 async def read_published(api: Api) -> Mapping[str, str]:
     """Return what the chart publishes for users; nothing if it does not. Raises ApiError, ApiUnreachable."""
-    published = await if_accepted(api.get(PUBLISHED, Published), (403, 404))
+    published = await if_accepted(api.get(PUBLISHED, objects.ConfigMap), (403, 404))
     return published.data if published else {}
 
 
@@ -491,25 +456,6 @@ async def read_screen(api: Api, screen: str, row: type[T]) -> list[T] | None:
     return await if_accepted(api.get(path, list[row]), (403, 404))  # type: ignore[valid-type]
 
 
-async def _read_replicas(
-    api: Api, namespace: str | None, own: str
-) -> tuple[list[training_objects.TrainingPod], list[objects.Node] | None]:
-    (pods, _), nodes = await asyncio.gather(
-        api.list(
-            collection_path("/api/v1", namespace, "pods"),
-            training_objects.TrainingPod,
-            limit=PAGE,
-            labelSelector=own,
-        ),
-        if_accepted(api.list("/api/v1/nodes", objects.Node, limit=PAGE), (403,)),
-    )
-    return pods, nodes[0] if nodes else None
-
-
-async def _no_pods() -> tuple[list[training_objects.TrainingPod], list[objects.Node] | None]:
-    return [], None
-
-
 NAMESPACE, NAME = "autoscalerNamespace", "autoscalerName"
 """Keys of the chart's ConfigMap for users: where the autoscaler's objects are."""
 
@@ -517,14 +463,6 @@ DEFAULT_NAME = "fenka-autoscaler"
 
 CONFIG_KEY = "config.yaml"
 """Key of the ConfigMap with the configuration."""
-
-
-class _LeaseSpec(objects.Object):
-    renew_time: str | None = None
-
-
-class _Lease(objects.Object):
-    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,7 +507,7 @@ async def read_autoscaler(api: Api, namespace: str = "") -> AutoscalerState | No
     status, orders, renewed = await asyncio.gather(
         if_accepted(api.get(f"{maps}/{autoscaling.STATUS_MAP}", objects.ConfigMap)),
         if_accepted(api.get(f"{maps}/{autoscaling.ORDERS_MAP}", objects.ConfigMap)),
-        if_accepted(api.get(f"{leases}/{name}", _Lease), (403, 404)),
+        if_accepted(api.get(f"{leases}/{name}", CoordinationLease), (403, 404)),
     )
     text = status.data.get(autoscaling.STATUS_KEY) if status else None
     return AutoscalerState(

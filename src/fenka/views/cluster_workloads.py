@@ -348,12 +348,8 @@ def _blocked(
     run: training_objects.Root, failures: Iterable[training_objects.TrainingEvent], present: int
 ) -> str:
     """Return why pods cannot be created, such as an exceeded quota; empty if they can."""
-    for condition in run.status.conditions:
-        # A Deployment's.
-        if condition.type == "ReplicaFailure" and condition.status == "True":
-            return condition.message
-    if present >= sum(run.roles.values()):
-        return ""
+    if run.status.problem or present >= sum(run.roles.values()):
+        return run.status.problem
     messages = [event.message for event in failures if event.concerns_jobs_of(run)]
     return messages[-1].removeprefix("Error creating: ") if messages else ""
 
@@ -641,7 +637,7 @@ def _shares(
 
 def _service_note(deployment: service_objects.ServingDeployment, age_s: float) -> str:
     if not deployment.interrupted:
-        return deployment.problem
+        return deployment.status.problem
     if age_s < SUBMISSION_S:
         return "it is being deployed"
     service, version = deployment.metadata.labels[service_objects.SERVICE], deployment.version

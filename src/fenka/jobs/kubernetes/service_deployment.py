@@ -280,9 +280,9 @@ async def _wait(
         if current.status.available_replicas:
             return
         if loop.time() > deadline:
-            name = gateway.metadata.name
+            name, problem = gateway.metadata.name, current.status.problem
             raise SubmissionRefused(
-                f"gateway {name} does not start within {GATEWAY_START_S:g} s {current.problem}".rstrip()
+                f"gateway {name} does not start within {GATEWAY_START_S:g} s {problem}".rstrip()
                 + f": see kubectl describe deployment {name} -n {gateway.metadata.namespace}"
             )
         if not reported:

@@ -97,7 +97,7 @@ async def test_job_is_rejected_when_the_driver_permits_no_instances(controller: 
         controller.instances.create = create  # type: ignore[method-assign,assignment]
         asked = Request(whole=True, instance="1g.5gb")
         controller.submit([job("a", pid=os.getpid(), request=asked)], wait=wait)
-        await controller.changes.finish()
+        await controller.changes.driver.finish()
         assert list(controller.broker.jobs) == remaining
         controller.cancel("a")
         assert controller.broker.placed() == []
@@ -130,7 +130,7 @@ async def test_others_are_granted_when_the_driver_is_still_creating_an_instance(
         controller.cancel("a")
     controller.broker.expire(1e12)
     proceed.set()
-    await controller.changes.finish()
+    await controller.changes.driver.finish()
     assert granted == (["b"] if ends else ["b", "a"])
     controller.close()
 

@@ -1,13 +1,4 @@
-"""Devices and the nodes that have them.
-
-A decorator for the values of which a cluster has tens of thousands: one or more for each pod.
-
-The one definition of which work may run on spot nodes, which the cloud takes back.
-
-The planner asks before it buys a node, the scheduler before it admits a pod.
-
-Kubernetes' rule of taints and tolerations, for whatever type has their fields.
-"""
+"""Cards, MIG instances and nodes, and the rules of which work a node may run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

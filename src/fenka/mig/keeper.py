@@ -1,17 +1,11 @@
-"""Creates and destroys instances so that a kill between any two steps leaves nothing behind.
+"""Records fenka's instances, and changes them so that a kill between two steps leaves nothing behind.
 
     intended ──> created ──> ready ──> emptying ──> removing ──> (no record)
                  GPU inst.   compute   compute      GPU inst.
                  created     created   destroyed    destroyed
 
-Each stage is on disk before the next step. `settle` finishes what an earlier program has left. Instances
+Each stage is on disk before the next step, and `settle` finishes what an earlier program has left. Instances
 without a record are an administrator's: they occupy their place, and they are never destroyed.
-The workstation's daemon and the node program use this, each the only one on its cards.
-
-The records of the instances that fenka has created. All others belong to an administrator.
-
-A UUID is no identity: an instance that is created again at the same place has the same one. So a record has a
-number of its own.
 """
 
 import contextlib
@@ -244,7 +238,7 @@ class InstanceKeeper:
                 continue
             if gpu is None:
                 self._store(replace(record, stage="lost"))
-            elif record.uuid not in {each.uuid for each in gpu.compute}:
+            elif record.uuid not in {compute.uuid for compute in gpu.compute}:
                 self._store(replace(record, stage="emptying"))
 
     def foreign(self, card: str) -> tuple[GpuInstance, ...]:
@@ -252,7 +246,7 @@ class InstanceKeeper:
         listed = nvml_mig.instances(card, self.geometries[card])
         records = (record for record in self._file.records if record.card == card)
         own = [self.existing(record, listed) for record in records]
-        return tuple(each for each in listed if each not in own)
+        return tuple(gpu for gpu in listed if gpu not in own)
 
     def _existing(self, record: InstanceRecord) -> GpuInstance | None:
         """Return the GPU instance that a record is about, as the driver lists it now. Raises CardLost."""
@@ -288,11 +282,11 @@ class InstanceKeeper:
         self._write([*self._others(record)])
 
     def _others(self, record: InstanceRecord) -> Iterator[InstanceRecord]:
-        return (each for each in self._file.records if each.generation != record.generation)
+        return (other for other in self._file.records if other.generation != record.generation)
 
     def _write(self, changed: list[InstanceRecord]) -> None:
-        changed.sort(key=lambda each: each.generation)
-        last = max([self._file.last, *(each.generation for each in changed)])
+        changed.sort(key=lambda record: record.generation)
+        last = max([self._file.last, *(record.generation for record in changed)])
         file = RecordFile(self.boot, last, changed)
         save(self.path, file)
         self._file = file

@@ -4,7 +4,7 @@
 the node program carry them out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ from fenka.formats.mig_parted import CardTarget
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml_mig import InstanceInUse, MigError, ResetRequired
 from fenka.mig.keeper import InstanceKeeper, InstanceRecord
+from fenka.mig.manager import InstanceStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,18 @@ def plan_card(
         waiting.append(f"create {place.name(card.index)}: {in_the_way}")
     waiting += [f"destroy {_holder(card, place, present[place])}" for place in change.leaving]
     return CardPlan(card, change.layout, tuple(steps), tuple(waiting))
+
+
+def present_instances(
+    statuses: Iterable[InstanceStatus], names: Callable[[InstanceStatus], Sequence[str]]
+) -> dict[Place, Sequence[str] | None]:
+    """Return what `plan_card` takes as present. names: returns what holds an instance of fenka's."""
+    present = dict[Place, Sequence[str] | None]()
+    for status in statuses:
+        holders = None if status.state == "foreign" else names(status)
+        if status.gpu is not None or holders or holders is None:
+            present[status.place] = holders
+    return present
 
 
 def carry_out(keeper: InstanceKeeper, plan: CardPlan) -> Progress:

@@ -110,10 +110,10 @@ class InstanceManager:
             return []
         geometry = self.keeper.geometries[record.card]
         compute = [
-            each.id
+            device.id
             for gpu in nvml_mig.instances(record.card, geometry)
             if gpu.id == record.gpu_instance
-            for each in gpu.compute
+            for device in gpu.compute
         ]
         minor = self.hardware.driver.minor(record.card)
         return device_files(minor, record.gpu_instance, compute)

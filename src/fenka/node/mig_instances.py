@@ -1,12 +1,8 @@
-"""The MIG instances of the node's cards: created for leases, destroyed when no lease names them any more.
+"""Connects the MIG driver to the node: leases name instances, the Node shows what there is.
 
-NVML takes about a second for a change, and up to ten for a reading under load. So changes and readings are
-made in a thread, one after the other. Everything else reads what was seen last, and never waits.
-
-Closes cards whose division is about to change, so that no pod comes meanwhile.
-
-The scheduler is shown a divided card on which nothing is created. What it decided before arrives here soon
-after the Node shows that.
+Everything but the driver's turns reads what was seen last, and never waits. A card whose division is about to
+change is closed: the Node shows a divided card on which nothing is created, and earlier decisions of the
+scheduler arrive meanwhile.
 """
 
 import asyncio
@@ -15,8 +11,8 @@ import logging
 import os
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -25,7 +21,6 @@ from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.instances import instance_card
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.mig_records import TAKEN, DividedCard, InstanceState, decode_instances
-from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.nvml_mig import (
     CardLost,
@@ -35,9 +30,8 @@ from fenka.hardware.nvml_mig import (
     NoRoomForInstance,
     NoSuchInstance,
 )
-from fenka.isolation.lease_files import describe_os_error
+from fenka.mig.instance_driver import InstanceDriver, sentence
 from fenka.mig.keeper import InstanceRecord
-from fenka.mig.layouts import CardPlan, Progress, carry_out
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
 from fenka.node.node_api import NodeApi
 from fenka.procfs import users_of
@@ -49,8 +43,6 @@ OBSERVE_S = 5.0
 
 RETRY_S = 1.0
 """Between attempts to destroy what is in use: a driver frees a killed process's memory with some delay."""
-
-_Result = TypeVar("_Result")
 
 
 class InstanceDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,7 +91,7 @@ class NodeInstances:
     """The instances of the node's cards.
 
     Attributes:
-        manager: Its records change only in a turn.
+        manager: What there is.
         cards: Returns the node's cards.
         held: Returns the instances that leases name, whether or not they exist.
         changed: Called when something has changed.
@@ -121,16 +113,15 @@ class NodeInstances:
     withdrawn: frozenset[InstanceId] = frozenset()
     recovered: bool = False
     observed: Mapping[str, tuple[InstanceStatus, ...]] = field(default_factory=dict)
-    _changing: frozenset[InstanceId] = frozenset()
-    """Instances that are being created or destroyed."""
+    driver: InstanceDriver = field(init=False)
     _files: dict[int, list[str]] = field(default_factory=dict)
     """Device files of instances by generation."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         """Read the cards. Raises NoDriver, OSError."""
+        self.driver = InstanceDriver(self.manager, self._leased, self._observe)
         if self.geometries:
             self.manager.keeper.observe()
             self.observed = self._read(frozenset(), ())
@@ -158,7 +149,7 @@ class NodeInstances:
                 card.uuid,
                 self.geometries[card.uuid],
                 card.uuid in self.on_demand - self.closed,
-                {each.place: self._state(each) for each in self.observed.get(card.uuid, ())},
+                {status.place: self._state(status) for status in self.observed.get(card.uuid, ())},
             )
             for card in self.cards()
             if card.uuid in self.withheld
@@ -186,7 +177,7 @@ class NodeInstances:
 
     def device(self, instance: InstanceId) -> InstanceDevice | None:
         """Return an instance's device; None while it does not exist, or changes."""
-        if instance in self._changing:
+        if instance in self.driver.changing:
             return None
         for record in self.manager.keeper.records:
             if record.stage == "ready" and record.instance == instance:
@@ -267,12 +258,12 @@ class NodeInstances:
 
         Raises NoDriver, OSError.
         """
-        if not self.geometries:
-            return False
-        async with self._turn:
-            lingering = await self._destroy_unused() if self.recovered else []
-            await self._observe(lingering)
-        return bool(lingering)
+        return bool(self.geometries and await self.driver.run(self._settle()))
+
+    async def _settle(self) -> list[InstanceRecord]:
+        lingering = await self.driver.destroy_unused() if self.recovered else []
+        await self._observe(lingering)
+        return lingering
 
     async def create(self, instances: Collection[InstanceId]) -> None:
         """Create the instances that do not exist yet, all or none. Unused ones in their way are destroyed.
@@ -282,47 +273,8 @@ class NodeInstances:
             MigError: They cannot be created.
             NoDriver, OSError: Repeat the call later.
         """
-        async with self._turn:
-            lingering: Sequence[InstanceRecord] = ()
-            try:
-                lingering = await self._destroy_unused()
-                self._changing |= frozenset(instances)
-                await self._in_thread(self._create, instances, self._leased(), lingering)
-            finally:
-                self._changing -= frozenset(instances)
-                await self._observe(lingering)
-
-    async def switch(self, card: DeviceId, *, enabled: bool) -> None:
-        """Switch the mode of a card on which nothing is.
-
-        Raises:
-            MigError: It stays as it is, also when what uses it has ended.
-            NoDriver, OSError: The same, as far as is known.
-        """
-        async with self._turn:
-            try:
-                await self._in_thread(_switch, card, enabled)
-            finally:
-                await self._observe(())
-
-    async def carry_out(self, plan: Callable[[], CardPlan]) -> Progress:
-        """Change a card as a plan says, which is made when nothing else changes.
-
-        Raises:
-            ImpossibleLayout: By the plan.
-            MigError, NoDriver, OSError: The rest is not done.
-        """
-        async with self._turn:
-            await self._observe(())
-            made = plan()
-            self._changing = frozenset(
-                step.place.on(made.card.uuid) for step in made.steps if step.place is not None
-            )
-            try:
-                return await self._in_thread(carry_out, self.manager.keeper, made)
-            finally:
-                self._changing = frozenset()
-                await self._observe(())
+        step = partial(self._create, instances)
+        await self.driver.run(self.driver.create(instances, step))
 
     async def users(self, card: DeviceId, *, idle: bool = False) -> set[int]:
         """Return the processes that have a context on a card. Raises NoDriver.
@@ -339,34 +291,11 @@ class NodeInstances:
 
         return await asyncio.to_thread(find)
 
-    async def _in_thread(self, step: Callable[..., _Result], *arguments: object) -> _Result:
-        def call() -> _Result:
-            with self.manager.hardware.in_use():
-                return step(*arguments)
-
-        return await asyncio.to_thread(call)
-
     async def _observe(self, leaving: Collection[InstanceRecord]) -> None:
         before = self.published()
-        self.observed = await self._in_thread(self._read, self._leased(), leaving)
+        self.observed = await self.driver.in_thread(self._read, self._leased(), leaving)
         if self.published() != before:
             self.changed()
-
-    async def _destroy_unused(self) -> list[InstanceRecord]:
-        """Destroy the instances that no lease names. Return those that are still in use."""
-        unused = await self._in_thread(self.manager.keeper.unused, self._leased())
-        held = self.held()
-        # Leases may have come meanwhile.
-        unused = [each for each in unused if each.stage != "ready" or each.instance not in held]
-        if not unused:
-            return []
-        self._changing = frozenset(record.instance for record in unused)
-        try:
-            # The scheduler uses their places again only after they have gone.
-            await self._observe(unused)
-            return await self._in_thread(self.manager.keeper.destroy_all, unused)
-        finally:
-            self._changing = frozenset()
 
     def _leased(self) -> set[str]:
         """Return the devices that leases name. An instance whose creation is unfinished is none."""
@@ -457,20 +386,6 @@ class NodeInstances:
             raise NoRoomForInstance(f"{wanted}: {name} {taken}")
 
 
-def sentence(error: Exception) -> str:
-    """Return what people are told of an error of a change."""
-    return describe_os_error(error) if isinstance(error, OSError) else str(error)
-
-
-def _switch(card: str, enabled: bool) -> None:
-    try:
-        nvml_mig.set_mig_mode(card, enabled=enabled)
-    except MigError:
-        # The driver would switch by itself later, perhaps while a pod has the card.
-        nvml_mig.set_mig_mode(card, enabled=not enabled)
-        raise
-
-
 CLOSED_S = 3.0
 """From the scheduler's decision to its arrival at this node."""
 
@@ -514,4 +429,4 @@ class ClosedCards:
             shown = decode_instances(node.metadata.annotations) if node else ()
         except InvalidRecord:  # somebody else's
             return False
-        return any(each.uuid == card.uuid and not each.on_demand for each in shown)
+        return any(divided.uuid == card.uuid and not divided.on_demand for divided in shown)

@@ -1,12 +1,7 @@
-"""Divides cards by layouts: labels fenka.io/mig=static and nvidia.com/mig.config=NAME of the node.
+"""Divides the node's cards as its labels say: fenka.io/mig, and nvidia.com/mig.config=NAME for fixed layouts.
 
-As NVIDIA's mig-manager, but instance by instance: what is in use stays until it has ended, and nothing else
-on the node is touched. The label nvidia.com/mig.config.state is `pending` until then.
-
-Switches idle cards to MIG and back, as the node's label says (see dialects/node_modes.py).
-
-A card is closed first: the scheduler is shown a divided card on which nothing is created. Its mode changes
-when the scheduler's earlier decisions must have arrived here, if nobody holds the card then either.
+A layout is reached instance by instance: what is in use stays until it has ended. The label
+nvidia.com/mig.config.state is `pending` until then. A card is closed before its mode changes.
 """
 
 import asyncio
@@ -18,7 +13,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fenka.core.inventory import Card, DeviceId, InstanceId, card_of
-from fenka.core.mig.geometry import Place
 from fenka.core.mig.layouts import ImpossibleLayout, Layout
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.mig_records import TAKEN
@@ -29,11 +23,13 @@ from fenka.hardware.nvml import NoDriver
 from fenka.hardware.nvml_mig import InstanceInUse, MigError
 from fenka.isolation.lease_files import describe_os_error, open_regular_file
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
-from fenka.mig.layouts import CardPlan, marks, plan_card
+from fenka.mig.instance_driver import sentence
+from fenka.mig.layouts import CardPlan, marks, plan_card, present_instances
+from fenka.mig.manager import InstanceStatus
 from fenka.node.inventory import NodeInventory
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.capacity import Allocations
-from fenka.node.mig_instances import ClosedCards, NodeInstances, sentence
+from fenka.node.mig_instances import ClosedCards, NodeInstances
 from fenka.node.node_api import NodeApi
 from fenka.procfs import process_name
 
@@ -165,18 +161,15 @@ class LayoutFollower:
         card, held = self._inventory.by_uuid[uuid], self._instances.held()
         if uuid not in self._targets:
             return CardPlan(card, NO_INSTANCES)
-        present = dict[Place, Sequence[str] | None]()
-        for status in self._instances.observed.get(uuid, ()):
+
+        def names(status: InstanceStatus) -> Sequence[str]:
             instance = status.place.on(uuid)
-            names = self._holders.get(instance.device) or ["a pod"] * (instance in held)
-            if status.state == "foreign":
-                present[status.place] = None
-            elif status.gpu is not None or names:
-                present[status.place] = names
+            return self._holders.get(instance.device) or ["a pod"] * (instance in held)
+
         return plan_card(
             replace(card, divided=uuid in self._instances.observed),
             self._instances.geometries.get(uuid),
-            present,
+            present_instances(self._instances.observed.get(uuid, ()), names),
             self._holders.get(uuid, ()),
             self._targets[uuid],
         )
@@ -227,7 +220,8 @@ class LayoutFollower:
 
     async def _attempt(self, uuid: DeviceId) -> _Attempt:
         try:
-            progress = await self._instances.carry_out(lambda: self._plan(uuid))
+            driver = self._instances.driver
+            progress = await driver.run(driver.carry_out(lambda: self._plan(uuid)))
         except (ImpossibleLayout, MigError, NoDriver, OSError) as error:
             return _Attempt(self._clock() + FAILURE_RETRY_S, (), sentence(error))
         for step in progress.done:
@@ -358,7 +352,8 @@ class MigConverter:
         try:
             if enabled and (users := _open_by(await self._instances.users(card.uuid))):
                 raise InstanceInUse(users)
-            await self._instances.switch(card.uuid, enabled=enabled)
+            driver = self._instances.driver
+            await driver.run(driver.switch(card.uuid, enabled=enabled))
             _LOG.info("card %d is %s now", card.index, "divided" if enabled else "whole")
         except (MigError, NoDriver, OSError) as error:
             users = ""

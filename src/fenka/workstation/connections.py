@@ -265,7 +265,7 @@ class RequestHandler:
     async def _submit_new(self, client: Client, request: protocol.SubmitJob) -> None:
         self.controller.observe_cards()
         if not request.wait:
-            await self.controller.changes.finish()  # may make room
+            await self.controller.changes.driver.finish()  # may make room
         known = self.broker.jobs.values()
         try:
             unit_mib = self.broker.node.unit_mib

@@ -133,7 +133,7 @@ class Daemon:
         async with server, by_name or contextlib.nullcontext():
             await self._stopped.wait()
         signals.detach()
-        await self._controller.changes.finish()
+        await self._controller.changes.driver.finish()
         for task in tasks:
             task.cancel()
         self._feedback.close()

@@ -1,21 +1,19 @@
-"""Creates and destroys instances in a thread, one change after the other: each takes about a second.
+"""Connects the MIG driver to the daemon: jobs hold instances, and the broker knows what there is.
 
-The daemon answers others meanwhile. What is about to be destroyed is taken from the broker first, and what is
-being created stays planned, so that no job gets an instance that changes.
+What is being created stays planned, so that no job gets an instance that changes.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, InstanceId
 from fenka.core.mig.instances import is_planned
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.nvml_mig import MigError, MigNotPermitted
-from fenka.isolation.lease_files import describe_os_error
+from fenka.mig.instance_driver import InstanceDriver, sentence
 from fenka.mig.keeper import InstanceRecord
 from fenka.mig.manager import InstanceManager
 from fenka.workstation.broker import Broker, Effect, GrantLease, RejectJob
@@ -28,16 +26,14 @@ CREATE_RETRY_S = 1.0
 DESTROY_RETRY_S = 0.3
 """Between attempts to destroy what is in use: a driver frees a killed process's memory with some delay."""
 
-_Result = TypeVar("_Result")
-
 
 @dataclass(eq=False)
 class InstanceChanges:
-    """The changes of one daemon's instances.
+    """Has instances created for jobs, and destroyed after them.
 
     Attributes:
         broker: The jobs that instances are for.
-        manager: The instances. Its records change only in a turn, or while there is none.
+        manager: The instances.
         spawn: Runs a coroutine beside everything else.
         apply: Records what was decided, and applies it.
     """
@@ -48,44 +44,19 @@ class InstanceChanges:
     apply: Callable[[Sequence[Effect]], None]
     settled: Callable[[], None] = lambda: None
     """Called when nothing changes, and nothing has to be destroyed."""
-    _turns: int = 0
-    """Changes that are under way or wait for their turn."""
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _finished: asyncio.Event = field(default_factory=asyncio.Event)
+    driver: InstanceDriver = field(init=False)
     _retrying: bool = False
     """Whether what could not be destroyed is tried again soon."""
     _creating: set[str] = field(default_factory=set)
     """Jobs for which instances are created, or will be in a later turn."""
 
-    async def finish(self) -> None:
-        """Wait until no change is under way."""
-        while self._turns:
-            await self._finished.wait()
+    def __post_init__(self) -> None:
+        self.driver = InstanceDriver(
+            self.manager, self.broker.held_devices, self._show, self.settle_later
+        )
 
-    def run(self, change: Coroutine[None, None, _Result]) -> Coroutine[None, None, _Result]:
-        """Return a coroutine that carries out a change in its turn."""
-        self._turns += 1
-        self._finished.clear()
-        return self._run(change)
-
-    async def _run(self, change: Coroutine[None, None, _Result]) -> _Result:
-        try:
-            async with self._turn:
-                return await change
-        finally:
-            self._turns -= 1
-            if not self._turns:
-                self._finished.set()
-                self.settle_later()
-
-    async def in_thread(self, step: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call the driver, in a turn, while the daemon answers others."""
-
-        def call() -> _Result:
-            with self.manager.hardware.in_use():
-                return step(*arguments)
-
-        return await asyncio.to_thread(call)
+    async def _show(self, leaving: Collection[InstanceRecord]) -> None:
+        self.publish(leaving)
 
     # --- destruction --------------------------------------------------------------------------------
 
@@ -94,15 +65,15 @@ class InstanceChanges:
 
         Nothing is done during a change, since this follows each. Raises NoDriver.
         """
-        if self._turns or self._retrying:
+        if self.driver.busy or self._retrying:
             return
         try:
             unused = self.manager.keeper.unused(self.broker.held_devices())
         except OSError as why:
-            log(f"MIG instances: {describe_os_error(why)}")
+            log(f"MIG instances: {sentence(why)}")
             return
         if unused:
-            self.spawn(self.run(self._destroy(unused)))
+            self.spawn(self.driver.run(self._destroy()))
         self.publish(unused)
         if not unused:
             self.settled()
@@ -112,11 +83,11 @@ class InstanceChanges:
         with contextlib.suppress(NoDriver):  # the health loop opens the driver again
             self.settle()
 
-    async def _destroy(self, unused: Sequence[InstanceRecord]) -> None:
+    async def _destroy(self) -> None:
         try:
-            failed = bool(await self.in_thread(self.manager.keeper.destroy_all, unused))
+            failed = bool(await self.driver.destroy_unused())
         except (MigError, NoDriver, OSError) as why:
-            log(f"MIG instances: {describe_os_error(why) if isinstance(why, OSError) else why}")
+            log(f"MIG instances: {sentence(why)}")
             failed = True
         if failed:
             self._retrying = True
@@ -128,7 +99,7 @@ class InstanceChanges:
         self._retrying = False
         self.settle_later()
 
-    def publish(self, leaving: Sequence[InstanceRecord] = ()) -> None:
+    def publish(self, leaving: Collection[InstanceRecord] = ()) -> None:
         """Tell the broker what there is. leaving: what is about to be destroyed. Raises NoDriver."""
         instances = self.manager.view(self.broker.node, self.broker.held_devices(), leaving)
         self.apply(self.broker.update_instances(instances.division, instances.cards, time.time()))
@@ -144,18 +115,20 @@ class InstanceChanges:
         """Have the instances created that are planned for a job, and the job granted then."""
         if job.id not in self._creating:
             self._creating.add(job.id)
-            self.spawn(self.run(self._create(job)))
+            self.spawn(self.driver.run(self._create(job)))
 
     async def _create(self, job: Job) -> None:
         try:
             # Another job of the same instance may have had them created, and this one may have ended.
             if self.broker.present([job]) and (planned := self.planned(job)):
                 node = self.broker.node
-                uuids = await self.in_thread(self.manager.create, node, planned)
-                self.broker.bind_instances(uuids, time.time())
+                await self.driver.create(
+                    [instance for card in planned if (instance := InstanceId.parse(card.uuid))],
+                    lambda *_: self.manager.create(node, planned),
+                    lambda uuids: self.broker.bind_instances(uuids, time.time()),
+                )
         except (MigError, NoDriver, OSError) as why:
-            reason = describe_os_error(why) if isinstance(why, OSError) else str(why)
-            self._on_refusal(job, reason, final=isinstance(why, MigNotPermitted))
+            self._on_refusal(job, sentence(why), final=isinstance(why, MigNotPermitted))
         finally:
             self._creating.discard(job.id)
         if self.broker.present([job]) and job.state == "starting":

@@ -1,24 +1,23 @@
-"""Lists the instances of a daemon's cards, and divides cards as an administrator asks for.
+"""Lists the instances of a daemon's cards, and divides cards as an administrator or the option `--mig` says.
 
 What a layout needs and is in use is done when that has ended. Until then the layout is recorded, and nothing
 is granted that would delay it.
-
-Which cards the daemon's option `--mig` divides.
 """
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import Card
 from fenka.core.mig.geometry import Geometry
 from fenka.core.mig.layouts import free_counts
 from fenka.formats.mig_parted import CardTarget
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml_mig import CardLost, InstanceInUse, MigError
-from fenka.isolation.lease_files import describe_os_error
-from fenka.mig.layouts import CardPlan, Progress, carry_out, plan_card
+from fenka.mig.instance_driver import InstanceDriver, sentence
+from fenka.mig.layouts import CardPlan, Progress, plan_card, present_instances
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
 from fenka.views.mig_rows import InstanceView, MigCardView
 from fenka.workstation import files, protocol
@@ -74,13 +73,13 @@ class Layouts:
             MigError: A card is not there or has no MIG, or the driver refuses a step after others.
             NoDriver, OSError: The rest is not done.
         """
-        await self.controller.changes.finish()
+        await self._driver.finish()
         self.controller.observe_cards()
-        return await self.controller.changes.run(self._apply(request))
+        return await self._driver.run(self._apply(request))
 
     def cancel(self) -> protocol.LayoutApplied:
         """Give up the layouts that wait, and return what waited. Raises NoDriver, OSError."""
-        given_up = [sentence for card in self._physical() for sentence in self._waiting(card)]
+        given_up = [reason for card in self._physical() for reason in self._waiting(card)]
         self._record({})
         self.controller.observe_cards()
         return protocol.LayoutApplied([], given_up)
@@ -88,7 +87,7 @@ class Layouts:
     # --- changes ------------------------------------------------------------------------------------
 
     async def _apply(self, request: protocol.ApplyLayout) -> protocol.LayoutApplied:
-        plans = self._plans(request.cards)
+        plans = [self._plan(uuid, target) for uuid, target in request.cards.items()]
         if request.dry_run:
             return _answer(
                 Progress([str(step) for step in plan.steps], [*plan.waiting]) for plan in plans
@@ -96,29 +95,27 @@ class Layouts:
         # A daemon that is killed from here on leaves the rest to the next one.
         self._record({**self._targets, **request.cards})
         try:
-            return _answer(await self._carry_out(plans))
+            return _answer(await self._carry_out(request.cards))
         except (FenkaError, OSError):
             self._forget(request.cards)
             raise
 
-    async def _carry_out(self, plans: list[CardPlan]) -> list[Progress]:
+    async def _carry_out(self, targets: Mapping[str, LayoutTarget]) -> list[Progress]:
         """Make the changes that are possible, and forget the layouts that are complete then."""
         # Nothing is granted on these cards meanwhile.
-        self.controller.cards.dividing = {plan.card.uuid for plan in plans}
+        self.controller.cards.dividing = set(targets)
         try:
             self.controller.observe_cards()
-            progress = [
-                await self.controller.changes.in_thread(carry_out, self.manager.keeper, plan)
-                for plan in plans
-            ]
-            left: dict[str, list[str]] = {
-                plan.card.uuid: made.waiting for plan, made in zip(plans, progress, strict=True)
+            progress = {
+                uuid: await self._driver.carry_out(partial(self._plan, uuid, target))
+                for uuid, target in targets.items()
             }
+            left = {uuid: made.waiting for uuid, made in progress.items()}
             self._reasons |= left
             self._forget([card for card, waiting in left.items() if not waiting])
         finally:
             self._observe()
-        return progress
+        return [*progress.values()]
 
     def _observe(self) -> None:
         """Have the broker know the new instances before it grants anything on these cards again."""
@@ -134,22 +131,22 @@ class Layouts:
         known = {card.uuid for card in self._physical()}
         for uuid in self._targets.keys() & known if not self._pausing else ():
             try:
-                (plan,) = self._plans({uuid: self._targets[uuid]})
+                plan = self._plan(uuid, self._targets[uuid])
             except FenkaError as why:
                 self._pause(str(why))
                 continue
             if plan.steps or plan.complete:
-                self.controller.spawn(self.controller.changes.run(self._complete(uuid)))
+                self.controller.spawn(self._driver.run(self._complete(uuid)))
 
     async def _complete(self, uuid: str) -> None:
         try:
             if uuid in self._targets:  # It may have been given up, or another change came first.
-                (made,) = await self._carry_out(self._plans({uuid: self._targets[uuid]}))
+                (made,) = await self._carry_out({uuid: self._targets[uuid]})
                 for step in made.done:
                     log(f"layout: {step}")
             self._pause()
         except (FenkaError, OSError) as why:
-            self._pause(describe_os_error(why) if isinstance(why, OSError) else str(why))
+            self._pause(sentence(why))
 
     def _pause(self, failure: str = "") -> None:
         """Try again soon, and not at once: a step may fail again."""
@@ -164,23 +161,14 @@ class Layouts:
         self._pausing = False
         self.controller.changes.settle_later()
 
-    def _plans(self, targets: Mapping[str, LayoutTarget]) -> list[CardPlan]:
+    def _plan(self, uuid: str, target: LayoutTarget) -> CardPlan:
         """Return what to change. Raises ImpossibleLayout, MigError, NoDriver."""
-        cards = {card.uuid: card for card in self._physical()}
-        plans = []
-        for uuid, target in targets.items():
-            card = cards.get(DeviceId(uuid))
-            if card is None:
-                raise MigError(f"the daemon leases no card {uuid[:60]}")
-            plans.append(self._plan(card, target))
-        return plans
-
-    def _plan(self, card: Card, target: LayoutTarget) -> CardPlan:
+        card = next((card for card in self._physical() if card.uuid == uuid), None)
+        if card is None:
+            raise MigError(f"the daemon leases no card {uuid[:60]}")
         geometry = self._geometry(card)
-        present = {
-            each.place: self._jobs(each.uuid) if each.record else None
-            for each in (self._existing(card) if geometry and card.divided else ())
-        }
+        existing = self._existing(card) if geometry and card.divided else ()
+        present = present_instances(existing, lambda status: self._jobs(status.uuid))
         wanted = CardTarget(target.enabled, target.counts)
         return plan_card(card, geometry, present, self._jobs(card.uuid), wanted)
 
@@ -205,7 +193,7 @@ class Layouts:
         try:
             self._record(left)
         except OSError as why:  # The next daemon would find it complete, or try it once more.
-            log(f"layout: {describe_os_error(why)}")
+            log(f"layout: {sentence(why)}")
             self._set(left)
 
     def _waiting(self, card: Card) -> list[str]:
@@ -214,13 +202,17 @@ class Layouts:
         if target is None:
             return []
         try:
-            plan = self._plan(card, target)
+            plan = self._plan(card.uuid, target)
         except MigError as why:
             return [str(why)]
         return self._reasons.get(card.uuid, []) if plan.steps else [*plan.waiting]
 
     def _physical(self) -> list[Card]:
         return [card for card in self.broker.node.cards if card.parent is None]
+
+    @property
+    def _driver(self) -> InstanceDriver:
+        return self.controller.changes.driver
 
     def _geometry(self, card: Card) -> Geometry | None:
         return self.manager.keeper.geometries.get(card.uuid)
@@ -252,19 +244,19 @@ class Layouts:
         """Return the instances that exist on a card, by start. Raises CardLost, NoDriver."""
         statuses = self.manager.statuses(card.uuid, ()) if is_enabled(card.uuid) else ()
         return sorted(
-            (status for status in statuses if status.gpu), key=lambda each: each.place.start
+            (status for status in statuses if status.gpu), key=lambda status: status.place.start
         )
 
-    def _view(self, each: InstanceStatus, geometry: Geometry) -> InstanceView:
-        profile, record = each.place.profile, each.record
+    def _view(self, status: InstanceStatus, geometry: Geometry) -> InstanceView:
+        profile, record = status.place.profile, status.record
         return InstanceView(
-            *(each.place.start, profile.name, profile.memory_mib),
+            *(status.place.start, profile.name, profile.memory_mib),
             compute=geometry.compute_percent(profile),
             owner="fenka" if record else "administrator",
-            uuid=each.uuid,
-            gpu_instance=each.gpu.id if each.gpu else None,
+            uuid=status.uuid,
+            gpu_instance=status.gpu.id if status.gpu else None,
             kept=bool(record and record.kept),
-            jobs=self._jobs(each.uuid) if record else [],
+            jobs=self._jobs(status.uuid) if record else [],
         )
 
     def _jobs(self, uuid: str) -> list[str]:
@@ -277,9 +269,9 @@ class Layouts:
 
 def _answer(progress: Iterable[Progress]) -> protocol.LayoutApplied:
     answer = protocol.LayoutApplied([])
-    for each in progress:
-        answer.done.extend(each.done)
-        answer.waiting.extend(each.waiting)
+    for made in progress:
+        answer.done.extend(made.done)
+        answer.waiting.extend(made.waiting)
     return answer
 
 

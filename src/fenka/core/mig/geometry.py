@@ -1,8 +1,7 @@
-"""What a card model can be divided into. NVML reports it at run time; `tables.py` has it for simulation.
+"""What a card model can be divided into, and the tables of known models.
 
-The profiles of known card models, for simulation, for plans on paper and for tests.
-
-A running card is described by NVML alone: names and sizes differ between drivers.
+NVML reports it at run time, where names and sizes differ between drivers. The tables are for simulation, for
+plans on paper and for tests.
 """
 
 from collections.abc import Iterable, Mapping

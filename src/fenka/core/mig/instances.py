@@ -73,9 +73,9 @@ def layout_of(node: Node, division: Division, card: DeviceId) -> Layout:
     """Return the places that are taken on a divided card."""
     by_name = division.geometries[card].by_name
     own = (
-        Place(by_name[each.profile], each.start)
-        for each in node.cards
-        if each.parent == card and each.profile in by_name
+        Place(by_name[instance.profile], instance.start)
+        for instance in node.cards
+        if instance.parent == card and instance.profile in by_name
     )
     return frozenset(own) | frozenset(division.taken.get(card, ()))
 
@@ -112,7 +112,7 @@ def option_at(parent: Card, geometry: Geometry, layout: Layout, place: Place) ->
     return InstanceOption(
         instance_card(parent, geometry, place),
         flexibility_lost(geometry, layout, place),
-        sum(each.profile.size for each in layout),
+        sum(taken.profile.size for taken in layout),
     )
 
 
@@ -241,7 +241,9 @@ class InstancePlacer(PlainPlacer):
             for start in geometry.by_name[name].starts
             for place in [Place(geometry.by_name[name], start)]
             if not place.mask & self._kept_free.get(card.uuid, 0)
-            and not any(it.mask & place.mask for it in self._division.taken.get(card.uuid, ()))
+            and not any(
+                taken.mask & place.mask for taken in self._division.taken.get(card.uuid, ())
+            )
         ]
         if not options:
             return None
@@ -257,7 +259,7 @@ class InstancePlacer(PlainPlacer):
         numbers = [
             _slices_for(geometry, layout, request.instance) for _, geometry, layout in offering
         ]
-        free = [each for each, number in zip(offering, numbers, strict=True) if number]
+        free = [option for option, number in zip(offering, numbers, strict=True) if number]
         if sum(numbers) < request.cards:
             free = []
         named = [self.held(card) for card, _, _ in (free or offering)[:MAX_NAMED]]
@@ -273,9 +275,9 @@ class InstancePlacer(PlainPlacer):
     def held(self, card: Card) -> str:
         """Return the instances of a card and who holds them, MAX_NAMED of them by name."""
         states = {
-            each.start: f"{each.profile} {self._state(each)}"
-            for each in self.node.cards
-            if each.parent == card.uuid
+            instance.start: f"{instance.profile} {self._state(instance)}"
+            for instance in self.node.cards
+            if instance.parent == card.uuid
         }
         for place, why in self._division.taken.get(card.uuid, {}).items():
             states[place.start] = f"{place.profile.name} {why}"
@@ -350,9 +352,10 @@ def profiles_for(request: Request, geometries: list[Geometry], node: Node) -> li
             if profile.plain and _fits(request, profile, geometry, node)
         ]
         axis = max(profile.size for profile in geometry.profiles)
-        halves = [each for each in enough if 2 * each.size == axis]
+        halves = [profile for profile in enough if 2 * profile.size == axis]
         names |= dict.fromkeys(
-            each.name for each in halves or [each for each in enough if each.size == axis]
+            profile.name
+            for profile in halves or [profile for profile in enough if profile.size == axis]
         )
     return list(names)
 
@@ -365,13 +368,13 @@ def _fits(request: Request, profile: Profile, geometry: Geometry, node: Node) ->
 
 
 def _taken_slices(layout: Layout, place: Place) -> int:
-    return sum((each.mask & place.mask).bit_count() for each in layout)
+    return sum((taken.mask & place.mask).bit_count() for taken in layout)
 
 
 def _slices_for(geometry: Geometry, layout: Layout, name: str) -> int:
     """Return for how many instances enough slices of memory and compute are free, wherever they are."""
     profile = geometry.by_name[name]
     axis = max(profile.size for profile in geometry.profiles)
-    memory = axis - sum(each.profile.size for each in layout)
-    compute = geometry.compute - sum(each.profile.compute for each in layout)
+    memory = axis - sum(taken.profile.size for taken in layout)
+    compute = geometry.compute - sum(taken.profile.compute for taken in layout)
     return max(min(memory // profile.size, compute // profile.compute), 0)

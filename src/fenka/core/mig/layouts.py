@@ -67,8 +67,8 @@ def flexibility(geometry: Geometry, layout: Collection[Place]) -> Fraction:
     """Return the sum over plain profiles of size x capacity / capacity of the empty card."""
     return sum(
         (
-            Fraction(each.size * capacity(geometry, layout, each), empty)
-            for each, empty in _plain_profiles(geometry)
+            Fraction(profile.size * capacity(geometry, layout, profile), empty)
+            for profile, empty in _plain_profiles(geometry)
         ),
         Fraction(0),
     )
@@ -204,7 +204,7 @@ def _counts(layout: Layout) -> Counter[str]:
 
 
 def _in_the_way(place: Place, held: Collection[Place]) -> tuple[Place, ...]:
-    return tuple(sorted((each for each in held if each.mask & place.mask), key=_start))
+    return tuple(sorted((other for other in held if other.mask & place.mask), key=_start))
 
 
 def _start(place: Place) -> int:

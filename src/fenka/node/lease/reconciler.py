@@ -27,6 +27,7 @@ from fenka.hardware.nvml import NoDriver
 from fenka.hardware.nvml_mig import InstanceInUse, MigError
 from fenka.isolation import lease_control
 from fenka.isolation.lease_control import InvalidControl
+from fenka.mig.instance_driver import sentence
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.lease import resolve
 from fenka.node.lease.capacity import (
@@ -46,7 +47,7 @@ from fenka.node.lease.resolve import (
     Misplaced,
 )
 from fenka.node.lease.store import Lease, LeaseStore, Token
-from fenka.node.mig_instances import InstanceDevice, NodeInstances, sentence
+from fenka.node.mig_instances import InstanceDevice, NodeInstances
 from fenka.node.node_api import NodeApi
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.cluster.queue_snapshot import POSITION
 from fenka.cluster.queue_state import RESERVATION_TTL_S
 from fenka.core.backfill import complete
 from fenka.core.request import Placement
@@ -295,3 +296,35 @@ def test_node_is_excluded_at_once_when_kube_scheduler_asks_about_others_only() -
     queue.state.ask(pending("p"), ["other", "n"])
     queue.state.reject(pending("p"), ["other", "n"], START)
     assert queue.scheduled() == [("p", True), ("q", False)]
+
+
+def positions(queue: Queue) -> list[tuple[str, int | None]]:
+    """Return which pods are to get which positions."""
+    state = queue.state
+    return [
+        (pod.metadata.name, state.published_position(pod)) for pod in state.pods_to_position(99)
+    ]
+
+
+def test_positions_are_published_of_gated_pods_and_of_the_first() -> None:
+    """A pod without the gate is retried when it changes, so only the first four of these change."""
+    queue = Queue(holder())
+    queue.set(*(pending(f"p{number}", at=number) for number in range(6)))
+    queue.scheduled()
+    assert positions(queue) == [("p0", 1), ("p1", 2), ("p2", 3), ("p3", 4)]
+    assert [pod.metadata.name for pod in queue.state.pods_to_position(1)] == ["p0"]
+    queue.set(make("p5", 10, 5, spec=GATED))
+    queue.scheduled()
+    assert positions(queue)[-1] == ("p5", 6)
+
+
+@pytest.mark.parametrize("published", ["5", "x", "-1", "²", "9" * 5000])
+def test_position_is_corrected_when_users_write_it(published: str) -> None:
+    """Also of a pod that is not in the queue any more: then it is removed."""
+    queue = Queue(holder())
+    queue.set(make("p", 10, annotations={POSITION: published}, said=UNSCHEDULABLE))
+    queue.scheduled()
+    assert positions(queue) == [("p", 1)]
+    queue.set(make("p", 10, annotations={POSITION: "1"}, said=UNSCHEDULABLE))
+    queue.scheduled()
+    assert positions(queue) == []

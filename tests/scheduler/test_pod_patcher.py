@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.cluster.queue_snapshot import POSITION
 from fenka.scheduler.controllers import (
     REQUEUED_LABEL,
     RETRY_AFTER_S,
@@ -173,3 +174,15 @@ async def test_replica_ungates_a_pod_when_the_informer_brings_it() -> None:
         server.put("pods", pod)
         await until(lambda: gates(server, "p") is None)
         assert (await one.filter(pod, "n"))["NodeNames"] == ["n"]
+
+
+async def test_positions_of_pods_that_wait_are_published_until_they_are_served() -> None:
+    """Users who may not read the queue see them on their own pods."""
+    async with scheduler(node_json("n", T4_MIB)) as (server, one):
+        for number in range(2):
+            put_pod(server, f"p{number}", 14, created=f"2024-01-01T00:00:0{number}Z")
+        await until(lambda: one.knows(*server.all("pods")))
+        assert await one.bind(pod_of(server, "p0"), "n") == ""
+        late = pod_of(server, "p1")
+        assert (await one.filter(late, "n"))["NodeNames"] in ([], None)
+        await until(lambda: pod_of(server, "p1")["metadata"].get("annotations") == {POSITION: "1"})

@@ -21,6 +21,7 @@ from fenka.cluster.autoscaling import INTERRUPTIBLE, PIN, PLANNED_PODS, PROTECTE
 from fenka.cluster.mappings import SHARED, SharedValues, small_mapping
 from fenka.cluster.objects import Container as PodContainer
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
+from fenka.cluster.queue_snapshot import POSITION
 from fenka.dialects import lease_records, nodes, registry
 from fenka.dialects.base import CARDS, Dialect, PodRequest
 from fenka.dialects.mig_records import INSTANCES
@@ -226,6 +227,7 @@ _READ_ANNOTATIONS = (
     lease_records.REQUEST,
     lease_records.STATUS,
     lease_records.REFUSED,
+    POSITION,
 )
 """Of pods, beside those that dialects read."""
 
@@ -328,9 +330,10 @@ def _records(annotations: Mapping[str, str]) -> Mapping[str, str]:
         if name in records:
             # It is only read whether they are there.
             records[name] = ""
-    if len(records.get(lease_records.REQUEST, "")) > MAX_SHARED_TEXT:
-        # It is compared with requests that the scheduler writes, which are short.
-        records[lease_records.REQUEST] = ""
+    for name in (lease_records.REQUEST, POSITION):
+        if len(records.get(name, "")) > MAX_SHARED_TEXT:
+            # It is compared with what the scheduler writes, which is short.
+            records[name] = ""
     if records:
         known = _TEXTS.setdefault
         records = {known(name, name): _recent(value) for name, value in records.items()}

@@ -1,8 +1,6 @@
-"""The entries of the queue, and the result of scheduling it once: values.
+"""The entries of the queue, the result of scheduling it once, and what the leader publishes of both: values.
 
 All times are seconds since 1970.
-
-The options by which a scheduler decides, as the leader publishes them on its Lease.
 """
 
 from bisect import bisect_left, insort
@@ -66,7 +64,7 @@ class PendingEntry:
     ) -> queue.PendingRequest:
         """Return the request by which the core orders it, and what it requests of which nodes."""
         created = (seconds(pod.metadata.creation_timestamp) for pod in self.pods)
-        at = min(now if it is None else it for it in created)
+        at = min(now if time is None else time for time in created)
         user, limit = self.namespace, self.time_limit_s
         return queue.PendingRequest(
             self.id, requests, at, self.priority, user, limit, nodes, same_node
@@ -134,9 +132,9 @@ class QueueSnapshot:
         for entry in self.entries:
             insort(self._arrivals.setdefault(entry.pending.namespace, []), _arrival(entry.sort_key))
         self.holders = tuple(
-            (rank, it)
-            for rank, it in enumerate(self.entries)
-            if it.placements or it.reservation is not None
+            (rank, entry)
+            for rank, entry in enumerate(self.entries)
+            if entry.placements or entry.reservation is not None
         )
 
     def __contains__(self, entry_id: object) -> bool:
@@ -154,6 +152,10 @@ class QueueSnapshot:
         first = not before or arrivals[before - 1][0] != arrival[0]
         return queue.sort_key(request, before, history, self.fairness, self.now, first=first)
 
+    def key_of(self, entry_id: str) -> queue.SortKey | None:
+        """Return the sort key of an entry; None if it is not in the queue."""
+        return self._sort_keys.get(entry_id)
+
     def rank(self, key: queue.SortKey) -> int:
         """Return how many entries are before this key."""
         return bisect_left(self._ranks, key)
@@ -168,6 +170,16 @@ def time_limit_s(pod: Pod) -> float | None:
     """Return the seconds after its start at which the kubelet has ended the pod; None if it never does."""
     deadline, grace = pod.spec.active_deadline_seconds, pod.spec.termination_grace_period_seconds
     return None if deadline is None else float(deadline + (GRACE_S if grace is None else grace))
+
+
+POSITION = "fenka.io/queue-position"
+"""Annotation of a pending pod: its position in the queue, or its gang's; 1 is served next."""
+
+
+def read_position(pod: Pod) -> int | None:
+    """Return the position that was published last; None if there is none. Users can write anything there."""
+    text = pod.metadata.annotations.get(POSITION, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 ANNOTATION = "fenka.io/options"

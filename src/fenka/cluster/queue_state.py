@@ -5,18 +5,6 @@ other pods may be scheduled in between. Therefore each pod is answered under con
 before it in the queue have reserved, or would get now, are not available to it.
 
 All times are seconds since 1970.
-
-The life of a queue entry for which nodes are reserved. Pure: the time is an argument.
-
-kube-scheduler does not report what it does with a pod. An entry that fits but is not bound within
-RESERVATION_TTL_S is blocked by something that fenka does not see. Its reservation then ends, so that it does
-not block the entries behind it.
-
-Records what namespaces use, by the pods' allocations and the kubelet's times, which tenants cannot write.
-
-Pods are recorded after the cluster's state knows them. After a restart these are all pods that the API server
-still shows, running and finished; the use of pods that were deleted before is lost. Times are seconds since
-1970.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +25,13 @@ from fenka.cluster.pending_queue import (
 from fenka.cluster.placement import HeldPlacement, QueueConstraints
 from fenka.cluster.pod_columns import LiveColumns
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.queue_snapshot import PendingEntry, QueueEntry, QueueSnapshot, time_limit_s
+from fenka.cluster.queue_snapshot import (
+    PendingEntry,
+    QueueEntry,
+    QueueSnapshot,
+    read_position,
+    time_limit_s,
+)
 from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.backfill import Steps
 from fenka.core.evaluate import Policy
@@ -120,7 +114,12 @@ class _EntryState:
 
 
 class EntryLifecycle:
-    """Keeps the phase of each entry, by its ID. An entry that is not known is WAITING."""
+    """Keeps the phase of each entry, by its ID. An entry that is not known is WAITING.
+
+    kube-scheduler does not report what it does with a pod. An entry that fits but is not bound within
+    RESERVATION_TTL_S is blocked by something that fenka does not see. Its reservation then ends, so that it
+    does not block the entries behind it.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, _EntryState] = {}
@@ -259,7 +258,11 @@ class EntryLifecycle:
 
 
 class UsageAccounting:
-    """Keeps the history `uses` up to date."""
+    """Keeps the history `uses` up to date, by allocations and the kubelet's times: no tenant can write these.
+
+    Pods are recorded after the cluster's state knows them. After a restart these are all pods that the API
+    server still shows, running and finished. The use of pods that were deleted before is lost.
+    """
 
     def __init__(self, cluster: ClusterState, fairness: Fairness) -> None:
         self.uses = UsageHistory(fairness)
@@ -377,6 +380,8 @@ class QueueState:
         """Pods on which fenka's gate is the only one left."""
         self._nothing_to_ungate: tuple[QueueSnapshot, int] | None = None
         """The snapshot and the number of gated pods for which `pods_to_ungate` was empty."""
+        self._positioned: QueueSnapshot | None = None
+        """The snapshot of which all positions are published."""
         self._asked: RecentDict[str, bool] = RecentDict()
         """Pods about which kube-scheduler has asked since it last said why they wait, and whether it offered
         what was reserved for them, if anything was."""
@@ -484,7 +489,7 @@ class QueueState:
         # A reservation that expires leaves its cards to the next entry, whose own may have expired too.
         for _ in range(3):
             pods = [
-                it for it in self._open.values() if not self._lifecycle.is_stalled(entry_id(it))
+                pod for pod in self._open.values() if not self._lifecycle.is_stalled(entry_id(pod))
             ]
             self.snapshot = yield from self._queue.schedule(
                 pods,
@@ -576,9 +581,10 @@ class QueueState:
                 continue
             if entry.reservation is not None and entry.reservation.blocks(deadline):
                 reserved |= entry.reservation.cards
-            for it in entry.placements:
-                placement = HeldPlacement(entry.pending.id, it, entry.pending.namespace)
-                held.setdefault(it.node, []).append(placement)
+            for placement in entry.placements:
+                held.setdefault(placement.node, []).append(
+                    HeldPlacement(entry.pending.id, placement, entry.pending.namespace)
+                )
         nodes = {snapshot.node_of_card[uuid] for uuid in reserved if uuid in snapshot.node_of_card}
         return QueueConstraints(
             frozenset(reserved),
@@ -590,7 +596,7 @@ class QueueState:
 
     def without_served(self, constraints: QueueConstraints) -> QueueConstraints:
         """Return the constraints without what was held for entries that are bound or deleted now."""
-        waiting = {entry_id(it) for it in self._open.values() if self._is_waiting((it,))}
+        waiting = {entry_id(pod) for pod in self._open.values() if self._is_waiting((pod,))}
         held = {
             node: tuple(placement for placement in placements if placement.entry_id in waiting)
             for node, placements in constraints.held.items()
@@ -648,7 +654,7 @@ class QueueState:
     def _uids_to_ungate(self) -> Iterator[str]:
         snapshot = self.snapshot
         unfit = (entry for entry in snapshot.entries if not entry.placements)
-        for entry in (*(it for _, it in snapshot.holders), *islice(unfit, DEPTH)):
+        for entry in (*(holder for _, holder in snapshot.holders), *islice(unfit, DEPTH)):
             yield from (pod.metadata.uid for pod in entry.pending.pods)
         for uid, pod in self._gated.items():
             queued = entry_id(pod) in snapshot or self._queue.decides(pod)
@@ -660,6 +666,30 @@ class QueueState:
             if gang is not None and gang not in snapshot and gang not in tried:
                 tried.add(gang)
                 yield uid
+
+    def published_position(self, pod: Pod) -> int | None:
+        """Return the position of the pod's entry in the last snapshot; None if it is not in the queue."""
+        key = self.snapshot.key_of(entry_id(pod))
+        return None if key is None else self.snapshot.rank(key) + 1
+
+    def pods_to_position(self, limit: int) -> list[Pod]:
+        """Return about this number of pods whose published position is not that of the queue, in order.
+
+        kube-scheduler retries an ungated pod that changes. Of these only the first have a position, and those
+        that had one before.
+        """
+        if self._positioned is self.snapshot:
+            return []
+        differing = list[tuple[int, Pod]]()
+        for uid, pod in self._open.items():
+            position, published = self.published_position(pod), read_position(pod)
+            shown = uid in self._gated or published is not None or (position or inf) <= DEPTH
+            if position != published and shown:
+                differing.append((position or 0, pod))
+        if not differing:
+            self._positioned = self.snapshot
+        differing.sort(key=lambda numbered: numbered[0])
+        return [pod for _, pod in differing[:limit]]
 
     def usage(self, now: float) -> dict[str, float]:
         """Return the card-seconds of all namespaces that have used any recently."""

@@ -1,4 +1,6 @@
-"""Patches pods so that kube-scheduler tries them: removes fenka's scheduling gate, or changes a label.
+"""What replicas do to pods, and tell the cluster's state, in the background. `run` is the task of each class.
+
+`PodPatcher` has kube-scheduler try pods: it removes fenka's scheduling gate, or changes a label.
 
 When a card becomes free, kube-scheduler tries all pending pods one after another, and each rejected pod
 backs off. With hundreds of pending pods the first one waits for seconds. Therefore the chart's admission
@@ -7,24 +9,6 @@ removes the gate when the pod is to be scheduled. Pods without the gate are serv
 
 kube-scheduler retries a rejected pod when a pod ends or a node changes, or after five minutes. The end of a
 reservation is neither; a pod whose label changes is retried.
-
-Evicts pods that their node refuses to start, and the members of gangs that are incomplete for too long.
-
-The card that was chosen for a pod that is refused for a minute (dialects/lease_records.py) is used by
-something that the scheduler did not know of. After the eviction the pod's controller makes another pod, which
-is placed by what the node reports now. An incomplete gang restarts completely.
-
-Ends the pins of nodes that were bought: when their time is over, or none of their pods waits any more.
-
-Every replica measures the time itself, from when it first saw the cards, so a change of leaders does not
-renew it. A replica that starts later does not know that time, but the autoscaler removes old pins.
-
-Tells the cluster's state the time, by which the protection of spot nodes ends.
-
-Requests that running pods which have grown shrink to their first size, for a pod that waits.
-
-It writes the annotation by which users resize a pod (dialects/resize.py). The node program shrinks the pod
-once its programs hold no more than that.
 """
 
 import asyncio
@@ -40,6 +24,7 @@ from fenka.cluster.growth import GrownPod, GrowthReclaim
 from fenka.cluster.mappings import RecentDict
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import is_open
+from fenka.cluster.queue_snapshot import POSITION
 from fenka.cluster.state import ClusterState
 from fenka.dialects.base import readable_quantity
 from fenka.dialects.lease_records import REQUEST, Refusal
@@ -55,6 +40,8 @@ REQUEUED_LABEL = "fenka.io/requeued-at"
 
 UNGATE_INTERVAL_S = 0.1
 REQUEUE_INTERVAL_S = 0.25
+POSITION_INTERVAL_S, POSITION_RETRY_AFTER_S = 2.0, 30.0
+"""Positions change often. A pod's is published at most once in this time, so that all have their turn."""
 
 MAX_PODS = 20
 """Pods at a time. Each is one request; they are sent together."""
@@ -76,6 +63,12 @@ def ungate_body(_: Pod) -> Body:
 def requeue_body(_: Pod) -> Body:
     """Return the patch that has kube-scheduler retry a pod."""
     return {"metadata": {"labels": {REQUEUED_LABEL: str(int(time.time()))}}}
+
+
+def position_body(position: int | None) -> Body:
+    """Return the patch that publishes a pod's position in the queue, or removes it."""
+    text = None if position is None else str(position)
+    return {"metadata": {"annotations": {POSITION: text}}}
 
 
 class PodPatcher:
@@ -148,7 +141,12 @@ EVICTED, LEASE_DENIED = "FenkaEvicted", "FenkaLeaseDenied"
 
 
 class Descheduler:
-    """Best effort: what fails is tried again. `run` is its task."""
+    """Evicts pods that their node refuses to start, and members of gangs that are incomplete for too long.
+
+    The card that was chosen for a pod that is refused for a minute is used by something that the scheduler
+    did not know of. After the eviction the pod's controller makes another pod, which is placed by what the
+    node reports now. An incomplete gang restarts completely. Best effort: what fails is tried again.
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -228,7 +226,11 @@ PIN_INTERVAL_S = 0.25
 
 
 class PinTimer:
-    """Ends pins. `run` is its task."""
+    """Ends the pins of nodes that were bought: in time, or when none of their pods waits any more.
+
+    Every replica measures the time itself, from when it first saw the cards, so a change of leaders does not
+    renew it. A replica that starts later does not know that time, but the autoscaler removes old pins.
+    """
 
     def __init__(
         self,
@@ -287,7 +289,7 @@ SPOT_INTERVAL_S = 1.0
 
 
 class SpotTimer:
-    """Sets the time. `run` is its task."""
+    """Tells the cluster's state the time, by which the protection of spot nodes ends."""
 
     def __init__(
         self,
@@ -314,7 +316,11 @@ TAKEN_BACK = "FenkaGrowthTakenBack"
 
 
 class GrowthReclaimer:
-    """Best effort: what fails is tried again. `run` is its task."""
+    """Requests that running pods which have grown shrink to their first size, for a pod that waits.
+
+    It writes the annotation by which users resize a pod. The node program shrinks the pod once its programs
+    hold no more than that. Best effort: what fails is tried again.
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -349,9 +355,10 @@ class GrowthReclaimer:
     async def reclaim(self) -> None:
         """Request what is due now, and was not requested before."""
         waiting, grown = self._reclaim.due(self._pods(), self._now())
-        for it in grown:
-            if waiting is not None and it.pod.metadata.annotations.get(REQUEST) != it.request:
-                await self._request(it, waiting)
+        for change in grown:
+            shown = change.pod.metadata.annotations.get(REQUEST)
+            if waiting is not None and shown != change.request:
+                await self._request(change, waiting)
 
     async def _request(self, grown: GrownPod, waiting: Pod) -> None:
         pod = grown.pod

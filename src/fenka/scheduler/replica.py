@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.pod_columns import ColumnarPodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption, budgets_for
 from fenka.cluster.queue_snapshot import SchedulerOptions
-from fenka.cluster.queue_state import queue_state
+from fenka.cluster.queue_state import QueueState, queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.queue import Fairness
@@ -113,6 +113,32 @@ class Settings(msgspec.Struct, frozen=True):
         return Fairness(self.queue_penalty, self.queue_max_penalty, self.half_life)
 
 
+def _election(
+    api: Api,
+    settings: Settings,
+    options: SchedulerOptions,
+    identity: str,
+    address: str,
+    clock: Callable[[], float],
+) -> Election:
+    """Return the election of a leader, who publishes its options."""
+    return Election(
+        api,
+        settings.namespace,
+        settings.lease,
+        identity,
+        address=address,
+        annotations={queue_snapshot.ANNOTATION: options.encode()},
+        labels=dict([queue_snapshot.LABEL.split("=")]),
+        clock=clock,
+    )
+
+
+class _Runs(Protocol):
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
 class Replica:
     """Everything but HTTP."""
 
@@ -136,6 +162,7 @@ class Replica:
         sleep: waits for a number of seconds.
         now: seconds since 1970.
         """
+        self._clock, self._sleep, self._now = clock, sleep, now
         options = SchedulerOptions(settings.policy, settings.hami_names, settings.fairness())
         cluster = self.cluster = ClusterState(dialects=options.dialects)
         members = GangMembers(
@@ -160,43 +187,15 @@ class Replica:
             sleep=sleep,
         )
         self.informers = ClusterInformers(api, cluster, gangs.live, queue, reporter)
-        election = self.election = Election(
-            api,
-            settings.namespace,
-            settings.lease,
-            identity,
-            address=address,
-            annotations={queue_snapshot.ANNOTATION: options.encode()},
-            labels=dict([queue_snapshot.LABEL.split("=")]),
-            clock=clock,
-        )
+        election = self.election = _election(api, settings, options, identity, address, clock)
         leadership = self.leadership = Leadership(election, self.informers, sleep)
-        patcher = partial(controllers.PodPatcher, api, is_leading=self._is_leading, sleep=sleep)
-        requeuer = patcher(
-            controllers.requeue_body,
-            lambda limit: state.pods_to_requeue(limit, now()),
-            interval_s=controllers.REQUEUE_INTERVAL_S,
-            retry_after_s=0.0,
-        )
-        ungater = patcher(
-            controllers.ungate_body,
-            state.pods_to_ungate,
-            interval_s=controllers.UNGATE_INTERVAL_S,
-        )
-        preemption = PodPreemption(
-            cluster,
-            settings.policy,
-            gangs.live.usage,
-            budgets=lambda pod: budgets_for(pod, self.informers.budgets.objects.values()),
-            gang_key=gangs.key,
-            backfill_only=settings.backfill_only,
-        )
+        requeuer, *patchers = self._patchers(api, state)
         self.extender = Extender(
             self._pods,
             queue,
             evaluator,
             gangs,
-            preemption,
+            self._preemption(settings),
             on_filter=reporter.filtered,
             on_preempt=reporter.preempted,
             requeue=requeuer.patch_soon,
@@ -214,30 +213,65 @@ class Replica:
             sleep=sleep,
             schedulers=settings.scheduler_name,
         )
-        reclaimer = controllers.GrowthReclaimer(
-            api,
-            GrowthReclaim(cluster, settings.policy, gangs.live.usage, state),
-            self._pods,
-            recorder,
-            self._is_leading,
-            now=now,
-            sleep=sleep,
+        running: list[_Runs] = [self.informers, recorder, leadership, queue, reporter, requeuer]
+        running += [*patchers, *self._controllers(api, settings, state, recorder)]
+        self._tasks = [part.run for part in running]
+
+    def _patchers(self, api: Api, state: QueueState) -> list[controllers.PodPatcher]:
+        """Return what has kube-scheduler retry pods, then what ungates them and publishes their positions."""
+        patcher = partial(
+            controllers.PodPatcher, api, is_leading=self._is_leading, sleep=self._sleep
         )
-        self._tasks = (
-            self.informers.run,
-            recorder.run,
-            leadership.run,
-            controllers.Descheduler(
-                api, cluster, self._pods, gangs, recorder, self._is_leading, sleep=sleep
-            ).run,
-            controllers.PinTimer(cluster, self._pods, clock=clock, sleep=sleep).run,
-            controllers.SpotTimer(cluster, now=now, sleep=sleep).run,
-            queue.run,
-            reporter.run,
-            requeuer.run,
-            ungater.run,
-            *((reclaimer.run,) if settings.take_growth_back else ()),
+        return [
+            patcher(
+                controllers.requeue_body,
+                lambda limit: state.pods_to_requeue(limit, self._now()),
+                interval_s=controllers.REQUEUE_INTERVAL_S,
+                retry_after_s=0.0,
+            ),
+            patcher(
+                controllers.ungate_body,
+                state.pods_to_ungate,
+                interval_s=controllers.UNGATE_INTERVAL_S,
+            ),
+            patcher(
+                lambda pod: controllers.position_body(state.published_position(pod)),
+                state.pods_to_position,
+                interval_s=controllers.POSITION_INTERVAL_S,
+                retry_after_s=controllers.POSITION_RETRY_AFTER_S,
+            ),
+        ]
+
+    def _preemption(self, settings: Settings) -> PodPreemption:
+        return PodPreemption(
+            self.cluster,
+            settings.policy,
+            self.gangs.live.usage,
+            budgets=lambda pod: budgets_for(pod, self.informers.budgets.objects.values()),
+            gang_key=self.gangs.key,
+            backfill_only=settings.backfill_only,
         )
+
+    def _controllers(
+        self, api: Api, settings: Settings, state: QueueState, recorder: EventRecorder
+    ) -> Iterator[_Runs]:
+        """Yield what changes pods, and what tells the cluster's state the time."""
+        cluster, sleep = self.cluster, self._sleep
+        yield controllers.Descheduler(
+            api, cluster, self._pods, self.gangs, recorder, self._is_leading, sleep=sleep
+        )
+        yield controllers.PinTimer(cluster, self._pods, clock=self._clock, sleep=sleep)
+        yield controllers.SpotTimer(cluster, now=self._now, sleep=sleep)
+        if settings.take_growth_back:
+            yield controllers.GrowthReclaimer(
+                api,
+                GrowthReclaim(cluster, settings.policy, self.gangs.live.usage, state),
+                self._pods,
+                recorder,
+                self._is_leading,
+                now=self._now,
+                sleep=sleep,
+            )
 
     def _pods(self) -> Mapping[str, Pod]:
         return self.informers.pods.objects

@@ -7,7 +7,6 @@ What pods request and hold of cards, counted in cards: a slice is a share of its
 Services of a cluster: values of the screens from one reading of its objects.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import get_args
 from fenka.cluster import service_objects, training_objects
 from fenka.cluster.objects import Condition, Node, Pod, seconds
 from fenka.cluster.pod_groups import group_name
+from fenka.cluster.queue_snapshot import read_position
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.scaling import shares
@@ -126,9 +126,6 @@ _FOREIGN: dict[training_objects.ForeignKind, workloads.Trainer] = {
     "TrainJob": "trainjob",
 }
 
-_POSITION = re.compile(r"; position ([0-9]{1,9}) of [0-9]{1,9} in the queue")
-"""The end of the scheduler's sentence in kube-scheduler's message."""
-
 Members = dict[tuple[str, int], training_objects.TrainingPod]
 """The current pods of a job, by role and index."""
 
@@ -144,8 +141,8 @@ def training_jobs(
     Args:
         objects: the objects.
         now: Unix seconds.
-        queue: the cluster's queue. None if that is not known: then a job has the position at which
-            kube-scheduler tried its pods the last time, if it did.
+        queue: the cluster's queue. None if that is not known: then a job has the position that the
+            scheduler has published on its pods, if it has.
     """
     cards = PodCards(objects.nodes, objects.pods)
     own, others = _group(objects)
@@ -362,8 +359,8 @@ def _position(
         return None
     waiting = [pod for pod in pods if not (pod.spec.node_name or pod.finished)]
     if queue is None:
-        matches = (_POSITION.search(pod.unschedulable or "") for pod in waiting)
-        return min((int(match[1]) for match in matches if match), default=None)
+        published = (read_position(pod) for pod in waiting)
+        return min((position for position in published if position is not None), default=None)
     names = {(pod.metadata.namespace, group_name(pod) or pod.metadata.name) for pod in waiting}
     return min((queue[name] for name in names & queue.keys()), default=None)
 

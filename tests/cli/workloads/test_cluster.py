@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from fenka.cluster.queue_snapshot import POSITION
 from fenka.cluster.training_objects import JOB
 from tests.builders import Json, gang_labels, node, on_card, pod, sharing, units
 from tests.cli.command import Completed
@@ -337,14 +338,18 @@ def test_slices_of_running_pods_are_shown_with_their_cards(run: Run, server: Fak
 
 def waiting(name: str, **given: Any) -> list[Json]:
     """Return a job of two pods for which there is no room, and its pods."""
-    message = (
-        "0/1 nodes are available: 1 0/1 GPUs fit; position 9 of 12 in the queue. preemption: 0/1"
-    )
+    message = "0/1 nodes are available: 1 0/1 GPUs fit; position 8 of 12 in the queue"
     refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     status = {"phase": "Pending", "conditions": [{**refusal, "message": message}]}
     labels = gang_labels(f"pytorchjob-{name}", 2)
     pods = [
-        member(name, "worker", index, units(8), status=status, labels=labels, **given)
+        member(
+            *(name, "worker", index, units(8)),
+            status=status,
+            labels=labels,
+            annotations={POSITION: "9"},
+            **given,
+        )
         for index in range(2)
     ]
     return [job_set(name, "pytorch", roles={"worker": 2}), *pods]
@@ -374,10 +379,10 @@ def test_position_of_a_job_is_that_in_the_queue(run: Run, server: FakeApiServer)
     assert "GET /api/v1/pods" not in server.requests
 
 
-def test_position_is_the_last_one_reported_when_the_queue_may_not_be_read(
+def test_position_is_the_published_one_when_the_queue_may_not_be_read(
     run: Run, server: FakeApiServer
 ) -> None:
-    """Users of one namespace: kube-scheduler's message on a pod has it, and nothing else is printed."""
+    """Users of one namespace: the scheduler has published it on a pod, and nothing else is printed."""
     put(server, *waiting("j"), batch_job("gated", "pytorch", "worker"), member("gated", "worker"))
 
     async def refuse(request: web.Request) -> web.Response | None:
@@ -390,7 +395,7 @@ def test_position_is_the_last_one_reported_when_the_queue_may_not_be_read(
     assert (position(run, "get", "j"), position(run, "get", "gated")) == (9, None)
 
 
-def test_positions_of_all_jobs_are_the_last_ones_reported(run: Run, server: FakeApiServer) -> None:
+def test_positions_of_all_jobs_are_the_published_ones(run: Run, server: FakeApiServer) -> None:
     """Reading the whole queue would make a list of many jobs slower."""
     put(server, sharing("a"), *waiting("j"))
     assert (position(run, "get", "j"), position(run, "list")) == (1, 9)

@@ -193,8 +193,7 @@ async def test_empty_device_list_is_sent_when_the_kubelet_remembers_devices(libr
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Add the made-up dialect to the registry."""
-    for module in ("fenka.dialects.registry", "fenka.cluster.compact"):
-        monkeypatch.setattr(f"{module}.WITH_HAMI", (*WITH_HAMI, made_up))
+    monkeypatch.setattr("fenka.dialects.registry.WITH_HAMI", (*WITH_HAMI, made_up))
     annotation_names.cache_clear()
     yield
     monkeypatch.undo()

@@ -342,9 +342,10 @@ class WorkstationExperiment:
         }
 
     def ledger(self) -> list[dict[str, Any]] | None:
-        """Return the jobs of `fenka ps`, or None while no daemon answers."""
+        """Return the leases and requests of `fenka ps`, or None while no daemon answers."""
         done = self.fenka(BOB, "ps", "-o", "json")
-        return None if done.returncode else json.loads(done.stdout)
+        rows = [] if done.returncode else json.loads(done.stdout)
+        return None if done.returncode else [row for row in rows if "slices" in row]
 
     def tree(self, root: int) -> frozenset[int]:
         """Return a process and its present descendants."""

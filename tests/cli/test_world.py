@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli import cluster
+from fenka.cli import world
 from fenka.cli.errors import UserError
 from fenka.cli.options import Target
 from fenka.cli.workloads.backend import JobTarget
-from fenka.cli.workloads.selection import runs_here
+from fenka.cli.world import runs_here
 from fenka.workstation.paths import Runtime
 
 HERE = "# this machine; --cluster or FENKA_WORLD=cluster shows the kubeconfig's cluster\n"
@@ -23,14 +23,14 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.delenv("FENKA_WORLD", raising=False)
     monkeypatch.setattr(Runtime, "answers", lambda _: True)
-    monkeypatch.setattr(cluster, "_on_terminal", lambda: True)
+    monkeypatch.setattr(world, "_on_terminal", lambda: True)
 
 
 def announced(
     capsys: pytest.CaptureFixture[str], target: Target | None = None, *, here: bool = True
 ) -> str:
     """Return what is printed before a screen."""
-    cluster.announce(target or Target(), here=here)
+    world.announce(target or Target(), here=here)
     return capsys.readouterr().err
 
 
@@ -55,7 +55,7 @@ def test_no_line_is_printed_where_the_world_was_selected_or_a_program_reads(
     monkeypatch.setenv("FENKA_WORLD", "cluster")
     assert announced(capsys, here=False) == ""
     monkeypatch.delenv("FENKA_WORLD")
-    monkeypatch.setattr(cluster, "_on_terminal", lambda: False)
+    monkeypatch.setattr(world, "_on_terminal", lambda: False)
     assert announced(capsys) == ""
 
 

@@ -139,8 +139,9 @@ class Workstation:
         return self.programs[-1]
 
     def jobs(self) -> dict[str, Any]:
-        """Return the jobs of `fenka ps -o json` by name."""
-        return {job["name"]: job for job in json.loads(self.ok("ps", "-o", "json"))}
+        """Return the leases and pending requests of `fenka ps -o json` by name."""
+        rows = json.loads(self.ok("ps", "-o", "json"))
+        return {row["name"]: row for row in rows if "slices" in row}
 
     def daemon_pid(self) -> int:
         """Return the running daemon's process."""

@@ -338,7 +338,7 @@ def test_ps_shows_used_memory(t4: Workstation) -> None:
     """`fenka ps` shows the memory that each program uses."""
     t4.run("--gpu-mem", "4", "--name", "user", "--", *HOLD, "1000").report()
     line = t4.ok("ps").splitlines()[1].split()
-    assert line[:1] + line[2:7] == ["user", "running", "0", f"{CAP}MiB", "-", "1000MiB"]
+    assert line[:2] + line[3:8] == ["user", "run", "running", "0", f"{CAP}MiB", "-", "1000MiB"]
 
 
 def test_no_files_are_left_when_the_daemon_was_stopped(t4: Workstation) -> None:

@@ -284,3 +284,16 @@ def test_keeper_imports_nothing_of_fenka() -> None:
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
     assert not {"fenka", "msgspec", "asyncio"} & set(result.stdout.split())
+
+
+def test_training_that_has_ended_is_shown_with_all(t4: Workstation) -> None:
+    """It has no lease any more. Logs of other programs are no workloads."""
+    words = ("submit", "pytorch", "--local", "--name", "t", "--gpu-mem", "1", "--retry", "0")
+    t4.ok("run", "--gpu-mem", "1", "--detach", "--name", "logged", "--", "true")
+    assert t4.fenka("wait", "logged").returncode == 0
+    t4.ok(*words, "--", "false")
+    assert t4.fenka("wait", "t").returncode == 1
+    eventually(lambda: json.loads(t4.ok("ps", "-o", "json")) == [])
+    (row,) = json.loads(t4.ok("ps", "-a", "-o", "json"))["jobs"]
+    assert (row["name"], row["kind"], row["state"]) == ("t", "training", "failed")
+    assert t4.ok("ps", "-a").splitlines()[1].split()[:2] == ["t", "training"]

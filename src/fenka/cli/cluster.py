@@ -1,8 +1,6 @@
 """Reads what a screen shows: this machine's daemon if its socket answers, else the kubeconfig's cluster.
 
 Options select one of them. A cluster is listed, not watched, because a screen is printed once.
-
-Which world a command is about where there are two: this machine with its daemon, and a cluster.
 """
 
 import asyncio
@@ -17,38 +15,12 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import Target
 from fenka.cli.startup import no_collection
 from fenka.cli.tables import escape
+from fenka.cli.world import announce
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths
 
 if TYPE_CHECKING:
     from fenka.workstation.protocol import Snapshot
-
-
-def cluster_configured() -> bool:
-    """Return whether this machine has a kubeconfig, or this is a pod."""
-    named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
-    files = (Path(path).expanduser() for path in named if path)
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.is_file() for file in files)
-
-
-def _on_terminal() -> bool:
-    return sys.stdout.isatty() and sys.stderr.isatty()
-
-
-def announce(target: Target, *, here: bool) -> None:
-    """Print on a terminal which world is shown, if there is another one and nothing has selected one.
-
-    here: whether this machine is shown.
-    """
-    if target.local or target.of_cluster or not _on_terminal():
-        return
-    if here and cluster_configured():
-        line = "this machine; --cluster or FENKA_WORLD=cluster shows the kubeconfig's cluster"
-    elif not here and paths.current().answers():
-        line = "the kubeconfig's cluster; --local or FENKA_WORLD=machine shows this machine"
-    else:
-        return
-    print(f"# {line}", file=sys.stderr, flush=True)
 
 
 T = TypeVar("T")

@@ -34,7 +34,8 @@ from fenka.cli.workloads.backend import (
     TimestampsOption,
     TypeOption,
 )
-from fenka.cli.workloads.selection import find_job, open_backend, runs_here
+from fenka.cli.workloads.selection import find_job, open_backend
+from fenka.cli.world import runs_here
 from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.dialects.base import GIB_MIB, InvalidRecord

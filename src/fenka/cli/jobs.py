@@ -1,9 +1,11 @@
-"""`fenka ps`, and stopping and the logs of jobs in the background: the jobs of this machine."""
+"""`fenka ps`, and what other commands do with jobs of this machine: stop, resize, print logs."""
 
+import contextlib
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -14,35 +16,55 @@ import typer
 from fenka.cli import local_logs, tables
 from fenka.cli.errors import UserError, print_error
 from fenka.cli.local_logs import LogPart
-from fenka.cli.options import OutputOption, short_duration
+from fenka.cli.options import OutputOption, Target, short_duration
+from fenka.cli.workloads.backend import AllNamespacesOption, JobTarget
+from fenka.cli.workloads.selection import open_backend, open_services
+from fenka.cli.world import announce, cluster_configured
 from fenka.core.request import ComputeMode
 from fenka.jobs import notebook
+from fenka.views.workloads import WorkloadRow, workload_row
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection, get_snapshot, jobs_called, known_snapshot, own_jobs
+from fenka.workstation.client import (
+    Connection,
+    DaemonUnavailable,
+    get_snapshot,
+    jobs_called,
+    known_snapshot,
+    own_jobs,
+)
 from fenka.workstation.protocol import EndedJob, describe_status
+
+Columns = Mapping[str, Callable[[WorkloadRow], str]]
 
 
 def ps(
+    target: JobTarget,
     ended: Annotated[
         bool, typer.Option("--all", "-a", help="also jobs that have ended, and how")
     ] = False,
+    all_namespaces: AllNamespacesOption = False,
     output: OutputOption = "table",
 ) -> None:
-    """Print running jobs, then pending ones in the order of their service.
+    """Print jobs, trainings, notebooks and services of this machine or a cluster.
 
-    An exclamation mark after USED marks a job that exceeds its limits. A line below the table gives details.
-    Further lines name the cards with memory that no lease uses: it counts as taken.
+    On this machine an exclamation mark after USED marks a job that exceeds its limits. A line below the table
+    gives details. Further lines name the cards with memory that no lease uses: it counts as taken.
     """
-    snapshot = get_snapshot(paths.current())
+    snapshot = None if target.namespace or all_namespaces else _snapshot_here(target)
+    if snapshot is None:
+        _print_cluster(target, output, ended=ended, all_namespaces=all_namespaces)
+        return
+    without_lease = _without_lease(snapshot, ended=ended)
     # `fenka ps` does not need it, and importing it takes an eighth of its start.
     past = import_module("fenka.local.runs").ended().jobs if ended else []
-    data = {"jobs": snapshot.jobs, "ended": [*map(_document, past)]} if ended else snapshot.jobs
+    jobs = [*snapshot.jobs, *without_lease]
+    data = {"jobs": jobs, "ended": [*map(_document, past)]} if ended else jobs
     if tables.print_data(data, output):
         return
     rows: list[tuple[str, ...]] = [
-        ("NAME", "USER", "STATE", "GPU", "MEMORY", "CORE", "USED", "AGE", "COMMAND")
+        ("NAME", "KIND", "USER", "STATE", "GPU", "MEMORY", "CORE", "USED", "AGE", "COMMAND")
     ]
-    rows += [_row(job) for job in snapshot.jobs]
+    rows += [*map(_row, snapshot.jobs), *map(_workload_row, without_lease)]
     violations = [
         f"! {job.name} {violation}; `fenka stop {job.name}` ends it"
         for job in snapshot.jobs
@@ -54,6 +76,97 @@ def ps(
         head = ("NAME", "RUN", "USER", "GPU", "PEAK", "WAITED", "RAN", "ENDED", "RESULT")
         newest = sorted(past, key=lambda job: -job.ended_at)
         tables.print_lines(["", *tables.align_wrapped([head, *map(_ended_row, newest)])])
+
+
+def _snapshot_here(target: Target) -> protocol.Snapshot | None:
+    """Return this machine's state; None if the cluster is to be shown.
+
+    Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
+    """
+    if target.of_cluster:
+        return None
+    try:
+        snapshot = get_snapshot(paths.current())
+    except (DaemonUnavailable, paths.UnsafeDirectory):
+        if target.local or not cluster_configured():
+            raise
+        return None
+    announce(target, here=True)
+    return snapshot
+
+
+def _without_lease(snapshot: protocol.Snapshot, *, ended: bool) -> list[WorkloadRow]:
+    """Return this user's trainings, notebooks and services of which the snapshot has no lease.
+
+    Args:
+        snapshot: The leases of this machine.
+        ended: Return trainings that have ended and notebooks that were stopped, too.
+    """
+    leases = {name for job in own_jobs(snapshot) for name in (job.name, job.gang)}
+    if not _have_records(leases):
+        return []
+    # Most users have none of them, and these modules take longer to import than the rest of `fenka ps`.
+    from fenka.cli.workloads.local import LocalJobs, LocalServices
+
+    shown = list[WorkloadRow]()
+    for job in LocalJobs().jobs():
+        processes = {job.name, *(process.pod for process in job.instances)}
+        if job.trainer != "run" and not processes & leases and (ended or not job.finished):
+            shown.append(workload_row(job))
+    for version in LocalServices().versions():
+        # A replica that was started again has a further lease, whose name is its own with a number.
+        replicas = tuple(replica.name for replica in version.replicas)
+        if not any(lease.startswith(replicas) for lease in leases):
+            shown.append(workload_row(version))
+    return shown
+
+
+def _have_records(leases: Set[str]) -> bool:
+    """Return whether a training, a notebook or a service of this user may have none of these leases."""
+    names, services = set[str](), False
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, paths.UnsafeDirectory):
+        names = {*os.listdir(paths.jobs_directory())} - leases
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, paths.UnsafeDirectory):
+        services = bool(os.listdir(paths.services_directory()))
+    if services or not names:
+        return services
+    from fenka.local.records import NOTEBOOKS, TRAININGS
+
+    # The others are logs.
+    return any(store.exists(name) for store in (TRAININGS, NOTEBOOKS) for name in names)
+
+
+def _workload_row(row: WorkloadRow) -> tuple[str, ...]:
+    age = short_duration(time.time() - row.created)
+    detail = row.why or row.address
+    return (row.name, row.kind, row.user, row.state, "-", "-", "-", "-", age, detail)
+
+
+def _print_cluster(target: JobTarget, output: str, *, ended: bool, all_namespaces: bool) -> None:
+    """Print the workloads of a cluster. ended: those that have ended, too."""
+    target = replace(target, cluster=True)
+    jobs = open_backend(target, all_namespaces=all_namespaces).jobs()
+    versions = open_services(target, all_namespaces=all_namespaces).versions()
+    active = [job for job in jobs if ended or not job.finished]
+    rows = [*map(workload_row, active), *map(workload_row, versions)]
+    if tables.print_data(rows, output):
+        return
+    now = time.time()
+    namespace: Columns = {"NAMESPACE": lambda row: row.user} if all_namespaces else {}
+    columns: Columns = {
+        **namespace,
+        "NAME": lambda row: row.name,
+        "KIND": lambda row: row.kind,
+        "VERSION": lambda row: row.version or "-",
+        "STATE": lambda row: row.state,
+        "GPU": lambda row: "-" if row.requested is None else f"{row.requested:g}",
+        "AGE": lambda row: short_duration(now - row.created),
+        "NODE": lambda row: row.node or "-",
+        "DETAIL": lambda row: row.why or row.address or "-",
+    }
+    if not any(row.version for row in rows):
+        columns = {title: cell for title, cell in columns.items() if title != "VERSION"}
+    tables.print_lines(tables.align_to_terminal(tables.tabulate(rows, columns)))
 
 
 def _ended_row(job: EndedJob) -> tuple[str, ...]:
@@ -88,6 +201,7 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
     used = [slice_.used_mib for slice_ in job.slices if slice_.used_mib is not None]
     return (
         job.name,
+        job.kind,
         job.user,
         state,
         ",".join(map(_place, job.slices)) or "-",

@@ -52,7 +52,7 @@ COMMANDS: Groups = {
         Command("delete", "control:delete", "Delete jobs.", aliases=("del",)),
     ),
     "Look": (
-        Command("ps", "jobs:ps", "List this machine's jobs, running and waiting."),
+        Command("ps", "jobs:ps", "List your jobs, trainings, notebooks and services."),
         Command("get", "workloads.look:get", "Show a job and its instances."),
         Command("queue", "queue:queue", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),

@@ -20,7 +20,7 @@ from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, parse_duration
 from fenka.cli.run import JobOptions, detach, with_directory
 from fenka.cli.workloads.backend import JobTarget
-from fenka.cli.workloads.selection import runs_here
+from fenka.cli.world import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.job_spec import generate_name

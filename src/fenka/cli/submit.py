@@ -12,7 +12,7 @@ from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, group, register
 from fenka.cli.startup import no_collection
 from fenka.cli.workloads.backend import TYPE_NAMES, LogRequest, report_submission
-from fenka.cli.workloads.selection import runs_here
+from fenka.cli.world import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
 from fenka.views.workloads import TRAINERS

@@ -306,3 +306,57 @@ class ServiceVersion:
 
 def _total(amounts: Iterable[float]) -> float:
     return round(sum(amounts), 1)
+
+
+WorkloadKind = Literal["run", "training", "notebook", "service"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRow:
+    """A training, a notebook or a version of a service in one line, wherever it runs.
+
+    Attributes:
+        user: On a cluster the namespace.
+        version: Of a service.
+        state: The job's status in lower case; of a service how many of its replicas accept requests.
+        requested: Cards, slices as shares of one; None if that is not known.
+        created: Unix seconds.
+        node: The address of the node of a job's chief.
+        why: Why it waits.
+    """
+
+    name: str
+    user: str
+    kind: WorkloadKind
+    state: str
+    created: float
+    version: str = ""
+    requested: float | None = None
+    node: str = ""
+    address: str = ""
+    why: str = ""
+
+
+def workload_row(workload: TrainingJob | ServiceVersion) -> WorkloadRow:
+    """Return a workload in one line."""
+    if isinstance(workload, ServiceVersion):
+        kind: WorkloadKind = "service"
+        state = f"{workload.available}/{workload.desired} ready"
+        version, node, why = workload.version, "", workload.note or workload.why
+    else:
+        trainer = workload.trainer
+        kind = trainer if trainer in ("run", "notebook") else "training"
+        state, version, chief = workload.status.lower(), "", workload.chief
+        node, why = chief.node_address if chief else "", workload.blocked or workload.why
+    return WorkloadRow(
+        workload.name,
+        workload.namespace,
+        kind,
+        state,
+        workload.created,
+        version,
+        workload.requested,
+        node,
+        workload.address,
+        why,
+    )

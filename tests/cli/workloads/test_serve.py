@@ -14,6 +14,7 @@ from fenka.jobs.kubernetes import service_deployment
 from tests.builders import Json, node_json
 from tests.cli.command import Completed, fenka
 from tests.fakes.api_server import FakeApiServer, in_thread
+from tests.training_builders import job_set
 
 Run = Callable[..., Completed]
 DEPLOY = ("serve", "custom", "--name", "bert", "--image", "i", "--restful-port", "5000")
@@ -497,3 +498,30 @@ def test_options_say_which_replica_is_first(run: Run, server: FakeApiServer) -> 
         assert spec["strategy"]["rollingUpdate"]["maxSurge"] == surge
     done = run("serve", "undo", "bert")
     assert ok(done) == "version v1 of service bert: as before its last update\n"
+
+
+# ---- beside other workloads ----
+
+
+def test_ps_lists_what_runs_on_a_cluster_whatever_its_kind(run: Run, server: FakeApiServer) -> None:
+    """A job that has ended is shown with -a; of a service each version."""
+    ok(run(*V1, "--replicas", "2", *COMMAND))
+    reached(server)
+    a_replica(server, "v1", "bert-v1-a")
+    end = {"type": "Completed", "status": "True", "lastTransitionTime": "2026-11-22T13:00:00Z"}
+    server.put("jobsets", job_set("mpi-dist", roles={"launcher": 1}))
+    server.put("jobsets", job_set("ended", roles={"launcher": 1}, conditions=[end]))
+    lines = [line.split() for line in ok(run("ps")).splitlines()]
+    assert lines[0] == ["NAME", "KIND", "VERSION", "STATE", "GPU", "AGE", "NODE", "DETAIL"]
+    assert [line[:4] for line in lines[1:]] == [
+        ["mpi-dist", "training", "-", "pending"],
+        ["bert", "service", "v1", "2/2"],
+    ]
+    ended = [line.split()[:4] for line in ok(run("ps", "-a")).splitlines()]
+    assert ["ended", "training", "-", "succeeded"] in ended
+    rows = json.loads(ok(run("ps", "-o", "json")))
+    assert [(row["name"], row["kind"], row["user"]) for row in rows] == [
+        ("mpi-dist", "training", "default"),
+        ("bert", "service", "default"),
+    ]
+    assert ok(run("ps", "-A")).startswith("NAMESPACE  NAME")

@@ -1,12 +1,8 @@
-"""Selects the machine or cluster, and the job, that a command is about.
+"""Selects this machine or a cluster, and the job or the version of a service, that a command is about."""
 
-Selects the machine or cluster, and the version of a service, that a command is about.
-"""
-
-from fenka.cli.cluster import announce, cluster_configured
 from fenka.cli.errors import UserError
-from fenka.cli.options import Target
 from fenka.cli.workloads.backend import TYPE_NAMES, JobBackend, JobTarget, ServiceBackend, TypeName
+from fenka.cli.world import announce, runs_here
 from fenka.views.workloads import ServiceVersion, TrainingJob
 
 
@@ -23,11 +19,6 @@ def open_backend(target: JobTarget, *, all_namespaces: bool = False) -> JobBacke
 
     namespace = target.namespace or cluster.namespace(target)
     return ClusterJobs(target, namespace, all_namespaces=all_namespaces)
-
-
-def runs_here(target: Target, namespace: str = "") -> bool:
-    """Return whether a command is about trainings of this machine, as where no cluster is configured."""
-    return target.local or not (target.of_cluster or namespace or cluster_configured())
 
 
 def find_job(

@@ -101,7 +101,7 @@ class ClusterServices:
 
     def attach(self, version: ServiceVersion, request: LogRequest, command: Sequence[str]) -> int:
         """Run a command in a replica, connected to this terminal. Return its exit code."""
-        from fenka.cli.workloads.backend import run_attached
+        from fenka.cli.workloads.terminal import run_attached
 
         name = find_replica(version, request.instance)
 

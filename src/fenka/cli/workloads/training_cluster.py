@@ -122,7 +122,7 @@ class ClusterJobs:
 
     def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> int:
         """Run a command in an instance, connected to this terminal. Return its exit code."""
-        from fenka.cli.workloads.backend import run_attached
+        from fenka.cli.workloads.terminal import run_attached
 
         instance = require_instance(job, request.instance)
         if instance.phase != "Running":

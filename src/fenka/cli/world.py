@@ -1,0 +1,40 @@
+"""Which of two worlds a command is about: this machine with its daemon, or the kubeconfig's cluster."""
+
+import os
+import sys
+from pathlib import Path
+
+from fenka.cli.options import Target
+from fenka.workstation import paths
+
+
+def cluster_configured() -> bool:
+    """Return whether this machine has a kubeconfig, or this is a pod."""
+    named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
+    files = (Path(path).expanduser() for path in named if path)
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.is_file() for file in files)
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def announce(target: Target, *, here: bool) -> None:
+    """Print on a terminal which world is shown, if there is another one and nothing has selected one.
+
+    here: whether this machine is shown.
+    """
+    if target.local or target.of_cluster or not _on_terminal():
+        return
+    if here and cluster_configured():
+        line = "this machine; --cluster or FENKA_WORLD=cluster shows the kubeconfig's cluster"
+    elif not here and paths.current().answers():
+        line = "the kubeconfig's cluster; --local or FENKA_WORLD=machine shows this machine"
+    else:
+        return
+    print(f"# {line}", file=sys.stderr, flush=True)
+
+
+def runs_here(target: Target, namespace: str = "") -> bool:
+    """Return whether a command is about trainings of this machine, as where no cluster is configured."""
+    return target.local or not (target.of_cluster or namespace or cluster_configured())

@@ -2,15 +2,6 @@
 
 The scheduler schedules the queue whenever it matters for a pod, `fenka queue` once. The core's `Backfill`
 decides; here pods become pending requests.
-
-Serves pending pods that request instances of divided cards, in the order of the queue. Pure.
-
-Instances are created where pods need them, so there are no cards to reserve. What fits is held for a pod. An
-entry that starves keeps the place free of which the least is taken.
-
-What is allocated on a cluster's nodes, and until when, as the queue counts it. Pure.
-
-Between two passes over the queue only nodes whose allocations have changed are read again.
 """
 
 from collections import Counter
@@ -51,6 +42,9 @@ from fenka.dialects.base import SharedNode
 
 class InstanceQueue:
     """One pass over the queue. Each pod is placed on what those before it leave.
+
+    Instances are created where pods need them, so there are no cards to reserve. What fits is held for a
+    pod. An entry that starves keeps the place free of which the least is taken.
 
     Attributes:
         reserved: the node of each instance whose place is kept free.
@@ -150,7 +144,11 @@ OVERDUE_TTL_S = 60.0
 
 
 class QueueAllocations:
-    """The allocations of all nodes. They are the same lists as long as they are equal."""
+    """The allocations of all nodes. They are the same lists as long as they are equal.
+
+    They are what the queue counts as allocated, and until when. Between two passes over the queue only
+    nodes whose allocations have changed are read again.
+    """
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster

@@ -1,12 +1,8 @@
-"""Serves a queue that is in order, with backfill.
+"""Serves a queue that is in order, with backfill, in steps between which the caller may do something else.
 
 A pending request that does not fit *reserves* cards: the set that is free for it first. Requests behind it
 use other cards, and reserved ones only if their deadline comes before the reservation starts. So a stream of
 small requests does not starve a large one, and a large one does not leave the cluster empty.
-
-When cards become free for a request, from the deadlines of the allocations that hold them.
-
-Long computations in steps, between which the caller may do something else.
 """
 
 from collections import Counter

@@ -1,10 +1,4 @@
-"""The queue as values: pending requests, their order, and what serving them comes to.
-
-What each user has used of the cards, and how that orders requests of equal priority.
-
-Usage is measured in card-seconds: a slice counts for the larger of its shares of memory and compute. It
-decays: after one half-life half of it counts. Time is passed in as a number.
-"""
+"""The queue as values: pending requests, their order by priority and fair share, and their outcome."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,7 +80,11 @@ class _User:
 
 
 class UsageHistory:
-    """Adds up what users have over time, with decay."""
+    """Adds up what users have over time, with decay.
+
+    Usage is measured in card-seconds: a slice counts for the larger of its shares of memory and compute. It
+    decays: after one half-life half of it counts. Time is passed in as a number.
+    """
 
     def __init__(self, fairness: Fairness) -> None:
         self._decay = log(2) / fairness.half_life_s if fairness.half_life_s > 0 else inf

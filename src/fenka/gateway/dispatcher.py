@@ -1,12 +1,8 @@
 """Gives each request a connection to a replica, and lets it wait while no replica accepts any.
 
-A request is sent to a second replica if the first accepted no connection, so nothing was sent to it. It is
-sent a second time if it is idempotent, none of its body was sent, and a connection that had been idle ended
-before a byte of the response came.
-
-Keeps requests while no replica accepts any, in their order. Bounded in number, bytes and time. Pure.
-
-Counts what has become of requests: plain numbers, which cost a request less than a microsecond.
+A request is sent to a second replica if the first accepted no connection, so nothing was sent to it. An
+idempotent request is also sent a second time after a connection that had been idle has ended: if none of its
+body was sent, and no byte of the response came.
 """
 
 import asyncio
@@ -46,7 +42,10 @@ class BufferLimits(msgspec.Struct, frozen=True):
 
 
 class RequestBuffer(Generic[Request]):
-    """Requests without a replica, in the order of their arrival."""
+    """Requests without a replica, in the order of their arrival.
+
+    In their order, and bounded in number, bytes and time.
+    """
 
     def __init__(self, limits: BufferLimits) -> None:
         self.limits = limits
@@ -120,6 +119,8 @@ class Durations:
 
 class Statistics:
     """Counters since the start of the program.
+
+    Plain numbers, which cost a request less than a microsecond.
 
     Attributes:
         responses: The number of responses by version and status.
@@ -288,7 +289,7 @@ class Dispatcher:
             waited = f"no replica was ready within {self.buffer.limits.wait_s:g} s"
             self._reject(exchange, "buffer_timeout", 503, waited)
         overdue = now - self._timeouts.response_s
-        for exchange in [each for each in self._unanswered if each.began_at < overdue]:
+        for exchange in [late for late in self._unanswered if late.began_at < overdue]:
             if exchange.upstream is not None and not exchange.status:
                 exchange.upstream.abort()
                 waited = f"the replica did not answer within {self._timeouts.response_s:g} s"

@@ -1,12 +1,7 @@
-"""The routing table of a service on Kubernetes, from its EndpointSlices and its Service. Pure.
+"""Follows a service on Kubernetes: makes its routing table from its EndpointSlices and its Service.
 
 Each version has a Service of its own, whose labels Kubernetes copies to its EndpointSlices. The Service with
 the service's name has the weights, as an annotation.
-
-Wire facts: discovery.k8s.io/v1. `ready` is true if it is missing. A pod that ends is `terminating`, and no
-longer `ready`. With two IP families a pod is in a slice of each.
-
-Follows a service on Kubernetes: two watches, and a new routing table after each change.
 """
 
 import asyncio
@@ -28,7 +23,10 @@ ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslic
 
 
 class EndpointConditions(Object):
-    """What is known of an endpoint; None means unknown."""
+    """What is known of an endpoint; None means unknown.
+
+    `ready` is true if it is missing. A pod that ends is `terminating`, and no longer `ready`.
+    """
 
     ready: bool | None = None
     terminating: bool | None = None

@@ -3,10 +3,6 @@
 llhttp rejects what is no HTTP: a length beside an encoding, folded lines, bare line feeds. This module checks
 what a gateway has to (RFC 9110 and 9112): framing, fields that concern one connection only, the target's
 form. Each message is written again from its parts, so a replica and the gateway agree on where it ends.
-
-Reads from all connections into one buffer.
-
-asyncio's ordinary protocols allocate 256 KiB for each read, which costs more than parsing what was read.
 """
 
 import asyncio
@@ -295,7 +291,11 @@ _VIEW = memoryview(_BUFFER)
 
 
 class Reader(asyncio.BufferedProtocol):
-    """A protocol that gets bytes, as asyncio.Protocol does."""
+    """A protocol that gets bytes, as asyncio.Protocol does.
+
+    asyncio's ordinary protocols allocate 256 KiB for each read, which costs more than parsing what was
+    read.
+    """
 
     def get_buffer(self, _: int) -> memoryview:
         """Return where the transport puts what it reads."""

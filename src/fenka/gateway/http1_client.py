@@ -88,7 +88,7 @@ class Http1ClientConnection(heads.Reader):
         if self._active is not None:
             upstream = self._active.upstream
             size += self._active.size if upstream is None else upstream.unsent_bytes
-        return size + sum(each.size for each in self._queue)
+        return size + sum(queued.size for queued in self._queue)
 
     @property
     def unread(self) -> bool:
@@ -374,7 +374,7 @@ class Http1ClientConnection(heads.Reader):
             and exchange.body_bytes > MAX_UNSENT_BYTES
         ):
             self._pause("body")
-        waiting = sum(each.size for each in self._queue)
+        waiting = sum(queued.size for queued in self._queue)
         if waiting > MAX_UNSENT_BYTES:
             self._pause("queue")
         elif self._pauses:

@@ -1,11 +1,4 @@
-"""`fenka gateway`: serves until the process is told to stop, then finishes what it has begun.
-
-Follows the file that a routing table is in. It is replaced by rename, so it is always complete.
-
-An invalid table is reported, and the last valid one stays: a gateway goes on with what it has.
-
-Logs what the event loop reports, without filling the log: of each kind a line in a while.
-"""
+"""`fenka gateway`: serves until the process is told to stop, then finishes what it has begun."""
 
 import asyncio
 import contextlib
@@ -42,6 +35,9 @@ MAX_BYTES = 4 * MIB
 
 class TableFile:
     """The table in a file.
+
+    The file is replaced by rename, so it is always complete. An invalid table is reported, and the last
+    valid one stays: a gateway goes on with what it has.
 
     Attributes:
         error: Why the newest table is not used; None if it is.
@@ -87,6 +83,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 class LoopErrors:
     """An event loop's exception handler.
+
+    Of each kind one line is logged in a while.
 
     asyncio reports each connection that cannot be accepted, with a traceback, and tries again in a second.
     """

@@ -1,17 +1,8 @@
-"""Sums gauges in Prometheus' text format, which tenants write: block by block, within bounds. Pure.
-
-Lines of other metrics are never split off, so a long answer costs no more than a search in its bytes.
-
-What the API serves: lists of values, its resources, and failures. Pure.
+"""What the API serves, and how gauges are summed of what tenants answer: within bounds. Pure.
 
 Wire facts: HorizontalPodAutoscalers request `/apis/external.metrics.k8s.io/v1beta1/namespaces/NS/METRIC`
 with a labelSelector, sum the values of the list, and read them in thousandths. Without `/apis` and
 `/openapi` the API server uses the list of resources.
-
-Reads an HTTP response that a tenant writes, in blocks and within bounds.
-
-Requests are of HTTP/1.0, so most servers send a body in one piece. uvicorn, which serves vLLM, sends chunks
-all the same. Chunks of a byte each would cost thousands of times their size, so their number is bounded.
 """
 
 import asyncio
@@ -140,6 +131,8 @@ class InvalidExposition(FenkaError):
 class SumReader:
     """Reads one text.
 
+    Lines of other metrics are never split off, so a long answer costs no more than a search in its bytes.
+
     Attributes:
         sums: What was read so far.
     """
@@ -254,7 +247,12 @@ class _Framing:
 
 
 async def body(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the body of a response with status 200. Raises InvalidExposition, OSError and EOFError."""
+    """Yield the body of a response with status 200. Raises InvalidExposition, OSError and EOFError.
+
+    Requests are of HTTP/1.0, so most servers send a body in one piece. uvicorn, which serves vLLM, sends
+    chunks all the same. Chunks of a byte each would cost thousands of times their size, so their number is
+    bounded.
+    """
     framing = await _read_head(stream)
     if framing.chunked:
         blocks = _chunks(stream)

@@ -1,10 +1,5 @@
 """Asks pods for their metrics, each within bounds of bytes, samples and time.
 
-Redirects are not followed, and bodies are not decompressed. What a pod answered is kept for a moment for
-others who want the same. After a timeout it is left alone for longer.
-
-Which pods are asked for their metrics, and at which address. Pure.
-
 Wire facts: only nodes write a pod's status, so its addresses are its own, except in the host's network,
 where they are the node's. `started` is false until a container runs and its startup probe has succeeded.
 deletionTimestamp is when a terminating pod's grace period ends; the kubelet has killed it by then.
@@ -172,7 +167,11 @@ class Bounds:
 
 
 class Scraper:
-    """Asks pods; for one event loop."""
+    """Asks pods; for one event loop.
+
+    Redirects are not followed, and bodies are not decompressed. What a pod answered is kept for a moment
+    for others who want the same. After a timeout it is left alone for longer.
+    """
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:
         self._bounds = bounds

@@ -1,19 +1,4 @@
-"""HTTP: the API for the API server.
-
-Whose requests are answered: the API server's, by its certificate as a front proxy.
-
-Wire facts: each API server writes the ConfigMap kube-system/extension-apiserver-authentication. It has the
-authority of that certificate, and its common names, as a JSON list. An empty list means any name.
-
-The API server authenticates and authorizes each request before it forwards it, by the same rules as for its
-own resources. So a request that has this certificate is authorized, and who sent it is not read. Requests
-without it are refused in the TLS handshake, whoever sends them.
-
-Whether the API belongs to this program: the APIService refers to its Service.
-
-Only one program of a cluster can serve the API. The chart creates the APIService if no other has it; this
-program adds its authority's certificate, and never changes one that refers to another Service.
-"""
+"""The API for the API server over HTTPS, whose requests alone are answered, and the API's registration."""
 
 import base64
 import logging
@@ -46,6 +31,13 @@ class NoFrontProxy(FenkaError):
 @dataclass(frozen=True, slots=True)
 class FrontProxy:
     """The API server as a client.
+
+    Each API server writes the ConfigMap kube-system/extension-apiserver-authentication, with the authority
+    of its certificate and its common names as a JSON list. An empty list means any name.
+
+    The API server authenticates and authorizes each request before it forwards it, by the same rules as for
+    its own resources. So a request that has this certificate is authorized, and who sent it is not read.
+    Requests without it are refused in the TLS handshake, whoever sends them.
 
     Attributes:
         authority: Certificates in PEM that sign its certificate.
@@ -196,6 +188,9 @@ class APIService(Object):
 
 async def register(api: Api, own: ServiceReference, authority: bytes) -> None:
     """Have the API server trust this authority for the API. Raises NotRegistered, ApiError, ApiUnreachable.
+
+    Only one program of a cluster can serve the API. The chart creates the APIService if no other has it.
+    This program adds its authority's certificate, and never changes one that refers to another Service.
 
     Args:
         api: The API server.

@@ -242,7 +242,9 @@ class Values:
     ) -> list[tuple[ScrapedEndpoint, exposition.Sums]]:
         """Return the answers of all pods that have not ended. Raises NoValue."""
         asked = list(asked)
-        results = await asyncio.gather(*(self._answer(each, labels, *bounds) for each in asked))
+        results = await asyncio.gather(
+            *(self._answer(endpoint, labels, *bounds) for endpoint in asked)
+        )
         answers = zip(asked, results, strict=True)
         return [(endpoint, sums) for endpoint, sums in answers if sums is not None]
 

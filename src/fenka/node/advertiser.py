@@ -166,7 +166,7 @@ class DeviceAdvertiser:
             cards, units, allocated, (), self._instances.unhealthy_places()
         )
         listed = {device for device, _ in ids}
-        left = (device for each in allocated for device in each.ids if device not in listed)
+        left = (device for ids in allocated for device in ids.ids if device not in listed)
         return [*ids, *((device, True) for device in dict.fromkeys(left))]
 
     def _remembered(self, resource: str) -> bool:

@@ -157,8 +157,8 @@ def _table(value: object) -> Mapping[str, Any]:
 
 
 def _tables(value: object) -> Iterator[Mapping[str, Any]]:
-    for each in _table(value).values():
-        yield _table(each)
+    for table in _table(value).values():
+        yield _table(table)
 
 
 def check_mounts(directory: Path, proc: Path = Path("/proc")) -> None:

@@ -1,10 +1,4 @@
-"""Assembles the parts of the node program. Also used by tests, with fakes at the edges.
-
-The node's control loop.
-
-Everything is level-triggered: a pass looks at what exists (the store, the kubelet, the API server, the cards)
-and does what is missing, in any order of events and after any crash. The next pass does what fails now.
-"""
+"""Assembles the parts of the node program, also for tests with fakes at the edges. Has its control loop."""
 
 import asyncio
 import contextlib
@@ -49,7 +43,12 @@ Phase = Callable[[Sequence[Claim]], Awaitable[None]]
 
 @dataclass(eq=False)
 class Agent:
-    """Makes passes. phases: called in order. wanted: set to request a pass."""
+    """Makes passes. phases: called in order. wanted: set to request a pass.
+
+    Everything is level-triggered. A pass looks at what exists: the store, the kubelet, the API server, the
+    cards. It does what is missing, in any order of events and after any crash. The next pass does what
+    fails now.
+    """
 
     _api: NodeApi
     _kubelet: Kubelet

@@ -1,11 +1,7 @@
-"""Publishes when the cloud takes this machine back, as annotations of the Node.
+"""Publishes when the cloud takes this machine back, as its metadata service says, in annotations of the Node.
 
-The metadata service of the cloud knows. Pods are evicted by the autoscaler's leader, which reads the
-annotation; a person may write it too. This program changes only what a service said before.
-
-Reads from a cloud's metadata service when this machine is taken back.
-
-Anything may answer at its address, so an answer is bounded in bytes and time. Redirects are not followed.
+Pods are evicted by the autoscaler's leader, which reads the annotation; a person may write it too. This
+program changes only what a service said before.
 """
 
 import asyncio
@@ -101,6 +97,9 @@ class _Refused(Exception):
 
 class MetadataClient:
     """Asks one service. Connections are made in a network namespace, if one is given.
+
+    Anything may answer at its address, so an answer is bounded in bytes and time. Redirects are not
+    followed.
 
     A service that gives its tokens to the machine only (a hop limit of 1) gives none to a pod's own network.
     """

@@ -2,8 +2,6 @@
 
 What is assumed counts against all other pods from that moment, without a lock. It is given up only when the
 pod is certainly not bound.
-
-Holds the bindings of a gang's members back until all of them may be sent.
 """
 
 import asyncio
@@ -28,7 +26,10 @@ from fenka.scheduler.extender_api import ExtenderBindingArgs
 
 
 class GangBarrier:
-    """Waits for what a `GangScheduler` decides."""
+    """Waits for what a `GangScheduler` decides.
+
+    The bindings of a gang's members are held back until all of them may be sent.
+    """
 
     def __init__(self, gangs: GangScheduler) -> None:
         self._gangs = gangs

@@ -1,10 +1,4 @@
-"""Answers kube-scheduler: single pods under the constraints of the queue, members of a gang by its plan.
-
-Leaves room for pods that `filter` has answered with a single node, until they are bound there.
-
-kube-scheduler asks about the next pod while it still binds the last ones. Both would get the card that is
-best for both. The second binding would fail, and kube-scheduler retries such a pod only after its backoff.
-"""
+"""Answers kube-scheduler: single pods under the constraints of the queue, members of a gang by its plan."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -50,7 +44,12 @@ class _Answer:
 
 
 class AnsweredPods:
-    """Holds placements for a short time."""
+    """Holds placements for a short time.
+
+    kube-scheduler asks about the next pod while it still binds the last ones. Both would get the card that
+    is best for both. The second binding would fail, and kube-scheduler retries such a pod only after its
+    backoff.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: seconds, monotonic."""

@@ -96,7 +96,9 @@ class UnhealthyCards:
 
     def on_replace(self, objects: Sequence[ConfigMap]) -> None:
         """Replace all ConfigMaps."""
-        for name in self._nodes - {node_of_config_map(it.metadata.name) for it in objects}:
+        for name in self._nodes - {
+            node_of_config_map(config_map.metadata.name) for config_map in objects
+        }:
             self._set(name, frozenset())
         for config_map in objects:
             self.on_upsert(config_map)

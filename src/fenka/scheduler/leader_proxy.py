@@ -2,8 +2,6 @@
 
 So the Service may pick any replica, and a node with any of them can be drained. A call is forwarded once: it
 is answered where it arrives, whichever replica leads by then.
-
-The certificates of kube-scheduler and the replicas, as TLS uses them.
 """
 
 import ssl

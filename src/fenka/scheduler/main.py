@@ -1,19 +1,4 @@
-"""`fenka scheduler`: serves a replica until the process is told to stop.
-
-Keeps the pauses of Python's garbage collector short in a process with a million lasting objects.
-
-A full collection visits every object that may be in a cycle: with 5,000 nodes and 80,000 pods for a second.
-Nearly all of them live for hours, and are freed by their reference counts. So what survives a full
-collection is frozen, and the next one visits only what is new.
-
-A cycle that becomes garbage after it was frozen, such as a closed connection, is freed by the next full
-collection that visits everything.
-
-Has the C library return freed memory to the system.
-
-With 5,000 nodes the first pass over the queue frees tens of MiB of small arrays, and later ones replace
-arrays of several MiB. By default glibc would keep all of that.
-"""
+"""`fenka scheduler`: serves a replica until the process is told to stop."""
 
 import asyncio
 import contextlib
@@ -50,6 +35,13 @@ def short_gc_pauses(
 ) -> Iterator[None]:
     """Freeze what survives full collections while the block runs.
 
+    A full collection visits every object that may be in a cycle: with 5,000 nodes and 80,000 pods for a
+    second. Nearly all of them live for hours, and are freed by their reference counts. So what survives a
+    full collection is frozen, and the next one visits only what is new.
+
+    A cycle that becomes garbage after it was frozen, such as a closed connection, is freed by the next full
+    collection that visits everything.
+
     is_starting: whether all that is made now lasts, so that it is frozen by the first collection of any kind.
     """
     number = count(1)
@@ -85,7 +77,11 @@ TRIM_S = 1.0
 async def returned_memory(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[None]:
-    """Return freed memory while the block runs. Other C libraries than glibc are left as they are."""
+    """Return freed memory while the block runs. Other C libraries than glibc are left as they are.
+
+    With 5,000 nodes the first pass over the queue frees tens of MiB of small arrays, and later ones replace
+    arrays of several MiB. By default glibc would keep all of that.
+    """
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         yield

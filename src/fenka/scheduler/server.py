@@ -1,21 +1,8 @@
-"""The extender over HTTP, at gpushare's paths.
+"""The extender over HTTP, at gpushare's paths, and what users may read who may not list pods and nodes.
 
 kube-scheduler is answered with 200, and errors in `Error`. A verb whose answer has no such field fails with
 503, or with 400 if the request is not one of the protocol. The leader decides; other replicas forward the
 verbs to it.
-
-There are two applications: `app` has all routes and is for kube-scheduler, `readable` has the routes that
-change nothing and is for everybody.
-
-gpushare's `/inspect`: nodes, their cards and the pods on them, in units.
-
-What the screens `fenka queue` and `fenka top node` show, for users who may not list pods and nodes.
-
-Names, requests and cards: no command, no variable, no label of a pod.
-
-Reads the bodies of requests within limits: of each body, and of all bodies at a time.
-
-Both are checked before anything is read if Content-Length gives the size, else while the body is read.
 """
 
 import asyncio
@@ -74,7 +61,7 @@ def inspect(cluster: ClusterState, shared: SharedNode) -> dict[str, Any]:
         {
             "id": card.index,
             "totalGPU": shared.card_units(card.index),
-            "usedGPU": sum(it["usedGPU"] for it in pods[card.index]),
+            "usedGPU": sum(pod["usedGPU"] for pod in pods[card.index]),
             "pods": pods[card.index],
         }
         for card in shared.physical_cards
@@ -134,7 +121,11 @@ class BodyLimits:
 
 
 class BodyReader:
-    """Reads the bodies of one server."""
+    """Reads the bodies of one server.
+
+    Limits hold for each body, and for all bodies at a time. They are checked before anything is read if
+    Content-Length gives the size, else while the body is read.
+    """
 
     def __init__(self, bounds: BodyLimits) -> None:
         self._bounds = bounds
@@ -225,7 +216,12 @@ class Access:
 
 
 class Server:
-    """Answers for one replica."""
+    """Answers for one replica.
+
+    There are two applications: `app` has all routes and is for kube-scheduler, `readable` has the routes
+    that change nothing and is for everybody. Screens show names, requests and cards: no command, no
+    variable, no label of a pod.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917
         self,

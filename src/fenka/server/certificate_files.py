@@ -1,8 +1,4 @@
-"""Reads the files of certificates in a directory, and reads them again when they are renewed.
-
-The directory is a mounted Secret: the kubelet replaces its files while the program runs.
-
-Names of fenka's certificates, and their pairs as data.
+"""The certificates of programs: their names, their pairs as data, and the files of a mounted Secret.
 
 It imports nothing of fenka's extras, which only makers of certificates need.
 """
@@ -30,6 +26,8 @@ class InvalidCredentials(FenkaError):
 
 class CertificateFiles:
     """The files of one program. Subclasses have their names, and what is made of them.
+
+    The directory is a mounted Secret: the kubelet replaces its files while the program runs.
 
     Raises InvalidCredentials.
     """

@@ -1,9 +1,4 @@
-"""A device plugin: registers a resource with the kubelet, and serves the kubelet's calls for it.
-
-Device lists: which IDs of a resource the kubelet may allocate.
-
-IDs are interchangeable and name no card. An unavailable card removes as many free IDs as it has units.
-"""
+"""A device plugin: registers a resource with the kubelet, lists its IDs, and serves the kubelet's calls."""
 
 import asyncio
 import contextlib
@@ -232,6 +227,8 @@ def device_list(
     unhealthy_instances: Collection[str] = (),
 ) -> list[tuple[str, bool]]:
     """Return all IDs of a resource, each with whether it is healthy.
+
+    IDs are interchangeable and name no card. An unavailable card removes as many free IDs as it has units.
 
     Of an unhealthy card the allocated IDs are unhealthy, and as many free IDs as it has other units. Of a
     cordoned or unavailable card only the free IDs are.

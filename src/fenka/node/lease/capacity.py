@@ -1,9 +1,4 @@
-"""Checks that what is given away of a card fits beside what other pods hold of it. Pure.
-
-Sizes of a pod's slices: what a request asks for, what a page limits, and the pod's peak. Pure.
-
-What pods hold of the node's cards: by the leases in the store, and by the kubelet's claims.
-"""
+"""What pods hold of a node's cards, the sizes of their slices, and whether a lease or its growth fits."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

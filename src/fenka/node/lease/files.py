@@ -1,10 +1,4 @@
-"""Makes, resizes and removes the files of leases, in an order that never leaves a usable part of a lease.
-
-<root>/TOKEN/lease/     the control page, and empty files where libraries are mounted over
-<root>/TOKEN/account/   a small tmpfs, so that a program can fill nothing else
-<cdi>/fenka-TOKEN.json  written last: a container can start from then on
-
-CDI specifications of leases: all that a container gets, and where the driver's part comes from.
+"""The files of leases, and the CDI specifications by which containers get them.
 
 A container gets the shim, the proxy, the limits, the driver and the card together, or none of them.
 """
@@ -216,6 +210,11 @@ _PREFIX, _SUFFIX = "fenka-", ".json"
 @dataclass(frozen=True, slots=True)
 class LeaseFiles:
     """The leases' files of this node. The container runtime must see mounts below `root`.
+
+    They are made, resized and removed in an order that never leaves a usable part of a lease.
+    ROOT/TOKEN/lease has the control page, and empty files where libraries are mounted over.
+    ROOT/TOKEN/account is a small tmpfs, so that a program can fill nothing else. CDI/fenka-TOKEN.json is
+    written last: a container can start from then on.
 
     library: the native libraries, prepared for leases. contexts_mib: context overhead by UUID of a card or
     instance. driver: returns the driver's part of a lease's container edits.

@@ -1,10 +1,4 @@
-"""Attributes processes to pods and containers by their cgroup, which a container cannot change.
-
-Ends programs that outlive their pods.
-
-Who deletes a pod chooses how long the kubelet waits for its programs. A pod that is deleted with a long grace
-period is not ended at its deadline any more, and after a forced deletion its programs run on without a pod.
-"""
+"""Attributes processes to pods and containers by their cgroup, and ends those that outlive their pods."""
 
 import asyncio
 import logging
@@ -99,6 +93,10 @@ LATE_S = 5.0
 @dataclass(eq=False)
 class OverduePods:
     """Kills the processes of leases whose pods should have ended.
+
+    Who deletes a pod chooses how long the kubelet waits for its programs. A pod that is deleted with a long
+    grace period is not ended at its deadline any more, and after a forced deletion its programs run on
+    without a pod.
 
     kill: kills the processes of pods, given their UIDs, and returns how many. clock: seconds since the epoch.
     """

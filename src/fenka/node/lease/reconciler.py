@@ -1,14 +1,4 @@
-"""Gives each token that a pod holds its lease, and serves the device plugins' requests for one.
-
-Binds tokens to the pods that hold them: the record is resolved, checked, and stored as a lease.
-
-Has the MIG instances of leases created, in the background, and recorded in the store.
-
-The order is lease, instance, lease with the instance's device, files. A program that is killed between two
-of them does what is missing when it runs again: the lease names the place, and the place is the instance's.
-
-Garbage collection: removes leases of pods that have ended, files without a token, and old libraries.
-"""
+"""Gives each token that a pod holds its lease, and removes what belongs to none."""
 
 import asyncio
 import contextlib
@@ -143,7 +133,12 @@ class _Failure:
 
 @dataclass(eq=False)
 class LeaseInstances:
-    """Provides leases with their instances. clock: seconds since the epoch."""
+    """Provides leases with their instances. clock: seconds since the epoch.
+
+    The order is lease, instance, lease with the instance's device, files. A program that is killed between
+    two of them does what is missing when it runs again: the lease names the place, and the place is the
+    instance's.
+    """
 
     _store: LeaseStore
     _files: LeaseFiles

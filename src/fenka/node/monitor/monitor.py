@@ -1,12 +1,4 @@
-"""Samples what leases use, publishes it as metrics, and acts on violations of limits.
-
-Watches the cards: refreshes their health, listens for XIDs, and reports unhealthy cards on the Node.
-
-Writes compute feedback to the control pages of all leases, and which PID namespaces have ended.
-
-Each round reads the store, so that leases need not be registered or removed here. A round runs in a thread of
-its own, so that a slow driver delays nothing else.
-"""
+"""Samples cards and what leases use of them, reports it, and acts on violations of limits."""
 
 import asyncio
 import contextlib
@@ -219,7 +211,11 @@ class Monitor:
 
 
 class FeedbackLoop:
-    """Writes feedback round by round."""
+    """Writes feedback round by round.
+
+    Each round reads the store, so that leases need not be registered or removed here. A round runs in a
+    thread of its own, so that a slow driver delays nothing else.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Measures what leases use: by the driver, by the programs' own accounts, and which processes lack the shim.
 
-Nothing that a tenant writes is trusted, and nothing of it can make this process grow: files are read up to a
+Nothing that a tenant writes is trusted, and nothing of it can make this process grow. Files are read up to a
 bounded size, and state is kept per lease and card only.
 """
 

@@ -53,7 +53,6 @@ def test_foreign_instances_stay_and_occupy_their_places(machine: Machine) -> Non
     nvml_mig.destroy_gpu_instance(machine.card, own.gpu_instance)
     keeper.observe()
     machine.administrator("1g.5gb", 6)
-    assert [each.start for each in keeper.foreign(machine.card)] in ([0, 6], [6, 0])
     assert keeper.settle({own.uuid}) == keeper.settle(()) == []
     assert machine.layout() == [("1g.5gb", 6, 1), ("2g.10gb", 0, 1)]
     assert keeper.records == ()

@@ -241,13 +241,6 @@ class InstanceKeeper:
             elif record.uuid not in {compute.uuid for compute in gpu.compute}:
                 self._store(replace(record, stage="emptying"))
 
-    def foreign(self, card: str) -> tuple[GpuInstance, ...]:
-        """Return the instances of a card that are not fenka's. Raises CardLost."""
-        listed = nvml_mig.instances(card, self.geometries[card])
-        records = (record for record in self._file.records if record.card == card)
-        own = [self.existing(record, listed) for record in records]
-        return tuple(gpu for gpu in listed if gpu not in own)
-
     def _existing(self, record: InstanceRecord) -> GpuInstance | None:
         """Return the GPU instance that a record is about, as the driver lists it now. Raises CardLost."""
         if record.card not in self.geometries or record.stage == "lost":

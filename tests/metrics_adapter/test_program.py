@@ -134,7 +134,7 @@ async def serving(installation: Installation) -> AsyncIterator[tuple[Adapter, in
         adapter = Adapter(api, installation.options)
         await adapter.check()
         app = api_app(Values(api, Scraper(), OWN), adapter.front_proxy)
-        listener = HttpListener(lambda: adapter.certificate.context)
+        listener = HttpListener(lambda: adapter.certificate.serving)
         listening = listening_socket(LOOPBACK, 0)
         port = listening.getsockname()[1]
         async with serve_app(app, listening, listener):

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from fenka.core.nodes.case import Case, InvalidCase, check_case
 from fenka.core.units import MIB
+from fenka.server.program import Kubeconfig, ReplicaName
 
 
 class AutoscalerOptions(msgspec.Struct, frozen=True):
@@ -34,10 +35,7 @@ class AutoscalerOptions(msgspec.Struct, frozen=True):
     lease: Annotated[str, Meta(description="Lease by which the replicas elect a leader")] = (
         "fenka-autoscaler"
     )
-    name: Annotated[
-        str,
-        Meta(description="this replica's name; default: the host's", extra={"envvar": "POD_NAME"}),
-    ] = ""
+    name: ReplicaName = ""
     hami_names: Annotated[
         bool, Meta(description="also accept nvidia.com/gpumem and nvidia.com/gpucores")
     ] = False
@@ -48,13 +46,7 @@ class AutoscalerOptions(msgspec.Struct, frozen=True):
             description="serve only pods of this schedulerName, as the scheduler does; repeatable",
         ),
     ] = []
-    kubeconfig: Annotated[
-        Path | None,
-        Meta(
-            title="FILE",
-            description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config",
-        ),
-    ] = None
+    kubeconfig: Kubeconfig = None
 
 
 MAX_BYTES = 64 * MIB

@@ -24,7 +24,7 @@ from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.api_client import Api
 from fenka.server.listener import listening_socket as admin_socket
 from fenka.server.probes import serve_probes
-from fenka.server.program import stop_requests, working_until
+from fenka.server.program import Kubeconfig, stop_requests, working_until
 
 log = logging.getLogger(__name__)
 
@@ -136,13 +136,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         str, Meta(title="NAME", description="follow this service on Kubernetes instead")
     ] = ""
     namespace: Annotated[str, Meta(title="NAME", description="the service's namespace")] = "default"
-    kubeconfig: Annotated[
-        Path | None,
-        Meta(
-            title="FILE",
-            description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config",
-        ),
-    ] = None
+    kubeconfig: Kubeconfig = None
     admin: Annotated[
         str, Meta(title="ADDRESS:PORT", description="serve /metrics, /healthz and /readyz")
     ] = ""

@@ -16,7 +16,7 @@ from fenka.metrics_adapter.scraper import Scraper
 from fenka.metrics_adapter.values import Values
 from fenka.server.listener import HttpListener, listening_socket, serve_app
 from fenka.server.probes import serve_probes
-from fenka.server.program import stop_requests, working_until
+from fenka.server.program import Kubeconfig, stop_requests, working_until
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,7 @@ class AdapterOptions(msgspec.Struct, frozen=True):
     service: Annotated[str, Meta(title="NAME", description="this program's Service")] = (
         "fenka-metrics-adapter"
     )
-    kubeconfig: Annotated[
-        Path | None,
-        Meta(
-            title="FILE",
-            description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config",
-        ),
-    ] = None
+    kubeconfig: Kubeconfig = None
 
 
 class Adapter:
@@ -127,7 +121,7 @@ async def _serve(adapter: Adapter, api: Api, options: AdapterOptions) -> None:
     """Serve the API as soon as the front proxy is known: without its certificate nobody may connect."""
     await adapter.first_certificate()
     app = server.api_app(Values(api, Scraper(), options.namespace), adapter.front_proxy)
-    listener = HttpListener(lambda: adapter.certificate.context)
+    listener = HttpListener(lambda: adapter.certificate.serving)
     listening = listening_socket(options.address, options.port)
     async with serve_app(app, listening, listener, keep_alive_s=server.KEEP_ALIVE_S):
         await adapter.run()

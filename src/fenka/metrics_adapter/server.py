@@ -74,12 +74,12 @@ class ServingCertificate(CertificateFiles):
     """The adapter's certificate.
 
     Attributes:
-        context: For TLS with the front proxy only.
+        serving: For TLS with the front proxy only.
         authority: The certificate of the authority that signed it, in PEM.
     """
 
     names = (SERVER_FILE,)
-    context: ssl.SSLContext
+    serving: ssl.SSLContext
     authority: bytes
 
     def __init__(self, directory: Path, front_proxy: FrontProxy) -> None:
@@ -89,12 +89,10 @@ class ServingCertificate(CertificateFiles):
 
     def load(self, contents: Mapping[str, bytes]) -> None:
         """Make the context of TLS."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_verify_locations(cadata=self.front_proxy.authority)
-        context.load_cert_chain(self.path(SERVER_FILE, "crt"), self.path(SERVER_FILE, "key"))
-        self.context, self.authority = context, contents[f"{AUTHORITY_FILE}.crt"]
+        self.serving = self.context(
+            ssl.PROTOCOL_TLS_SERVER, SERVER_FILE, self.front_proxy.authority
+        )
+        self.authority = contents[f"{AUTHORITY_FILE}.crt"]
 
 
 log = logging.getLogger(__name__)

@@ -28,18 +28,10 @@ class Credentials(certificate_files.CertificateFiles):
 
     def load(self, contents: Mapping[str, bytes]) -> None:
         """Make the contexts of TLS."""
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        server.verify_mode = ssl.CERT_REQUIRED
+        server = self.context(ssl.PROTOCOL_TLS_SERVER, certificate_files.SERVER_FILE)
+        client = self.context(ssl.PROTOCOL_TLS_CLIENT, certificate_files.CLIENT_FILE)
         # kube-scheduler never resumes a session, so tickets would be a third of what a handshake costs.
         server.num_tickets = 0
-        for context, name in (
-            (server, certificate_files.SERVER_FILE),
-            (client, certificate_files.CLIENT_FILE),
-        ):
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.load_verify_locations(self.path(certificate_files.AUTHORITY_FILE, "crt"))
-            context.load_cert_chain(self.path(name, "crt"), self.path(name, "key"))
         self.expires_at = self.expiries(contents)
         self.server, self.client = server, client
 

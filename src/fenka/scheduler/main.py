@@ -19,7 +19,7 @@ from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, BodyLimits, Server
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.server.program import identity, stop_requests, working_until
+from fenka.server.program import Kubeconfig, identity, stop_requests, working_until
 
 OLDEST_GENERATION = 2
 YOUNG = 50_000
@@ -123,12 +123,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     metrics: Annotated[bool, Meta(description="metrics can be read without a certificate")] = True
     largest_body: Annotated[int, Meta(title="MIB", description="limit of one request")] = 8
     bodies: Annotated[int, Meta(title="MIB", description="limit of concurrent requests")] = 64
-    kubeconfig: Annotated[
-        Path | None,
-        Meta(
-            description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config"
-        ),
-    ] = None
+    kubeconfig: Kubeconfig = None
 
     def access(self) -> Access:
         """Return who may do what. Raises InvalidCredentials."""

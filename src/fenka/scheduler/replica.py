@@ -29,6 +29,7 @@ from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
+from fenka.server.program import ReplicaName
 
 DRAIN_S = BIND_TIMEOUT_S + SETTLE_S + 1
 """By then the outcome of every binding that was sent is known, or it can do no harm."""
@@ -44,10 +45,7 @@ class Settings(msgspec.Struct, frozen=True):
     lease: Annotated[str, Meta(description="Lease by which the replicas elect a leader")] = (
         "fenka-scheduler"
     )
-    name: Annotated[
-        str,
-        Meta(description="this replica's name; default: the host's", extra={"envvar": "POD_NAME"}),
-    ] = ""
+    name: ReplicaName = ""
     advertise: Annotated[
         str,
         Meta(

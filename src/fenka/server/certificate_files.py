@@ -69,6 +69,22 @@ class CertificateFiles:
         """Return the path of a certificate (crt) or its key."""
         return self.directory / f"{name}.{kind}"
 
+    def context(self, protocol: int, name: str, authority: str | None = None) -> ssl.SSLContext:
+        """Return a context that shows a certificate and requires one. Raises OSError, ValueError.
+
+        Args:
+            protocol: ssl.PROTOCOL_TLS_SERVER or ssl.PROTOCOL_TLS_CLIENT.
+            name: the certificate that is shown.
+            authority: certificates in PEM that sign what is required; None for those of the files.
+        """
+        context = ssl.SSLContext(protocol)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        own = self.path(AUTHORITY_FILE, "crt") if authority is None else None
+        context.load_verify_locations(own, cadata=authority)
+        context.load_cert_chain(self.path(name, "crt"), self.path(name, "key"))
+        return context
+
     def expiries(self, contents: Mapping[str, bytes]) -> dict[str, float]:
         """Return when certificates expire, in seconds since 1970, by name. Raises ValueError."""
         # The help of programs without certificates must not need it.

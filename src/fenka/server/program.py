@@ -1,4 +1,4 @@
-"""How long fenka's own programs run, and what identifies their processes."""
+"""Options that programs share, how long programs run, and what identifies their processes."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,22 @@ import signal
 import socket
 import uuid
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+Kubeconfig = Annotated[
+    Path | None,
+    Meta(
+        title="FILE",
+        description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config",
+    ),
+]
+ReplicaName = Annotated[
+    str, Meta(description="this replica's name; default: the host's", extra={"envvar": "POD_NAME"})
+]
+"""An option. By default it is the pod's name where the chart installs the program."""
 
 
 def identity(name: str = "") -> str:

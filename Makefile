@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test e2e fire check measure bench chart clean
+.PHONY: help build run test test-fast e2e fire check measure bench chart clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -14,7 +14,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_SYSTEM_CERTS := true
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-7s  %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s  %s\n", $$1, $$2}'
 
 build: .venv/.run native ## set up .venv and the native libraries: leaves .venv/bin/fenka
 
@@ -24,6 +24,9 @@ run: build ## demo: three notebooks share one card, a fourth waits (CHECK=1: end
 test: build .venv/.test check ## run the unit tests and the demo's checks
 	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal
 	$(BIN)/fenka demo --check
+
+test-fast: build .venv/.test ## run the unit tests that start no process: 90 s on two idle cores
+	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal -m 'not process'
 
 e2e: build .venv/.test ## run the tests on a real Kubernetes with two nodes (root; built the first time)
 	$(BIN)/python -m e2e build

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.coroutines import synchronous
+from tests.tiers import Tiers
 
 # gRPC would start threads of its own in every child that a test forks. One such child was ended by SIGBUS
 # before its exec.
@@ -32,10 +33,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
         hypothesis.inner_test = synchronous(hypothesis.inner_test)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let fixtures end their processes when the run is ended, also by SIGTERM.
 
     Shells let background jobs ignore SIGINT, and programs would inherit that.
     """
+    config.pluginmanager.register(Tiers())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

@@ -30,6 +30,11 @@ _NO_CODE = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+_UNNAMED = re.compile(
+    r"(?:What|Whatever|Who|Whoever) .*[^?]|.*\b(?:so (?:long|many|much|few)|of the same)[.:;!]",
+    re.DOTALL,
+)
+"""A sentence whose subject is a clause in place of a noun, or whose last words leave the thing out."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*(?=[-*|]|\d+\. )")
 
 
@@ -45,6 +50,7 @@ class Measures:
         functions: The lines of each function, by its place.
         placeholders: Variables and arguments named in PLACEHOLDERS.
         long_sentences: Sentences of docstrings and comments with more than LONG_SENTENCE words.
+        unnamed_things: Sentences of docstrings and comments with a clause for a noun, or without the noun.
     """
 
     code_lines: int = 0
@@ -55,6 +61,7 @@ class Measures:
     functions: dict[str, int] = field(default_factory=dict)
     placeholders: int = 0
     long_sentences: int = 0
+    unnamed_things: int = 0
 
     def add(self, file: Path, root: Path) -> None:
         """Count a Python file."""
@@ -79,6 +86,7 @@ class Measures:
                 case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
                     self.placeholders += name in PLACEHOLDERS
         self.long_sentences += sum(long_sentences(text) for _, text in prose)
+        self.unnamed_things += sum(unnamed_things(text) for _, text in prose)
 
 
 def measure(folder: Path) -> Measures:
@@ -96,6 +104,13 @@ def long_sentences(text: str) -> int:
     return sum(len(sentence.split()) > LONG_SENTENCE for sentence in sentences)
 
 
+def unnamed_things(text: str) -> int:
+    """Return how many sentences of a text begin with a clause for a noun, or end without their thing."""
+    return sum(
+        _UNNAMED.fullmatch(sentence.strip()) is not None for sentence in _SENTENCE_END.split(text)
+    )
+
+
 def figures(root: Path) -> dict[str, float]:
     """Return all figures of a checkout by the names of their bounds."""
     src, tests = measure(root / "src"), measure(root / "tests")
@@ -110,6 +125,7 @@ def figures(root: Path) -> dict[str, float]:
         "longest_function": max(src.functions.values()),
         "placeholder_names": src.placeholders,
         "long_sentences": src.long_sentences,
+        "unnamed_things": src.unnamed_things,
         "test_ratio": round(tests.code_lines / src.code_lines, 2),
     }
 

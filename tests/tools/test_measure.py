@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.measure import long_sentences, measure
+from tools.measure import long_sentences, measure, unnamed_things
 
 SOURCE = '''"""A module.
 
@@ -47,3 +47,10 @@ def test_long_sentences_have_more_than_thirty_words() -> None:
     assert long_sentences(f"{thirty} {thirty}") == 0
     assert long_sentences(f"One more {thirty}") == 1
     assert long_sentences("A list:\n\n" + "\n".join(f"- {thirty[:100]}" for _ in range(3))) == 0
+
+
+def test_sentences_that_do_not_name_their_thing_are_counted() -> None:
+    """A question may begin with "what", and a sentence may have these words within."""
+    assert unnamed_things("What waits is served. Whoever waits\nis served. It waits so long.") == 3
+    assert unnamed_things("Two of the same: they are equal. They wait so long as it runs.") == 0
+    assert unnamed_things("What waits? The request has what it needs.") == 0

@@ -1,4 +1,4 @@
-"""A workstation for each test: a runtime directory, a daemon, and the real commands."""
+"""Workstations: a runtime directory, a daemon, and the real commands."""
 
 import contextlib
 import json
@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fenka.core.errors import FenkaError
+from fenka.workstation import protocol
+from fenka.workstation.client import Connection
+from fenka.workstation.paths import Runtime
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 HOLD = [sys.executable, str(PROGRAMS / "hold.py")]
@@ -96,6 +101,7 @@ class Workstation:
     def __init__(self, root: Path, prefix: list[str]) -> None:
         self.root, self.prefix = root, prefix
         self.programs: list[Program] = []
+        self._changed, self._fresh = False, object()
         self.environment = {
             name: value
             for name, value in os.environ.items()
@@ -108,6 +114,7 @@ class Workstation:
 
     def fenka(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
+        self._changed = self._changed or words[0] in ("admin", "daemon", "sim")
         return subprocess.run(
             [*self.prefix, sys.executable, "-m", "fenka", *words],
             env=self.environment,
@@ -151,8 +158,35 @@ class Workstation:
         """Kill the daemon, and wait until it has ended."""
         kill(self.daemon_pid())
 
-    def close(self) -> None:
-        """End everything that this workstation started."""
+    def start_fresh(self, *options: str) -> None:
+        """Start the daemon, and remember how it is without jobs."""
+        self.start(*options)
+        self._changed = False
+        self._fresh = self._state()
+
+    def cleared(self) -> bool:
+        """End and forget all jobs. Return whether the daemon is the one that was started, and as fresh."""
+        self._end_programs()
+        if self._changed:
+            return False
+        try:
+            with contextlib.closing(Connection(Runtime(self.root))) as daemon:
+                jobs = daemon.request(protocol.GetSnapshot(), protocol.Snapshot).jobs
+                if jobs:
+                    stop = protocol.StopJob([job.name for job in jobs], 1)
+                    daemon.request(stop, protocol.JobsStopped)
+                daemon.request(protocol.RemoveEnded(), protocol.Done)
+                left = daemon.request(protocol.GetSnapshot(), protocol.Snapshot).jobs
+        except (OSError, FenkaError):
+            return False
+        return not left and self._state() == self._fresh
+
+    def _state(self) -> object:
+        # The file of ended jobs stays, and is empty.
+        files = {path for path in self.root.rglob("*") if path.name != "ended.jsonl"}
+        return self.daemon_pid(), files, dict(self.environment), list(self.prefix)
+
+    def _end_programs(self) -> None:
         for program in self.programs:
             program.process.kill()
             program.process.wait()
@@ -160,23 +194,29 @@ class Workstation:
                 assert pipe
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+        self.programs.clear()
+
+    def close(self) -> None:
+        """End everything that this workstation started."""
+        self._end_programs()
         with contextlib.suppress(Exception):
             for name in self.jobs():
                 self.fenka("stop", "--grace", "1", name)
         self.fenka("daemon", "--stop", "--force")
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def new_workstation(prefix: list[str]) -> Workstation:
+    """Return a workstation without a daemon."""
+    # Not pytest's tmp_path: a socket's path has at most 107 bytes.
+    return Workstation(Path(tempfile.mkdtemp(prefix="fenka-")), prefix)
 
 
 @contextlib.contextmanager
 def workstation_at(prefix: list[str]) -> Iterator[Workstation]:
     """A workstation whose commands are prefixed with `prefix`."""
-    # Not pytest's tmp_path: a socket's path has at most 107 bytes.
-    root = Path(tempfile.mkdtemp(prefix="fenka-"))
-    station = Workstation(root, prefix)
-    try:
+    with contextlib.closing(new_workstation(prefix)) as station:
         yield station
-    finally:
-        station.close()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture
@@ -186,8 +226,29 @@ def station() -> Iterator[Workstation]:
         yield station
 
 
+@pytest.fixture(scope="session")
+def idle_t4s() -> Iterator[list[Workstation]]:
+    """At most one workstation, which an earlier test of this worker has left as it was."""
+    idle: list[Workstation] = []
+    yield idle
+    for station in idle:
+        station.close()
+
+
 @pytest.fixture
-def t4(station: Workstation) -> Workstation:
-    """A workstation with one simulated T4: 15079 MiB, 14 units."""
-    station.start("--simulate", "T4")
-    return station
+def t4(idle_t4s: list[Workstation]) -> Iterator[Workstation]:
+    """A workstation with one simulated T4: 15079 MiB, 14 units.
+
+    Tests that only run commands share its daemon.
+    """
+    shared = bool(idle_t4s)
+    station = idle_t4s.pop() if shared else new_workstation([])
+    try:
+        if not shared:
+            station.start_fresh("--simulate", "T4")
+        yield station
+    finally:
+        if station.cleared():
+            idle_t4s.append(station)
+        else:
+            station.close()

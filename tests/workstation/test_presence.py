@@ -41,7 +41,10 @@ def test_pending_request_keeps_its_place_when_the_directory_was_removed(
     """Its command reconnects."""
     waiting = t4.run("--gpu-mem", "12", "--name", "waits", "--", *HOLD, "1")
     assert "position 1" in waiting.says()
+    daemon = t4.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)  # it writes into the directory
     shutil.rmtree(t4.root)
+    os.kill(daemon, signal.SIGCONT)
     assert holder.end() == 0
     waiting.report()
 

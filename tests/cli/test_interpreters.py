@@ -11,6 +11,8 @@ import pytest
 import fenka
 from fenka.jobs import notebook
 
+pytestmark = pytest.mark.process  # Jupyter hashes a password
+
 SOURCES = Path(fenka.__file__).parent
 
 USERS_OWN_DIRECTORY = {"cli/demo.py"}

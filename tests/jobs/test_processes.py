@@ -11,6 +11,8 @@ import pytest
 from fenka.cli.errors import UserError, report_errors
 from fenka.jobs.processes import JobNotStarted, run_attached, start_in_background
 
+pytestmark = pytest.mark.process  # forks
+
 Notify = Callable[[str], None]
 
 

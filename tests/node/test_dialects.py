@@ -200,6 +200,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     annotation_names.cache_clear()
 
 
+@pytest.mark.process  # runs `fenka` as a program
 @pytest.mark.usefixtures("registered")
 async def test_dialect_that_is_registered_is_served_by_the_node(library: Path) -> None:
     """The node program advertises its resource, and a pod gets what the dialect recorded."""

@@ -12,6 +12,8 @@ from tests.cli.command import fenka
 from tests.cli.workloads.conftest import Run
 from tests.fakes.api_server import FakeApiServer
 
+pytestmark = pytest.mark.process  # keys by ssh-keygen, code by git
+
 IMAGE = "--image=uber/horovod:0.13.11"
 ARTICLE = [
     "--name=mpi-dist",

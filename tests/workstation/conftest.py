@@ -177,6 +177,7 @@ class Workstation:
                     daemon.request(stop, protocol.JobsStopped)
                 daemon.request(protocol.RemoveEnded(), protocol.Done)
                 left = daemon.request(protocol.GetSnapshot(), protocol.Snapshot).jobs
+            shutil.rmtree(self.root / "jobs", ignore_errors=True)  # their logs
         except (OSError, FenkaError):
             return False
         return not left and self._state() == self._fresh

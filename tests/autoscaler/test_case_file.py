@@ -87,17 +87,20 @@ MISTAKES: list[tuple[object, str]] = [
         case(groups=[{**T4, "min": 3}], limits={"cards": {"Tesla T4": 2}}),
         "limits.cards.Tesla T4 is 2, but the groups' min requires 3 cards",
     ),
-    (case(groups=[{**T4, "capacity": "cheap"}]), "Invalid enum value 'cheap'"),
+    (case(groups=[{**T4, "capacity": "cheap"}]), "groups[0].capacity must not be 'cheap'"),
     (case(groups=[{**T4, "cpu_milli": -1}]), "groups[0] (t4).cpu_milli is -1: it must be 0 to"),
-    (case(groups=[{"name": "g"}]), "missing required field"),
+    (case(groups=[{"name": "g"}]), "groups[0] has no cpu_milli"),
     (case(request(count=-1), groups=[]), "requests[0] (r).count is -1: it must be 0 to"),
     (case(request(compute=101), groups=[]), "compute is a percentage of one card"),
     (case(request(whole=True), groups=[]), "a whole card comes with all its memory"),
     (case(request(memory={"units": 1, "mib": 1}), groups=[]), "has both units and mib"),
-    (case(request(cards=True), groups=[]), "Expected `int`, got `bool`"),
+    (
+        case(request(cards=True), groups=[]),
+        "requests[0].cards must be a whole number, not true or false",
+    ),
     (case(groups=[], nodes=[node("new:t4:0")]), "names of new nodes begin so"),
-    ({**case(groups=[]), "format": "fenka.plan/2"}, "Invalid enum value 'fenka.plan/2'"),
-    ([], "Expected `object`, got `array`"),
+    ({**case(groups=[]), "format": "fenka.plan/2"}, "format must not be 'fenka.plan/2'"),
+    ([], "the case must be an object, not a list"),
 ]
 
 

@@ -107,7 +107,7 @@ ME = instance("1g.5gb+me", 6)
     [
         ("{", "the case is not understood: it is no valid JSON (Input data was truncated)"),
         (a_case(version=2), "version must not be 2"),
-        (a_case(extra=1), "the case has extra, which is no field of it"),
+        (a_case(extra=1), "extra is not known: remove it"),
         ({"version": 1, "cards": []}, "the case has no requests"),
         (a_case(allow={"moves": -1}), "allow.moves must be a whole number >= 0"),
         (a_case(allow={"moves": 1.5}), "allow.moves must be a whole number, not a number"),

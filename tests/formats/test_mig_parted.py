@@ -48,18 +48,24 @@ def test_exported_file_describes_the_same() -> None:
         (b"version: v1\nmig-configs: {on: []}\n", "true cannot name a configuration"),
         (b"version: v1\nmig-configs: {c: []}\n", "c has no entries"),
         (b"version: v1\nx: 1\nmig-configs: {c: []}\n", "has an unexpected field 'x'"),
-        (file("devices: all"), "missing required field mig-enabled"),
-        (file("mig-enabled: true"), "missing required field devices"),
+        (file("devices: all"), r"\[0\] has no mig-enabled"),
+        (file("mig-enabled: true"), r"\[0\] has no devices"),
         (file("devices: some, mig-enabled: true"), "c: .*devices"),
-        (file("devices: [-1], mig-enabled: true"), "c: Expected int >= 0"),
-        (file('devices: all, mig-enabled: "true"'), "Expected bool, got str .*mig-enabled"),
-        (file("devices: all, mig-enabled: true, x: 1"), "unknown field x"),
+        (file("devices: [-1], mig-enabled: true"), "must be a whole number >= 0"),
+        (
+            file('devices: all, mig-enabled: "true"'),
+            "mig-enabled must be true or false, not a text",
+        ),
+        (file("devices: all, mig-enabled: true, x: 1"), r"\[0\].x is not known: remove it"),
         (file("devices: all, mig-enabled: false, mig-devices: {1g.5gb: 1}"), "need mig-enabled"),
         (file("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 0}"), "all counts .* are 0"),
-        (file("devices: all, mig-enabled: true, mig-devices: {1g.5gb: -1}"), "Expected int >= 0"),
+        (
+            file("devices: all, mig-enabled: true, mig-devices: {1g.5gb: -1}"),
+            "must be a whole number >= 0",
+        ),
         (
             file("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1.5}"),
-            "Expected int, got float",
+            "must be a whole number, not a number",
         ),
         (
             file("devices: all, mig-enabled: true, mig-devices: {1g.5GB: 1}"),
@@ -67,7 +73,7 @@ def test_exported_file_describes_the_same() -> None:
         ),
         (
             file("devices: all, mig-enabled: true, mig-devices: {1g.5gb: true}"),
-            "Expected int, got bool",
+            "must be a whole number, not true or false",
         ),
     ],
 )

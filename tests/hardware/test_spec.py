@@ -87,15 +87,27 @@ UUID = 'uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"'
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ('version = 1\ncolour = "red"\n[[card]]\nmodel = "T4"', "`colour`"),
-        ('version = 1\n[[card]]\nmodel = "T4"\nmemory = 5', "`memory`"),
-        ('version = 2\n[[card]]\nmodel = "T4"', "`$.version`"),
-        ('[[card]]\nmodel = "T4"', "`version`"),
-        ("version = 1\n[[card]]\ncount = 1", "`model`"),
-        ('version = 1\n[[card]]\nmodel = "T4"\nmemory_mib = "5"', "`$.card[0].memory_mib`"),
-        ('version = 1\n[[card]]\nmodel = "T4"\ncount = 99', "`$.card[0].count`"),
+        ('version = 1\ncolour = "red"\n[[card]]\nmodel = "T4"', "colour is not known: remove it"),
+        (
+            'version = 1\n[[card]]\nmodel = "T4"\nmemory = 5',
+            "memory is not known: did you mean memory_mib?",
+        ),
+        ('version = 2\n[[card]]\nmodel = "T4"', "version must not be 2"),
+        ('[[card]]\nmodel = "T4"', "has no version"),
+        ("version = 1\n[[card]]\ncount = 1", "card[0] has no model"),
+        (
+            'version = 1\n[[card]]\nmodel = "T4"\nmemory_mib = "5"',
+            "card[0].memory_mib must be a whole",
+        ),
+        (
+            'version = 1\n[[card]]\nmodel = "T4"\ncount = 99',
+            "card[0].count must be a whole number <= ",
+        ),
         ('version = 1\n[[card]]\nmodel = "T5"', "no model is called T5"),
-        ('version = 1\ndriver_version = "new"\n[[card]]\nmodel = "T4"', "`$.driver_version`"),
+        (
+            'version = 1\ndriver_version = "new"\n[[card]]\nmodel = "T4"',
+            "driver_version must be a text",
+        ),
         ("version = 1\ncard = []", "not 0"),
         (f'version = 1\n[[card]]\nmodel = "T4"\ncount = 2\n{UUID}', "one uuid"),
         (f'version = 1\n[[card]]\nmodel = "T4"\n{UUID}\n[[card]]\nmodel = "L4"\n{UUID}', "both"),

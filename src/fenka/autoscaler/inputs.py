@@ -3,20 +3,15 @@
 Files of the format `fenka.plan/1`: cases are read from them, plans are written.
 """
 
-import dataclasses
-import functools
-import types
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from fenka.core.nodes.case import Case, InvalidCase, check_case
 from fenka.core.units import MIB
+from fenka.formats import documents
 from fenka.server.program import Kubeconfig, ReplicaName
 
 
@@ -52,9 +47,6 @@ class AutoscalerOptions(msgspec.Struct, frozen=True):
 MAX_BYTES = 64 * MIB
 """More than any cluster's case."""
 
-MAX_NAMED = 5
-"""Unknown keys that an error names."""
-
 
 def read_case(path: Path) -> Case:
     """Return the case in a file. Raises InvalidCase, OSError."""
@@ -71,41 +63,9 @@ def decode_case(text: bytes) -> Case:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
         raise InvalidCase(f"the case is no JSON: {why}") from None
-    unknown = list(islice(_unknown_keys(value, Case, ""), MAX_NAMED))
-    if unknown:
-        raise InvalidCase("; ".join(unknown))
     try:
-        case = msgspec.convert(value, Case)
-    except msgspec.ValidationError as why:
-        raise InvalidCase(f"the case is not understood: {why}") from None
+        case = documents.convert(value, Case, "the case")
+    except documents.InvalidDocument as why:
+        raise InvalidCase(str(why)) from None
     check_case(case)
     return case
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _unknown_keys(value: Any, expected: Any, path: str) -> Iterator[str]:
-    """Yield a sentence for each key that no field has. Values of another type are msgspec's to reject."""
-    if dataclasses.is_dataclass(expected) and isinstance(value, dict):
-        hints = _hints(expected)  # type: ignore[arg-type]
-        for key, each in value.items():
-            name = f"{path}.{key}" if path else str(key)
-            if key in hints:
-                yield from _unknown_keys(each, hints[key], name)
-                continue
-            similar = get_close_matches(key, hints, n=1)
-            hint = f": did you mean {similar[0]}?" if similar else ": remove it"
-            yield f"{name} is not known{hint}"
-        return
-    arguments = get_args(expected)
-    if get_origin(expected) in (Union, types.UnionType):
-        yield from _unknown_keys(value, arguments[0], path)
-    elif get_origin(expected) is tuple and isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from _unknown_keys(each, arguments[0], f"{path}[{number}]")
-    elif get_origin(expected) is Mapping and isinstance(value, dict):
-        for key, each in value.items():
-            yield from _unknown_keys(each, arguments[1], f"{path}.{key}")

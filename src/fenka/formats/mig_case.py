@@ -1,16 +1,15 @@
 """Cases and plans for MIG as JSON: what `fenka mig plan` reads and writes (docs/mig.md)."""
 
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec.json import Decoder
 
 from fenka.core.mig import case
 from fenka.core.mig.geometry import TABLES, Geometry, Place
+from fenka.formats import documents
 
 MODELS = ("A100-40G", "H100-80G", "B200", "A30")
 """The models of version 1."""
@@ -70,24 +69,16 @@ class _Case(_Record, frozen=True):
     allow: _Allow = _Allow()
 
 
-_CASE = Decoder(_Case)
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-}
-"""JSON's words for msgspec's."""
-
-
 def decode_case(text: bytes) -> case.Case:
     """Return a case. Raises InvalidCase with a sentence that names the field, card, profile or request."""
     try:
-        record = _CASE.decode(text)
+        record = documents.convert(msgspec.json.decode(text), _Case, "the case")
+    except documents.InvalidDocument as why:
+        raise case.InvalidCase(f"the case is not understood: {str(why)[:200]}") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
-        raise case.InvalidCase(f"the case is not understood: {_plain(str(why))[:200]}") from None
+        raise case.InvalidCase(
+            f"the case is not understood: it is no valid JSON ({str(why)[:200]})"
+        ) from None
     values = _whole_values([request.value for request in record.requests])
     return case.Case(
         tuple(_card(card) for card in record.cards),
@@ -95,33 +86,6 @@ def decode_case(text: bytes) -> case.Case:
         record.allow.moves,
         record.allow.conversions,
     )
-
-
-def _plain(error: str) -> str:
-    """Return msgspec's error in the words of somebody who writes JSON."""
-    text, _, path = error.partition(" - at `$")
-    where = path.removesuffix("`").lstrip(".") or "the case"
-    named = text.partition("`")[2].partition("`")[0]
-    if text.startswith("Object missing"):
-        return f"{where} has no {named}"
-    if text.startswith("Object contains unknown"):
-        return f"{where} has {named}, which is no field of it"
-    if text.startswith("Invalid enum value"):
-        return f"{where} must not be {text.removeprefix('Invalid enum value ')}"
-    if text.startswith("Expected"):
-        expected, _, given = text.removeprefix("Expected ").partition(", got ")
-        words = f"{where} must be {_words(expected)}"
-        return f"{words}, not {_words(given)}" if given else words
-    return f"it is no valid JSON ({text})"
-
-
-def _words(types: str) -> str:
-    """Return types of msgspec's errors by their names in JSON, with what is said of their sizes."""
-    return re.sub(
-        "`([^`]*)`",
-        lambda match: " or ".join(_TYPES.get(name, name) for name in match[1].split(" | ")),
-        types,
-    ).replace(" of length <= ", " of a length of at most ")
 
 
 def _card(record: _CaseCard) -> case.PlannedCard:

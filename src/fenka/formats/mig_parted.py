@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.formats import documents
 from fenka.formats.quantities import PROFILE
 
 MAX_BYTES = 256 * 1024
@@ -132,9 +133,9 @@ def encode(name: str, cards: Mapping[int, CardTarget]) -> str:
 
 def _entries(name: str, entries: Any) -> list[ConfigEntry]:
     try:
-        decoded = msgspec.convert(entries, list[ConfigEntry])
-    except msgspec.ValidationError as why:
-        raise InvalidFile(f"{name[:40]}: {str(why).replace('`', '')}") from None
+        decoded = documents.convert(entries, list[ConfigEntry], "the configuration")
+    except documents.InvalidDocument as why:
+        raise InvalidFile(f"{name[:40]}: {why}") from None
     if not decoded:
         raise InvalidFile(f"{name[:40]} has no entries")
     for entry in decoded:

@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.formats import documents
 
 MAX_CARDS = 16
 """Cards of one node, by the layout of the simulated driver's shared memory."""
@@ -295,10 +296,10 @@ def _model(key: str) -> CardModel:
 
 def _from_file(path: Path) -> list[SimulatedCard]:
     try:
-        file = msgspec.toml.decode(path.read_bytes(), type=_File)
+        file = documents.convert(msgspec.toml.decode(path.read_bytes()), _File, "the file")
     except OSError as error:
         raise BadSpec(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (documents.InvalidDocument, msgspec.MsgspecError, ValueError) as error:
         raise BadSpec(f"{path}: {error}") from None
     cards: list[SimulatedCard] = []
     for entry in file.card:

@@ -11,7 +11,6 @@ All values are texts, converted by the fields' types. So `cpu: 2` in a file mean
 import math
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
@@ -19,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from fenka.core.request import ComputeMode, InvalidRequest
-from fenka.formats import quantities
+from fenka.formats import documents, quantities
 from fenka.formats.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
 from fenka.jobs.job_spec import GpuResources
 
@@ -325,9 +324,13 @@ def parse_fields(fields: Fields, kind: type[S]) -> S:
         for name, value in fields.items()
     }
     try:
+        documents.check_names(converted, kind)
+    except documents.InvalidDocument as why:
+        raise InvalidRequest(str(why)) from None
+    try:
         return msgspec.convert(converted, kind, strict=False)
     except msgspec.ValidationError as why:
-        raise InvalidRequest(_sentence(str(why), fields, kind)) from None
+        raise InvalidRequest(_sentence(str(why), fields)) from None
 
 
 def merge(lower: Fields, upper: Fields) -> dict[str, Any]:
@@ -368,25 +371,15 @@ def _check_texts(value: object) -> None:
     if isinstance(value, Mapping):
         _check_texts([*value, *value.values()])
     elif isinstance(value, list):
-        for each in value:
-            _check_texts(each)
+        for item in value:
+            _check_texts(item)
     elif isinstance(value, str) and (
         "\0" in value or value.encode(errors="replace").decode() != value
     ):
         raise InvalidRequest(f"{value[:40]!r} is no text in UTF-8: write it in UTF-8, without NUL")
 
 
-def _sentence(why: str, fields: Fields, kind: type[PodOptions]) -> str:
-    unknown = re.search(r"unknown field `([^`]*)`", why)
-    if unknown:
-        path = _PATH.search(why)
-        prefix = f"{path[1]}." if path else ""
-        known = [field.encode_name for field in msgspec.structs.fields(kind)]
-        similar = get_close_matches(unknown[1], known, 1)
-        hint = f": did you mean {similar[0]}?" if similar and not prefix else ""
-        return f"unknown field {prefix}{unknown[1]}" + (
-            hint or ": see the command's --help for the fields"
-        )
+def _sentence(why: str, fields: Fields) -> str:
     path = _PATH.search(why)
     if path is None:
         return f"invalid fields: {why}"

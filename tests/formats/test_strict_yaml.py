@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.formats.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
+from fenka.formats.documents import MAX_BYTES, InvalidYaml, parse_yaml
 
 
 @pytest.mark.parametrize(

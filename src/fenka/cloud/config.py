@@ -16,8 +16,8 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.nodes import case
 from fenka.core.request import MAX_CARDS, MAX_HOST
 from fenka.dialects.base import InvalidRecord, parse_milli, parse_quantity
+from fenka.formats.documents import MAX_SHOWN, shown
 from fenka.formats.quantities import parse_duration
-from fenka.formats.strict_yaml import MAX_SHOWN, shown
 
 Seconds = Annotated[float, "a duration with its unit in the file"]
 Price = Annotated[float, "per hour, with at most 4 decimals"]

@@ -25,7 +25,7 @@ from fenka.cloud.config import (
 )
 from fenka.cloud.port import OfferKey
 from fenka.cluster.autoscaling import CAPACITY, GROUP, ORDER
-from fenka.formats.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
+from fenka.formats.documents import MAX_BYTES, InvalidYaml, parse_yaml
 
 Settings = Mapping[str, Any]
 """Types of values by their keys."""

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from fenka.core.request import ComputeMode, InvalidRequest
 from fenka.formats import documents, quantities
-from fenka.formats.strict_yaml import MAX_BYTES, InvalidYaml, parse_yaml
+from fenka.formats.documents import MAX_BYTES, InvalidYaml, parse_yaml
 from fenka.jobs.job_spec import GpuResources
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]

@@ -51,7 +51,7 @@ class _Spec(objects.PodSpec):
     init_containers: tuple[_Container, ...] = ()
 
 
-class _Status(objects.PodStatus):
+class _ListedStatus(objects.PodStatus):
     container_statuses: tuple[objects.ContainerStatus, ...] = msgspec.field(
         default=(), name="-containers"
     )
@@ -65,14 +65,14 @@ class _Listed(objects.Pod):
 
     metadata: _Meta = msgspec.field(default_factory=_Meta)
     spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: _Status = msgspec.field(default_factory=_Status)
+    status: _ListedStatus = msgspec.field(default_factory=_ListedStatus)
 
 
 class _HolderSpec(_Spec):
     tolerations: tuple[objects.Toleration, ...] = msgspec.field(default=(), name="-tolerations")
 
 
-class _HolderStatus(_Status):
+class _HolderStatus(_ListedStatus):
     conditions: tuple[objects.Condition, ...] = msgspec.field(default=(), name="-conditions")
 
 

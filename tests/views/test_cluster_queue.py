@@ -9,7 +9,8 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.queue import Fairness
-from fenka.views.queue_rows import QueueRow, cluster_queue
+from fenka.views.cluster_queue import cluster_queue
+from fenka.views.queue_rows import QueueRow
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
 from tests.fakes.queue import START, UNSCHEDULABLE, make, pending
 from tests.mig_builders import mig_node, mig_pod_json

@@ -57,7 +57,7 @@ async def cluster_rows(api: Api, report: Callable[[str], None] = print_error) ->
         # Finished pods count for what their namespaces have used.
         read_cluster(api, dialects=options.dialects, all_pods=True),
         # It imports numpy, while the server answers.
-        asyncio.to_thread(import_module, "fenka.views.queue_rows"),
+        asyncio.to_thread(import_module, "fenka.views.cluster_queue"),
     )
     if problem is not None:
         report(f"cannot read the scheduler's options, so its defaults are assumed: {problem}")

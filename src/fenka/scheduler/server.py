@@ -35,8 +35,8 @@ from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.queue_controller import QueueController
 from fenka.server.listener import LISTENER, ThrottledText
 from fenka.server.probes import add_probes
+from fenka.views.cluster_queue import queue_rows
 from fenka.views.node_rows import node_rows
-from fenka.views.queue_rows import queue_rows
 
 
 def inspect_text(cluster: ClusterState) -> Iterator[bytes]:

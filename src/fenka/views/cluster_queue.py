@@ -1,0 +1,109 @@
+"""The queue of a cluster as rows of the screens.
+
+It is computed from a plain reading of the API server, so the scheduler need not run. Two things that only the
+scheduler knows are missing: reservations that have expired, and the use of pods that were deleted since
+(docs/scheduler.md, Order).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fenka.cluster.objects import Pod
+from fenka.cluster.pending_queue import PendingQueue, gang_complete_by_label
+from fenka.cluster.pod_groups import group_key
+from fenka.cluster.queue_snapshot import QueueEntry, QueueSnapshot, SchedulerOptions
+from fenka.cluster.queue_state import UsageAccounting
+from fenka.cluster.state import ClusterSnapshot, ClusterState
+from fenka.core.backfill import complete
+from fenka.core.inventory import card_of
+from fenka.dialects.base import InvalidRecord
+from fenka.views.queue_rows import QueueRow
+
+
+def cluster_queue(
+    snapshot: ClusterSnapshot, options: SchedulerOptions, now: float
+) -> list[QueueRow]:
+    """Return the pending requests of a cluster in order. now: Unix seconds."""
+    usage = UsageAccounting(snapshot.state, options.fairness)
+    gangs: dict[str | None, list[Pod]] = {}
+    for pod in snapshot.pods:
+        usage.set(pod, now)
+        # The scheduler counts members in the same way (`GangMembers.status`).
+        gang = group_key(pod)
+        if gang is None:
+            continue
+        is_alive = not pod.finished and pod.metadata.deletion_timestamp is None
+        if is_alive or pod.status.phase == "Succeeded":
+            gangs.setdefault(gang, []).append(pod)
+
+    def is_complete(members: Sequence[Pod]) -> bool:
+        # A member that requests no card, such as a launcher, counts too.
+        return gang_complete_by_label(gangs[group_key(members[0])])
+
+    queue = PendingQueue(
+        snapshot.state, options.policy, options.fairness, is_complete, uses=usage.uses
+    )
+    return list(queue_rows(complete(queue.schedule(snapshot.pods, now)), snapshot.state))
+
+
+def queue_rows(scheduled: QueueSnapshot, state: ClusterState) -> Iterator[QueueRow]:
+    """Yield the entries of a queue that has been scheduled, in order."""
+    cards, used = _cards(state), dict[str, float]()
+    for position, entry in enumerate(scheduled.entries, start=1):
+        namespace = entry.pending.namespace
+        if namespace not in used:
+            used[namespace] = scheduled.history(namespace).used_s
+        yield _row(position, entry, cards, used)
+
+
+def _row(
+    position: int,
+    entry: QueueEntry,
+    cards: Mapping[str, tuple[str, int]],
+    used: Mapping[str, float],
+) -> QueueRow:
+    """Args: cards: node and index by UUID; used: card-seconds by namespace."""
+    pending, reservation = entry.pending, entry.reservation
+    uuids = {piece.uuid for placement in entry.placements for piece in placement.slices}
+    why = entry.why
+    if entry.placements:
+        why = "there is room now: it is placed when kube-scheduler tries it again, in seconds"
+    elif reservation is not None:
+        uuids |= reservation.cards
+    # An instance need not exist yet, its card does.
+    known = (cards.get(card_of(uuid)) for uuid in uuids)
+    # A card may be gone since the queue was scheduled.
+    on_cards = {place for place in known if place is not None}
+    return QueueRow(
+        position,
+        pending.name,
+        pending.namespace,
+        pending.priority,
+        _request(pending.pods),
+        entry.requested_at,
+        [f"{node}/{index}" for node, index in sorted(on_cards)],
+        reservation.starts_by if reservation is not None else None,
+        why,
+        round(used[pending.namespace], 1),
+    )
+
+
+def _request(pods: tuple[Pod, ...]) -> str:
+    """Return `8 aliyun.com/gpu-mem`, or for a gang `2 pods: 16 aliyun.com/gpu-mem`, the sum of all."""
+    total: dict[str, int] = {}
+    for pod in pods:
+        try:
+            amounts = pod.demand().amounts
+        except InvalidRecord:
+            continue
+        for name, amount in amounts.items():
+            total[name] = total.get(name, 0) + amount
+    text = ", ".join(f"{amount} {name}" for name, amount in total.items())
+    return text if len(pods) == 1 else f"{len(pods)} pods: {text}"
+
+
+def _cards(state: ClusterState) -> dict[str, tuple[str, int]]:
+    return {
+        card.uuid: (shared.node.name, card.index)
+        for shared in state.shared_nodes()
+        for card in shared.physical_cards
+    }

@@ -63,9 +63,9 @@ def stop(
     if runs_here(target, target.namespace) or not (target.of_cluster or _elsewhere(names)):
         jobs.stop_here(names, 10.0 if grace is None else grace)
         return
-    from fenka.cli.workloads import training_cluster
+    from fenka.cli.workloads import cluster_submission
 
-    training_cluster.stop(target, names)
+    cluster_submission.stop(target, names)
 
 
 def _elsewhere(names: list[str]) -> bool:
@@ -290,7 +290,7 @@ def delete(
     backend, failures = open_backend(target), []
     for name in dict.fromkeys(names):
         try:
-            backend.delete([find_job(backend, name, type_)])
+            backend.delete_jobs([find_job(backend, name, type_)])
         except FenkaError as why:
             failures.append(str(why))
         else:
@@ -323,7 +323,7 @@ def prune(
     if not ended:
         print(f"no job has ended more than {since} ago")
         return
-    backend.delete(ended)
+    backend.delete_jobs(ended)
     for job in ended:
         _report(job.name)
 

@@ -18,7 +18,7 @@ from fenka.cli.errors import UserError, print_error
 from fenka.cli.local_logs import LogPart
 from fenka.cli.options import OutputOption, Target, short_duration
 from fenka.cli.workloads.backend import AllNamespacesOption, JobTarget
-from fenka.cli.workloads.selection import open_backend, open_services
+from fenka.cli.workloads.selection import open_backend
 from fenka.cli.world import announce, cluster_configured
 from fenka.core.request import ComputeMode
 from fenka.jobs import notebook
@@ -106,14 +106,15 @@ def _without_lease(snapshot: protocol.Snapshot, *, ended: bool) -> list[Workload
     if not _have_records(leases):
         return []
     # Most users have none of them, and these modules take longer to import than the rest of `fenka ps`.
-    from fenka.cli.workloads.local import LocalJobs, LocalServices
+    from fenka.cli.workloads.local import LocalBackend
 
     shown = list[WorkloadRow]()
-    for job in LocalJobs().jobs():
+    backend = LocalBackend()
+    for job in backend.jobs():
         processes = {job.name, *(process.pod for process in job.instances)}
         if job.trainer != "run" and not processes & leases and (ended or not job.finished):
             shown.append(workload_row(job))
-    for version in LocalServices().versions():
+    for version in backend.versions():
         # A replica that was started again has a further lease, whose name is its own with a number.
         replicas = tuple(replica.name for replica in version.replicas)
         if not any(lease.startswith(replicas) for lease in leases):
@@ -145,8 +146,8 @@ def _workload_row(row: WorkloadRow) -> tuple[str, ...]:
 def _print_cluster(target: JobTarget, output: str, *, ended: bool, all_namespaces: bool) -> None:
     """Print the workloads of a cluster. ended: those that have ended, too."""
     target = replace(target, cluster=True)
-    jobs = open_backend(target, all_namespaces=all_namespaces).jobs()
-    versions = open_services(target, all_namespaces=all_namespaces).versions()
+    backend = open_backend(target, all_namespaces=all_namespaces)
+    jobs, versions = backend.jobs(), backend.versions()
     active = [job for job in jobs if ended or not job.finished]
     rows = [*map(workload_row, active), *map(workload_row, versions)]
     if tables.print_data(rows, output):

@@ -181,7 +181,7 @@ def start(
         record = notebooks.load_stopped(name)
         launcher = Launcher(paths.current(), record.spec, report_errors)
         _run_here(record, launcher, detached=True)
-    from fenka.cli.workloads import training_cluster as of_cluster
+    from fenka.cli.workloads import cluster_submission as of_cluster
 
     of_cluster.start(target, name)
     if not detach_:
@@ -236,7 +236,7 @@ def _start_on_cluster(
     place: tuple[Target, str],
     dry_run: workload_options.DryRunOutput | None,
 ) -> None:
-    from fenka.cli.workloads import training_cluster as of_cluster
+    from fenka.cli.workloads import cluster_submission as of_cluster
 
     secret = password.read(ask=True)
     target, namespace = place

@@ -16,13 +16,13 @@ from fenka.cli.options import group, register
 from fenka.cli.tables import escape
 from fenka.cli.workloads import service_look
 from fenka.cli.workloads.backend import (
+    Backend,
     GatewayChoice,
     JobTarget,
-    ServiceBackend,
     SurgeOption,
     VersionOption,
 )
-from fenka.cli.workloads.selection import find_version, open_services
+from fenka.cli.workloads.selection import find_version, open_backend
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.jobs.service import ServiceKind, ServiceSpec
 from fenka.jobs.workload import merge, parse_fields, read_file
@@ -94,7 +94,7 @@ def _add(kind: ServiceKind, server: str) -> None:
         if dry_run:
             _print_objects(spec, where, gateway, output)
             return
-        backend = open_services(where)
+        backend = open_backend(where)
         before = backend.deploy(spec, gateway)
         _report(spec, before)
         if wait:
@@ -115,7 +115,7 @@ def _add(kind: ServiceKind, server: str) -> None:
         name, version = given.get("name", ""), given.get("version", "")
         if not name:
             raise UserError("--name is required: the service to change", INVALID_INPUT)
-        backend = open_services(where)
+        backend = open_backend(where)
 
         def changed(old: ServiceSpec) -> ServiceSpec:
             if old.kind != kind:
@@ -149,7 +149,7 @@ def undo(
     timeout: TimeoutOption = None,
 ) -> None:
     """Make a version what it was before its last update; a second time, what it is now."""
-    backend = open_services(target)
+    backend = open_backend(target)
     spec = backend.undo(name, version, surge)
     print(
         f"version {spec.version} of service {escape(name)}: as before its last update", flush=True
@@ -234,9 +234,7 @@ def _report(spec: ServiceSpec, before: list[str]) -> None:
         )
 
 
-def wait_until_available(
-    backend: ServiceBackend, spec: ServiceSpec, timeout_s: float | None
-) -> None:
+def wait_until_available(backend: Backend, spec: ServiceSpec, timeout_s: float | None) -> None:
     """Wait until all replicas of a version accept requests; print why they do not. Raises UserError."""
     began, shown = time.monotonic(), ""
     while True:

@@ -115,14 +115,14 @@ def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool)
     if runs_here(target, namespace):
         _submit_here(spec, follow=follow)
     with no_collection():
-        from fenka.cli.workloads.training_cluster import submit_to_cluster
+        from fenka.cli.workloads.cluster_submission import submit_to_cluster
 
     submit_to_cluster(spec, target, namespace, follow=follow)
 
 
 def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     """Start the training on this machine, and exit: with its code if its log is followed."""
-    from fenka.cli.workloads.local import LocalJobs
+    from fenka.cli.workloads.local import LocalBackend
     from fenka.local import training_commands
     from fenka.local.training_commands import submit
     from fenka.workstation import paths
@@ -131,5 +131,5 @@ def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     report_submission(spec.name)
     if not follow:
         sys.exit(0)
-    LocalJobs().logs(spec.name, LogRequest(follow=True))
+    LocalBackend().logs(spec.name, LogRequest(follow=True))
     sys.exit(training_commands.exit_code(spec.name))

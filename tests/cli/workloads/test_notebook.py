@@ -10,7 +10,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from fenka.cli.workloads import training_cluster
+from fenka.cli.workloads import cluster_submission
 from fenka.cluster.training_objects import JOB, KIND
 from tests.builders import Json, node
 from tests.cli.command import Completed, fenka
@@ -28,7 +28,7 @@ OWNED = ("services", "secrets", "configmaps")
 def password(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the password as a careful user does, and poll without pauses."""
     monkeypatch.setenv("PASSWORD", PASSWORD)
-    monkeypatch.setattr(training_cluster, "POLL_S", 0.0)
+    monkeypatch.setattr(cluster_submission, "POLL_S", 0.0)
 
 
 def ok(done: Completed) -> str:
@@ -370,7 +370,7 @@ def test_node_port_is_printed_when_no_external_address_comes(
     run: Run, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters without load balancers never give one."""
-    monkeypatch.setattr(training_cluster, "EXTERNAL_ADDRESS_S", 0.0)
+    monkeypatch.setattr(cluster_submission, "EXTERNAL_ADDRESS_S", 0.0)
     server.put("nodes", node("sd-cluster-04", address="192.168.1.214"))
     ok(run(*CREATE, "--detach", "--service", "LoadBalancer"))
     made = server.get("services", "nb", "default")

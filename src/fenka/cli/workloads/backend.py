@@ -86,52 +86,6 @@ class LogRequest:
     timestamps: bool = False
 
 
-class JobBackend(Protocol):
-    """Training jobs of a cluster or of this machine. All methods raise FenkaError."""
-
-    @property
-    def namespace(self) -> str:
-        """Return the namespace of the jobs, for messages; on this machine the user."""
-
-    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
-        """Return all jobs, or those with this name, the newest first.
-
-        positions: find out the positions in the queue even if that takes longer.
-        """
-
-    def events(self, job: TrainingJob) -> list[JobEvent]:
-        """Return the events of a job and its instances, the oldest first."""
-
-    def logs(self, name: str, request: LogRequest) -> TrainingJob:
-        """Print a log. Return the job as it is at the end of it."""
-
-    def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> int:
-        """Run a command in an instance, connected to this terminal. Return its exit code."""
-
-    def delete(self, jobs: Sequence[TrainingJob]) -> None:
-        """Delete jobs with all that belongs to them."""
-
-
-def report_submission(name: str) -> None:
-    """Print that a job was submitted, in arena's words."""
-    print(f"The Job {name} has been submitted successfully")
-    print(f"You can run `fenka get {name}` to check the job status", flush=True)
-
-
-NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="the service")]
-SurgeOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--surge/--no-surge",
-        help="end an old replica when its successor is ready, or before it starts; default: before, if there "
-        "is no room for both",
-    ),
-]
-VersionOption = Annotated[
-    str, typer.Option("-v", "--version", metavar="VERSION", help="a version of the service")
-]
-
-
 @dataclass(frozen=True, slots=True)
 class GatewayChoice:
     """What users say about the gateway of a service on a cluster."""
@@ -149,12 +103,21 @@ class GatewayChoice:
     ] = 1
 
 
-class ServiceBackend(Protocol):
-    """Services of a cluster or of this machine. All methods raise FenkaError."""
+class Backend(Protocol):
+    """Workloads of a cluster or of this machine. All methods raise FenkaError."""
 
     @property
     def namespace(self) -> str:
-        """Return the namespace of the services, for messages; on this machine the user."""
+        """Return the namespace of the workloads, for messages; on this machine the user."""
+
+    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
+        """Return all jobs, or those with this name, the newest first.
+
+        positions: find out the positions in the queue even if that takes longer.
+        """
+
+    def events(self, job: TrainingJob) -> list[JobEvent]:
+        """Return the events of a job and its instances, the oldest first."""
 
     def versions(self, name: str | None = None) -> list[ServiceVersion]:
         """Return the versions of all services, or of those with this name, sorted."""
@@ -178,17 +141,45 @@ class ServiceBackend(Protocol):
     def undo(self, name: str, version: str, surge: bool | None) -> ServiceSpec:
         """Make a version what it was before its last update. Return it as it is now."""
 
-    def delete(self, name: str, version: str) -> None:
+    def delete_service(self, name: str, version: str) -> None:
         """Delete a version, or all of a service."""
 
     def split(self, name: str, weights: Mapping[str, int], route: str) -> None:
         """Divide a service's requests among its versions. route: by this HTTPRoute of a cluster."""
 
-    def logs(self, version: ServiceVersion, request: LogRequest) -> None:
-        """Print the log of a replica."""
+    def delete_jobs(self, jobs: Sequence[TrainingJob]) -> None:
+        """Delete jobs with all that belongs to them."""
 
-    def attach(self, version: ServiceVersion, request: LogRequest, command: Sequence[str]) -> int:
-        """Run a command in a replica, connected to this terminal. Return its exit code."""
+    def logs(self, workload: str | ServiceVersion, request: LogRequest) -> TrainingJob | None:
+        """Print the log of a replica, or of an instance of the job with this name.
+
+        Return the job as it is at the end of its log.
+        """
+
+    def attach(
+        self, workload: TrainingJob | ServiceVersion, request: LogRequest, command: Sequence[str]
+    ) -> int:
+        """Run a command in an instance or a replica, connected to this terminal. Return its exit code."""
+
+
+def report_submission(name: str) -> None:
+    """Print that a job was submitted, in arena's words."""
+    print(f"The Job {name} has been submitted successfully")
+    print(f"You can run `fenka get {name}` to check the job status", flush=True)
+
+
+NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="the service")]
+SurgeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--surge/--no-surge",
+        help="end an old replica when its successor is ready, or before it starts; default: before, if there "
+        "is no room for both",
+    ),
+]
+VersionOption = Annotated[
+    str, typer.Option("-v", "--version", metavar="VERSION", help="a version of the service")
+]
 
 
 def find_replica(version: ServiceVersion, name: str) -> str:

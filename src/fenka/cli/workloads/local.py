@@ -1,7 +1,4 @@
-"""Trainings and notebooks of this machine, for the commands about training jobs.
-
-Services of this machine, for the commands about them.
-"""
+"""Workloads of this machine, for the commands about them."""
 
 import os
 import sys
@@ -21,8 +18,8 @@ from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob
 from fenka.workstation import paths
 
 
-class LocalJobs:
-    """The trainings and notebooks of this user on this machine; see JobBackend."""
+class LocalBackend:
+    """The workloads of this user on this machine; see Backend."""
 
     @property
     def namespace(self) -> str:
@@ -41,29 +38,7 @@ class LocalJobs:
             return run_jobs.events(job.name)
         return [] if job.trainer == "notebook" else training_commands.events(job.name)
 
-    def logs(self, name: str, request: LogRequest) -> TrainingJob:
-        """Print a log. Return the job as it is at the end of it."""
-        log = training_commands.log_file(name, request.instance, request.container)
-        if not (log.exists() or request.follow):
-            raise UserError(
-                f"{log.parent.name} has no log yet: {name} is {training_commands.record(name).status}"
-            )
-        part = LogPart(request.tail, request.since_s, request.timestamps)
-        local_logs.print_log(
-            log, part, lambda: not request.follow or training_commands.record(name).finished
-        )
-        return self.jobs(name)[0]
-
-    def attach(self, job: TrainingJob, request: LogRequest, command: Sequence[str]) -> NoReturn:
-        """Become a command in an instance's lease."""
-        if NOTEBOOKS.exists(job.name):
-            raise UserError(f"{job.name} is a notebook: open a terminal in it", INVALID_INPUT)
-        sys.stdout.flush()
-        if job.trainer == "run":
-            run_jobs.attach_to(job.name, request.instance, command)
-        run_jobs.run(job.name, request.instance, command)
-
-    def delete(self, jobs: Sequence[TrainingJob]) -> None:
+    def delete_jobs(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs with all that is left of them."""
         for job in jobs:
             if job.trainer == "run":
@@ -72,15 +47,6 @@ class LocalJobs:
                 notebooks.delete(job.name)
             else:
                 training_commands.delete(job.name)
-
-
-class LocalServices:
-    """The services of this user on this machine; see ServiceBackend."""
-
-    @property
-    def namespace(self) -> str:
-        """The user."""
-        return user_name(os.geteuid())
 
     def versions(self, name: str | None = None) -> list[ServiceVersion]:
         """Return the versions of all services, or of those with this name, sorted."""
@@ -111,7 +77,7 @@ class LocalServices:
         _refuse_surge(surge)
         return service_commands.undo(paths.current(), name, version, print_error, report_errors)
 
-    def delete(self, name: str, version: str) -> None:
+    def delete_service(self, name: str, version: str) -> None:
         """Delete a version, or all of a service."""
         service_commands.delete(name, version)
 
@@ -124,8 +90,23 @@ class LocalServices:
             )
         service_commands.split(name, weights)
 
-    def logs(self, version: ServiceVersion, request: LogRequest) -> None:
-        """Print the log of a replica."""
+    def logs(self, workload: str | ServiceVersion, request: LogRequest) -> TrainingJob | None:
+        """Print the log of a job's instance or of a replica. Return the job as it is at the end of it."""
+        if isinstance(workload, ServiceVersion):
+            self._print_replica_log(workload, request)
+            return None
+        log = training_commands.log_file(workload, request.instance, request.container)
+        if not (log.exists() or request.follow):
+            status = training_commands.record(workload).status
+            raise UserError(f"{log.parent.name} has no log yet: {workload} is {status}")
+
+        def ended() -> bool:
+            return not request.follow or training_commands.record(workload).finished
+
+        local_logs.print_log(log, _part(request), ended)
+        return self.jobs(workload)[0]
+
+    def _print_replica_log(self, version: ServiceVersion, request: LogRequest) -> None:
         if request.container:
             raise UserError(
                 "a replica on this machine has one log: leave out --container", INVALID_INPUT
@@ -138,16 +119,27 @@ class LocalServices:
         def ended() -> bool:
             return not request.follow or not service_commands.has_replica(version.name, replica)
 
-        part = LogPart(request.tail, request.since_s, request.timestamps)
-        local_logs.print_log(log, part, ended)
+        local_logs.print_log(log, _part(request), ended)
 
     def attach(
-        self, version: ServiceVersion, request: LogRequest, command: Sequence[str]
+        self, workload: TrainingJob | ServiceVersion, request: LogRequest, command: Sequence[str]
     ) -> NoReturn:
-        """Become a command in a replica's lease."""
-        replica = find_replica(version, request.instance)
+        """Become a command in the lease of an instance or a replica."""
+        name, instance = workload.name, request.instance
+        if isinstance(workload, ServiceVersion):
+            replica = find_replica(workload, instance)
+            sys.stdout.flush()
+            service_commands.attach_to(name, replica, command)
+        if NOTEBOOKS.exists(name):
+            raise UserError(f"{name} is a notebook: open a terminal in it", INVALID_INPUT)
         sys.stdout.flush()
-        service_commands.attach_to(version.name, replica, command)
+        if workload.trainer == "run":
+            run_jobs.attach_to(name, instance, command)
+        run_jobs.run(name, instance, command)
+
+
+def _part(request: LogRequest) -> LogPart:
+    return LogPart(request.tail, request.since_s, request.timestamps)
 
 
 def _refuse_surge(surge: bool | None) -> None:

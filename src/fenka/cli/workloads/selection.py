@@ -1,28 +1,28 @@
 """Selects this machine or a cluster, and the job or the version of a service, that a command is about."""
 
 from fenka.cli.errors import UserError
-from fenka.cli.workloads.backend import TYPE_NAMES, JobBackend, JobTarget, ServiceBackend, TypeName
+from fenka.cli.workloads.backend import TYPE_NAMES, Backend, JobTarget, TypeName
 from fenka.cli.world import announce, runs_here
 from fenka.views.workloads import ServiceVersion, TrainingJob
 
 
-def open_backend(target: JobTarget, *, all_namespaces: bool = False) -> JobBackend:
-    """Return the jobs that a command is about. Raises UserError."""
+def open_backend(target: JobTarget, *, all_namespaces: bool = False) -> Backend:
+    """Return the workloads that a command is about. Raises UserError."""
     here = runs_here(target, target.namespace)
     announce(target, here=here)
     if here:
-        from fenka.cli.workloads.local import LocalJobs
+        from fenka.cli.workloads.local import LocalBackend
 
-        return LocalJobs()
+        return LocalBackend()
     from fenka.cli import cluster
-    from fenka.cli.workloads.training_cluster import ClusterJobs
+    from fenka.cli.workloads.cluster_backend import ClusterBackend
 
     namespace = target.namespace or cluster.namespace(target)
-    return ClusterJobs(target, namespace, all_namespaces=all_namespaces)
+    return ClusterBackend(target, namespace, all_namespaces=all_namespaces)
 
 
 def find_job(
-    backend: JobBackend, name: str, type_: TypeName | None = None, *, positions: bool = False
+    backend: Backend, name: str, type_: TypeName | None = None, *, positions: bool = False
 ) -> TrainingJob:
     """Return the job with this name; fenka's own before those of other programs. Raises UserError."""
     jobs = of_type(backend.jobs(name, positions=positions), type_)
@@ -36,20 +36,7 @@ def of_type(jobs: list[TrainingJob], type_: TypeName | None) -> list[TrainingJob
     return [job for job in jobs if type_ is None or type_ in TYPE_NAMES[job.trainer]]
 
 
-def open_services(target: JobTarget, *, all_namespaces: bool = False) -> ServiceBackend:
-    """Return the services that a command is about. Raises UserError."""
-    if runs_here(target, target.namespace):
-        from fenka.cli.workloads.local import LocalServices
-
-        return LocalServices()
-    from fenka.cli import cluster
-    from fenka.cli.workloads.service_cluster import ClusterServices
-
-    namespace = target.namespace or cluster.namespace(target)
-    return ClusterServices(target, namespace, all_namespaces=all_namespaces)
-
-
-def find_versions(backend: ServiceBackend, name: str, version: str) -> list[ServiceVersion]:
+def find_versions(backend: Backend, name: str, version: str) -> list[ServiceVersion]:
     """Return the versions of a service, or the one that is named. Raises UserError."""
     versions = backend.versions(name)
     if not versions:
@@ -61,7 +48,7 @@ def find_versions(backend: ServiceBackend, name: str, version: str) -> list[Serv
     return chosen
 
 
-def find_version(backend: ServiceBackend, name: str, version: str) -> ServiceVersion:
+def find_version(backend: Backend, name: str, version: str) -> ServiceVersion:
     """Return a version of a service: the only one if none is named. Raises UserError."""
     first, *others = find_versions(backend, name, version)
     if others:

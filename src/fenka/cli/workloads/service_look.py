@@ -29,7 +29,7 @@ from fenka.cli.workloads.backend import (
     VersionOption,
 )
 from fenka.cli.workloads.screens import UNKNOWN, block, cards, print_document
-from fenka.cli.workloads.selection import find_version, open_services
+from fenka.cli.workloads.selection import find_version, open_backend
 from fenka.cluster.service_objects import TYPES
 from fenka.core.errors import FenkaError
 from fenka.jobs.service import parse_weights
@@ -183,7 +183,7 @@ def list_services(
     output: WideOutputOption = "table",
 ) -> None:
     """Print all versions of services."""
-    backend = open_services(target, all_namespaces=all_namespaces)
+    backend = open_backend(target, all_namespaces=all_namespaces)
     kind = "tensorflow" if type_ == "tf" else type_
     versions = [version for version in backend.versions() if kind in (None, version.kind)]
     now = time.time()
@@ -198,7 +198,7 @@ def get(
     output: WideOutputOption = "table",
 ) -> None:
     """Print one version and its replicas."""
-    chosen, now = find_version(open_services(target), name, version), time.time()
+    chosen, now = find_version(open_backend(target), name, version), time.time()
     if not print_document(document(chosen, now), output):
         tables.print_lines(get_screen(chosen, now))
 
@@ -218,7 +218,7 @@ def logs(
 ) -> None:
     """Print the log of a version's oldest replica, or of the one that is named."""
     since_s = parse_duration("--since", since) if since else None
-    backend = open_services(target)
+    backend = open_backend(target)
     chosen = find_version(backend, name, version)
     backend.logs(chosen, LogRequest(follow, instance, container, tail, since_s, timestamps))
 
@@ -232,7 +232,7 @@ def attach(
     container: ContainerOption = "",
 ) -> None:
     """Run a command in a replica, connected to this terminal."""
-    backend = open_services(target)
+    backend = open_backend(target)
     chosen = find_version(backend, name, version)
     request = LogRequest(instance=instance, container=container)
     code = backend.attach(chosen, request, command or ["sh"])
@@ -246,10 +246,10 @@ def delete(
     version: VersionOption = "",
 ) -> None:
     """Delete services with all their versions, or one version."""
-    backend, failures = open_services(target), []
+    backend, failures = open_backend(target), []
     for name in dict.fromkeys(names):
         try:
-            backend.delete(name, version)
+            backend.delete_service(name, version)
         except FenkaError as why:
             failures.append(str(why))
         else:
@@ -280,6 +280,6 @@ def traffic_split(
 ) -> None:
     """Divide a service's requests among its versions."""
     shares = parse_weights(weights or [])
-    open_services(target).split(name, shares, http_route)
+    open_backend(target).split(name, shares, http_route)
     text = ", ".join(f"{version} {weight}%" for version, weight in shares.items())
     print(f"{escape(name)}: {text}")

@@ -13,7 +13,7 @@ import msgspec
 from e2e.cluster import Cluster, wait_until
 from e2e.elastic import Group, Instances
 from e2e.supervisor import REPOSITORY
-from fenka.cloud.simulated import Prices, SimulatedOffer
+from fenka.cloud.simulated_cloud import Prices, SimulatedOffer
 from tests.cloud.alibaba.state import Fault, Folder, Landscape, ScalingGroup, State
 
 REGION, CLUSTER, PORT = "cn-e2e", "e2e", 8099

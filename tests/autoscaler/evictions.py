@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from fenka.autoscaler.actor_context import Hands
+from fenka.autoscaler.actor_context import ActorContext
+from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.stores import OrderStore
-from fenka.autoscaler.view import View
 from fenka.cloud.port import Instance
 from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_preemption import PodDisruptionBudget, budgets_for
-from tests.autoscaler.views import NOW, view
+from tests.autoscaler.snapshots import NOW, snapshot
 from tests.builders import Json
 from tests.fakes.api_server import FakeApiServer, Refusal, Target
 from tests.fakes.in_process import FakeApi
@@ -119,7 +119,7 @@ class FakeCloud:
 
 
 class World:
-    """An API server, a cloud and one program. Fields: those of every view.
+    """An API server, a cloud and one program. Fields: those of every snapshot.
 
     Attributes:
         kill_after: how many more writes to server or cloud are done before the program is killed.
@@ -144,11 +144,11 @@ class World:
     def now(self, now: float) -> None:
         self.server.now = now
 
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
         """What the program knows: all that the server and the cloud have."""
         listed = {each.provider_id for each in self.cloud.listed.values()}
         named = {node["spec"].get("providerID") for node in self.server.all("nodes")} - {None}
-        return view(
+        return snapshot(
             missing=dict.fromkeys(named - listed, self.now),
             nodes=tuple(self.server.all("nodes")),
             pods=tuple(self.server.all("pods")),
@@ -163,18 +163,18 @@ class World:
             **self.fields,
         )
 
-    def hands(self) -> Hands:
+    def context(self) -> ActorContext:
         """What the program acts with."""
         api, cloud = _Killable(self.api, self._count), _Killable(self.cloud, self._count)
         orders = OrderStore(api, "gpu")  # type: ignore[arg-type]
         orders.__dict__.update(self.orders.__dict__)
         orders._map._api = api  # type: ignore[assignment]
         self.orders = orders
-        return Hands(api, cloud, self.recorder, orders, lambda: self.leads, self.view)  # type: ignore[arg-type]
+        return ActorContext(api, cloud, self.recorder, orders, lambda: self.leads, self.snapshot)  # type: ignore[arg-type]
 
     def act(self, actor: Any) -> Mapping[str, Any]:
         """Let an actor make its part of a pass. Raises Killed."""
-        states: Mapping[str, Any] = asyncio.run(actor.act(self.hands()))
+        states: Mapping[str, Any] = asyncio.run(actor.act(self.context()))
         self.status = replace_nodes(self.status, states)
         return states
 

@@ -15,7 +15,13 @@ from fenka.autoscaler.main import Autoscaler
 from fenka.autoscaler.solver.available import available_solver
 from fenka.cloud.config import Config
 from fenka.cloud.port import Offer, Order
-from fenka.cloud.simulated import CloudState, Prices, Scenario, SimulatedOffer, SimulatedProvider
+from fenka.cloud.simulated_cloud import (
+    CloudState,
+    Prices,
+    Scenario,
+    SimulatedOffer,
+    SimulatedProvider,
+)
 from fenka.cluster.autoscaling import (
     ORDERS_MAP,
     STATUS_KEY,
@@ -27,7 +33,7 @@ from fenka.cluster.autoscaling import (
 )
 from fenka.core.nodes.case import Case
 from fenka.core.nodes.plan import Plan, make_plan
-from tests.autoscaler.views import NOW, config, elastic_node
+from tests.autoscaler.snapshots import NOW, config, elastic_node
 from tests.builders import T4_MIB, Json, pod_json, unschedulable
 from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.clock import Clock

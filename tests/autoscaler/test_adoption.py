@@ -4,7 +4,7 @@ from typing import Any
 
 from fenka.autoscaler.orders import advance
 from fenka.cluster.autoscaling import OrderRecord, Slot
-from tests.autoscaler.views import NOW, instance, view
+from tests.autoscaler.snapshots import NOW, instance, snapshot
 
 
 def order(*slots: Slot, zone: str = "a") -> OrderRecord:
@@ -17,7 +17,7 @@ def order(*slots: Slot, zone: str = "a") -> OrderRecord:
 
 def adopted(orders: dict[str, OrderRecord]) -> list[str]:
     """Return the names of the orders that an untagged instance i-1 leads to, besides those given."""
-    decision = advance(view(orders=orders, instances=(instance("i-1"),)))
+    decision = advance(snapshot(orders=orders, instances=(instance("i-1"),)))
     return [name for name in decision.orders if name not in orders]
 
 

@@ -7,7 +7,7 @@ import pytest
 from fenka.autoscaler import providers
 from fenka.autoscaler.providers import CloudCache
 from fenka.cloud.port import Instance
-from tests.autoscaler.views import instance
+from tests.autoscaler.snapshots import instance
 from tests.coroutines import synchronous
 from tests.fakes.clock import Clock
 

@@ -14,10 +14,10 @@ import pytest
 
 from fenka.autoscaler.stores import failed_order
 from fenka.cloud.port import OfferKey, Order
-from fenka.cloud.simulated import Fault
+from fenka.cloud.simulated_cloud import Fault
 from fenka.cluster.autoscaling import ORDER, ORDERS_MAP, PIN, OrderRecord, Slot
 from tests.autoscaler.harness import NAMESPACE, World, scenario, world
-from tests.autoscaler.views import NOW, config, elastic_node, group
+from tests.autoscaler.snapshots import NOW, config, elastic_node, group
 from tests.builders import T4_MIB, Json, gang_labels
 from tests.coroutines import synchronous
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from fenka.autoscaler import buyer, orders, reclaim, scale_in
-from fenka.autoscaler.metrics import PREFIX, Counts, Metrics
-from tests.autoscaler.views import view
+from fenka.autoscaler.metrics import PREFIX, ActivityCounts, Metrics
+from tests.autoscaler.snapshots import snapshot
 
 PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
 
@@ -15,7 +15,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
 def test_metrics_of_the_documentation_are_those_of_the_program() -> None:
     """Each of them, and no other."""
     metrics = Metrics(
-        Counts(), view, leading=lambda: True, unserved=lambda: 0, reclaims=lambda: {"t4": 1}
+        ActivityCounts(),
+        snapshot,
+        leading=lambda: True,
+        unserved=lambda: 0,
+        reclaims=lambda: {"t4": 1},
     )
     names = set()
     for family in text_string_to_metric_families(b"".join(metrics.text()).decode()):
@@ -36,7 +40,7 @@ def test_events_of_the_documentation_are_those_of_the_program() -> None:
         buyer.SCALE_OUT,
         buyer.NO_SCALE_OUT,
         orders.NEVER_JOINED,
-        orders.MISFIT,
+        orders.UNHELPFUL_OFFER,
         reclaim.RECLAIM,
         scale_in.SCALE_IN,
     }

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from e2e import elastic
-from fenka.cloud.simulated import CloudState
+from fenka.cloud.simulated_cloud import CloudState
 from tests.autoscaler.test_program import waiting_pod
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, in_thread

@@ -11,11 +11,11 @@ from fenka.autoscaler.actor_context import MAX_WARNED, Warnings
 from fenka.autoscaler.loop import status_of
 from fenka.autoscaler.plan_case import plan_case, within_most
 from fenka.autoscaler.planner import PlanFailed
-from fenka.autoscaler.view import Shape
+from fenka.autoscaler.snapshot import Shape
 from fenka.cli.why import explain_pod
 from fenka.cloud.config import Config
 from fenka.cloud.port import Offer, OfferKey
-from fenka.cloud.simulated import Fault, Prices, Scenario, SimulatedOffer
+from fenka.cloud.simulated_cloud import Fault, Prices, Scenario, SimulatedOffer
 from fenka.cluster.autoscaling import (
     CAPACITY,
     GROUP,
@@ -29,7 +29,7 @@ from fenka.core.nodes.case import NewCard, check_case
 from fenka.core.nodes.plan import make_plan
 from fenka.kubernetes.events import BURST
 from tests.autoscaler.harness import NAMESPACE, World, scenario, world
-from tests.autoscaler.views import T4, config, elastic_node, group, view
+from tests.autoscaler.snapshots import T4, config, elastic_node, group, snapshot
 from tests.builders import pod_json
 from tests.coroutines import synchronous
 from tests.waiting import until
@@ -150,7 +150,7 @@ async def test_pod_gets_a_node_when_others_vanish_during_every_plan(tmp_path: Pa
 def test_status_is_bounded_when_thousands_of_pods_are_unserved() -> None:
     """A ConfigMap has at most 1 MiB, and names and reasons are the tenants'."""
     names = [f"p-{number}-{'x' * 240}" for number in range(3000)]
-    there = view(pods=tuple(pod_json(name, uid=name) for name in names))
+    there = snapshot(pods=tuple(pod_json(name, uid=name) for name in names))
     status = status_of(there, {}, {name: f"0/1 groups help: {name}" for name in names})
     assert status.unserved
     assert len(msgspec.json.encode(status)) < 1 << 19
@@ -179,7 +179,7 @@ def test_case_is_valid_when_amounts_are_beyond_all_bounds() -> None:
     placed["spec"]["containers"][0]["resources"]["requests"] = huge
     node = elastic_node("gpu", 15079)
     node["status"]["allocatable"] |= {"x/z": "-1", "x/y": "9223372036854775807", "pods": "-1"}
-    found = plan_case(view(nodes=(node,), pods=(pending, placed)))
+    found = plan_case(snapshot(nodes=(node,), pods=(pending, placed)))
     check_case(found.case)
 
 
@@ -187,7 +187,7 @@ def test_pod_is_left_out_when_it_selects_by_a_label_of_cases() -> None:
     """No node has it, so that the pod would never fit what is bought for it."""
     pod = pod_json("p", 4, uid="p")
     pod["spec"]["nodeSelector"] = {"fenka.io/eligible-0": "true"}
-    assert "fenka.io/eligible-" in plan_case(view(pods=(pod,))).unserved["p"]
+    assert "fenka.io/eligible-" in plan_case(snapshot(pods=(pod,))).unserved["p"]
 
 
 @synchronous
@@ -228,7 +228,7 @@ def test_group_of_two_types_keeps_that_of_the_highest_priority_when_both_exceed_
     pods = pod_json("high", 20, uid="high"), pod_json("low", 14, uid="low")
     pods[0]["spec"]["priority"] = 1000
     shapes = {"small": small, "big": big}
-    case = plan_case(view(config=settings, offers=offers, shapes=shapes, pods=pods))
+    case = plan_case(snapshot(config=settings, offers=offers, shapes=shapes, pods=pods))
     narrower = within_most(case, make_plan(case.case, lambda: 1.0))
     assert narrower is not None
     placed = make_plan(narrower, lambda: 1.0).placements
@@ -311,7 +311,7 @@ async def test_problem_is_over_when_no_pod_waits_any_more(tmp_path: Path) -> Non
 def test_status_has_no_pod_that_has_found_a_node_since() -> None:
     """It was bound before the next plan; a pod that leaves a node that is taken back still waits."""
     pods = tuple(pod_json(name, 4, uid=name, node="gpu" if name != "a" else "") for name in "abc")
-    there = view(pods=pods, displaced=frozenset("c"))
+    there = snapshot(pods=pods, evicted=frozenset("c"))
     assert status_of(there, {}, dict.fromkeys("abc", "no")).unserved == {
         "no": ["default/a", "default/c"]
     }
@@ -380,5 +380,5 @@ async def test_pod_is_told_when_orders_may_not_be_written(tmp_path: Path) -> Non
 
 def test_status_names_the_schedulers_that_are_served() -> None:
     """So that a dry run leaves out the pods of others."""
-    served = view(schedulers=frozenset({"mine", "default-scheduler"}))
+    served = snapshot(schedulers=frozenset({"mine", "default-scheduler"}))
     assert status_of(served, {}, {}).schedulers == ("default-scheduler", "mine")

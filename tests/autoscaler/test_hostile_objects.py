@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.autoscaler.demand import MAX_AFFINITIES, RULE_LABEL, demand
+from fenka.autoscaler.demand import MAX_AFFINITIES, RULE_LABEL, pending_demand
 from fenka.autoscaler.inputs import decode_case
 from fenka.autoscaler.loop import status_of
 from fenka.autoscaler.node_registration import (
-    new_misfits,
     new_shapes,
+    new_unhelpful_offers,
     node_changes,
     planned_annotations,
 )
 from fenka.autoscaler.orders import advance
 from fenka.autoscaler.plan_case import plan_case, unserved_pods
-from fenka.autoscaler.reclaim import decide_reclaims, displaced_pods
+from fenka.autoscaler.reclaim import decide_reclaims, evicted_demand
 from fenka.autoscaler.scale_in import Marked, decide_scale_in
-from fenka.autoscaler.view import ElasticPod, Shape, View
+from fenka.autoscaler.snapshot import ElasticPod, Shape, Snapshot
 from fenka.cloud.config import ScaleIn
 from fenka.cluster.autoscaling import (
     GROUP,
@@ -38,7 +38,7 @@ from fenka.core.nodes.problem import Problem
 from fenka.dialects.base import Dialect
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from tests.autoscaler.hostile import hostile_pods
-from tests.autoscaler.views import NOW, T4, config, elastic_node, instance, view
+from tests.autoscaler.snapshots import NOW, T4, config, elastic_node, instance, snapshot
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json, unschedulable
 
 _TAINTS = st.sampled_from([(), (), ("fenka.io/reclaimed",), ("fenka.io/ending",)])
@@ -49,7 +49,7 @@ def _world(
     slots: tuple[Slot, ...] = (),
     dialects: tuple[Dialect, ...] = DIALECTS,
     taints: Sequence[Json] = (),
-) -> View:
+) -> Snapshot:
     """A node with one T4 that is used, an idle one, well-formed pods and others."""
     labels = {GROUP: "t4", ORDER: "t4-1"}
     bought = [
@@ -62,7 +62,7 @@ def _world(
         pod_json("runs", 4, uid="runs", node="gpu", annotations=on_card(0, 4)),
     )
     record = OrderRecord("t4", "t4.x", "a", "on-demand", slots, "asked", 4.0, NOW)
-    made = view(
+    made = snapshot(
         nodes=tuple(bought),
         pods=(*good, *hostile),
         orders={"t4-1": record} if slots else {},
@@ -77,8 +77,8 @@ def _world(
         shapes={"t4.x": Shape(cpu_milli=4000, memory_mib=16000, cards=T4.cards)},
     )
     state = ClusterState(made.nodes.values(), made.pods.values(), dialects)
-    displaced = displaced_pods(made.nodes, made.pods_on, made.pods)
-    return replace(made, state=state, displaced=displaced)
+    evicted = evicted_demand(made.nodes, made.pods_on, made.pods)
+    return replace(made, state=state, evicted=evicted)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_pass_goes_on_when_a_planned_pod_is_changed_to_what_is_not_understood() 
     pod["spec"]["containers"] = [{"name": "c", "resources": {"limits": limits}}]
     pod["status"] |= unschedulable("0/1 nodes are available")
     slot = Slot(state="offering", instance="i-1", node="gpu", pods=("h",), offering_at=NOW - 100)
-    assert new_misfits(_world([pod], (slot,), WITH_HAMI)) == []
+    assert new_unhelpful_offers(_world([pod], (slot,), WITH_HAMI)) == []
 
 
 @pytest.mark.parametrize(("percent", "nodes"), [("71", 0), ("72", 1), ("", 1)])
@@ -174,7 +174,7 @@ def test_no_pod_makes_the_case_invalid_or_ends_a_pass(data: st.DataObject) -> No
     decide_scale_in(there, {"gpu": Marked(NOW - 99, frozenset({"runs", *names}))})
     node_changes(there)
     planned_annotations(there)
-    new_misfits(there)
+    new_unhelpful_offers(there)
     new_shapes(there)
 
 
@@ -193,7 +193,7 @@ def test_namespaces_take_turns_when_more_pods_wait_than_are_planned_for(
     ]
     one = pod_json("one", 4, uid="one", namespace="one")
     one["metadata"]["creationTimestamp"] = "2027-01-15T08:00:00Z"
-    there = view(pods=(*many, *gang, one))
+    there = snapshot(pods=(*many, *gang, one))
     found = plan_case(there)
     assert {each.name for each in found.case.requests} == {
         *(f"gang/g{it}" for it in range(4)),
@@ -219,7 +219,7 @@ def test_others_are_planned_for_when_a_tenant_writes_very_many_affinities() -> N
         terms = [{"matchExpressions": [{"key": name, "operator": "DoesNotExist"}]}]
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         pod["spec"]["affinity"] = {"nodeAffinity": required}
-    found = plan_case(view(pods=(*pods, pod_json("good", 14))))
+    found = plan_case(snapshot(pods=(*pods, pod_json("good", 14))))
     assert len(found.case.requests) == MAX_AFFINITIES + 1
     assert "default/good" in [each.name for each in found.case.requests]
     assert set(found.unserved.values()) == {
@@ -236,7 +236,7 @@ def test_rules_are_few_whatever_pods_request_and_however_they_name_their_contain
         container["name"] = f"c{number}"
         if number % 2:
             container["resources"]["limits"]["aliyun.com/gpu-core.percentage"] = "20"
-    case = plan_case(view(nodes=(node,), pods=tuple(pods))).case
+    case = plan_case(snapshot(nodes=(node,), pods=tuple(pods))).case
     labels = {key for each in (*case.groups, *case.nodes) for key in each.labels}
     assert len([key for key in labels if key.startswith(RULE_LABEL)]) == 1
 
@@ -263,9 +263,9 @@ def test_pods_are_read_as_often_whatever_the_number_of_gangs() -> None:
             pod_json(f"p{it}", 4, uid=f"p{it}", labels=gang_labels(f"g{it // 2}", 2))
             for it in range(2 * gangs)
         )
-        there = view(pods=pods)
+        there = snapshot(pods=pods)
         counted = _CountedPods(there.pods)
-        assert len(demand(replace(there, pods=counted)).requests) == 2 * gangs
+        assert len(pending_demand(replace(there, pods=counted)).requests) == 2 * gangs
         reads.append(counted.reads)
     assert reads[0] == reads[1]
 

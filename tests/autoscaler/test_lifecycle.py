@@ -21,7 +21,7 @@ from fenka.autoscaler.orders import (
     refused,
     token,
 )
-from fenka.autoscaler.view import View
+from fenka.autoscaler.snapshot import Snapshot
 from fenka.cloud.port import (
     Denied,
     OutOfStock,
@@ -31,7 +31,7 @@ from fenka.cloud.port import (
     Unknown,
 )
 from fenka.cluster.autoscaling import ORDER, OrderRecord, Slot
-from tests.autoscaler.views import NOW, config, elastic_node, instance, offer, view
+from tests.autoscaler.snapshots import NOW, config, elastic_node, instance, offer, snapshot
 from tests.builders import T4_MIB, Json, pod_json
 
 TIMEOUT_S = 900.0
@@ -53,7 +53,7 @@ def the_slot(record: OrderRecord | None) -> Slot:
 
 def advanced(record: OrderRecord, **fields: Any) -> OrderRecord:
     """The order `t4-1` after a pass."""
-    found = advance(view(orders={"t4-1": record}, **fields)).orders.get("t4-1", record)
+    found = advance(snapshot(orders={"t4-1": record}, **fields)).orders.get("t4-1", record)
     assert found is not None
     return found
 
@@ -185,15 +185,15 @@ def test_node_is_ended_when_it_is_not_ready_in_time(
         "pods": (pod,),
         "instances": instances,
     }
-    assert not advance(view(**given, now=NOW + TIMEOUT_S)).missed
-    decision = advance(view(**given, now=NOW + TIMEOUT_S + 1))
+    assert not advance(snapshot(**given, now=NOW + TIMEOUT_S)).failures
+    decision = advance(snapshot(**given, now=NOW + TIMEOUT_S + 1))
     found = decision.orders["t4-1"]
     assert the_slot(found).state == state
     assert found is not None
     assert found.failure == "never joined"
-    (missed,) = decision.missed
-    assert missing in missed.why
-    assert [each.metadata.name for each in missed.pods] == ["a"]
+    (failure,) = decision.failures
+    assert missing in failure.why
+    assert [each.metadata.name for each in failure.pods] == ["a"]
     assert decision.ends == ({"i-1"} if slot.instance else frozenset())
 
 
@@ -204,8 +204,8 @@ def test_rest_of_an_order_is_given_up_when_only_a_part_came() -> None:
         "orders": {"t4-1": record},
         "instances": [instance(order="demo-t4-1-0")],
     }
-    assert not advance(view(**given, now=NOW + 30)).missed
-    decision = advance(view(**given, now=NOW + 31))
+    assert not advance(snapshot(**given, now=NOW + 30)).failures
+    decision = advance(snapshot(**given, now=NOW + 31))
     found = decision.orders["t4-1"]
     assert found is not None
     assert [slot.state for slot in found.slots] == ["known", "failed"]
@@ -226,7 +226,7 @@ def test_instance_is_gone_when_it_is_missing_in_two_lists() -> None:
 def test_nothing_is_decided_when_the_cloud_was_never_read() -> None:
     """What cannot be read is never none."""
     record = order(Slot(state="known", instance="i-1"), state="known")
-    decision = advance(view(orders={"t4-1": record}, instances_at=None, now=NOW + 10_000))
+    decision = advance(snapshot(orders={"t4-1": record}, instances_at=None, now=NOW + 10_000))
     assert (decision.orders, decision.ends, decision.removed) == ({}, frozenset(), ())
 
 
@@ -236,7 +236,7 @@ def test_node_that_answers_stays_when_the_cloud_lists_nothing() -> None:
     for ready, removed in (("True", []), ("Unknown", ["gpu"])):
         node = _joined(ready=ready, labels={ORDER: "t4-1"})
         decision = advance(
-            view(
+            snapshot(
                 nodes=(node,),
                 orders={"t4-1": record},
                 missing={"i-1": NOW - 100, "sim:///a/i-1": NOW - 100},
@@ -264,7 +264,7 @@ class OrdersLife(RuleBasedStateMachine):
         self.missing: dict[str, float] = {}
         self.next_id = 1
 
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
         """What is there."""
         given: dict[str, Any] = {
             "now": self.now,
@@ -276,12 +276,12 @@ class OrdersLife(RuleBasedStateMachine):
             ],
             "instances_at": self.now,
         }
-        self.missing = listed_missing(view(**given, missing=self.missing))
-        return view(**given, missing=self.missing)
+        self.missing = listed_missing(snapshot(**given, missing=self.missing))
+        return snapshot(**given, missing=self.missing)
 
     def passes(self) -> None:
         """Make a pass, and do what it decides."""
-        decision = advance(self.view())
+        decision = advance(self.snapshot())
         for name, record in decision.orders.items():
             if record is None:
                 del self.orders[name]

@@ -9,7 +9,7 @@ from fenka.autoscaler.main import Autoscaler
 from fenka.autoscaler.orders import OrderKeeper
 from fenka.cloud.config import ScaleIn, SpotRules
 from fenka.cloud.port import Unknown
-from fenka.cloud.simulated import Prices, Scenario, SimulatedOffer
+from fenka.cloud.simulated_cloud import Prices, Scenario, SimulatedOffer
 from fenka.cluster.autoscaling import (
     CAPACITY,
     ENDING,
@@ -23,7 +23,7 @@ from fenka.cluster.autoscaling import (
     encode_time,
 )
 from tests.autoscaler.harness import World, scenario, world
-from tests.autoscaler.views import config, group
+from tests.autoscaler.snapshots import config, group
 from tests.builders import T4_MIB, Json
 from tests.coroutines import synchronous
 from tests.waiting import until
@@ -44,7 +44,9 @@ async def joined(there: World, replica: Autoscaler, **fields: Any) -> Json:
     pod = owned(there, there.pending("a", **fields))
     # Time that passes before the program has seen the pod would be lost.
     await until(
-        lambda: replica.leadership.leading and pod["metadata"]["uid"] in replica.loop.view().pods
+        lambda: (
+            replica.leadership.leading and pod["metadata"]["uid"] in replica.loop.snapshot().pods
+        )
     )
     await there.passes(1000, there.machines)
     there.join("i-000001", T4_MIB)
@@ -63,7 +65,7 @@ async def bought(there: World, replica: Autoscaler) -> Json:
 async def is_displaced(there: World, replica: Autoscaler) -> None:
     """Wait until the program knows that the pods of the node need another one."""
     await there.passes(20, lambda: RECLAIMED in taints(there))
-    await until(lambda: replica.loop.view().displaced)
+    await until(lambda: replica.loop.snapshot().evicted)
 
 
 def taints(there: World) -> list[str]:
@@ -131,7 +133,7 @@ async def test_pods_leave_when_their_node_is_taken_back(tmp_path: Path) -> None:
         # Its controller has made another, for which the new node is coming: no third one is bought.
         there.server.remove("pods", name, "default")
         successor = owned(there, there.pending("b"))
-        await until(lambda: successor["metadata"]["uid"] in replica.loop.view().pods)
+        await until(lambda: successor["metadata"]["uid"] in replica.loop.snapshot().pods)
         await there.passes(1000, lambda: PLANNED in there.annotations("pods", "b"))
         assert successor["metadata"]["uid"] in str(there.orders())
         assert len(there.machines()) == 2

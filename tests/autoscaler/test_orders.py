@@ -4,7 +4,7 @@ import pytest
 
 from fenka.autoscaler.stores import OrderStore, WriteLost, new_name
 from fenka.cluster.autoscaling import ORDERS_MAP, OrderRecord, Slot
-from tests.autoscaler.views import NOW, offer
+from tests.autoscaler.snapshots import NOW, offer
 from tests.coroutines import synchronous
 from tests.fakes.api_server import api_server
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.autoscaler.demand import UNLIMITED_S, demand
+from fenka.autoscaler.demand import UNLIMITED_S, pending_demand
 from fenka.autoscaler.plan_case import plan_case, unserved_pods, within_most
+from fenka.autoscaler.snapshot import DaemonSet, Shape, Snapshot
 from fenka.autoscaler.stores import failed_order
 from fenka.autoscaler.supply import TYPE_LABEL
-from fenka.autoscaler.view import DaemonSet, Shape, View
 from fenka.cloud.config import Limits, ScaleOut, SpotRules
 from fenka.cluster.autoscaling import (
     CAPACITY,
@@ -26,35 +26,44 @@ from fenka.cluster.node_admission import exclusion
 from fenka.core.nodes.case import Case, CaseNode, CaseRequest, Group, NewCard
 from fenka.core.nodes.plan import Plan, make_plan
 from fenka.core.nodes.problem import ZONE_LABEL
-from tests.autoscaler.views import NOW, T4, config, elastic_node, group, instance, offer, view
+from tests.autoscaler.snapshots import (
+    NOW,
+    T4,
+    config,
+    elastic_node,
+    group,
+    instance,
+    offer,
+    snapshot,
+)
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json
 from tests.mig_builders import inside_pod_json, mig_node_json, mig_pod_json
 
 
-def case_of(given: View) -> Case:
+def case_of(given: Snapshot) -> Case:
     """The case."""
     return plan_case(given).case
 
 
-def planned(given: View) -> Plan:
-    """The plan of a view."""
+def planned(given: Snapshot) -> Plan:
+    """The plan of a snapshot."""
     return make_plan(case_of(given), lambda: 10.0)
 
 
-def bought(given: View) -> int:
+def bought(given: Snapshot) -> int:
     """How many nodes the plan buys."""
     return sum(each.count for each in planned(given).nodes)
 
 
 def the_request(pod: Json, **fields: Any) -> CaseRequest:
     """The request of the only pod."""
-    (request,) = case_of(view(pods=(pod,), **fields)).requests
+    (request,) = case_of(snapshot(pods=(pod,), **fields)).requests
     return request
 
 
 def why_not(pod: Json, *others: Json, **fields: Any) -> str:
     """Why no node is bought for the pod."""
-    found = plan_case(view(pods=(pod, *others), **fields))
+    found = plan_case(snapshot(pods=(pod, *others), **fields))
     return found.unserved[pod["metadata"]["uid"]]
 
 
@@ -112,7 +121,7 @@ def test_pod_causes_no_purchase_when_it_is_not_in_the_line(change: Json) -> None
     pod = pod_json("a", 4)
     made = {**pod, **{key: {**pod[key], **value} for key, value in change.items()}}
     settings = config(scale_out=ScaleOut(delay=30))
-    given = view(pods=(made,), config=settings, schedulers=frozenset({"default-scheduler"}))
+    given = snapshot(pods=(made,), config=settings, schedulers=frozenset({"default-scheduler"}))
     assert case_of(given).requests == ()
 
 
@@ -124,7 +133,7 @@ def test_pod_counts_when_only_fenkas_own_gate_keeps_it() -> None:
 
 def test_pod_without_cards_causes_no_purchase() -> None:
     """Other autoscalers buy nodes without cards."""
-    assert case_of(view(pods=(pod_json("a"),))).requests == ()
+    assert case_of(snapshot(pods=(pod_json("a"),))).requests == ()
 
 
 _TERMS = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
@@ -165,7 +174,7 @@ def test_pod_is_unserved_when_it_requests_instances(pod: Json) -> None:
 def test_divided_card_counts_once_and_takes_no_slices() -> None:
     """Its instances are no cards of the planning case."""
     node = mig_node_json("gpu", "A100", "T4", present={(0, "1g.5gb", 0): "own"})
-    case = case_of(view(nodes=(node,), pods=(pod_json("waits", 99),)))
+    case = case_of(snapshot(nodes=(node,), pods=(pod_json("waits", 99),)))
     assert [(card.model, card.closed) for card in case.nodes[0].cards] == [
         ("A100", True),
         ("T4", False),
@@ -175,7 +184,7 @@ def test_divided_card_counts_once_and_takes_no_slices() -> None:
 def test_gang_is_planned_for_when_all_of_its_pods_exist() -> None:
     """Two of two; with two of three it waits for the third."""
     pair = [pod_json(name, 4, labels=gang_labels("g", 2)) for name in "ab"]
-    case = case_of(view(pods=tuple(pair)))
+    case = case_of(snapshot(pods=tuple(pair)))
     assert {request.gang for request in case.requests} == {"default/g"}
     assert set(case.gangs) == {"default/g"}
     parts = [pod_json(name, 4, labels=gang_labels("g", 3)) for name in "ab"]
@@ -196,7 +205,7 @@ def test_gang_is_unserved_when_one_of_its_pods_is() -> None:
 def the_node(*pods: Json, **given: Any) -> CaseNode:
     """The node `gpu` of one T4 with these pods."""
     node = elastic_node("gpu", T4_MIB, **given)
-    (found,) = case_of(view(nodes=(node,), pods=(*pods, pod_json("waits", 14)))).nodes
+    (found,) = case_of(snapshot(nodes=(node,), pods=(*pods, pod_json("waits", 14)))).nodes
     return found
 
 
@@ -235,15 +244,15 @@ def test_room_counts_as_free_when_its_pod_is_being_deleted() -> None:
 def test_node_is_left_out_when_nobody_may_be_placed_there(given: Json) -> None:
     """Also from pods that tolerate everything."""
     node = elastic_node("gpu", T4_MIB, **given)
-    assert case_of(view(nodes=(node,), pods=(pod_json("a", 4),))).nodes == ()
+    assert case_of(snapshot(nodes=(node,), pods=(pod_json("a", 4),))).nodes == ()
 
 
 def test_nothing_is_bought_when_the_pod_fits_a_node_there() -> None:
     """14 - 4 units are free; with 11 wanted a node is bought."""
     bound = pod_json("a", 4, node="gpu", annotations=on_card(0, 4))
     node = elastic_node("gpu", T4_MIB)
-    assert bought(view(nodes=(node,), pods=(bound, pod_json("b", 10)))) == 0
-    assert bought(view(nodes=(node,), pods=(bound, pod_json("b", 11)))) == 1
+    assert bought(snapshot(nodes=(node,), pods=(bound, pod_json("b", 10)))) == 0
+    assert bought(snapshot(nodes=(node,), pods=(bound, pod_json("b", 11)))) == 1
 
 
 def test_node_affinity_decides_though_a_case_cannot_express_it() -> None:
@@ -255,10 +264,10 @@ def test_node_affinity_decides_though_a_case_cannot_express_it() -> None:
         elastic_node(name, T4_MIB, labels={"disk": disk})
         for name, disk in (("slow", "hdd"), ("fast", "nvme"))
     )
-    given = view(nodes=nodes, pods=(pod,))
+    given = snapshot(nodes=nodes, pods=(pod,))
     (placement,) = planned(given).placements
     assert placement.node == "fast"
-    found = plan_case(view(nodes=nodes[:1], pods=(pod,)))
+    found = plan_case(snapshot(nodes=nodes[:1], pods=(pod,)))
     sentences = unserved_pods(found, make_plan(found.case, lambda: 10.0))
     assert list(sentences.values()) == [
         "0/1 groups help: 1 that its affinity, the node's mode or an earlier misfit excludes"
@@ -271,8 +280,8 @@ def test_mode_of_a_node_decides_what_it_admits() -> None:
     limits = {"aliyun.com/gpu-mem": "4", "aliyun.com/gpu-core.percentage": "20"}
     pod["spec"]["containers"][0]["resources"] = {"limits": limits}
     node = elastic_node("gpu", T4_MIB, labels={"ack.node.gpu.schedule": "cgpu"})
-    assert bought(view(nodes=(node,), pods=(pod,))) == 1
-    assert bought(view(nodes=(node,), pods=(pod_json("a", 4),))) == 0
+    assert bought(snapshot(nodes=(node,), pods=(pod,))) == 1
+    assert bought(snapshot(nodes=(node,), pods=(pod_json("a", 4),))) == 0
 
 
 # ---- what is coming ----
@@ -284,11 +293,11 @@ def test_nothing_is_bought_when_a_node_is_coming_already() -> None:
     uid = pod["metadata"]["uid"]
     orders = {"t4-1": order(Slot(state="asked", pods=(uid,), cards=((0,),)))}
     second, third = pod_json("b", 4), pod_json("c", 4)
-    assert bought(view(pods=(pod,), orders=orders)) == 0
-    given = view(pods=(pod, second), orders=orders)
+    assert bought(snapshot(pods=(pod,), orders=orders)) == 0
+    given = snapshot(pods=(pod, second), orders=orders)
     assert bought(given) == 0
     assert planned(given).placements[0].node == "coming:t4-1:0"
-    assert bought(view(pods=(pod, second, third), orders=orders)) == 1
+    assert bought(snapshot(pods=(pod, second, third), orders=orders)) == 1
 
 
 def test_room_of_a_planned_pod_is_free_when_it_runs_elsewhere() -> None:
@@ -296,14 +305,14 @@ def test_room_of_a_planned_pod_is_free_when_it_runs_elsewhere() -> None:
     pod = pod_json("a", 14, node="elsewhere")
     uid = pod["metadata"]["uid"]
     orders = {"t4-1": order(Slot(state="asked", pods=(uid,), cards=((0,),)))}
-    assert bought(view(pods=(pod, pod_json("b", 14)), orders=orders)) == 0
+    assert bought(snapshot(pods=(pod, pod_json("b", 14)), orders=orders)) == 0
 
 
 def test_node_without_inventory_counts_as_its_shape() -> None:
     """It has joined, and its cards are not known yet."""
     orders = {"t4-1": order(Slot(state="joined", instance="i-1", node="new"))}
     node = elastic_node("new", provider_id="sim:///a/i-1", inventory=False)
-    given = view(
+    given = snapshot(
         nodes=(node,),
         pods=(pod_json("a", 14),),
         orders=orders,
@@ -318,7 +327,9 @@ def test_planned_pods_hold_their_room_while_their_node_is_pinned() -> None:
     pod = pod_json("a", 14)
     slot = Slot(state="offering", instance="i-1", node="gpu", pods=(pod["metadata"]["uid"],))
     orders = {"t4-1": order(msgspec.structs.replace(slot, cards=((0,),), offering_at=NOW))}
-    given = view(nodes=(elastic_node("gpu", T4_MIB),), pods=(pod, pod_json("b", 4)), orders=orders)
+    given = snapshot(
+        nodes=(elastic_node("gpu", T4_MIB),), pods=(pod, pod_json("b", 4)), orders=orders
+    )
     assert case_of(given).nodes[0].cards[0].held_mib == T4_MIB
     assert bought(given) == 1
 
@@ -326,7 +337,7 @@ def test_planned_pods_hold_their_room_while_their_node_is_pinned() -> None:
 # ---- what may be bought ----
 
 
-def the_group(given: View) -> Group:
+def the_group(given: Snapshot) -> Group:
     """The only group of the case."""
     (found,) = case_of(given).groups
     return found
@@ -336,8 +347,8 @@ def test_seen_shape_decides_before_the_configured_one() -> None:
     """The node that came had less than was thought."""
     cards = (NewCard(model="Tesla T4", memory_mib=15000),)
     seen = {"t4.x": Shape(cpu_milli=3800, memory_mib=13000, cards=cards)}
-    assert the_group(view()).cpu_milli == T4.cpu_milli
-    found = the_group(view(shapes=seen))
+    assert the_group(snapshot()).cpu_milli == T4.cpu_milli
+    found = the_group(snapshot(shapes=seen))
     assert (found.cpu_milli, found.cards) == (3800, cards)
 
 
@@ -357,7 +368,7 @@ def test_daemon_sets_take_their_part_when_they_run_on_the_group() -> None:
         }
         for name, selector in (("proxy", {"kubernetes.io/os": "linux"}), ("other", {"disk": "x"}))
     ]
-    given = view(daemons=[msgspec.convert(each, DaemonSet) for each in daemons])
+    given = snapshot(daemons=[msgspec.convert(each, DaemonSet) for each in daemons])
     found = the_group(given)
     assert (found.cpu_milli, found.pods) == (3750, 109)
 
@@ -379,19 +390,19 @@ def test_daemon_set_takes_nothing_when_its_pod_cannot_start(requests: Json, cpu_
     template = {"spec": {"containers": [container], "tolerations": [{"operator": "Exists"}]}}
     metadata = {"name": "hostile", "namespace": "tenant"}
     made = {"metadata": metadata, "spec": {"template": template}}
-    assert the_group(view(daemons=[msgspec.convert(made, DaemonSet)])).cpu_milli == cpu_milli
+    assert the_group(snapshot(daemons=[msgspec.convert(made, DaemonSet)])).cpu_milli == cpu_milli
 
 
 def test_offer_has_no_stock_when_it_is_backed_off_or_above_its_cap() -> None:
     """It is tried again later."""
-    assert the_group(view()).stock is None
+    assert the_group(snapshot()).stock is None
     failed = {"t4-1": failed_order(offer().key, "out of stock", "", NOW - 100)}
-    assert the_group(view(orders=failed)).stock == 0
+    assert the_group(snapshot(orders=failed)).stock == 0
     forgotten = {"t4-1": failed_order(offer().key, "out of stock", "", NOW - 200)}
-    assert the_group(view(orders=forgotten)).stock is None
+    assert the_group(snapshot(orders=forgotten)).stock is None
     spot = group(capacity="spot", spot=SpotRules(cap=3.9))
     market = offer(price=4.0, capacity="spot")
-    assert the_group(view(config=config(spot), offers=[market])).stock == 0
+    assert the_group(snapshot(config=config(spot), offers=[market])).stock == 0
 
 
 def test_spot_admits_those_who_end_within_its_protection() -> None:
@@ -400,15 +411,15 @@ def test_spot_admits_those_who_end_within_its_protection() -> None:
     deadlines = {3390: 1, 3391: 0}  # and 30 s of grace
     for deadline, nodes in deadlines.items():
         pod = with_spec(pod_json("a", 4), activeDeadlineSeconds=deadline)
-        assert bought(view(config=config(spot), pods=(pod,))) == nodes
-    assert bought(view(config=config(spot), pods=(pod_json("a", 4),))) == 0
+        assert bought(snapshot(config=config(spot), pods=(pod,))) == nodes
+    assert bought(snapshot(config=config(spot), pods=(pod_json("a", 4),))) == 0
 
 
 def test_spot_admits_everybody_when_its_group_says_so() -> None:
     """The article's cluster marks nothing."""
     spot = group(capacity="spot", spot=SpotRules(admit="all"))
-    assert the_group(view(config=config(spot))).protection_s == UNLIMITED_S
-    assert bought(view(config=config(spot), pods=(pod_json("a", 4),))) == 1
+    assert the_group(snapshot(config=config(spot))).protection_s == UNLIMITED_S
+    assert bought(snapshot(config=config(spot), pods=(pod_json("a", 4),))) == 1
 
 
 @pytest.mark.parametrize(
@@ -432,7 +443,7 @@ def test_room_of_a_spot_node_counts_for_the_pods_that_the_scheduler_admits(
     if deadline is not None:
         made = with_spec(made, activeDeadlineSeconds=deadline)
     document = elastic_node("n", T4_MIB, labels=labels, annotations=annotations)
-    given = view(nodes=(document,), pods=(made,))
+    given = snapshot(nodes=(document,), pods=(made,))
     given.state.set_time(NOW)
     assert bought(given) == nodes
     admitted = exclusion(given.state, "n", next(iter(given.pods.values()))) is None
@@ -444,7 +455,7 @@ def test_max_is_that_of_all_offers_of_a_group() -> None:
     both = group(zones=("a", "b"), max=2)
     offers = [offer(stock=2), offer(zone="b", price=5.0)]
     pods = tuple(pod_json(name, 14) for name in "abc")
-    found = plan_case(view(config=config(both), offers=offers, pods=pods))
+    found = plan_case(snapshot(config=config(both), offers=offers, pods=pods))
     first = make_plan(found.case, lambda: 10.0)
     assert sum(each.count for each in first.nodes) == 3
     narrower = within_most(found, first)
@@ -457,7 +468,7 @@ def test_max_is_that_of_all_offers_of_a_group() -> None:
 def test_nodes_that_there_are_count_for_max_and_limits() -> None:
     """One is running, one is asked for: of three one may be bought, of the price 12 - 8."""
     settings = config(group(max=3), limits=Limits(nodes=3, price=12.0, cards={"Tesla T4": 3}))
-    given = view(
+    given = snapshot(
         config=settings,
         orders={"t4-2": order(Slot(state="asked"))},
         instances=[instance("i-1")],
@@ -474,18 +485,20 @@ def test_group_grows_to_its_min_without_any_pod() -> None:
     """By its cheapest offer."""
     settings = config(group(min=2, zones=("a", "b")))
     offers = [offer(price=5.0), offer(zone="b")]
-    plan = planned(view(config=settings, offers=offers, instances=[instance(offer=offers[0].key)]))
+    plan = planned(
+        snapshot(config=settings, offers=offers, instances=[instance(offer=offers[0].key)])
+    )
     assert [(each.group, each.count) for each in plan.nodes] == [("t4:t4.x:b", 1)]
 
 
 def test_offer_is_left_out_for_pods_that_it_was_found_not_to_help() -> None:
     """Others may still have it, and equal ones of another namespace: the pod's owner may be the reason."""
     pods = (pod_json("a", 4), pod_json("b", 5), pod_json("c", 4, namespace="other"))
-    found = plan_case(view(pods=pods))
+    found = plan_case(snapshot(pods=pods))
     uids = {uid for name, uid in found.pods.items() if name == "default/a"}
-    rules = demand(view(pods=pods)).rules
-    misfit = {offer().key: frozenset(rules[uid].pod_class for uid in uids)}
-    plan = planned(view(pods=pods, misfits=misfit))
+    rules = pending_demand(snapshot(pods=pods)).rules
+    unhelpful_offer = {offer().key: frozenset(rules[uid].pod_class for uid in uids)}
+    plan = planned(snapshot(pods=pods, unhelpful=unhelpful_offer))
     assert {each.request for each in plan.placements} == {"default/b", "other/c"}
     assert [each.request for each in plan.unserved] == ["default/a"]
 
@@ -494,8 +507,8 @@ def test_pod_is_told_why_it_waits_beside_a_node_on_which_it_did_not_start() -> N
     """It seemed to be served there, so that it got neither another node nor a reason."""
     labels = {GROUP: "t4", CAPACITY: "on-demand", TYPE_LABEL: "t4.x", ZONE_LABEL: "a"}
     given = {"nodes": (elastic_node("idle", T4_MIB, labels=labels),), "pods": (pod_json("a", 4),)}
-    (rules,) = demand(view(**given)).rules.values()
-    found = plan_case(view(**given, misfits={offer().key: frozenset({rules.pod_class})}))
+    (rules,) = pending_demand(snapshot(**given)).rules.values()
+    found = plan_case(snapshot(**given, unhelpful={offer().key: frozenset({rules.pod_class})}))
     plan = make_plan(found.case, lambda: 10.0)
     assert not plan.placements
     assert list(unserved_pods(found, plan).values()) == [

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import yaml
 
-from fenka.cloud.simulated import CloudState, Scenario
+from fenka.cloud.simulated_cloud import CloudState, Scenario
 from tests.autoscaler.harness import NAMESPACE, scenario
 from tests.builders import Json, pod_json, unschedulable
 from tests.fakes.api_server import FakeApiServer, in_thread

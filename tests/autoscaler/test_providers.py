@@ -7,7 +7,7 @@ import pytest
 
 from fenka.autoscaler.providers import ProviderMissing, open_provider
 from fenka.cloud.config import ProviderConfig
-from tests.autoscaler.views import config
+from tests.autoscaler.snapshots import config
 from tests.coroutines import synchronous
 from tests.fakes.api_server import FakeApiServer
 

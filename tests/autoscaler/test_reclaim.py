@@ -20,7 +20,7 @@ from fenka.cluster.autoscaling import (
     encode_time,
 )
 from tests.autoscaler.evictions import FakeCloud, Killed, World
-from tests.autoscaler.views import NOW, config, elastic_node, group, instance, offer, view
+from tests.autoscaler.snapshots import NOW, config, elastic_node, group, instance, offer, snapshot
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json
 from tests.fakes.api_server import Refusal
 
@@ -68,7 +68,9 @@ def removals(*pods: Json, now: float = NOW, **fields: Any) -> list[Removal]:
     """Return what is decided about the pods of node n."""
     nodes = fields.pop("nodes", (node(),))
     instances = fields.pop("instances", (machine(),))
-    seen = view(nodes=nodes, pods=pods, now=now, config=config(SPOT), instances=instances, **fields)
+    seen = snapshot(
+        nodes=nodes, pods=pods, now=now, config=config(SPOT), instances=instances, **fields
+    )
     (reclaim,) = decide_reclaims(seen).reclaims
     return list(reclaim.removals)
 
@@ -151,7 +153,9 @@ def test_gang_elsewhere_stays_when_its_member_on_the_node_ends_already() -> None
 def test_earliest_notice_counts(own: float | None, notice: float | None, at: float) -> None:
     """The annotation, or what the provider sees."""
     notices = [] if notice is None else [Notice("i-n", notice, "market"), Notice("i-x", NOW, "")]
-    seen = view(nodes=(node(at=own),), config=config(SPOT), instances=(machine(),), notices=notices)
+    seen = snapshot(
+        nodes=(node(at=own),), config=config(SPOT), instances=(machine(),), notices=notices
+    )
     (reclaim,) = decide_reclaims(seen).reclaims
     assert reclaim.takeback.at == at
     assert reclaim.takeback.noticed
@@ -159,7 +163,7 @@ def test_earliest_notice_counts(own: float | None, notice: float | None, at: flo
 
 def test_nothing_is_decided_when_there_is_no_notice() -> None:
     """Neither for nodes that others started."""
-    seen = view(
+    seen = snapshot(
         nodes=(node(at=None), node("m", at=None, own=False)),
         pods=(pod(),),
         config=config(SPOT),
@@ -170,7 +174,7 @@ def test_nothing_is_decided_when_there_is_no_notice() -> None:
 
 def test_nodes_of_others_are_taken_back_too_when_their_annotation_says_so() -> None:
     """Such as those of a group that somebody else scales: pods leave, and no offer is backed off."""
-    seen = view(nodes=(node(own=False),), pods=(pod(),), config=config(SPOT))
+    seen = snapshot(nodes=(node(own=False),), pods=(pod(),), config=config(SPOT))
     (reclaim,) = decide_reclaims(seen).reclaims
     assert reclaim.announce
     assert reclaim.backs_off is None
@@ -182,7 +186,7 @@ def lost(ready: str, *, missing: bool = True, **fields: Any) -> Any:
     labels = {"node.kubernetes.io/instance-type": "t4.x", "topology.kubernetes.io/zone": "a"}
     made = node(at=None, ready=ready, taints=fields.pop("taints", []))
     made["metadata"]["labels"] |= labels
-    seen = view(
+    seen = snapshot(
         nodes=(made,),
         pods=(pod(),),
         config=config(SPOT),
@@ -386,11 +390,11 @@ def test_gang_waits_for_a_budget_whole_until_the_members_grace_begins() -> None:
 
 
 def test_pods_of_the_same_name_stay_when_they_are_others() -> None:
-    """A controller made them anew between the view and the eviction."""
+    """A controller made them anew between the snapshot and the eviction."""
     made = world(pod())
-    seen = made.view()
+    seen = made.snapshot()
     made.server.put("pods", {**pod(), "metadata": {**pod()["metadata"], "uid": "new"}})
-    made.view = lambda: seen  # type: ignore[method-assign]
+    made.snapshot = lambda: seen  # type: ignore[method-assign]
     made.act(Reclaimer())
     assert made.server.ended == []
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.autoscaler.demand import demand
+from fenka.autoscaler.demand import pending_demand
 from fenka.autoscaler.scale_in import (
     MAX_LOOKS,
     SCALE_IN,
     SETTLE_S,
     Marked,
-    ScaleIn,
     ScaleInActor,
+    ScaleInDecision,
     decide_scale_in,
 )
 from fenka.cloud.config import ScaleIn as Rules
@@ -37,7 +37,7 @@ from fenka.cluster.autoscaling import (
 )
 from fenka.core.nodes.problem import ZONE_LABEL
 from tests.autoscaler.evictions import FakeCloud, Killed, World
-from tests.autoscaler.views import NOW, config, elastic_node, group, instance, offer, view
+from tests.autoscaler.snapshots import NOW, config, elastic_node, group, instance, offer, snapshot
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json
 from tests.builders import pod as plain_pod
 
@@ -88,20 +88,22 @@ def decide(
     rules: Rules | None = None,
     groups: tuple[Any, ...] = (),
     **fields: Any,
-) -> ScaleIn:
+) -> ScaleInDecision:
     """Decide about nodes whose instances run, and which were idle for the delay."""
     names = [each["metadata"]["name"] for each in nodes]
     given = {"instances": tuple(map(machine, names)), "status": idle(*names), **fields}
-    seen = view(nodes=nodes, pods=pods, config=config(*groups, scale_in=rules or Rules()), **given)
+    seen = snapshot(
+        nodes=nodes, pods=pods, config=config(*groups, scale_in=rules or Rules()), **given
+    )
     return decide_scale_in(seen, marked or {})
 
 
-def states(decided: ScaleIn) -> dict[str, str]:
+def states(decided: ScaleInDecision) -> dict[str, str]:
     """Return the states of the nodes."""
     return {name: status.state for name, status in decided.states.items()}
 
 
-def steps(decided: ScaleIn) -> list[tuple[str, str]]:
+def steps(decided: ScaleInDecision) -> list[tuple[str, str]]:
     """Return actions and nodes."""
     return [(step.action, step.node.metadata.name) for step in decided.steps]
 
@@ -185,10 +187,10 @@ def test_idle_node_ends_when_only_pods_wait_that_did_not_start_on_one_like_it(ow
     """A volume of theirs may not exist; every idle node would be paid for as long as they wait."""
     bought = node(labels={"node.kubernetes.io/instance-type": "t4.x", ZONE_LABEL: "a"})
     waiting = job("w", 14)
-    (rules,) = demand(view(pods=(waiting,))).rules.values()
+    (rules,) = pending_demand(snapshot(pods=(waiting,))).rules.values()
     other = replace(offer().key, zone="b")
-    misfits = {offer().key if own else other: frozenset({rules.pod_class})}
-    decided = decide(bought, pods=(waiting,), misfits=misfits)
+    unhelpful = {offer().key if own else other: frozenset({rules.pod_class})}
+    decided = decide(bought, pods=(waiting,), unhelpful=unhelpful)
     assert states(decided) == {"n": "ending" if own else "kept: a pending pod could use it"}
 
 
@@ -199,9 +201,9 @@ def test_node_is_kept_when_pods_that_are_taken_back_could_use_it() -> None:
     labels = gang_labels("g", 2)
     pods = (job("a", 10, on="going", labels=labels), job("b", 10, on="other", labels=labels))
     uids = frozenset({"a", "b"})
-    decided = decide(going, other, node(), pods=pods, displaced=uids)
+    decided = decide(going, other, node(), pods=pods, evicted=uids)
     assert states(decided)["n"] == "kept: a pending pod could use it"
-    tainted = decide(going, other, TAINTED, pods=pods, marked=marked(), displaced=uids)
+    tainted = decide(going, other, TAINTED, pods=pods, marked=marked(), evicted=uids)
     assert steps(tainted) == [("unmark", "n")]
 
 
@@ -301,7 +303,7 @@ def test_node_is_kept_when_a_budget_does_not_allow_all_evictions(allowed: int, s
         helper("y", labels={"app": "a"}),
         budgets=(budget,),
     )
-    decided = decide_scale_in(made.view(), {})
+    decided = decide_scale_in(made.snapshot(), {})
     assert states(decided)["n"].startswith(state)
     if state == "kept":
         assert states(decided)["n"] == "kept: disruption budget default/b is exhausted"
@@ -346,14 +348,14 @@ def test_clock_goes_on_when_the_min_keeps_a_node_for_a_while() -> None:
 
 def test_nothing_is_decided_when_the_cloud_was_not_read() -> None:
     """What cannot be read is never none."""
-    assert decide(node(), instances_at=None) == ScaleIn()
+    assert decide(node(), instances_at=None) == ScaleInDecision()
 
 
 def test_nodes_of_others_and_those_taken_back_are_left_alone() -> None:
     """Reclaim decides about the latter."""
     foreign = elastic_node("f", T4_MIB)
     taken = node("r", taints=[{"key": RECLAIMED, "effect": "NoSchedule"}])
-    assert decide(foreign, taken) == ScaleIn()
+    assert decide(foreign, taken) == ScaleInDecision()
 
 
 def test_only_some_nodes_are_looked_at_in_a_pass_when_a_pod_waits() -> None:
@@ -613,12 +615,12 @@ def test_pod_that_comes_meanwhile_stays_and_the_taint_goes() -> None:
     made, actor = world(node()), ScaleInActor()
     made.act(actor)
     made.now += SETTLE_S
-    seen = made.view()
+    seen = made.snapshot()
     made.server.put("pods", job(on="n"))
-    known, made.view = made.view, lambda: seen  # type: ignore[method-assign]
+    known, made.snapshot = made.snapshot, lambda: seen  # type: ignore[method-assign]
     made.act(actor)
     assert made.cloud.ended == []
-    made.view = known  # type: ignore[method-assign]
+    made.snapshot = known  # type: ignore[method-assign]
     made.act(actor)
     assert taints(made) == []
     assert made.recorder.notes[-1] == ("n", SCALE_IN, "the node stays: default/p has come")
@@ -668,11 +670,11 @@ def test_node_stays_when_a_person_removes_the_taint() -> None:
 
 
 def test_node_is_not_ended_before_the_cluster_shows_its_taint() -> None:
-    """A view that is late shows no newcomers either."""
+    """A snapshot that is late shows no newcomers either."""
     made, actor = world(node()), ScaleInActor()
-    late = made.view()
+    late = made.snapshot()
     made.act(actor)
-    made.view = lambda: replace(late, now=made.now)  # type: ignore[method-assign]
+    made.snapshot = lambda: replace(late, now=made.now)  # type: ignore[method-assign]
     made.now += SETTLE_S
     assert made.act(actor)["n"].state == "ending"
     assert made.cloud.ended == []

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from fenka.autoscaler.node_registration import new_shapes
-from fenka.autoscaler.view import Shape, UnknownShape, shape_of, without_daemons
+from fenka.autoscaler.snapshot import Shape, UnknownShape, shape_of, without_daemons
 from fenka.cluster.autoscaling import CloudType, Slot
 from fenka.core.nodes.case import CaseRequest, NewCard, Taint, Toleration
 from fenka.core.nodes.plan import make_plan
+from tests.autoscaler.snapshots import elastic_node, snapshot
 from tests.autoscaler.test_plan_case import order
-from tests.autoscaler.views import elastic_node, view
 from tests.builders import T4_MIB
 from tests.core.nodes.builders import case, group, request
 
@@ -100,7 +100,7 @@ def test_shape_is_learnt_once_when_nodes_of_a_type_differ() -> None:
         node["status"]["allocatable"] |= {"memory": memory}
         node["metadata"]["labels"] |= {"serial": memory, "disk": "ssd"}
     slots = (Slot(state="offering", node=name, instance=name) for name in ("m", "n"))
-    seen = view(nodes=tuple(nodes), orders={"t4-1": order(*slots)})
+    seen = snapshot(nodes=tuple(nodes), orders={"t4-1": order(*slots)})
     learnt = new_shapes(seen)
     assert (learnt["t4.x"].memory_mib, learnt["t4.x"].labels["disk"]) == (16000, "ssd")
     assert "serial" not in learnt["t4.x"].labels

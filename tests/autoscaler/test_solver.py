@@ -54,26 +54,29 @@ SIZES = st.lists(
 def test_exact_content_is_worth_most_of_all_that_fit(
     sizes: list[tuple[int, int, int, float]], cards: int, cpu: int
 ) -> None:
-    """Among all numbers of pods, each tried; guesses are worth less, bounds more."""
+    """Among all numbers of pods, each tried; guesses have a smaller dual value, bounds a larger one."""
     requests = [
         request(f"r{number}", units, cards=of, compute=compute, cpu_milli=900 + number, count=2)
         for number, (units, of, compute, _) in enumerate(sizes)
     ]
     problem = Problem(case(*requests, groups=(group(cards=cards, cpu_milli=cpu),)))
-    worths = {number: worth for number, (*_, worth) in enumerate(sizes)}
+    dual_values = {number: dual_value for number, (*_, dual_value) in enumerate(sizes)}
     pricing = Pricing(problem, 0, range(len(requests)))
-    fill, bound = pricing.exact(worths, 60.0, 10**6)
+    fill, bound = pricing.exact(dual_values, 60.0, 10**6)
     most = 0.0
     for counts in product(range(3), repeat=len(requests)):
         wanted = {number: count for number, count in enumerate(counts) if count}
         if refill(problem, 0, wanted) is not None:
-            most = max(most, sum(worths[number] * count for number, count in wanted.items()))
-    best = 0.0 if fill is None else pricing.worth(fill, worths)
+            most = max(most, sum(dual_values[number] * count for number, count in wanted.items()))
+    best = 0.0 if fill is None else pricing.dual_value(fill, dual_values)
     # `refill` tries one order only, so it may miss what the program finds; never the reverse.
     assert best >= most - 1e-6
-    assert best - 1e-6 <= bound <= pricing.at_most(worths)
+    assert best - 1e-6 <= bound <= pricing.at_most(dual_values)
     demand = [each.demand for each in problem.classes]
-    assert all(pricing.worth(it, worths) <= best + 1e-6 for it in pricing.guesses(worths, demand))
+    assert all(
+        pricing.dual_value(it, dual_values) <= best + 1e-6
+        for it in pricing.guesses(dual_values, demand)
+    )
 
 
 def test_cut_forbids_nodes_that_cannot_hold_what_is_wanted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from fenka.cloud.port import OfferKey, Order
-from fenka.cloud.simulated import Prices, Scenario, SimulatedOffer, SimulatedProvider
+from fenka.cloud.simulated_cloud import Prices, Scenario, SimulatedOffer, SimulatedProvider
 from fenka.cluster.autoscaling import CAPACITY, GROUP, KEPT_FROM_OTHERS, ORDER, RECLAIMED
 from tests.builders import Json, node_json, pod
 from tests.cli.command import Completed, fenka

@@ -7,7 +7,7 @@ from fenka.cloud.config import Config, ProviderConfig
 from fenka.cloud.karpenter import KarpenterProvider
 from fenka.cluster.autoscaling import ORDER
 from tests.autoscaler.harness import World, briefly, scenario
-from tests.autoscaler.views import elastic_node, group
+from tests.autoscaler.snapshots import elastic_node, group
 from tests.builders import T4_MIB
 from tests.coroutines import synchronous
 from tests.fakes.api_server import api_server

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from fenka.cloud.port import Denied, InstanceState, OfferKey, Order, OutOfStock, Quota, Throttled
-from fenka.cloud.simulated import (
+from fenka.cloud.simulated_cloud import (
     Fault,
     Prices,
     Scenario,

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fenka.autoscaler.demand import Demand, demand
+from fenka.autoscaler.demand import Demand, pending_demand
 from fenka.autoscaler.inputs import AutoscalerOptions
 from fenka.cloud.config_file import decode_config
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.kubernetes import reader
-from tests.autoscaler.views import view
+from tests.autoscaler.snapshots import snapshot
 from tests.deploy.chart import CHART, T4, Json, find, helm, names_of, needs_helm, pod_of, render
 
 NAME = "fenka-autoscaler"
@@ -143,7 +143,7 @@ def test_no_node_is_bought_for_pods_of_the_chart() -> None:
         for number, workload in enumerate(workloads)
     )
     assert {NAME, "fenka-scheduler", "fenka-node"} <= {pod["metadata"]["name"] for pod in pods}
-    assert demand(view(pods=pods)) == Demand()
+    assert pending_demand(snapshot(pods=pods)) == Demand()
 
 
 @needs_helm

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.stores import OrderStore
-from fenka.autoscaler.view import View
 from fenka.cloud.port import Provider
 from fenka.cluster.autoscaling import ElasticNodeStatus
 from fenka.kubernetes.api_client import Api
@@ -35,12 +35,12 @@ class Warnings:
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class ActorContext:
     """Everything that changes anything.
 
     Attributes:
         leading: whether a write may begin now. Look again after every await.
-        view: returns the view of this moment; make one after every await before deciding anything.
+        snapshot: returns what is known now. Take a new one after every await before deciding anything.
         warnings: logs what fails again and again.
     """
 
@@ -49,12 +49,12 @@ class Hands:
     recorder: EventRecorder
     orders: OrderStore
     leading: Callable[[], bool]
-    view: Callable[[], View]
+    snapshot: Callable[[], Snapshot]
     warnings: Warnings = field(default_factory=Warnings)
 
 
 class Actor(Protocol):
     """A part of the pass. The leader calls each in turn; an error of API or cloud ends the pass."""
 
-    async def act(self, hands: Hands) -> Mapping[str, ElasticNodeStatus]:
-        """Decide by a view, and do it. Return the states of nodes that this part decides about, by name."""
+    async def act(self, context: ActorContext) -> Mapping[str, ElasticNodeStatus]:
+        """Decide by a snapshot, and act. Return the states of nodes that this part decides about, by name."""

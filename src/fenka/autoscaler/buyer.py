@@ -18,14 +18,14 @@ from operator import itemgetter
 from msgspec.structs import replace as structs_replace
 
 from fenka.autoscaler import plan_case
-from fenka.autoscaler.actor_context import Hands
-from fenka.autoscaler.demand import Demand, demand
-from fenka.autoscaler.metrics import Counts
+from fenka.autoscaler.actor_context import ActorContext
+from fenka.autoscaler.demand import Demand, pending_demand
+from fenka.autoscaler.metrics import ActivityCounts
 from fenka.autoscaler.orders import answered, launchable, refused
 from fenka.autoscaler.planner import PlanFailed, Planner
+from fenka.autoscaler.snapshot import ElasticPod, Snapshot
 from fenka.autoscaler.stores import new_name
 from fenka.autoscaler.supply import next_try, pauses
-from fenka.autoscaler.view import ElasticPod, View
 from fenka.cloud.config import Config, ScaleOut
 from fenka.cloud.port import Order, Provider, ProviderError, Throttled, Unknown
 from fenka.cluster.autoscaling import ElasticNodeStatus, OrderRecord, Slot, encode_time
@@ -42,7 +42,7 @@ LOOK_S = 0.5
 """Between two passes while a call runs."""
 
 
-class Asker:
+class LaunchCalls:
     """Keeps the calls that run from one pass to the next."""
 
     def __init__(self) -> None:
@@ -64,42 +64,45 @@ class Asker:
         """Return when the next pass must be made."""
         return (*self._again_at.values(), *([now + LOOK_S] if self._calls else ()))
 
-    async def act(self, hands: Hands) -> None:
+    async def act(self, context: ActorContext) -> None:
         """Ask for written orders, and write what the cloud has answered by now."""
-        view = hands.view()
+        snapshot = context.snapshot()
         unanswered = {
-            name: launchable(view.config.cluster, name, record)
-            for name, record in hands.orders.records.items()
+            name: launchable(snapshot.config.cluster, name, record)
+            for name, record in context.orders.records.items()
             if any(slot.state == "written" for slot in record.slots)
         }
         self._again_at = {name: at for name, at in self._again_at.items() if name in unanswered}
         for name, order in unanswered.items():
-            due = view.now >= self._again_at.get(name, view.now)
-            if due and name not in self._calls and hands.leading():
-                self._calls[name] = order, asyncio.create_task(_launch(hands.provider, order))
+            due = snapshot.now >= self._again_at.get(name, snapshot.now)
+            if due and name not in self._calls and context.leading():
+                self._calls[name] = order, asyncio.create_task(_launch(context.provider, order))
         if not self._calls:
             return
         await asyncio.wait([call for _, call in self._calls.values()], timeout=WAIT_S)
-        if hands.leading():
-            await hands.orders.save(self._answers(hands))
+        if context.leading():
+            await context.orders.save(self._answers(context))
 
-    def _answers(self, hands: Hands) -> dict[str, OrderRecord]:
+    def _answers(self, context: ActorContext) -> dict[str, OrderRecord]:
         """Return the orders that are answered. An answer to another attempt counts for nothing."""
-        view, changed = hands.view(), dict[str, OrderRecord]()
+        snapshot, changed = context.snapshot(), dict[str, OrderRecord]()
         for name in [name for name, (_, call) in self._calls.items() if call.done()]:
             order, call = self._calls.pop(name)
-            record, answer = hands.orders.records.get(name), call.result()
-            if record is None or launchable(view.config.cluster, name, record).token != order.token:
+            record, answer = context.orders.records.get(name), call.result()
+            if (
+                record is None
+                or launchable(snapshot.config.cluster, name, record).token != order.token
+            ):
                 continue
             self._again_at.pop(name, None)
             if not isinstance(answer, ProviderError):
-                changed[name] = answered(record, answer, view.now)
+                changed[name] = answered(record, answer, snapshot.now)
                 continue
-            hands.warnings.warn(f"order {name}", str(answer))
-            changed[name] = refused(record, answer, view.now)
+            context.warnings.warn(f"order {name}", str(answer))
+            changed[name] = refused(record, answer, snapshot.now)
             if changed[name].failure is None:
                 pause = answer.after_s if isinstance(answer, Throttled) else REPEAT_S
-                self._again_at[name] = view.now + pause
+                self._again_at[name] = snapshot.now + pause
         return changed
 
 
@@ -158,47 +161,52 @@ MAX_NODES = 100
 """Of one order: what clouds accept in one call."""
 
 
-def purchases(view: View, case: plan_case.PlanCase, plan: Plan) -> dict[str, OrderRecord]:
+def purchases(snapshot: Snapshot, case: plan_case.PlanCase, plan: Plan) -> dict[str, OrderRecord]:
     """Return the new orders of a plan, and those whose coming nodes get more pods."""
     placed = plan_case.planned_by_node(plan)
     gang_members = {request.name for request in case.case.requests if request.gang is not None}
     changed: dict[str, OrderRecord] = {}
     for new in plan.nodes:
         offer = case.offers[new.group]
-        config = view.group(offer.group)
+        config = snapshot.group(offer.group)
         price = next(group.price for group in case.case.groups if group.name == new.group)
         for names in _parts(list(plan_case.new_slots(new.group, new.count))):
             pods = [placed.get(name, []) for name in names]
             in_gang = any(request in gang_members for of_node in pods for request, _ in of_node)
-            name = new_name(offer.group, view.now, {*view.orders, *changed})
+            name = new_name(offer.group, snapshot.now, {*snapshot.orders, *changed})
             changed[name] = OrderRecord(
                 group=offer.group,
                 type=offer.type,
                 zone=offer.zone,
                 capacity=offer.capacity,
-                slots=tuple(_with_pods(view, Slot(), case, of_node) for of_node in pods),
+                slots=tuple(_with_pods(snapshot, Slot(), case, of_node) for of_node in pods),
                 state="written",
                 price=price,
-                written_at=view.now,
-                changed_at=view.now,
+                written_at=snapshot.now,
+                changed_at=snapshot.now,
                 whole=in_gang,
                 cap=config.spot.cap if config is not None and offer.capacity == "spot" else None,
             )
     for node, (name, number) in case.slots.items():
-        if node in placed and name in view.orders:
-            record = changed.get(name, view.orders[name])
+        if node in placed and name in snapshot.orders:
+            record = changed.get(name, snapshot.orders[name])
             slots = list(record.slots)
-            slots[number] = _with_pods(view, slots[number], case, placed[node])
+            slots[number] = _with_pods(snapshot, slots[number], case, placed[node])
             changed[name] = structs_replace(record, slots=tuple(slots))
     return changed
 
 
 def _with_pods(
-    view: View, slot: Slot, case: plan_case.PlanCase, pods: Iterable[tuple[str, tuple[int, ...]]]
+    snapshot: Snapshot,
+    slot: Slot,
+    case: plan_case.PlanCase,
+    pods: Iterable[tuple[str, tuple[int, ...]]],
 ) -> Slot:
     """Return the slot with these pods more, and without those that are gone: there is room for few."""
     added = [(case.pods[name], cards) for name, cards in pods]
-    there = [each for each in zip(slot.pods, _cards(slot), strict=False) if each[0] in view.pods]
+    there = [
+        each for each in zip(slot.pods, _cards(slot), strict=False) if each[0] in snapshot.pods
+    ]
     both = [*there, *added]
     return structs_replace(
         slot, pods=tuple(uid for uid, _ in both), cards=tuple(it for _, it in both)
@@ -216,13 +224,13 @@ def _parts(names: list[str]) -> Iterable[list[str]]:
         yield names[start : start + MAX_NODES]
 
 
-def without_stale(view: View, case: plan_case.PlanCase, plan: Plan) -> Plan:
+def without_stale(snapshot: Snapshot, case: plan_case.PlanCase, plan: Plan) -> Plan:
     """Return the plan without pods that were bound or deleted since, and without the nodes for them alone.
 
     Pods come and go all the time, and a plan takes seconds: what concerns the others is still right. A gang
     of which a member is gone is left out whole.
     """
-    gone = {name for name, uid in case.pods.items() if not _is_pending(view, uid)}
+    gone = {name for name, uid in case.pods.items() if not _is_pending(snapshot, uid)}
     gang_of = {
         request.name: request.gang for request in case.case.requests if request.gang is not None
     }
@@ -232,7 +240,7 @@ def without_stale(view: View, case: plan_case.PlanCase, plan: Plan) -> Plan:
         for pod in plan.placements
         if pod.request not in gone
         and gang_of.get(pod.request) not in broken
-        and _is_there(view, case.slots.get(pod.node))
+        and _is_there(snapshot, case.slots.get(pod.node))
     )
     if len(live) == len(plan.placements):
         return plan
@@ -246,9 +254,9 @@ def without_stale(view: View, case: plan_case.PlanCase, plan: Plan) -> Plan:
     return dataclasses.replace(plan, nodes=tuple(nodes), placements=placements)
 
 
-def _is_pending(view: View, uid: str) -> bool:
-    pod = view.pods.get(uid)
-    if uid in view.displaced:
+def _is_pending(snapshot: Snapshot, uid: str) -> bool:
+    pod = snapshot.pods.get(uid)
+    if uid in snapshot.evicted:
         return True
     return (
         pod is not None
@@ -258,12 +266,12 @@ def _is_pending(view: View, uid: str) -> bool:
     )
 
 
-def _is_there(view: View, slot: tuple[str, int] | None) -> bool:
+def _is_there(snapshot: Snapshot, slot: tuple[str, int] | None) -> bool:
     """Return whether a node that is coming is still expected. None: any other node."""
     if slot is None:
         return True
     name, number = slot
-    return name in view.orders and number < len(view.orders[name].slots)
+    return name in snapshot.orders and number < len(snapshot.orders[name].slots)
 
 
 def summary(case: plan_case.PlanCase, plan: Plan) -> dict[str, str]:
@@ -302,7 +310,7 @@ class Buyer:
         problem: why no plan was made the last time, empty if one was.
     """
 
-    def __init__(self, config: Config, planner: Planner, counts: Counts) -> None:
+    def __init__(self, config: Config, planner: Planner, counts: ActivityCounts) -> None:
         self._planner, self._counts = planner, counts
         self._windows = Windows(config.scale_out)
         self._delay = config.scale_out.delay
@@ -313,7 +321,7 @@ class Buyer:
         self._told: dict[str, str] = {}
         self._refused_at: dict[str, float] = {}
         self._told_at = float("-inf")
-        self._asker = Asker()
+        self._launch_calls = LaunchCalls()
         self.unserved: Mapping[str, str] = {}
         self.problem = ""
 
@@ -322,15 +330,15 @@ class Buyer:
         self._planned, self._planned_at = None, float("-inf")
         self._plan_again()
         self._windows.forget()
-        self._asker.forget()
+        self._launch_calls.forget()
 
     def stop(self) -> None:
         """End what runs beside the passes."""
-        self._asker.stop()
+        self._launch_calls.stop()
 
     def due_at(self, now: float) -> float | None:
         """Return when the next pass must be made, None if nothing waits for one."""
-        times = [time for time in (self._windows.due_at(), *self._asker.due_at(now)) if time]
+        times = [time for time in (self._windows.due_at(), *self._launch_calls.due_at(now)) if time]
         if self._delay:
             # A pod counts from a time on at which nothing else happens.
             times.append(now + 1)
@@ -338,74 +346,78 @@ class Buyer:
         times += [time for time in settled if time > self._told_at]
         return max(min(times), now) if times else None
 
-    async def act(self, hands: Hands) -> Mapping[str, ElasticNodeStatus]:
+    async def act(self, context: ActorContext) -> Mapping[str, ElasticNodeStatus]:
         """Ask for written orders, plan, and ask for what was bought."""
-        await self._asker.act(hands)
-        view = hands.view()
-        line = demand(view)
-        requests = plan_case.unplanned(view, line)
-        if self._is_hindered(hands, view, line, requests):
+        await self._launch_calls.act(context)
+        snapshot = context.snapshot()
+        demand = pending_demand(snapshot)
+        requests = plan_case.unplanned(snapshot, demand)
+        if self._is_hindered(context, snapshot, demand, requests):
             return {}
-        self._windows.see(requests, view.now)
-        if not requests and not plan_case.is_below_min(view):
+        self._windows.see(requests, snapshot.now)
+        if not requests and not plan_case.is_below_min(snapshot):
             # Most of the time: nodes need not be looked at.
             self._plan_again()
-            self._tell(hands, view, line.unserved)
+            self._tell(context, snapshot, demand.unserved)
             return {}
-        case = plan_case.case_of(view, requests, line)
-        if self._is_due(view, case):
-            await self._plan(hands, case)
-            await self._asker.act(hands)
+        case = plan_case.case_of(snapshot, requests, demand)
+        if self._is_due(snapshot, case):
+            await self._plan(context, case)
+            await self._launch_calls.act(context)
         elif self.problem:
-            self._tell_of_problem(hands, view, case)
+            self._tell_of_problem(context, snapshot, case)
         else:
-            self._tell(hands, view, self.unserved)
+            self._tell(context, snapshot, self.unserved)
         return {}
 
-    def hinder(self, hands: Hands, why: str) -> None:
+    def hinder(self, context: ActorContext, why: str) -> None:
         """Tell people that a pass failed, and why: it is nothing that planning or the cloud has said."""
-        view = hands.view()
-        line = demand(view)
+        snapshot = context.snapshot()
+        demand = pending_demand(snapshot)
         self._hindered = True
-        told = _nothing_is_bought(plan_case.unplanned(view, line), why)
-        self._tell(hands, view, {**told, **line.unserved})
+        told = _nothing_is_bought(plan_case.unplanned(snapshot, demand), why)
+        self._tell(context, snapshot, {**told, **demand.unserved})
 
-    def _is_hindered(self, hands: Hands, view: View, line: Demand, requests: Iterable[str]) -> bool:
+    def _is_hindered(
+        self, context: ActorContext, snapshot: Snapshot, demand: Demand, requests: Iterable[str]
+    ) -> bool:
         """Return whether something that cannot be read forbids to buy, and tell people.
 
         requests: UIDs of the pods that would be planned for.
         """
-        unread = next(iter(hands.orders.unreadable.values()), "")
+        unread = next(iter(context.orders.unreadable.values()), "")
         was_hindered = self._hindered
-        self._hindered = bool(unread) or view.instances_at is None or not view.offers
+        self._hindered = bool(unread) or snapshot.instances_at is None or not snapshot.offers
         if self._hindered:
             # What cannot be read is never none. People have to know.
-            why = f"{unread}: remove or mend it" if unread else view.cloud_problem
+            why = f"{unread}: remove or mend it" if unread else snapshot.cloud_problem
             told = _nothing_is_bought(requests, why) if why else {}
-            self._tell(hands, view, {**told, **line.unserved})
+            self._tell(context, snapshot, {**told, **demand.unserved})
         elif was_hindered:
             # That is over; the next plan says what is true now.
-            self._tell(hands, view, line.unserved)
+            self._tell(context, snapshot, demand.unserved)
         return self._hindered
 
-    def _tell_of_problem(self, hands: Hands, view: View, case: plan_case.PlanCase) -> None:
+    def _tell_of_problem(
+        self, context: ActorContext, snapshot: Snapshot, case: plan_case.PlanCase
+    ) -> None:
         told = _nothing_is_bought(case.pods.values(), self.problem)
-        self._tell(hands, view, {**told, **case.unserved})
+        self._tell(context, snapshot, {**told, **case.unserved})
 
     def _plan_again(self) -> None:
         """Take planning for possible: at once, and without a problem."""
         self.problem, self._retry_at, self._retry_s = "", float("-inf"), REPLAN_S
 
-    def _is_due(self, view: View, case: plan_case.PlanCase) -> bool:
-        if view.now < self._retry_at:
+    def _is_due(self, snapshot: Snapshot, case: plan_case.PlanCase) -> bool:
+        if snapshot.now < self._retry_at:
             return False
         due_at = self._windows.due_at()
         if due_at is not None:
-            return view.now >= due_at
-        return view.now >= self._planned_at + REPLAN_S and _lasting(case.case) != self._planned
+            return snapshot.now >= due_at
+        return snapshot.now >= self._planned_at + REPLAN_S and _lasting(case.case) != self._planned
 
-    async def _plan(self, hands: Hands, case: plan_case.PlanCase) -> None:
-        limit = hands.view().config.scale_out.time_limit
+    async def _plan(self, context: ActorContext, case: plan_case.PlanCase) -> None:
+        limit = context.snapshot().config.scale_out.time_limit
         try:
             plan, seconds = await self._planner.plan(case.case, limit)
             for _ in case.most:
@@ -416,64 +428,70 @@ class Buyer:
         except PlanFailed as why:
             # The loop logs it, when it changes.
             self.problem = str(why)
-            view = hands.view()
-            self._retry_at = view.now + self._retry_s
+            snapshot = context.snapshot()
+            self._retry_at = snapshot.now + self._retry_s
             self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)
-            self._tell_of_problem(hands, view, case)
+            self._tell_of_problem(context, snapshot, case)
             return
         self._plan_again()
         self._counts.planned(plan, seconds)
-        view = hands.view()
-        if not hands.leading():
+        snapshot = context.snapshot()
+        if not context.leading():
             self._planned = None
             return
-        current = without_stale(view, case, plan)
-        orders = purchases(view, case, current)
-        await hands.orders.save(orders)
+        current = without_stale(snapshot, case, plan)
+        orders = purchases(snapshot, case, current)
+        await context.orders.save(orders)
         # Not before: a plan that could not be written is made again.
         self._windows.planned()
         self._planned = _lasting(case.case) if current is plan else None
-        self._planned_at = view.now
-        self._report(hands, case, current, orders)
+        self._planned_at = snapshot.now
+        self._report(context, case, current, orders)
 
     def _report(
-        self, hands: Hands, case: plan_case.PlanCase, plan: Plan, orders: Mapping[str, OrderRecord]
+        self,
+        context: ActorContext,
+        case: plan_case.PlanCase,
+        plan: Plan,
+        orders: Mapping[str, OrderRecord],
     ) -> None:
-        view = hands.view()
+        snapshot = context.snapshot()
         for name, record in orders.items():
             if record.state == "written":
                 log.info("order %s: %d x %s", name, len(record.slots), record.type)
         for request, sentence in summary(case, plan).items():
-            pod = view.pods.get(case.pods[request])
+            pod = snapshot.pods.get(case.pods[request])
             if pod is not None:
-                hands.recorder.record_on_pod(pod, SCALE_OUT, sentence, normal=True)
+                context.recorder.record_on_pod(pod, SCALE_OUT, sentence, normal=True)
         self._tell(
-            hands,
-            view,
-            {**_with_next_try(view, plan_case.unserved_pods(case, plan)), **case.unserved},
+            context,
+            snapshot,
+            {**_with_next_try(snapshot, plan_case.unserved_pods(case, plan)), **case.unserved},
         )
 
-    def _tell(self, hands: Hands, view: View, unserved: Mapping[str, str]) -> None:
+    def _tell(self, context: ActorContext, snapshot: Snapshot, unserved: Mapping[str, str]) -> None:
         """Post why no node is bought for pods, once for each change, if it lasts."""
         self.unserved = dict(unserved)
-        self._told_at = view.now
-        self._refused_at = {uid: self._refused_at.get(uid, view.now) for uid in unserved}
+        self._told_at = snapshot.now
+        self._refused_at = {uid: self._refused_at.get(uid, snapshot.now) for uid in unserved}
         told = self._told
         self._told = {uid: why for uid, why in unserved.items() if told.get(uid) == why}
         untold = [
-            view.pods[uid]
+            snapshot.pods[uid]
             for uid, at in self._refused_at.items()
-            if uid not in self._told and uid in view.pods and view.now >= at + REFUSAL_SETTLES_S
+            if uid not in self._told
+            and uid in snapshot.pods
+            and snapshot.now >= at + REFUSAL_SETTLES_S
         ]
-        for pod in _in_turn(untold):
+        for pod in _in_order(untold):
             uid = pod.metadata.uid
-            if not hands.recorder.record_on_pod(pod, NO_SCALE_OUT, unserved[uid]):
+            if not context.recorder.record_on_pod(pod, NO_SCALE_OUT, unserved[uid]):
                 # So many events are not written at once. The next pass goes on.
                 break
             self._told[uid] = unserved[uid]
 
 
-def _in_turn(pods: Iterable[ElasticPod]) -> list[ElasticPod]:
+def _in_order(pods: Iterable[ElasticPod]) -> list[ElasticPod]:
     """Return the pods with namespaces in turns, so that none keeps others out."""
     number = Counter[str]()
     turns = []
@@ -487,9 +505,9 @@ def _nothing_is_bought(uids: Iterable[str], why: str) -> dict[str, str]:
     return dict.fromkeys(uids, f"nothing is bought: {why}")
 
 
-def _with_next_try(view: View, sentences: Mapping[str, str]) -> dict[str, str]:
+def _with_next_try(snapshot: Snapshot, sentences: Mapping[str, str]) -> dict[str, str]:
     """Return the sentences with when offers that failed are tried again."""
-    paused = pauses(view)
+    paused = pauses(snapshot)
     again = next_try(paused)
     suffix = ""
     if again is not None:

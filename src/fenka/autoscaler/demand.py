@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 from msgspec import structs
 
-from fenka.autoscaler.view import COMING, ElasticAffinity, ElasticPod, ElasticPodSpec, View
+from fenka.autoscaler.snapshot import COMING, ElasticAffinity, ElasticPod, ElasticPodSpec, Snapshot
 from fenka.cloud.config import NOT_COUNTED
 from fenka.cluster.autoscaling import GROUP, is_interruptible
 from fenka.cluster.gang_placement import GangMembers
@@ -97,36 +97,40 @@ class Demand:
     unserved: Mapping[str, str] = field(default_factory=dict)
 
 
-def demand(view: View) -> Demand:
+def pending_demand(snapshot: Snapshot) -> Demand:
     """Return the pending pods that nodes may be bought for. Those that are planned already are among them."""
-    if view.displaced:
-        pending = {uid: as_pending(view.pods[uid]) for uid in view.displaced if uid in view.pods}
-        view = replace(view, pods={**view.pods, **pending})
-    counted = _counted_resources(view)
-    in_line = [pod for pod in view.pods.values() if _is_in_line(view, pod, counted)]
-    planned = planned_uids(view)
-    waiting = [pod for pod in in_line if pod.metadata.uid not in planned]
+    if snapshot.evicted:
+        pending = {
+            uid: as_pending(snapshot.pods[uid]) for uid in snapshot.evicted if uid in snapshot.pods
+        }
+        snapshot = replace(snapshot, pods={**snapshot.pods, **pending})
+    counted = _counted_resources(snapshot)
+    demanding = [pod for pod in snapshot.pods.values() if _is_demand(snapshot, pod, counted)]
+    planned = planned_uids(snapshot)
+    waiting = [pod for pod in demanding if pod.metadata.uid not in planned]
     most = max(min(MAX_PODS, MAX_PLANNED - len(planned)), 0)
-    chosen = first_in_turn(waiting, most)
+    chosen = first_in_order(waiting, most)
     left_out = {pod.metadata.uid for pod in waiting} - {pod.metadata.uid for pod in chosen}
-    found = demand_of(view, [*chosen, *(pod for pod in in_line if pod.metadata.uid in planned)])
+    found = demand_of(
+        snapshot, [*chosen, *(pod for pod in demanding if pod.metadata.uid in planned)]
+    )
     why = f"{most} pods are planned for at once, and others come first"
     return replace(found, unserved={**found.unserved, **dict.fromkeys(left_out, why)})
 
 
-def planned_uids(view: View) -> frozenset[str]:
+def planned_uids(snapshot: Snapshot) -> frozenset[str]:
     """Return the UIDs of pods for which there is a node, or one comes."""
     live = [
         slot
-        for record in view.orders.values()
+        for record in snapshot.orders.values()
         for slot in record.slots
         if slot.state in COMING or slot.state == "offering"
     ]
-    waiting = frozenset(pod.metadata.uid for slot in live for pod in view.waiting(slot))
-    return waiting | view.displaced.intersection(uid for slot in live for uid in slot.pods)
+    waiting = frozenset(pod.metadata.uid for slot in live for pod in snapshot.waiting(slot))
+    return waiting | snapshot.evicted.intersection(uid for slot in live for uid in slot.pods)
 
 
-def first_in_turn(pods: Sequence[ElasticPod], most: int) -> list[ElasticPod]:
+def first_in_order(pods: Sequence[ElasticPod], most: int) -> list[ElasticPod]:
     """Return at most so many pods: gangs whole, and namespaces in turns, so that none keeps others out.
 
     Of a namespace, the pods of the highest priority come first, then the oldest.
@@ -159,13 +163,13 @@ def as_pending(pod: ElasticPod) -> ElasticPod:
     return structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=""))
 
 
-def demand_of(view: View, pods: Iterable[ElasticPod]) -> Demand:
+def demand_of(snapshot: Snapshot, pods: Iterable[ElasticPod]) -> Demand:
     """Return these pods as if they were pending."""
     by_gang: dict[str, list[ElasticPod]] = {}
-    for pod in view.pods.values():
+    for pod in snapshot.pods.values():
         if (key := group_key(pod)) is not None:
             by_gang.setdefault(key, []).append(pod)
-    members = _Members(view)
+    members = _Members(snapshot)
     present = dict[str, int]()
     requests, rules, unserved = dict[str, CaseRequest](), dict[str, Rules](), dict[str, str]()
     gangs: dict[str, list[str]] = {}
@@ -178,8 +182,8 @@ def demand_of(view: View, pods: Iterable[ElasticPod]) -> Demand:
                 if gang.key not in present:
                     present[gang.key] = members.status(gang, by_gang.get(gang.key, ())).present
                 _check_present(gang, present[gang.key])
-            request = case_request(pod, view.state.dialects, gang)
-            rule = _rules(pod, request, view.state.dialects)
+            request = case_request(pod, snapshot.state.dialects, gang)
+            rule = _rules(pod, request, snapshot.state.dialects)
             _count_affinity(affinities, rule.affinity)
         except (Inexpressible, InvalidRecord) as why:
             unserved[uid] = str(why)
@@ -188,7 +192,7 @@ def demand_of(view: View, pods: Iterable[ElasticPod]) -> Demand:
         name = group_name(pod)
         if name is not None:
             gangs.setdefault(f"{pod.metadata.namespace}/{name}", []).append(uid)
-    _leave_out_incomplete_gangs(view, members, gangs, requests, unserved)
+    _leave_out_incomplete_gangs(snapshot, members, gangs, requests, unserved)
     return Demand(requests, rules, unserved)
 
 
@@ -201,28 +205,28 @@ def _count_affinity(known: set[bytes], affinity: bytes) -> None:
     known.update({affinity} - {b""})
 
 
-def _is_in_line(view: View, pod: ElasticPod, counted: frozenset[str]) -> bool:
+def _is_demand(snapshot: Snapshot, pod: ElasticPod, counted: frozenset[str]) -> bool:
     """Return whether the scheduler that fenka serves looks for a node with cards for it.
 
     counted: resources that some group has, such as MIG instances. Who requests one counts, too.
     """
     if pod.spec.node_name or not is_open(pod):
         return False
-    if view.schedulers and pod.spec.scheduler_name not in view.schedulers:
+    if snapshot.schedulers and pod.spec.scheduler_name not in snapshot.schedulers:
         return False
     created = seconds(pod.metadata.creation_timestamp)
-    if created is not None and view.now < created + view.config.scale_out.delay:
+    if created is not None and snapshot.now < created + snapshot.config.scale_out.delay:
         return False
-    return pod.demand(view.state.dialects).requests_gpu or any(
+    return pod.demand(snapshot.state.dialects).requests_gpu or any(
         name in counted for container in pod.spec.containers for name in container.resources.limits
     )
 
 
-def _counted_resources(view: View) -> frozenset[str]:
+def _counted_resources(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(
         name
-        for group in view.config.groups
-        for source in (group.shape, *(view.shapes.get(kind) for kind in group.types))
+        for group in snapshot.config.groups
+        for source in (group.shape, *(snapshot.shapes.get(kind) for kind in group.types))
         if source is not None
         for name in source.resources
     )
@@ -231,8 +235,8 @@ def _counted_resources(view: View) -> frozenset[str]:
 class _Members(GangMembers):
     """Those of one moment: of pods that request alike, one is looked at."""
 
-    def __init__(self, view: View) -> None:
-        super().__init__(view.state, lambda: view.pods, lambda: view.groups)
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(snapshot.state, lambda: snapshot.pods, lambda: snapshot.groups)
         self._requesting: dict[object, bool] = {}
 
     def requests_cards(self, pod: Pod) -> bool:
@@ -254,7 +258,7 @@ def _check_present(gang: PodGang, present: int) -> None:
 
 
 def _leave_out_incomplete_gangs(
-    view: View,
+    snapshot: Snapshot,
     members: GangMembers,
     gangs: Mapping[str, list[str]],
     requests: dict[str, CaseRequest],
@@ -263,9 +267,9 @@ def _leave_out_incomplete_gangs(
     """Leave out whole gangs of which a member cannot be planned for."""
     for uids in gangs.values():
         left_out = next((uid for uid in uids if uid in unserved), None)
-        if left_out is None or members.gang_or_none(view.pods[uids[0]]) is None:
+        if left_out is None or members.gang_or_none(snapshot.pods[uids[0]]) is None:
             continue
-        name = view.pods[left_out].metadata.name
+        name = snapshot.pods[left_out].metadata.name
         for uid in uids:
             if requests.pop(uid, None) is not None:
                 unserved[uid] = f"{name} of its gang is left out: {unserved[left_out]}"

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fenka.autoscaler.actor_context import Actor, Hands
+from fenka.autoscaler.actor_context import Actor, ActorContext
 from fenka.autoscaler.buyer import Buyer
 from fenka.autoscaler.orders import REFUSED, listed_missing
 from fenka.autoscaler.providers import CloudCache
-from fenka.autoscaler.reclaim import displaced_pods
+from fenka.autoscaler.reclaim import evicted_demand
+from fenka.autoscaler.snapshot import Snapshot, UnknownShape, coming, offer_of
 from fenka.autoscaler.stores import OrderStore, ShapeStore, StoredMap, WriteLost
 from fenka.autoscaler.supply import pauses, shape_for
-from fenka.autoscaler.view import UnknownShape, View, coming, offer_of
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cloud.port import InstanceState, OfferKey, Provider, ProviderError
@@ -36,20 +36,22 @@ MAX_UNSERVED = 400_000
 
 
 def status_of(
-    view: View, nodes: Mapping[str, autoscaling.ElasticNodeStatus], unserved: Mapping[str, str]
+    snapshot: Snapshot,
+    nodes: Mapping[str, autoscaling.ElasticNodeStatus],
+    unserved: Mapping[str, str],
 ) -> autoscaling.AutoscalerStatus:
     """Return the status.
 
     Args:
-        view: what is there.
+        snapshot: what is there.
         nodes: the states of nodes, by name.
         unserved: why no node is bought for pods, by UID.
     """
     sentences: dict[str, list[str]] = {}
     left = MAX_UNSERVED
     for uid, sentence in unserved.items():
-        pod = view.pods.get(uid)
-        if pod is None or not (is_open(pod) or uid in view.displaced):
+        pod = snapshot.pods.get(uid)
+        if pod is None or not (is_open(pod) or uid in snapshot.evicted):
             # It has found a node since, or is gone.
             continue
         name = pod.full_name
@@ -57,27 +59,27 @@ def status_of(
         if left >= 0:
             sentences.setdefault(sentence, []).append(name)
     return autoscaling.AutoscalerStatus(
-        offers=tuple(_offers(view)),
+        offers=tuple(_offers(snapshot)),
         nodes=dict(sorted(nodes.items())),
         unserved={sentence: sorted(names) for sentence, names in sorted(sentences.items())},
-        schedulers=tuple(sorted(view.schedulers)),
+        schedulers=tuple(sorted(snapshot.schedulers)),
     )
 
 
-def _offers(view: View) -> list[autoscaling.OfferStatus]:
-    paused = pauses(view)
+def _offers(snapshot: Snapshot) -> list[autoscaling.OfferStatus]:
+    paused = pauses(snapshot)
     on_the_way: dict[OfferKey, int] = {}
     arriving = set[str]()
-    for _, _, record, slot in coming(view.orders):
+    for _, _, record, slot in coming(snapshot.orders):
         on_the_way[offer_of(record)] = on_the_way.get(offer_of(record), 0) + 1
         arriving.add(slot.instance)
     statuses = []
-    for config in view.config.groups:
+    for config in snapshot.config.groups:
         for key in config.offers:
-            offer, pause = view.offers.get(key), paused.get(key)
+            offer, pause = snapshot.offers.get(key), paused.get(key)
             state: str = pause.failure if pause is not None else "ok"
             price = offer.price if offer is not None else config.price or 0.0
-            if offer is None and view.offers:
+            if offer is None and snapshot.offers:
                 state = "unknown to the provider"
             elif pause is None and offer is not None:
                 state = _offer_state(offer.stock, price, config.spot.cap)
@@ -89,12 +91,12 @@ def _offers(view: View) -> list[autoscaling.OfferStatus]:
                     capacity=key.capacity,
                     price=price,
                     cap=config.spot.cap if key.capacity == "spot" else None,
-                    nodes=_there(view, key, arriving),
+                    nodes=_there(snapshot, key, arriving),
                     starting=on_the_way.get(key, 0),
                     max=config.max,
                     state=state,
                     again_at=pause.until if pause is not None else None,
-                    cards=_cards(view, config, key),
+                    cards=_cards(snapshot, config, key),
                     machine=offer.machine if offer is not None else None,
                 )
             )
@@ -107,18 +109,18 @@ def _offer_state(stock: int | None, price: float, cap: float | None) -> str:
     return "too dear" if cap is not None and price > cap else "ok"
 
 
-def _there(view: View, key: OfferKey, arriving: set[str]) -> int:
+def _there(snapshot: Snapshot, key: OfferKey, arriving: set[str]) -> int:
     return sum(
         instance.offer == key
         and instance.state is not InstanceState.ENDING
         and instance.id not in arriving
-        for instance in view.instances.values()
+        for instance in snapshot.instances.values()
     )
 
 
-def _cards(view: View, config: GroupConfig, key: OfferKey) -> int | None:
+def _cards(snapshot: Snapshot, config: GroupConfig, key: OfferKey) -> int | None:
     try:
-        return len(shape_for(view, config, key.type).cards)
+        return len(shape_for(snapshot, config, key.type).cards)
     except UnknownShape:
         return None
 
@@ -134,7 +136,7 @@ RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class StoredState:
     """The ConfigMaps."""
 
     orders: OrderStore
@@ -142,7 +144,7 @@ class Memory:
     status: StoredMap
 
     @classmethod
-    def of(cls, api: Api, namespace: str, config: Config) -> "Memory":
+    def of(cls, api: Api, namespace: str, config: Config) -> "StoredState":
         """Return those of a namespace."""
         return cls(
             OrderStore(api, namespace),
@@ -164,7 +166,7 @@ class Loop:
         provider: Provider,
         config: Config,
         cluster: ElasticCluster,
-        memory: Memory,
+        memory: StoredState,
         recorder: EventRecorder,
         *,
         schedulers: frozenset[str] = frozenset(),
@@ -184,7 +186,9 @@ class Loop:
         self._buyer: Buyer | None = None
         self._provider_problem = ""
         self._was_busy = False
-        self.hands = Hands(api, provider, recorder, memory.orders, self.leading, self.view)
+        self.context = ActorContext(
+            api, provider, recorder, memory.orders, self.leading, self.snapshot
+        )
         self.problem = ""
 
     def compose(
@@ -198,10 +202,10 @@ class Loop:
         """Return whether a write may begin now."""
         return self._leadership is not None and self._leadership.leading
 
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
         """Return what is known now."""
         memory, cloud, cluster = self._memory, self._cloud, self._cluster
-        return View(
+        return Snapshot(
             now=self._now(),
             config=self._config,
             state=cluster.state,
@@ -218,9 +222,9 @@ class Loop:
             offers=cloud.offers,
             notices=cloud.notices,
             shapes=memory.shapes.shapes,
-            misfits=memory.shapes.misfits,
+            unhelpful=memory.shapes.unhelpful,
             status=self._status,
-            displaced=displaced_pods(
+            evicted=evicted_demand(
                 cluster.nodes.by_name, cluster.pods.by_node, cluster.pods.by_uid
             ),
             schedulers=self._schedulers,
@@ -303,14 +307,14 @@ class Loop:
             self._cloud.expect_change()
         self._was_busy = busy
         await self._cloud.refresh(busy=busy, spot=self._has_spot())
-        self._missing = listed_missing(self.view())
+        self._missing = listed_missing(self.snapshot())
         states, orders = dict[str, autoscaling.ElasticNodeStatus](), self._memory.orders.records
         problem = ""
         for actor in (*self._before, self._buyer, *self._after):
             if not self.leading():
                 return
             try:
-                states |= await actor.act(self.hands)
+                states |= await actor.act(self.context)
             except ProviderError as why:
                 # What cannot be ended must not keep anything from being bought, and the reverse.
                 problem = problem or str(why)
@@ -321,7 +325,7 @@ class Loop:
 
     async def _publish(self, states: Mapping[str, autoscaling.ElasticNodeStatus]) -> None:
         assert self._buyer is not None
-        status = status_of(self.view(), states, self._buyer.unserved)
+        status = status_of(self.snapshot(), states, self._buyer.unserved)
         self._status = status
         text = msgspec.json.encode(status, order="deterministic").decode()
         if self.leading() and self._memory.status.data.get(autoscaling.STATUS_KEY) != text:
@@ -333,7 +337,7 @@ class Loop:
         assert self._buyer is not None
         if self._loaded_term != self._leadership.election.term:
             return
-        self._buyer.hinder(self.hands, problem)
+        self._buyer.hinder(self.context, problem)
         try:
             await self._publish(self._status.nodes)
         except WriteLost:

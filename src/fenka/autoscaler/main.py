@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fenka.autoscaler.buyer import Buyer
 from fenka.autoscaler.inputs import AutoscalerOptions
-from fenka.autoscaler.loop import Loop, Memory
-from fenka.autoscaler.metrics import Counts, Metrics
+from fenka.autoscaler.loop import Loop, StoredState
+from fenka.autoscaler.metrics import ActivityCounts, Metrics
 from fenka.autoscaler.orders import OrderKeeper
 from fenka.autoscaler.planner import Planner, plan_process
 from fenka.autoscaler.providers import open_provider
@@ -62,10 +62,10 @@ class Autoscaler:
         dialects = WITH_HAMI if options.hami_names else DIALECTS
         self.cluster = ElasticCluster(api, dialects)
         recorder = EventRecorder(api, "fenka-autoscaler", identity)
-        memory = Memory.of(api, options.namespace, config)
+        memory = StoredState.of(api, options.namespace, config)
         election = Election(api, options.namespace, options.lease, identity, clock=clock)
         leadership = self.leadership = Leadership(election, self.cluster, sleep)
-        counts, reclaimer = Counts(), Reclaimer()
+        counts, reclaimer = ActivityCounts(), Reclaimer()
         loop = self.loop = Loop(
             api,
             provider,
@@ -83,7 +83,7 @@ class Autoscaler:
         loop.compose(leadership, before, buyer, (ScaleInActor(),))
         self.metrics = Metrics(
             counts,
-            loop.view,
+            loop.snapshot,
             leading=lambda: leadership.leading,
             unserved=lambda: len(buyer.unserved),
             reclaims=lambda: reclaimer.counts,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 
+from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.supply import pauses
-from fenka.autoscaler.view import View
 from fenka.cloud.port import InstanceState
 from fenka.cluster.autoscaling import OrderRecord
 from fenka.core.nodes.plan import Plan
@@ -17,7 +17,7 @@ PLAN_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 OFFER_BUCKETS = (5, 10, 20, 30, 60, 90, 120, 180, 300, 600, 900)
 
 
-class Counts:
+class ActivityCounts:
     """What has happened since this process started."""
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class Counts:
         self.plan_seconds.observe(seconds)
         self.gap_ratio = plan.cost / plan.bound - 1 if plan.bound > 0 else 0.0
 
-    def advanced(self, view: View, changes: Mapping[str, OrderRecord | None]) -> None:
-        """Count what has become of orders. view: from before the changes."""
+    def advanced(self, snapshot: Snapshot, changes: Mapping[str, OrderRecord | None]) -> None:
+        """Count what has become of orders. snapshot: from before the changes."""
         for name, changed in changes.items():
-            known = view.orders.get(name)
+            known = snapshot.orders.get(name)
             if changed is None:
                 continue
             before = known.slots if known is not None else ()
@@ -71,8 +71,8 @@ class Metrics(ProgramMetrics):
 
     def __init__(
         self,
-        counts: Counts,
-        view: Callable[[], View],
+        counts: ActivityCounts,
+        snapshot: Callable[[], Snapshot],
         *,
         leading: Callable[[], bool],
         unserved: Callable[[], int],
@@ -80,12 +80,12 @@ class Metrics(ProgramMetrics):
     ) -> None:
         """Args:
         counts: what has happened.
-        view: returns what is there.
+        snapshot: returns what is there.
         leading: whether this replica leads.
         unserved: returns the number of pods that no node is bought for.
         reclaims: returns take-backs by group.
         """
-        self._counts, self._view, self._leading = counts, view, leading
+        self._counts, self._snapshot, self._leading = counts, snapshot, leading
         self._unserved, self._reclaims = unserved, reclaims
         super().__init__(counts.registry)
 
@@ -100,17 +100,17 @@ class Metrics(ProgramMetrics):
             (((group,), count) for group, count in self._reclaims().items()),
         )
         if leading:
-            yield from self._of_cluster(self._view())
+            yield from self._of_cluster(self._snapshot())
 
-    def _of_cluster(self, view: View) -> Iterator[Metric]:
+    def _of_cluster(self, snapshot: Snapshot) -> Iterator[Metric]:
         yield self.gauges(
-            "nodes", "Nodes by group and state", ["group", "state"], node_counts(view).items()
+            "nodes", "Nodes by group and state", ["group", "state"], node_counts(snapshot).items()
         )
         yield self.gauges(
             "price_per_hour",
             "What the nodes cost an hour now",
             ["capacity"],
-            (((capacity,), price) for capacity, price in price_by_capacity(view).items()),
+            (((capacity,), price) for capacity, price in price_by_capacity(snapshot).items()),
         )
         yield self.gauges(
             "backoff_until_seconds",
@@ -118,7 +118,7 @@ class Metrics(ProgramMetrics):
             ["offer"],
             (
                 ((f"{key.group}/{key.type}/{key.zone}",), pause.until)
-                for key, pause in pauses(view).items()
+                for key, pause in pauses(snapshot).items()
             ),
         )
         yield self.gauge("unserved_pods", "Pods that no node is bought for", self._unserved())
@@ -129,21 +129,21 @@ class Metrics(ProgramMetrics):
         )
 
 
-def node_counts(view: View) -> dict[tuple[str, str], int]:
+def node_counts(snapshot: Snapshot) -> dict[tuple[str, str], int]:
     """Return the number of nodes by group and state, also of those that are asked for."""
     counts = {
         (group.name, state): 0
-        for group in view.config.groups
+        for group in snapshot.config.groups
         for state in ("asked", "starting", "ready", "ending")
     }
-    joined = {node.spec.provider_id for node in view.own_nodes() if node.ready}
-    for instance in view.instances.values():
+    joined = {node.spec.provider_id for node in snapshot.own_nodes() if node.ready}
+    for instance in snapshot.instances.values():
         state = "ready" if instance.provider_id in joined else "starting"
         if instance.state is InstanceState.ENDING:
             state = "ending"
         key = instance.offer.group, state
         counts[key] = counts.get(key, 0) + 1
-    for record in view.orders.values():
+    for record in snapshot.orders.values():
         for slot in record.slots:
             if slot.state in ("written", "asked"):
                 key = record.group, "asked"
@@ -151,10 +151,10 @@ def node_counts(view: View) -> dict[tuple[str, str], int]:
     return counts
 
 
-def price_by_capacity(view: View) -> dict[str, float]:
+def price_by_capacity(snapshot: Snapshot) -> dict[str, float]:
     """Return what the instances cost an hour, at the prices of now."""
     prices = {"on-demand": 0.0, "spot": 0.0}
-    for instance in view.instances.values():
-        if instance.offer in view.offers:
-            prices[instance.offer.capacity] += view.offers[instance.offer].price
+    for instance in snapshot.instances.values():
+        if instance.offer in snapshot.offers:
+            prices[instance.offer.capacity] += snapshot.offers[instance.offer].price
     return prices

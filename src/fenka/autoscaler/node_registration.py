@@ -12,18 +12,18 @@ from typing import TypeVar
 import msgspec
 
 from fenka.autoscaler.demand import Inexpressible, affinity_rules, case_request, class_key
-from fenka.autoscaler.supply import protected_until, shape_for
-from fenka.autoscaler.view import (
+from fenka.autoscaler.snapshot import (
     COMING,
     ElasticNode,
     ElasticPod,
     Shape,
-    View,
+    Snapshot,
     allocatable,
     coming,
     common,
     offer_of,
 )
+from fenka.autoscaler.supply import protected_until, shape_for
 from fenka.cloud.config import GroupConfig
 from fenka.cloud.port import Instance, OfferKey
 from fenka.cluster import autoscaling
@@ -35,33 +35,35 @@ from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI, resource_names
 
 
-def is_useless_half(view: View, slot: autoscaling.Slot) -> bool:
+def is_partial_gang(snapshot: Snapshot, slot: autoscaling.Slot) -> bool:
     """Return whether a slot's node has waiting members of gangs alone, and their rest is not on its way."""
     if slot.state != "offering" or not slot.pods:
         return False
-    waiting = view.waiting(slot)
+    waiting = snapshot.waiting(slot)
     gangs = {group_key(pod) for pod in waiting}
-    if not waiting or None in gangs or _is_used(view, slot.node):
+    if not waiting or None in gangs or _is_used(snapshot, slot.node):
         return False
-    arriving = {group_key(pod) for *_, other in coming(view.orders) for pod in view.waiting(other)}
+    arriving = {
+        group_key(pod) for *_, other in coming(snapshot.orders) for pod in snapshot.waiting(other)
+    }
     return gangs.isdisjoint(arriving)
 
 
-def _is_used(view: View, node: str) -> bool:
+def _is_used(snapshot: Snapshot, node: str) -> bool:
     """Return whether pods are there that would have to be moved."""
     return any(
         not (pod.of_daemon_set or pod.mirrors_file or pod.finished)
-        for pod in view.pods_on.get(node, ())
+        for pod in snapshot.pods_on.get(node, ())
     )
 
 
-def waiting_gangs(view: View, offered: frozenset[str]) -> frozenset[str]:
+def waiting_gangs(snapshot: Snapshot, offered: frozenset[str]) -> frozenset[str]:
     """Return the gangs of which members have no node yet, so that none of their pods may start.
 
     offered: UIDs of pods whose nodes offer their cards.
     """
     gangs = (
-        group_key(pod) for uid, pod in view.pods.items() if is_open(pod) and uid not in offered
+        group_key(pod) for uid, pod in snapshot.pods.items() if is_open(pod) and uid not in offered
     )
     return frozenset(gang for gang in gangs if gang is not None)
 
@@ -86,14 +88,14 @@ class NodeChange:
     annotations: Mapping[str, str | None]
 
 
-def node_changes(view: View) -> list[NodeChange]:
+def node_changes(snapshot: Snapshot) -> list[NodeChange]:
     """Return what the nodes of orders lack."""
     changes, marked = list[NodeChange](), set[str]()
-    for name, number, record, slot in _slots(view):
-        node = view.nodes.get(slot.node)
+    for name, number, record, slot in _slots(snapshot):
+        node = snapshot.nodes.get(slot.node)
         if node is None:
             continue
-        config = view.group(record.group)
+        config = snapshot.group(record.group)
         marked.add(slot.node)
         labels = {
             **(config.labels if config is not None else {}),
@@ -101,30 +103,30 @@ def node_changes(view: View) -> list[NodeChange]:
             autoscaling.GROUP: record.group,
             autoscaling.CAPACITY: record.capacity,
         }
-        pin = view.config.scale_out.pin
+        pin = snapshot.config.scale_out.pin
         annotations = {
             autoscaling.SLOT: str(number),
             # The scheduler counts from when it sees the cards, and one that starts later from then.
-            autoscaling.PIN: f"{pin:g}" if view.now < pinned_until(view, slot) else None,
+            autoscaling.PIN: f"{pin:g}" if snapshot.now < pinned_until(snapshot, slot) else None,
             autoscaling.PLANNED_PODS: autoscaling.encode_planned_pods(slot.pods, slot.cards),
-            **_spot_annotations(config, record.capacity, view.instances.get(slot.instance)),
+            **_spot_annotations(config, record.capacity, snapshot.instances.get(slot.instance)),
             **autoscaling.KEPT_FROM_OTHERS,
         }
         changes.append(_change(node, labels, annotations))
-    changes += _changes_of_spot_nodes(view, marked)
+    changes += _changes_of_spot_nodes(snapshot, marked)
     return [change for change in changes if change.labels or change.annotations]
 
 
-def _changes_of_spot_nodes(view: View, marked: Collection[str]) -> Iterable[NodeChange]:
+def _changes_of_spot_nodes(snapshot: Snapshot, marked: Collection[str]) -> Iterable[NodeChange]:
     """Yield what spot nodes lack whose order is over: the configuration may have changed since."""
     nodes = [
         node
-        for name, node in view.nodes.items()
+        for name, node in snapshot.nodes.items()
         if node.metadata.labels.get(autoscaling.CAPACITY) == "spot" and name not in marked
     ]
-    machines = view.machines() if nodes else {}
+    machines = snapshot.instances_by_provider_id() if nodes else {}
     for node in nodes:
-        config = view.group(node.metadata.labels.get(autoscaling.GROUP, ""))
+        config = snapshot.group(node.metadata.labels.get(autoscaling.GROUP, ""))
         instance = machines.get(node.spec.provider_id)
         yield _change(node, {}, _spot_annotations(config, "spot", instance))
 
@@ -154,52 +156,54 @@ def _spot_annotations(
     return annotations
 
 
-def pinned_until(view: View, slot: autoscaling.Slot) -> float:
+def pinned_until(snapshot: Snapshot, slot: autoscaling.Slot) -> float:
     """Return until when a slot's node admits its planned pods only."""
-    since = view.now if slot.offering_at is None else slot.offering_at
-    return since + view.config.scale_out.pin
+    since = snapshot.now if slot.offering_at is None else slot.offering_at
+    return since + snapshot.config.scale_out.pin
 
 
 def _missing(wanted: Mapping[str, V], present: Mapping[str, str]) -> dict[str, V]:
     return {key: value for key, value in wanted.items() if present.get(key) != value}
 
 
-def planned_annotations(view: View) -> list[tuple[ElasticPod, str]]:
+def planned_annotations(snapshot: Snapshot) -> list[tuple[ElasticPod, str]]:
     """Return the pods that do not say yet which slot they are planned for, with the annotation."""
     changes = []
-    for name, number, _, slot in _slots(view):
+    for name, number, _, slot in _slots(snapshot):
         text = msgspec.json.encode(autoscaling.Planned(name, number)).decode()
         changes += [
             (pod, text)
-            for pod in view.waiting(slot)
+            for pod in snapshot.waiting(slot)
             if pod.metadata.annotations.get(autoscaling.PLANNED) != text
         ]
     return changes
 
 
-def _slots(view: View) -> Iterable[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]:
-    for name, record in view.orders.items():
+def _slots(
+    snapshot: Snapshot,
+) -> Iterable[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]:
+    for name, record in snapshot.orders.items():
         for number, slot in enumerate(record.slots):
             if slot.state in COMING or slot.state == "offering":
                 yield name, number, record, slot
 
 
-def new_shapes(view: View) -> dict[str, Shape]:
+def new_shapes(snapshot: Snapshot) -> dict[str, Shape]:
     """Return by type what nodes that offer their cards are, where that is not known yet."""
     found: dict[str, Shape] = {}
-    for _, _, record, slot in _slots(view):
-        node = view.nodes.get(slot.node)
+    for _, _, record, slot in _slots(snapshot):
+        node = snapshot.nodes.get(slot.node)
         if slot.state == "offering" and node is not None and node.ready:
-            shape = shape_of_node(view, node)
+            shape = shape_of_node(snapshot, node)
             if shape is not None:
                 known = found.get(record.type)
                 found[record.type] = common(known, shape) if known is not None else shape
-    return {kind: shape for kind, shape in found.items() if view.shapes.get(kind) != shape}
+    return {kind: shape for kind, shape in found.items() if snapshot.shapes.get(kind) != shape}
 
 
-def shape_of_node(view: View, node: ElasticNode) -> Shape | None:
+def shape_of_node(snapshot: Snapshot, node: ElasticNode) -> Shape | None:
     """Return what a node is; None if some of its cards are not usable now."""
-    shared = view.state.shared_node(node.metadata.name)
+    shared = snapshot.state.shared_node(node.metadata.name)
     cards = tuple(shared.physical_cards) if shared is not None and shared.shares_cards else ()
     if any(not card.healthy for card in cards):
         return None
@@ -228,7 +232,7 @@ def shape_of_node(view: View, node: ElasticNode) -> Shape | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class UnhelpfulOffer:
     """A pod that an offer does not help. pod_class: names all pods that are equal to it."""
 
     offer: OfferKey
@@ -236,7 +240,7 @@ class Misfit:
     pod_class: str
 
 
-def new_misfits(view: View) -> list[Misfit]:
+def new_unhelpful_offers(snapshot: Snapshot) -> list[UnhelpfulOffer]:
     """Return pods that an offer does not help, though the plan says so.
 
     Their node has come and admitted nobody else for as long as it was pinned, and they are still pending. By
@@ -244,33 +248,36 @@ def new_misfits(view: View) -> list[Misfit]:
     """
     late = [
         (record, slot)
-        for _, _, record, slot in _slots(view)
-        if slot.offering_at is not None and view.now > pinned_until(view, slot)
+        for _, _, record, slot in _slots(snapshot)
+        if slot.offering_at is not None and snapshot.now > pinned_until(snapshot, slot)
     ]
     if not late:
         return []
-    gangs = waiting_gangs(view, frozenset(uid for _, slot in late for uid in slot.pods))
-    return [
-        misfit
+    gangs = waiting_gangs(snapshot, frozenset(uid for _, slot in late for uid in slot.pods))
+    found = (
+        _unhelpful_offer(snapshot, record, pod)
         for record, slot in late
-        for pod in view.waiting(slot)
-        if group_key(pod) not in gangs and (misfit := _misfit(view, record, pod)) is not None
-    ]
+        for pod in snapshot.waiting(slot)
+        if group_key(pod) not in gangs
+    )
+    return [offer for offer in found if offer is not None]
 
 
-def _misfit(view: View, record: autoscaling.OrderRecord, pod: ElasticPod) -> Misfit | None:
+def _unhelpful_offer(
+    snapshot: Snapshot, record: autoscaling.OrderRecord, pod: ElasticPod
+) -> UnhelpfulOffer | None:
     """Return what a pod is that is pending still; None if its shape or itself explains that."""
-    config, key = view.group(record.group), offer_of(record)
-    if config is None or record.type not in view.shapes or pod.unschedulable is None:
+    config, key = snapshot.group(record.group), offer_of(record)
+    if config is None or record.type not in snapshot.shapes or pod.unschedulable is None:
         return None
     try:
-        request = case_request(pod, view.state.dialects)
+        request = case_request(pod, snapshot.state.dialects)
     except (Inexpressible, InvalidRecord):
         return None
-    if not _fits(shape_for(view, config, record.type), request):
+    if not _fits(shape_for(snapshot, config, record.type), request):
         return None
     name = class_key(request, affinity_rules(pod).affinity)
-    return None if name in view.misfits.get(key, ()) else Misfit(key, pod, name)
+    return None if name in snapshot.unhelpful.get(key, ()) else UnhelpfulOffer(key, pod, name)
 
 
 def _fits(shape: Shape, request: CaseRequest) -> bool:

@@ -1,4 +1,4 @@
-"""The life of orders as a state machine: a view in, changed orders and instructions out. No I/O.
+"""The life of orders as a state machine: a snapshot in, changed orders and instructions out. No I/O.
 
 A slot, one node of an order, goes written -> asked -> known -> joined -> offering -> ending -> gone. It fails
 if its node does not come, or does not offer its cards in time. What cloud and cluster show decides, so that a
@@ -15,11 +15,18 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from fenka.autoscaler import node_registration
-from fenka.autoscaler.actor_context import Hands
-from fenka.autoscaler.metrics import Counts
+from fenka.autoscaler.actor_context import ActorContext
+from fenka.autoscaler.metrics import ActivityCounts
+from fenka.autoscaler.snapshot import (
+    COMING,
+    ElasticNode,
+    ElasticPod,
+    Snapshot,
+    UnknownShape,
+    offer_of,
+)
 from fenka.autoscaler.stores import ShapeStore, failed_order, new_name
 from fenka.autoscaler.supply import has_whole_cards, is_forgotten, shape_for
-from fenka.autoscaler.view import COMING, ElasticNode, ElasticPod, UnknownShape, View, offer_of
 from fenka.cloud import port
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, Object, node_path
@@ -34,7 +41,7 @@ PART_S = 30.0
 SETTLED_S = 60.0
 """An order of which all nodes offer their cards is remembered this much longer than its nodes are pinned."""
 
-HALF_S = 300.0
+PARTIAL_GANG_S = 300.0
 """A node with a part of a gang ends after this time, if the rest of the gang is not on its way."""
 
 MAX_WHY = 500
@@ -54,7 +61,7 @@ _TOKEN = re.compile(r"(?P<name>.+)-(?P<attempt>[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class LaunchFailure:
     """A node that did not come.
 
     Attributes:
@@ -79,13 +86,13 @@ class Decision:
         orders: to write; None removes one.
         ends: instances to end.
         removed: nodes whose instances are gone.
-        missed: what did not come, for events.
+        failures: nodes that did not come, for events.
     """
 
     orders: Mapping[str, autoscaling.OrderRecord | None] = field(default_factory=dict)
     ends: frozenset[str] = frozenset()
     removed: tuple[ElasticNode, ...] = ()
-    missed: tuple[Missed, ...] = ()
+    failures: tuple[LaunchFailure, ...] = ()
 
 
 # ---- tokens ----
@@ -158,57 +165,59 @@ _FAILURES: tuple[tuple[type[port.ProviderError], autoscaling.Failure], ...] = (
 # ---- one pass ----
 
 
-def advance(view: View) -> Decision:
+def advance(snapshot: Snapshot) -> Decision:
     """Return what the orders require by what cloud and cluster show."""
-    if view.instances_at is None:
+    if snapshot.instances_at is None:
         # What cannot be read is never none.
         return Decision()
     orders: dict[str, autoscaling.OrderRecord | None] = {}
-    missed: list[Missed] = []
-    for name, record in _with_adopted(view).items():
-        changed, late = _advance(view, name, record)
-        missed += late
-        orders[name] = None if _is_over(view, changed) else changed
+    failures: list[LaunchFailure] = []
+    for name, record in _with_adopted(snapshot).items():
+        changed, late = _advance(snapshot, name, record)
+        failures += late
+        orders[name] = None if _is_over(snapshot, changed) else changed
         if late and changed.failure is None:
             # Others of its nodes came, so that the order itself has not failed.
-            failed = new_name(record.group, view.now, {*view.orders, *orders})
-            orders[failed] = failed_order(offer_of(record), late[0].failure, late[0].why, view.now)
-    changes = {name: each for name, each in orders.items() if each != view.orders.get(name)}
-    return Decision(changes, _ends(view, orders), tuple(_removed(view)), tuple(missed))
+            failed = new_name(record.group, snapshot.now, {*snapshot.orders, *orders})
+            orders[failed] = failed_order(
+                offer_of(record), late[0].failure, late[0].why, snapshot.now
+            )
+    changes = {name: each for name, each in orders.items() if each != snapshot.orders.get(name)}
+    return Decision(changes, _ends(snapshot, orders), tuple(_removed(snapshot)), tuple(failures))
 
 
-def _is_over(view: View, record: autoscaling.OrderRecord) -> bool:
+def _is_over(snapshot: Snapshot, record: autoscaling.OrderRecord) -> bool:
     """Return whether nothing has to be remembered of an order any more."""
     if record.failure is not None:
-        return is_forgotten(record, view.now)
+        return is_forgotten(record, snapshot.now)
     if any(slot.state not in {"offering", *OVER} for slot in record.slots):
         return False
-    if any(node_registration.is_useless_half(view, slot) for slot in record.slots):
+    if any(node_registration.is_partial_gang(snapshot, slot) for slot in record.slots):
         return False
-    settled = (record.changed_at or record.written_at) + view.config.scale_out.pin + SETTLED_S
-    return record.state in OVER or view.now >= settled
+    settled = (record.changed_at or record.written_at) + snapshot.config.scale_out.pin + SETTLED_S
+    return record.state in OVER or snapshot.now >= settled
 
 
 def _advance(
-    view: View, name: str, record: autoscaling.OrderRecord
-) -> tuple[autoscaling.OrderRecord, list[Missed]]:
-    instances = _new_instances(view, name, record)
+    snapshot: Snapshot, name: str, record: autoscaling.OrderRecord
+) -> tuple[autoscaling.OrderRecord, list[LaunchFailure]]:
+    instances = _new_instances(snapshot, name, record)
     if record.failure is not None and not record.slots and not instances:
         return record, []
     slots = list(_filled(record.slots, instances))
-    missed: list[Missed] = []
+    failures: list[LaunchFailure] = []
     partial = any(slot.instance for slot in slots)
     for number, slot in enumerate(slots):
-        step = _step(view, record, slot, partial=partial)
+        step = _step(snapshot, record, slot, partial=partial)
         slots[number] = step.slot
         if step.failure is not None:
-            pods = tuple(view.waiting(slot))
-            node = view.nodes.get(step.slot.node)
-            missed.append(Missed(name, step.failure, step.why, node, pods))
-    changed = _settled(replace(record, slots=tuple(slots)), view.now)
-    if missed and all(slot.state in {"failed", "ending"} for slot in slots):
-        changed = replace(changed, failure=missed[0].failure, why=missed[0].why)
-    return changed, missed
+            pods = tuple(snapshot.waiting(slot))
+            node = snapshot.nodes.get(step.slot.node)
+            failures.append(LaunchFailure(name, step.failure, step.why, node, pods))
+    changed = _settled(replace(record, slots=tuple(slots)), snapshot.now)
+    if failures and all(slot.state in {"failed", "ending"} for slot in slots):
+        changed = replace(changed, failure=failures[0].failure, why=failures[0].why)
+    return changed, failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,57 +228,63 @@ class _Step:
 
 
 def _step(
-    view: View, record: autoscaling.OrderRecord, slot: autoscaling.Slot, *, partial: bool
+    snapshot: Snapshot, record: autoscaling.OrderRecord, slot: autoscaling.Slot, *, partial: bool
 ) -> _Step:
     """Return the slot as cloud and cluster show it."""
     if slot.state in OVER:
         return _Step(slot)
-    instance = view.instances.get(slot.instance)
+    instance = snapshot.instances.get(slot.instance)
     if slot.instance and instance is None:
-        return _unlisted(view, slot)
+        return _unlisted(snapshot, slot)
     if slot.state == "ending" or (instance and instance.state is port.InstanceState.ENDING):
         return _Step(replace(slot, state="ending"))
-    node = view.node_of(instance) if instance is not None else None
+    node = snapshot.node_of(instance) if instance is not None else None
     if node is not None:
         slot = replace(slot, node=node.metadata.name)
         if slot.state != "offering":
-            ready = offers_cards(view, record, node)
+            ready = offers_cards(snapshot, record, node)
             slot = replace(
                 slot,
                 state="offering" if ready else "joined",
-                offering_at=view.now if ready else None,
+                offering_at=snapshot.now if ready else None,
             )
     if slot.state == "offering":
-        useless = node_registration.is_useless_half(view, slot) and view.now > half_ends_at(slot)
+        useless = node_registration.is_partial_gang(
+            snapshot, slot
+        ) and snapshot.now > partial_gang_ends_at(slot)
         return _Step(replace(slot, state="ending") if useless else slot)
-    return _overdue(view, record, slot, partial=partial) or _Step(slot)
+    return _overdue(snapshot, record, slot, partial=partial) or _Step(slot)
 
 
-def half_ends_at(slot: autoscaling.Slot) -> float:
+def partial_gang_ends_at(slot: autoscaling.Slot) -> float:
     """Return until when a node with a part of a gang is kept."""
-    return (slot.offering_at or 0.0) + HALF_S
+    return (slot.offering_at or 0.0) + PARTIAL_GANG_S
 
 
 def _overdue(
-    view: View, record: autoscaling.OrderRecord, slot: autoscaling.Slot, *, partial: bool
+    snapshot: Snapshot, record: autoscaling.OrderRecord, slot: autoscaling.Slot, *, partial: bool
 ) -> _Step | None:
     """Return what follows if the node should be ready by now, or will not come; None otherwise."""
-    instance, node = view.instances.get(slot.instance), view.nodes.get(slot.node)
-    if view.now > record.written_at + view.config.start.timeout:
-        why = f"{record.type} in {record.zone} was not ready in time: {_lack(view, instance, node)}"
+    instance, node = snapshot.instances.get(slot.instance), snapshot.nodes.get(slot.node)
+    if snapshot.now > record.written_at + snapshot.config.start.timeout:
+        why = f"{record.type} in {record.zone} was not ready in time: {_lack(snapshot, instance, node)}"
         return _Step(replace(slot, state="ending" if instance else "failed"), "never joined", why)
-    if instance is None and partial and view.now > (record.asked_at or record.written_at) + PART_S:
+    if (
+        instance is None
+        and partial
+        and snapshot.now > (record.asked_at or record.written_at) + PART_S
+    ):
         why = f"fewer nodes of {record.type} in {record.zone} came than were asked for"
         return _Step(replace(slot, state="failed"), "out of stock", why)
     return None
 
 
-def _unlisted(view: View, slot: autoscaling.Slot) -> _Step:
-    node = view.nodes.get(slot.node)
+def _unlisted(snapshot: Snapshot, slot: autoscaling.Slot) -> _Step:
+    node = snapshot.nodes.get(slot.node)
     # A node that answers runs, unless this program has just ended it. Then the list is of another account,
     # region or cluster's name, and must not cost the pods that run there.
     answers = node is not None and node.ready and slot.state != "ending"
-    if answers or not is_gone(view, slot.instance):
+    if answers or not is_gone(snapshot, slot.instance):
         return _Step(slot)
     if slot.state in COMING:
         return _Step(
@@ -278,13 +293,13 @@ def _unlisted(view: View, slot: autoscaling.Slot) -> _Step:
     return _Step(replace(slot, state="gone"))
 
 
-def is_gone(view: View, name: str) -> bool:
+def is_gone(snapshot: Snapshot, name: str) -> bool:
     """Return whether the cloud has listed everything without this instance twice, long enough apart."""
-    since = view.missing.get(name)
-    return since is not None and (view.instances_at or 0.0) >= since + GONE_S
+    since = snapshot.missing.get(name)
+    return since is not None and (snapshot.instances_at or 0.0) >= since + GONE_S
 
 
-def _lack(view: View, instance: port.Instance | None, node: ElasticNode | None) -> str:
+def _lack(snapshot: Snapshot, instance: port.Instance | None, node: ElasticNode | None) -> str:
     """Return what a node lacks, as a sentence's part."""
     if instance is None:
         return "the cloud has started no machine"
@@ -292,22 +307,22 @@ def _lack(view: View, instance: port.Instance | None, node: ElasticNode | None) 
         return f"machine {instance.id} has not joined the cluster"
     if not node.ready:
         return f"node {node.metadata.name} is not Ready"
-    error = view.state.node_error(node.metadata.name)
+    error = snapshot.state.node_error(node.metadata.name)
     return (
         error
         or f"node {node.metadata.name} offers no cards: see whether fenka's program runs there"
     )
 
 
-def offers_cards(view: View, record: autoscaling.OrderRecord, node: ElasticNode) -> bool:
+def offers_cards(snapshot: Snapshot, record: autoscaling.OrderRecord, node: ElasticNode) -> bool:
     """Return whether pods can use what the node was bought for."""
     if not node.ready:
         return False
-    if view.state.shared_node(node.metadata.name) is not None or has_whole_cards(node):
+    if snapshot.state.shared_node(node.metadata.name) is not None or has_whole_cards(node):
         return True
-    config = view.group(record.group)
+    config = snapshot.group(record.group)
     try:
-        return config is not None and not shape_for(view, config, record.type).cards
+        return config is not None and not shape_for(snapshot, config, record.type).cards
     except UnknownShape:
         return False
 
@@ -323,14 +338,14 @@ def _filled(slots: Sequence[autoscaling.Slot], new: Iterable[str]) -> Iterable[a
         yield autoscaling.Slot(state="known", instance=name)
 
 
-def _new_instances(view: View, name: str, record: autoscaling.OrderRecord) -> list[str]:
+def _new_instances(snapshot: Snapshot, name: str, record: autoscaling.OrderRecord) -> list[str]:
     known = {slot.instance for slot in record.slots}
     own = [
         instance
-        for instance in view.instances.values()
+        for instance in snapshot.instances.values()
         if instance.id not in known
         and instance.state is not port.InstanceState.ENDING
-        and adopted_name(view.config.cluster, instance) == name
+        and adopted_name(snapshot.config.cluster, instance) == name
     ]
     return [each.id for each in sorted(own, key=lambda it: (it.launched_at, it.id))]
 
@@ -352,9 +367,9 @@ def adopted_name(cluster: str, instance: port.Instance) -> str:
     return order_of_token(cluster, instance.order) or f"{instance.offer.group}-{instance.id}"
 
 
-def _with_adopted(view: View) -> dict[str, autoscaling.OrderRecord]:
+def _with_adopted(snapshot: Snapshot) -> dict[str, autoscaling.OrderRecord]:
     """Return the orders, with those of instances that are of none: the ConfigMap may have been deleted."""
-    orders = dict(view.orders)
+    orders = dict(snapshot.orders)
     held = {slot.instance for record in orders.values() for slot in record.slots}
     unanswered = {
         offer_of(record)
@@ -362,10 +377,10 @@ def _with_adopted(view: View) -> dict[str, autoscaling.OrderRecord]:
         if any(slot.state == "written" for slot in record.slots)
     }
     by_provider_id = {
-        node.spec.provider_id: node for node in view.nodes.values() if node.spec.provider_id
+        node.spec.provider_id: node for node in snapshot.nodes.values() if node.spec.provider_id
     }
-    for instance in view.instances.values():
-        name = adopted_name(view.config.cluster, instance)
+    for instance in snapshot.instances.values():
+        name = adopted_name(snapshot.config.cluster, instance)
         node = by_provider_id.get(instance.provider_id)
         if name in orders or instance.id in held or instance.state is port.InstanceState.ENDING:
             continue
@@ -375,7 +390,7 @@ def _with_adopted(view: View) -> dict[str, autoscaling.OrderRecord]:
         if node is not None and autoscaling.ORDER in node.metadata.labels:
             continue
         key: port.OfferKey = instance.offer
-        price = view.offers[key].price if key in view.offers else 0.0
+        price = snapshot.offers[key].price if key in snapshot.offers else 0.0
         orders[name] = autoscaling.OrderRecord(
             group=key.group,
             type=key.type,
@@ -384,22 +399,24 @@ def _with_adopted(view: View) -> dict[str, autoscaling.OrderRecord]:
             slots=(),
             state="known",
             price=price,
-            written_at=_adopted_at(view, instance),
+            written_at=_adopted_at(snapshot, instance),
             asked_at=instance.launched_at,
         )
     return orders
 
 
-def _adopted_at(view: View, instance: port.Instance) -> float:
+def _adopted_at(snapshot: Snapshot, instance: port.Instance) -> float:
     """Return from when on the instance has time to join: its launch.
 
     If that was long ago, its Node may have been deleted by hand, and can come again.
     """
-    recent = view.now <= instance.launched_at + view.config.start.timeout
-    return instance.launched_at if recent else view.now
+    recent = snapshot.now <= instance.launched_at + snapshot.config.start.timeout
+    return instance.launched_at if recent else snapshot.now
 
 
-def _ends(view: View, orders: Mapping[str, autoscaling.OrderRecord | None]) -> frozenset[str]:
+def _ends(
+    snapshot: Snapshot, orders: Mapping[str, autoscaling.OrderRecord | None]
+) -> frozenset[str]:
     """Return the instances of slots that end, as long as they are listed."""
     return frozenset(
         slot.instance
@@ -407,47 +424,49 @@ def _ends(view: View, orders: Mapping[str, autoscaling.OrderRecord | None]) -> f
         if record is not None
         for slot in record.slots
         if slot.state == "ending"
-        and slot.instance in view.instances
-        and view.instances[slot.instance].state is not port.InstanceState.ENDING
+        and slot.instance in snapshot.instances
+        and snapshot.instances[slot.instance].state is not port.InstanceState.ENDING
     )
 
 
-def _removed(view: View) -> Iterable[ElasticNode]:
+def _removed(snapshot: Snapshot) -> Iterable[ElasticNode]:
     """Yield the nodes that were bought and whose instances are gone."""
     ended = {
         slot.node
-        for record in view.orders.values()
+        for record in snapshot.orders.values()
         for slot in record.slots
         if slot.state in ("ending", *OVER)
     }
-    for node in view.own_nodes():
+    for node in snapshot.own_nodes():
         answers = node.ready and node.metadata.name not in ended
-        if node.spec.provider_id and is_gone(view, node.spec.provider_id) and not answers:
+        if node.spec.provider_id and is_gone(snapshot, node.spec.provider_id) and not answers:
             yield node
 
 
-def listed_missing(view: View) -> dict[str, float]:
+def listed_missing(snapshot: Snapshot) -> dict[str, float]:
     """Return what the cloud does not list at this moment, by when that was seen first.
 
     Instances of slots by their ids, those of nodes by their provider ids.
     """
     expected = {
         slot.instance
-        for record in view.orders.values()
+        for record in snapshot.orders.values()
         for slot in record.slots
         if slot.instance and slot.state not in OVER
-    } - view.instances.keys()
-    listed = {instance.provider_id for instance in view.instances.values()}
+    } - snapshot.instances.keys()
+    listed = {instance.provider_id for instance in snapshot.instances.values()}
     expected |= {
-        node.spec.provider_id for node in view.own_nodes() if node.spec.provider_id not in listed
+        node.spec.provider_id
+        for node in snapshot.own_nodes()
+        if node.spec.provider_id not in listed
     }
-    at = view.instances_at or view.now
-    return {name: view.missing.get(name, at) for name in expected if name}
+    at = snapshot.instances_at or snapshot.now
+    return {name: snapshot.missing.get(name, at) for name in expected if name}
 
 
 log = logging.getLogger(__name__)
 
-NEVER_JOINED, MISFIT = "FenkaNeverJoined", "FenkaMisfit"
+NEVER_JOINED, UNHELPFUL_OFFER = "FenkaNeverJoined", "FenkaMisfit"
 
 REFUSED = (400, 403, 413, 422)
 """The API server or a policy does not accept this change of this object."""
@@ -458,86 +477,86 @@ GONE = (404, 409)
 class OrderKeeper:
     """The first part of a pass."""
 
-    def __init__(self, shapes: ShapeStore, counts: Counts) -> None:
+    def __init__(self, shapes: ShapeStore, counts: ActivityCounts) -> None:
         self._shapes, self._counts = shapes, counts
         self._refused: dict[str, str] = {}
         """What could not be done, by its path or instance: each is logged once."""
 
-    async def act(self, hands: Hands) -> Mapping[str, autoscaling.ElasticNodeStatus]:
+    async def act(self, context: ActorContext) -> Mapping[str, autoscaling.ElasticNodeStatus]:
         """Advance all orders. Return the states of nodes that do not offer their cards yet."""
-        view = hands.view()
-        decision = advance(view)
-        if not hands.leading():
+        snapshot = context.snapshot()
+        decision = advance(snapshot)
+        if not context.leading():
             return {}
-        await hands.orders.save(decision.orders)
-        self._report(hands, view, decision)
-        refused = await self._mark(hands)
+        await context.orders.save(decision.orders)
+        self._report(context, snapshot, decision)
+        refused = await self._mark(context)
         for node in decision.removed:
-            if hands.leading():
-                await _delete_node(hands, node)
+            if context.leading():
+                await _delete_node(context, node)
         # Last, and its failure ends nothing else: the cloud may refuse to end an instance for ever.
-        refused |= await _end(hands, sorted(decision.ends))
+        refused |= await _end(context, sorted(decision.ends))
         for name, why in refused.items():
             if self._refused.get(name) != why:
                 log.warning("%s: %s", name, why)
         self._refused = refused
-        return _starting(hands.view())
+        return _starting(context.snapshot())
 
-    def _report(self, hands: Hands, view: View, decision: Decision) -> None:
-        self._counts.advanced(view, decision.orders)
-        for missed in decision.missed:
-            log.warning("order %s: %s", missed.order, missed.why)
-            if missed.node is not None:
-                hands.recorder.record_on_node(missed.node, NEVER_JOINED, missed.why)
-            for pod in missed.pods:
-                hands.recorder.record_on_pod(pod, NEVER_JOINED, missed.why)
+    def _report(self, context: ActorContext, snapshot: Snapshot, decision: Decision) -> None:
+        self._counts.advanced(snapshot, decision.orders)
+        for failure in decision.failures:
+            log.warning("order %s: %s", failure.order, failure.why)
+            if failure.node is not None:
+                context.recorder.record_on_node(failure.node, NEVER_JOINED, failure.why)
+            for pod in failure.pods:
+                context.recorder.record_on_pod(pod, NEVER_JOINED, failure.why)
 
-    async def _mark(self, hands: Hands) -> dict[str, str]:
+    async def _mark(self, context: ActorContext) -> dict[str, str]:
         """Write what nodes and pods lack. Return what the API server refuses, by path."""
         refused = dict[str, str]()
-        for change in node_registration.node_changes(hands.view()):
-            if hands.leading():
-                refused |= await _patch_node(hands, change)
-        for pod, text in node_registration.planned_annotations(hands.view()):
-            if hands.leading():
-                refused |= await _annotate(hands, pod, text)
-        await self._learn(hands)
+        for change in node_registration.node_changes(context.snapshot()):
+            if context.leading():
+                refused |= await _patch_node(context, change)
+        for pod, text in node_registration.planned_annotations(context.snapshot()):
+            if context.leading():
+                refused |= await _annotate(context, pod, text)
+        await self._learn(context)
         return refused
 
-    async def _learn(self, hands: Hands) -> None:
-        view = hands.view()
-        misfits = node_registration.new_misfits(view)
-        for misfit in misfits:
+    async def _learn(self, context: ActorContext) -> None:
+        snapshot = context.snapshot()
+        unhelpful = node_registration.new_unhelpful_offers(snapshot)
+        for entry in unhelpful:
             note = (
-                f"it does not fit the node of {misfit.offer} that was bought for it: that offer is "
+                f"it does not fit the node of {entry.offer} that was bought for it: that offer is "
                 "not tried again for such pods until the configuration changes"
             )
-            hands.recorder.record_on_pod(misfit.pod, MISFIT, note)
-        if hands.leading():
-            classes = {misfit.offer: set[str]() for misfit in misfits}
-            for each in misfits:
-                classes[each.offer].add(each.pod_class)
+            context.recorder.record_on_pod(entry.pod, UNHELPFUL_OFFER, note)
+        if context.leading():
+            classes = {entry.offer: set[str]() for entry in unhelpful}
+            for entry in unhelpful:
+                classes[entry.offer].add(entry.pod_class)
             await self._shapes.save(
-                node_registration.new_shapes(view),
+                node_registration.new_shapes(snapshot),
                 {offer: frozenset(names) for offer, names in classes.items()},
             )
 
 
-def _starting(view: View) -> dict[str, autoscaling.ElasticNodeStatus]:
+def _starting(snapshot: Snapshot) -> dict[str, autoscaling.ElasticNodeStatus]:
     return {
         slot.node: autoscaling.ElasticNodeStatus(record.group, "starting", record.written_at)
-        for record in view.orders.values()
+        for record in snapshot.orders.values()
         for slot in record.slots
         if slot.node and slot.state == "joined"
     }
 
 
-async def _end(hands: Hands, instances: list[str]) -> dict[str, str]:
+async def _end(context: ActorContext, instances: list[str]) -> dict[str, str]:
     """End instances. Return why some could not be ended, by instance."""
-    if not instances or not hands.leading():
+    if not instances or not context.leading():
         return {}
     try:
-        await hands.provider.end(instances)
+        await context.provider.end(instances)
     except port.ProviderError as why:
         if len(instances) == 1 or isinstance(why, port.Throttled):
             return dict.fromkeys(instances, str(why))
@@ -546,11 +565,13 @@ async def _end(hands: Hands, instances: list[str]) -> dict[str, str]:
     # Perhaps one of them keeps the others: an instance may be protected.
     refused = dict[str, str]()
     for instance in instances:
-        refused |= await _end(hands, [instance])
+        refused |= await _end(context, [instance])
     return refused
 
 
-async def _patch_node(hands: Hands, change: node_registration.NodeChange) -> dict[str, str]:
+async def _patch_node(
+    context: ActorContext, change: node_registration.NodeChange
+) -> dict[str, str]:
     meta = change.node.metadata
     body = {
         "metadata": {
@@ -559,29 +580,29 @@ async def _patch_node(hands: Hands, change: node_registration.NodeChange) -> dic
             "annotations": change.annotations,
         }
     }
-    return await _patch(hands, node_path(meta.name), Node, body)
+    return await _patch(context, node_path(meta.name), Node, body)
 
 
-async def _delete_node(hands: Hands, node: ElasticNode) -> None:
+async def _delete_node(context: ActorContext, node: ElasticNode) -> None:
     log.info("node %s: its instance is gone", node.metadata.name)
     body = {"preconditions": {"uid": node.metadata.uid}}
-    await if_accepted(hands.api.delete(node_path(node.metadata.name), body), GONE)
+    await if_accepted(context.api.delete(node_path(node.metadata.name), body), GONE)
 
 
-async def _annotate(hands: Hands, pod: ElasticPod, text: str) -> dict[str, str]:
+async def _annotate(context: ActorContext, pod: ElasticPod, text: str) -> dict[str, str]:
     body = {"metadata": {"uid": pod.metadata.uid, "annotations": {autoscaling.PLANNED: text}}}
-    return await _patch(hands, pod.path, Object, body)
+    return await _patch(context, pod.path, Object, body)
 
 
 async def _patch(
-    hands: Hands, path: str, kind: type[Object], body: Mapping[str, object]
+    context: ActorContext, path: str, kind: type[Object], body: Mapping[str, object]
 ) -> dict[str, str]:
     """Patch an object. Return why the API server refuses this patch, by path; other errors are raised.
 
     Tenants decide what a patch may do to their pods: annotations may be full already.
     """
     try:
-        await hands.api.patch(path, kind, body)
+        await context.api.patch(path, kind, body)
     except ApiError as why:
         if why.status in GONE:
             return {}

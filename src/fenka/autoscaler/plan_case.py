@@ -1,4 +1,4 @@
-"""The planning case of a view: what `make_plan` is asked, and what its answer means.
+"""The planning case of a snapshot: what `make_plan` is asked, and what its answer means.
 
 A case cannot express node affinity, the modes of nodes, or offers that were found not to help a pod. Such
 rules become labels of the machines that they admit, and selectors of the requests that have them.
@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fenka.autoscaler import supply
-from fenka.autoscaler.demand import RULE_LABEL, Demand, Rules, demand, planned_uids
-from fenka.autoscaler.reclaim import displaced_pods
+from fenka.autoscaler.demand import RULE_LABEL, Demand, Rules, pending_demand, planned_uids
+from fenka.autoscaler.reclaim import evicted_demand
+from fenka.autoscaler.snapshot import Snapshot, coming, offer_of
 from fenka.autoscaler.stores import ShapeStore
-from fenka.autoscaler.view import View, coming, offer_of
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import Config
 from fenka.cloud.port import InstanceState, Offer, OfferKey
@@ -68,35 +68,35 @@ class PlanCase:
     most: Mapping[str, int]
 
 
-def plan_case(view: View) -> PlanCase:
+def plan_case(snapshot: Snapshot) -> PlanCase:
     """Return the case of the pods that are pending and not planned for."""
-    line = demand(view)
-    return case_of(view, unplanned(view, line), line)
+    demand = pending_demand(snapshot)
+    return case_of(snapshot, unplanned(snapshot, demand), demand)
 
 
-def unplanned(view: View, line: Demand) -> dict[str, CaseRequest]:
+def unplanned(snapshot: Snapshot, demand: Demand) -> dict[str, CaseRequest]:
     """Return the requests of pods that no slot waits for, by UID."""
-    planned = planned_uids(view)
-    return {uid: each for uid, each in line.requests.items() if uid not in planned}
+    planned = planned_uids(snapshot)
+    return {uid: each for uid, each in demand.requests.items() if uid not in planned}
 
 
-def is_below_min(view: View) -> bool:
+def is_below_min(snapshot: Snapshot) -> bool:
     """Return whether a group has fewer nodes than its min."""
     counts = Counter[str]()
-    for key, count in sizes(view).items():
+    for key, count in sizes(snapshot).items():
         counts[key.group] += count
-    return any(counts[group.name] < group.min for group in view.config.groups)
+    return any(counts[group.name] < group.min for group in snapshot.config.groups)
 
 
-def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> PlanCase:
-    """Return the case of these pods. requests: by UID, some of those of the line."""
-    offered = supply.offered_groups(view)
+def case_of(snapshot: Snapshot, requests: Mapping[str, CaseRequest], demand: Demand) -> PlanCase:
+    """Return the case of these pods. requests: by UID, some of those of the demand."""
+    offered = supply.offered_groups(snapshot)
     nodes = supply.case_nodes(
-        view, without_cards=any(not request.cards for request in requests.values())
+        snapshot, without_cards=any(not request.cards for request in requests.values())
     )
-    groups, most = _bounded(view, offered)
-    rules = {uid: line.rules[uid] for uid in requests}
-    groups, nodes, requests = _with_rules(view, offered, groups, nodes, requests, rules)
+    groups, most = _bounded(snapshot, offered)
+    rules = {uid: demand.rules[uid] for uid in requests}
+    groups, nodes, requests = _with_rules(snapshot, offered, groups, nodes, requests, rules)
     gangs = {request.gang: Gang() for request in requests.values() if request.gang is not None}
     case = Case(
         format=FORMAT,
@@ -104,7 +104,7 @@ def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> Pl
         requests=tuple(requests.values()),
         nodes=tuple(nodes),
         gangs=gangs,
-        limits=_limits(view, groups),
+        limits=_limits(snapshot, groups),
     )
     return PlanCase(
         case=case,
@@ -112,9 +112,9 @@ def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> Pl
         offers={each.group.name: each.offer for each in offered},
         slots={
             supply.coming_name(name, number): (name, number)
-            for name, number, *_ in coming(view.orders)
+            for name, number, *_ in coming(snapshot.orders)
         },
-        unserved=line.unserved,
+        unserved=demand.unserved,
         most=most,
     )
 
@@ -122,30 +122,30 @@ def case_of(view: View, requests: Mapping[str, CaseRequest], line: Demand) -> Pl
 # ---- bounds ----
 
 
-def sizes(view: View) -> dict[OfferKey, int]:
+def sizes(snapshot: Snapshot) -> dict[OfferKey, int]:
     """Return how many nodes of each offer there are or were asked for, without those that end."""
     counts: dict[OfferKey, int] = {}
     assigned = set[str]()
-    for record in view.orders.values():
+    for record in snapshot.orders.values():
         for slot in record.slots:
             if slot.state in ("gone", "failed", "ending"):
                 assigned.add(slot.instance)
-            elif not slot.instance or slot.instance not in view.instances:
+            elif not slot.instance or slot.instance not in snapshot.instances:
                 # Asked for, and not listed yet.
                 counts[offer_of(record)] = counts.get(offer_of(record), 0) + 1
-    for instance in view.instances.values():
+    for instance in snapshot.instances.values():
         if instance.state is not InstanceState.ENDING and instance.id not in assigned:
             counts[instance.offer] = counts.get(instance.offer, 0) + 1
     return counts
 
 
 def _bounded(
-    view: View, offered: Sequence[supply.OfferedGroup]
+    snapshot: Snapshot, offered: Sequence[supply.OfferedGroup]
 ) -> tuple[list[Group], dict[str, int]]:
     """Return the groups with their sizes and bounds, and how many nodes each group may still get."""
-    counts = sizes(view)
+    counts = sizes(snapshot)
     most, groups = dict[str, int](), dict[str, Group]()
-    for config in view.config.groups:
+    for config in snapshot.config.groups:
         total = sum(
             counts.get(key, 0) for key in {*config.offers, *counts} if key.group == config.name
         )
@@ -193,12 +193,14 @@ def within_most(case: PlanCase, plan: Plan) -> Case | None:
     return replace(case.case, groups=groups)
 
 
-def _limits(view: View, groups: Sequence[Group]) -> BuyLimits:
+def _limits(snapshot: Snapshot, groups: Sequence[Group]) -> BuyLimits:
     """Return what the limits leave for new nodes; at least what the groups' min requires."""
-    limits, counts = view.config.limits, sizes(view)
+    limits, counts = snapshot.config.limits, sizes(snapshot)
     required = {group.name: max(group.min - group.size, 0) for group in groups}
     price = sum(
-        count * view.offers[key].price for key, count in counts.items() if key in view.offers
+        count * snapshot.offers[key].price
+        for key, count in counts.items()
+        if key in snapshot.offers
     )
     cards = {}
     for model, most in limits.cards.items():
@@ -226,7 +228,7 @@ def _limits(view: View, groups: Sequence[Group]) -> BuyLimits:
 
 
 def _with_rules(
-    view: View,
+    snapshot: Snapshot,
     offered: Sequence[supply.OfferedGroup],
     groups: Sequence[Group],
     nodes: Sequence[CaseNode],
@@ -234,13 +236,13 @@ def _with_rules(
     rules: Mapping[str, Rules],
 ) -> tuple[list[Group], list[CaseNode], dict[str, CaseRequest]]:
     """Return all three with labels for the rules that not every machine satisfies."""
-    distinct = list(dict.fromkeys(_relevant(view, rule) for rule in rules.values()))
+    distinct = list(dict.fromkeys(_relevant(snapshot, rule) for rule in rules.values()))
     of_groups: list[dict[str, str]] = [{} for _ in groups]
     of_nodes: list[dict[str, str]] = [{} for _ in nodes]
     names: dict[Rules, str] = {}
     for number, rule in enumerate(distinct):
-        for_groups = [_admits_offer(view, rule, each) for each in offered]
-        for_nodes = [_admits_node(view, rule, node) for node in nodes]
+        for_groups = [_admits_offer(snapshot, rule, each) for each in offered]
+        for_nodes = [_admits_node(snapshot, rule, node) for node in nodes]
         if all(for_groups) and all(for_nodes):
             continue
         label = names[rule] = f"{RULE_LABEL}{number}"
@@ -251,7 +253,7 @@ def _with_rules(
                 labels[label] = "true"
     selected = {}
     for uid, request in requests.items():
-        name = names.get(_relevant(view, rules[uid]))
+        name = names.get(_relevant(snapshot, rules[uid]))
         selector = {**request.selector, **({name: "true"} if name else {})}
         selected[uid] = replace(request, selector=selector)
     return (
@@ -265,28 +267,28 @@ def _labelled(machine: M, labels: Mapping[str, str]) -> M:
     return replace(machine, labels={**machine.labels, **labels}) if labels else machine
 
 
-def _relevant(view: View, rules: Rules) -> Rules:
+def _relevant(snapshot: Snapshot, rules: Rules) -> Rules:
     """Return the rules without the class of the pod, if no offer was found not to help it."""
-    known = any(rules.pod_class in classes for classes in view.misfits.values())
+    known = any(rules.pod_class in classes for classes in snapshot.unhelpful.values())
     return rules if known else replace(rules, pod_class="")
 
 
-def _admits_offer(view: View, rules: Rules, offered: supply.OfferedGroup) -> bool:
-    if rules.pod_class in view.misfits.get(offered.offer, ()):
+def _admits_offer(snapshot: Snapshot, rules: Rules, offered: supply.OfferedGroup) -> bool:
+    if rules.pod_class in snapshot.unhelpful.get(offered.offer, ()):
         return False
     return rules.admit(offered.labels) and _admits_mode(rules, offered.labels)
 
 
-def _admits_node(view: View, rules: Rules, node: CaseNode) -> bool:
+def _admits_node(snapshot: Snapshot, rules: Rules, node: CaseNode) -> bool:
     labels = labels_of(node)
     offer = OfferKey(node.group, labels.get(supply.TYPE_LABEL, ""), node.zone, node.capacity)
-    if rules.pod_class in view.misfits.get(offer, ()) or not rules.admit(labels, node.name):
+    if rules.pod_class in snapshot.unhelpful.get(offer, ()) or not rules.admit(labels, node.name):
         return False
-    if view.state.node(node.name) is None:
+    if snapshot.state.node(node.name) is None:
         return _admits_mode(rules, labels)
-    if view.state.shared_node(node.name) is None:
+    if snapshot.state.shared_node(node.name) is None:
         return all(part.request.whole for part in rules.parts)
-    return admission_rule(view.state, node.name).rejection(rules.parts) is None
+    return admission_rule(snapshot.state, node.name).rejection(rules.parts) is None
 
 
 def _admits_mode(rules: Rules, labels: Mapping[str, str]) -> bool:
@@ -332,10 +334,10 @@ OUT_OF_STOCK = "out of stock"
 """The leader's word for it. Offers that have failed pause because of their orders."""
 
 
-async def read_view(
+async def read_snapshot(
     api: Api, published: AutoscalerState, status: AutoscalerStatus, config: Config, now: float
-) -> View:
-    """Return the view of one pass, without instances: orders say what is on its way.
+) -> Snapshot:
+    """Return the snapshot of one pass, without instances: orders say what is on its way.
 
     Args:
         api: the cluster.
@@ -362,7 +364,7 @@ async def read_view(
         )
         for offer in status.offers
     )
-    return View(
+    return Snapshot(
         now=now,
         config=config,
         state=cluster.state,
@@ -374,17 +376,17 @@ async def read_view(
         orders=published.orders,
         offers={offer.key: offer for offer in offers},
         shapes=shapes.shapes,
-        misfits=shapes.misfits,
+        unhelpful=shapes.unhelpful,
         status=status,
         schedulers=frozenset(status.schedulers),
-        displaced=displaced_pods(cluster.nodes.by_name, cluster.pods.by_node, cluster.pods.by_uid),
+        evicted=evicted_demand(cluster.nodes.by_name, cluster.pods.by_node, cluster.pods.by_uid),
     )
 
 
 def dry_run(
-    view: View, case: PlanCase, remaining: Callable[[], float], solver: Solver | None
+    snapshot: Snapshot, case: PlanCase, remaining: Callable[[], float], solver: Solver | None
 ) -> Plan:
-    """Return the plan of a view's case, with the reasons that the loop would publish."""
+    """Return the plan of a snapshot's case, with the reasons that the loop would publish."""
     plan = make_plan(case.case, remaining, solver)
     for _ in case.most:
         narrower = within_most(case, plan)
@@ -392,13 +394,13 @@ def dry_run(
             break
         plan = make_plan(narrower, remaining, solver)
     unserved = tuple(
-        Unserved(request=view.pods[uid].full_name, count=1, why=why)
+        Unserved(request=snapshot.pods[uid].full_name, count=1, why=why)
         for uid, why in unserved_pods(case, plan).items()
     )
     return replace(plan, unserved=unserved)
 
 
-def what_if(view: View, case: PlanCase, added: Mapping[str, int]) -> PlanCase:
+def what_if(snapshot: Snapshot, case: PlanCase, added: Mapping[str, int]) -> PlanCase:
     """Return the case with exactly these new nodes, by the name of an offer or of a node that they are like.
 
     Raises:
@@ -407,7 +409,9 @@ def what_if(view: View, case: PlanCase, added: Mapping[str, int]) -> PlanCase:
     made = with_nodes(case.case, added)
     groups = tuple(
         # Of offers they are taken off already.
-        group if group.name in case.offers else supply.less_daemons(view, group, labels_of(group))
+        group
+        if group.name in case.offers
+        else supply.less_daemons(snapshot, group, labels_of(group))
         for group in made.groups
     )
     return replace(case, case=replace(made, groups=groups), most={})

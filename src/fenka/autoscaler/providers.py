@@ -75,8 +75,8 @@ async def _translated(answer: Awaitable[T]) -> T:
 
 
 MODULES = {
-    "simulated": ("fenka.cloud.simulated", ""),
-    "ess": ("fenka.cloud.alibaba.provider", "alibaba"),
+    "simulated": ("fenka.cloud.simulated_cloud", ""),
+    "ess": ("fenka.cloud.alibaba.ess", "alibaba"),
     "aws": ("fenka.cloud.aws.provider", "aws"),
     "karpenter": ("fenka.cloud.karpenter", ""),
 }

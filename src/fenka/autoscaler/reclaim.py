@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fenka.autoscaler.actor_context import Hands
-from fenka.autoscaler.view import ElasticNode, ElasticPod, View
+from fenka.autoscaler.actor_context import ActorContext
+from fenka.autoscaler.snapshot import ElasticNode, ElasticPod, Snapshot
 from fenka.cloud.port import Instance, InstanceState, OfferKey
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import seconds
@@ -110,13 +110,13 @@ class Reclaims:
     invalid: Mapping[str, str]
 
 
-def decide_reclaims(view: View) -> Reclaims:
+def decide_reclaims(snapshot: Snapshot) -> Reclaims:
     """Return what has to be done for all nodes that are taken back."""
     takebacks, invalid = list[Takeback](), dict[str, str]()
-    machines = view.machines()
-    for node in view.nodes.values():
+    machines = snapshot.instances_by_provider_id()
+    for node in snapshot.nodes.values():
         try:
-            takeback = _takeback(view, node, machines)
+            takeback = _takeback(snapshot, node, machines)
         except InvalidRecord as why:
             invalid[node.metadata.name] = (
                 f"annotation {autoscaling.RECLAIM_AT} is not understood: {why}"
@@ -127,13 +127,13 @@ def decide_reclaims(view: View) -> Reclaims:
     reclaimed = {takeback.node.metadata.name for takeback in takebacks}
     restored = tuple(
         node
-        for name, node in view.nodes.items()
+        for name, node in snapshot.nodes.items()
         if has_taint(node, autoscaling.RECLAIMED)
         and name not in reclaimed
         and name not in invalid
         and _runs(node, machines)
     )
-    reclaims = tuple(_reclaim(view, takeback, machines) for takeback in takebacks)
+    reclaims = tuple(_reclaim(snapshot, takeback, machines) for takeback in takebacks)
     return Reclaims(reclaims, restored, invalid)
 
 
@@ -142,19 +142,19 @@ def has_taint(node: ElasticNode, key: str) -> bool:
     return any(taint.key == key for taint in node.spec.taints)
 
 
-def _takeback(view: View, node: ElasticNode, machines: Machines) -> Takeback | None:
+def _takeback(snapshot: Snapshot, node: ElasticNode, machines: Machines) -> Takeback | None:
     """Return the earliest notice. Raises InvalidRecord."""
     text = node.metadata.annotations.get(autoscaling.RECLAIM_AT)
     times = [] if text is None else [autoscaling.decode_time(text)]
     instance = machines.get(node.spec.provider_id)
     if instance is not None:
-        times += [notice.at for notice in view.notices if notice.instance == instance.id]
-    if _is_lost(view, node, instance):
-        return Takeback(node, min([*times, view.now]), noticed=False)
+        times += [notice.at for notice in snapshot.notices if notice.instance == instance.id]
+    if _is_lost(snapshot, node, instance):
+        return Takeback(node, min([*times, snapshot.now]), noticed=False)
     return Takeback(node, min(times), noticed=True) if times else None
 
 
-def _is_lost(view: View, node: ElasticNode, instance: Instance | None) -> bool:
+def _is_lost(snapshot: Snapshot, node: ElasticNode, instance: Instance | None) -> bool:
     """Return whether a spot node ends, or is gone, that neither scale-in nor its order has ended."""
     labels = node.metadata.labels
     if (
@@ -167,16 +167,16 @@ def _is_lost(view: View, node: ElasticNode, instance: Instance | None) -> bool:
         ends = instance.state is InstanceState.ENDING
         # From the second pass on the order says that it ends, whoever did it.
         return ends and (
-            has_taint(node, autoscaling.RECLAIMED) or not _ends_by_order(view, instance)
+            has_taint(node, autoscaling.RECLAIMED) or not _ends_by_order(snapshot, instance)
         )
     # A single list without it is not enough while the node answers.
-    return not node.ready and node.spec.provider_id in view.missing
+    return not node.ready and node.spec.provider_id in snapshot.missing
 
 
-def _ends_by_order(view: View, instance: Instance) -> bool:
+def _ends_by_order(snapshot: Snapshot, instance: Instance) -> bool:
     return any(
         slot.instance == instance.id and slot.state == "ending"
-        for record in view.orders.values()
+        for record in snapshot.orders.values()
         for slot in record.slots
     )
 
@@ -188,13 +188,13 @@ def _runs(node: ElasticNode, machines: Machines) -> bool:
     return instance is not None and instance.state is InstanceState.RUNNING
 
 
-def _reclaim(view: View, takeback: Takeback, machines: Machines) -> Reclaim:
+def _reclaim(snapshot: Snapshot, takeback: Takeback, machines: Machines) -> Reclaim:
     node = takeback.node
     return Reclaim(
         takeback,
         announce=not has_taint(node, autoscaling.RECLAIMED),
-        backs_off=_offer_to_back_off(view, node, machines.get(node.spec.provider_id)),
-        removals=tuple(_removals(view, takeback)),
+        backs_off=_offer_to_back_off(snapshot, node, machines.get(node.spec.provider_id)),
+        removals=tuple(_removals(snapshot, takeback)),
     )
 
 
@@ -203,39 +203,42 @@ def back_off_reason(node: ElasticNode) -> str:
     return f"node {node.metadata.name} was taken back"
 
 
-def _offer_to_back_off(view: View, node: ElasticNode, instance: Instance | None) -> OfferKey | None:
+def _offer_to_back_off(
+    snapshot: Snapshot, node: ElasticNode, instance: Instance | None
+) -> OfferKey | None:
     if autoscaling.ORDER not in node.metadata.labels:
         return None
     labels = node.metadata.labels
     offer = OfferKey(group_of(node), labels.get(_TYPE, ""), labels.get(ZONE_LABEL, ""), "spot")
     if instance is not None:
         offer = instance.offer
-    elif offer not in view.offers:
+    elif offer not in snapshot.offers:
         return None
     reason = back_off_reason(node)
     counted = any(
-        record.failure == "taken back" and record.why == reason for record in view.orders.values()
+        record.failure == "taken back" and record.why == reason
+        for record in snapshot.orders.values()
     )
     return None if counted else offer
 
 
-def _removals(view: View, takeback: Takeback) -> Iterator[Removal]:
+def _removals(snapshot: Snapshot, takeback: Takeback) -> Iterator[Removal]:
     """Yield the members of gangs that are elsewhere, then the pods of the node."""
-    pods = evictable(view.pods_on.get(takeback.node.metadata.name, ()))
+    pods = evictable(snapshot.pods_on.get(takeback.node.metadata.name, ()))
     gangs = {group_key(pod) for pod in pods if pod.metadata.deletion_timestamp is None} - {None}
     if gangs:
-        yield from gang_members_elsewhere(view, gangs, takeback.node)
+        yield from gang_members_elsewhere(snapshot, gangs, takeback.node)
     for pod in pods:
-        removal = _removal(view.now, takeback, pod)
+        removal = _removal(snapshot.now, takeback, pod)
         if removal is not None:
             yield removal
 
 
 def gang_members_elsewhere(
-    view: View, gangs: set[str | None], node: ElasticNode
+    snapshot: Snapshot, gangs: set[str | None], node: ElasticNode
 ) -> Iterator[Removal]:
     """Yield the members of gangs that run on other nodes and do not end yet."""
-    for pod in view.pods.values():
+    for pod in snapshot.pods.values():
         gang = group_key(pod)
         if (
             gang in gangs
@@ -281,7 +284,7 @@ Owner = tuple[str, str, str]
 """Namespace, kind and name: a JobSet makes its Jobs anew by the same names."""
 
 
-def displaced_pods(
+def evicted_demand(
     nodes: Mapping[str, ElasticNode],
     pods_on: Mapping[str, Sequence[ElasticPod]],
     pods: Mapping[str, ElasticPod],
@@ -303,7 +306,7 @@ def displaced_pods(
         return frozenset()
     leaving += _rest_of_gangs(leaving, pods.values())
     successors = Counter(_owner(pod) for pod in pods.values() if is_open(pod))
-    displaced = []
+    evicted = []
     for pod in sorted(leaving, key=lambda each: each.metadata.uid):
         owner = _owner(pod)
         if owner is None:
@@ -311,8 +314,8 @@ def displaced_pods(
         if successors[owner]:
             successors[owner] -= 1
         else:
-            displaced.append(pod.metadata.uid)
-    return frozenset(displaced)
+            evicted.append(pod.metadata.uid)
+    return frozenset(evicted)
 
 
 def _rest_of_gangs(leaving: Sequence[ElasticPod], pods: Iterable[ElasticPod]) -> list[ElasticPod]:
@@ -357,78 +360,80 @@ class Reclaimer:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    async def act(self, hands: Hands) -> Mapping[str, autoscaling.ElasticNodeStatus]:
-        """Decide by a view, and do it. Return the states of nodes that are taken back."""
-        view = hands.view()
-        decided = decide_reclaims(view)
+    async def act(self, context: ActorContext) -> Mapping[str, autoscaling.ElasticNodeStatus]:
+        """Decide by a snapshot, and do it. Return the states of nodes that are taken back."""
+        snapshot = context.snapshot()
+        decided = decide_reclaims(snapshot)
         for name, sentence in decided.invalid.items():
-            hands.recorder.record_on_node(view.nodes[name], RECLAIM, sentence)
+            context.recorder.record_on_node(snapshot.nodes[name], RECLAIM, sentence)
         for node in decided.restored:
-            await self._restore(hands, node)
+            await self._restore(context, node)
         for reclaim in decided.reclaims:
-            if not hands.leading():
+            if not context.leading():
                 break
-            await self._reclaim(hands, view, reclaim)
+            await self._reclaim(context, snapshot, reclaim)
         # A ConfigMap that cannot be written keeps no pod from its notice.
         for reclaim in decided.reclaims:
-            if reclaim.backs_off is not None and hands.leading():
+            if reclaim.backs_off is not None and context.leading():
                 reason = back_off_reason(reclaim.takeback.node)
-                await hands.orders.fail_offer(reclaim.backs_off, TAKEN_BACK, reason, view.now)
+                await context.orders.fail_offer(reclaim.backs_off, TAKEN_BACK, reason, snapshot.now)
         return {
-            reclaim.takeback.node.metadata.name: _status(view, reclaim)
+            reclaim.takeback.node.metadata.name: _status(snapshot, reclaim)
             for reclaim in decided.reclaims
             if autoscaling.ORDER in reclaim.takeback.node.metadata.labels
         }
 
-    async def _restore(self, hands: Hands, node: ElasticNode) -> None:
-        if hands.leading() and await accepted(remove_taint(hands.api, node, autoscaling.RECLAIMED)):
-            hands.recorder.record_on_node(node, RECLAIM, "the take-back was withdrawn")
+    async def _restore(self, context: ActorContext, node: ElasticNode) -> None:
+        if context.leading() and await accepted(
+            remove_taint(context.api, node, autoscaling.RECLAIMED)
+        ):
+            context.recorder.record_on_node(node, RECLAIM, "the take-back was withdrawn")
 
-    async def _reclaim(self, hands: Hands, view: View, reclaim: Reclaim) -> None:
+    async def _reclaim(self, context: ActorContext, snapshot: Snapshot, reclaim: Reclaim) -> None:
         node = reclaim.takeback.node
         if reclaim.announce:
-            if not await accepted(add_taint(hands.api, node, autoscaling.RECLAIMED)):
+            if not await accepted(add_taint(context.api, node, autoscaling.RECLAIMED)):
                 # Somebody else wrote the Node, or it is gone; the pods are told in any case.
                 log.info("the taint of node %s is written again", node.metadata.name)
             else:
-                self._announce(hands, view, reclaim)
-        await remove_pods(hands, reclaim.removals)
+                self._announce(context, snapshot, reclaim)
+        await remove_pods(context, reclaim.removals)
 
-    def _announce(self, hands: Hands, view: View, reclaim: Reclaim) -> None:
-        node, sentence = reclaim.takeback.node, reclaim.takeback.sentence(view.now)
+    def _announce(self, context: ActorContext, snapshot: Snapshot, reclaim: Reclaim) -> None:
+        node, sentence = reclaim.takeback.node, reclaim.takeback.sentence(snapshot.now)
         self.counts[group_of(node)] += 1
         log.warning("node %s: %s", node.metadata.name, sentence)
-        hands.recorder.record_on_node(node, RECLAIM, sentence)
+        context.recorder.record_on_node(node, RECLAIM, sentence)
         for removal in reclaim.removals:
-            hands.recorder.record_on_pod(removal.pod, RECLAIM, sentence)
+            context.recorder.record_on_pod(removal.pod, RECLAIM, sentence)
 
 
-async def remove_pods(hands: Hands, removals: Iterable[Removal]) -> None:
+async def remove_pods(context: ActorContext, removals: Iterable[Removal]) -> None:
     """Evict or delete pods in this order. A budget's refusal holds back the rest of the gang."""
     held = set[str]()
     for removal in removals:
-        if not hands.leading():
+        if not context.leading():
             return
         if removal.gang in held and not removal.forced:
             continue
-        if not await _remove(hands, removal) and removal.gang:
+        if not await _remove(context, removal) and removal.gang:
             held.add(removal.gang)
 
 
-async def _remove(hands: Hands, removal: Removal) -> bool:
+async def _remove(context: ActorContext, removal: Removal) -> bool:
     """Return whether the pod ends or is gone."""
     meta, grace_s = removal.pod.metadata, removal.grace_s
     pod = meta.namespace, meta.name, meta.uid
     try:
         if removal.forced:
-            await delete_pod(hands.api, *pod, grace_s or 0, RECLAIM)
+            await delete_pod(context.api, *pod, grace_s or 0, RECLAIM)
         else:
-            await evict(hands.api, *pod, grace_s)
+            await evict(context.api, *pod, grace_s)
     except ApiError as why:
         # 404: it is gone. 409: another pod has its name.
         if why.status in (404, 409):
             return True
-        hands.warnings.warn(removal.pod.full_name, f"it stays for now: {why}")
+        context.warnings.warn(removal.pod.full_name, f"it stays for now: {why}")
         return False
     return True
 
@@ -444,10 +449,10 @@ async def accepted(request: Awaitable[None]) -> bool:
     return True
 
 
-def _status(view: View, reclaim: Reclaim) -> autoscaling.ElasticNodeStatus:
+def _status(snapshot: Snapshot, reclaim: Reclaim) -> autoscaling.ElasticNodeStatus:
     name = reclaim.takeback.node.metadata.name
-    known = view.status.nodes.get(name)
-    since = known.since if known is not None and known.state == TAKEN_BACK else view.now
+    known = snapshot.status.nodes.get(name)
+    since = known.since if known is not None and known.state == TAKEN_BACK else snapshot.now
     return autoscaling.ElasticNodeStatus(
         group_of(reclaim.takeback.node), TAKEN_BACK, since, reclaim.takeback.at
     )

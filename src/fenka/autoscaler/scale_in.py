@@ -20,19 +20,19 @@ from typing import Literal
 
 from msgspec import structs
 
-from fenka.autoscaler.actor_context import Hands
-from fenka.autoscaler.demand import as_pending, class_key, demand_of, first_in_turn
+from fenka.autoscaler.actor_context import ActorContext
+from fenka.autoscaler.demand import as_pending, class_key, demand_of, first_in_order
 from fenka.autoscaler.plan_case import case_of
 from fenka.autoscaler.reclaim import Removal, accepted, evictable, group_of, has_taint, remove_pods
-from fenka.autoscaler.supply import protected_until
-from fenka.autoscaler.view import (
+from fenka.autoscaler.snapshot import (
     DO_NOT_DISRUPT,
     SAFE_TO_EVICT,
     ElasticNode,
     ElasticPod,
-    View,
+    Snapshot,
     coming,
 )
+from fenka.autoscaler.supply import protected_until
 from fenka.cloud.port import Instance, InstanceState
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Taint, node_path
@@ -59,13 +59,13 @@ def why_node_is_kept(node: ElasticNode) -> str:
     )
 
 
-def why_pods_are_kept(view: View, pods: Sequence[ElasticPod]) -> str:
+def why_pods_are_kept(snapshot: Snapshot, pods: Sequence[ElasticPod]) -> str:
     """Return why some of these pods may not be evicted now, empty if all may."""
     for pod in pods:
         why = _why_pod_is_kept(pod)
         if why:
             return f"{pod.full_name} {why}"
-    return _exhausted_budget(view, pods)
+    return _exhausted_budget(snapshot, pods)
 
 
 def _why_pod_is_kept(pod: ElasticPod) -> str:
@@ -83,21 +83,21 @@ def _why_pod_is_kept(pod: ElasticPod) -> str:
     return ""
 
 
-def _exhausted_budget(view: View, pods: Sequence[ElasticPod]) -> str:
+def _exhausted_budget(snapshot: Snapshot, pods: Sequence[ElasticPod]) -> str:
     """Return the budget that does not allow to evict all these pods at once."""
     allowed, needed = dict[str, int](), Counter[str]()
     for pod in pods:
-        for budget in budgets_for(pod, view.budgets):
+        for budget in budgets_for(pod, snapshot.budgets):
             allowed[budget.name] = budget.allowed
             needed[budget.name] += 1
     name = next((name for name, count in needed.items() if count > allowed[name]), None)
     return f"disruption budget {name} is exhausted" if name else ""
 
 
-def holds_cards(view: View, pods: Iterable[ElasticPod]) -> bool:
+def holds_cards(snapshot: Snapshot, pods: Iterable[ElasticPod]) -> bool:
     """Return whether any of the pods requests something of a card."""
     return any(
-        pod.demand(view.state.dialects).requests_gpu
+        pod.demand(snapshot.state.dialects).requests_gpu
         or any(
             name.startswith("nvidia.com/")
             for container in (*pod.spec.containers, *pod.spec.init_containers)
@@ -111,62 +111,66 @@ MAX_PENDING = 300
 """Pending pods that a what-if is about."""
 
 
-def fit_elsewhere(view: View, pods: Sequence[ElasticPod], without: Collection[str]) -> bool:
+def fit_elsewhere(snapshot: Snapshot, pods: Sequence[ElasticPod], without: Collection[str]) -> bool:
     """Return whether all these pods, which run, have room at once on nodes other than these.
 
     They leave the room that they have now: members of a gang may be on any node.
     """
     if not pods:
         return True
-    gone = autoscaling.encode_time(view.now)
+    gone = autoscaling.encode_time(snapshot.now)
     leaving = {pod.metadata.uid: _with_metadata(pod, deletion_timestamp=gone) for pod in pods}
     what_if = replace(
-        view,
-        nodes={name: node for name, node in view.nodes.items() if name not in without},
+        snapshot,
+        nodes={name: node for name, node in snapshot.nodes.items() if name not in without},
         pods_on={
             name: [leaving.get(pod.metadata.uid, pod) for pod in there]
-            for name, there in view.pods_on.items()
+            for name, there in snapshot.pods_on.items()
         },
     )
     return not _left_out(what_if, [as_pending(pod) for pod in pods], what_if.nodes)
 
 
-def pending_pods(view: View) -> list[ElasticPod]:
+def pending_pods(snapshot: Snapshot) -> list[ElasticPod]:
     """Return pods for which a scheduler looks for a node, or will after their node is taken back.
 
     Of very many only the first: they are planned for in the leader's own process.
     """
-    displaced = [as_pending(view.pods[uid]) for uid in sorted(view.displaced) if uid in view.pods]
-    return first_in_turn([*filter(is_open, view.pods.values()), *displaced], MAX_PENDING)
+    evicted = [
+        as_pending(snapshot.pods[uid]) for uid in sorted(snapshot.evicted) if uid in snapshot.pods
+    ]
+    return first_in_order([*filter(is_open, snapshot.pods.values()), *evicted], MAX_PENDING)
 
 
-def have_room_for_one(view: View, nodes: Sequence[ElasticNode], pods: Sequence[ElasticPod]) -> bool:
+def have_room_for_one(
+    snapshot: Snapshot, nodes: Sequence[ElasticNode], pods: Sequence[ElasticPod]
+) -> bool:
     """Return whether any of these pending pods has room on any of the nodes, marked ones among them."""
     if not pods or not nodes:
         return False
-    what_if = replace(view, nodes={node.metadata.name: _without_taint(node) for node in nodes})
+    what_if = replace(snapshot, nodes={node.metadata.name: _without_taint(node) for node in nodes})
     return _placed(what_if, pods, what_if.nodes) > 0
 
 
 def without_room(
-    view: View, pods: Sequence[ElasticPod], without: Collection[str]
+    snapshot: Snapshot, pods: Sequence[ElasticPod], without: Collection[str]
 ) -> list[ElasticPod]:
     """Return those of these pending pods that do not have room at once on nodes other than these."""
-    nodes = {name: node for name, node in view.nodes.items() if name not in without}
-    return _left_out(replace(view, nodes=nodes), pods, nodes)
+    nodes = {name: node for name, node in snapshot.nodes.items() if name not in without}
+    return _left_out(replace(snapshot, nodes=nodes), pods, nodes)
 
 
 def _left_out(
-    view: View, pods: Sequence[ElasticPod], nodes: Mapping[str, ElasticNode]
+    snapshot: Snapshot, pods: Sequence[ElasticPod], nodes: Mapping[str, ElasticNode]
 ) -> list[ElasticPod]:
-    case, uids = _case(view, pods, nodes)
+    case, uids = _case(snapshot, pods, nodes)
     placed = {uids[placement.request] for placement in make_plan(case, _no_time).placements}
     return [pod for pod in pods if pod.metadata.uid not in placed]
 
 
-def _placed(view: View, pods: Sequence[ElasticPod], nodes: Collection[str]) -> int:
+def _placed(snapshot: Snapshot, pods: Sequence[ElasticPod], nodes: Collection[str]) -> int:
     """Return how many of the pods have room, of gangs also a part, and of spot nodes also others' pods."""
-    case, _ = _case(view, pods, nodes)
+    case, _ = _case(snapshot, pods, nodes)
     requests = tuple(
         replace(each, gang=None, interruptible=True) for each in _distinct(case.requests)
     )
@@ -179,12 +183,12 @@ def _distinct(requests: Iterable[CaseRequest]) -> Iterable[CaseRequest]:
 
 
 def _case(
-    view: View, pods: Sequence[ElasticPod], nodes: Collection[str]
+    snapshot: Snapshot, pods: Sequence[ElasticPod], nodes: Collection[str]
 ) -> tuple[Case, Mapping[str, str]]:
     """Return the case of these pods and nodes, and the pods' UIDs by the names of their requests."""
-    view = replace(view, pods={**view.pods, **{pod.metadata.uid: pod for pod in pods}})
-    line = demand_of(view, pods)
-    planned = case_of(view, line.requests, line)
+    snapshot = replace(snapshot, pods={**snapshot.pods, **{pod.metadata.uid: pod for pod in pods}})
+    demand = demand_of(snapshot, pods)
+    planned = case_of(snapshot, demand.requests, demand)
     case = replace(
         planned.case,
         groups=(),
@@ -260,34 +264,34 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleIn:
+class ScaleInDecision:
     """What is decided in a pass. states: of the nodes that were bought."""
 
     states: Mapping[str, autoscaling.ElasticNodeStatus] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
 
-def decide_scale_in(view: View, marked: Mapping[str, Marked]) -> ScaleIn:
+def decide_scale_in(snapshot: Snapshot, marked: Mapping[str, Marked]) -> ScaleInDecision:
     """Return the states of all nodes that were bought and offer their cards, and the next steps.
 
     Args:
-        view: what is there.
+        snapshot: what is there.
         marked: the nodes that have the taint, as this leader remembers them.
     """
-    if view.instances_at is None:
-        return ScaleIn()
-    return _Pass(view, marked).run()
+    if snapshot.instances_at is None:
+        return ScaleInDecision()
+    return _Pass(snapshot, marked).run()
 
 
 class _Pass:
-    def __init__(self, view: View, marked: Mapping[str, Marked]) -> None:
-        self._view, self._marked = view, marked
-        self._machines = view.machines()
-        starting = {slot.node for *_, slot in coming(view.orders)}
+    def __init__(self, snapshot: Snapshot, marked: Mapping[str, Marked]) -> None:
+        self._snapshot, self._marked = snapshot, marked
+        self._machines = snapshot.instances_by_provider_id()
+        starting = {slot.node for *_, slot in coming(snapshot.orders)}
         self._nodes = [
             node
-            for node in view.own_nodes()
-            if node.metadata.name not in starting and not _is_being_reclaimed(view, node)
+            for node in snapshot.own_nodes()
+            if node.metadata.name not in starting and not _is_being_reclaimed(snapshot, node)
         ]
         self._live: Counter[str] = Counter()
         """Nodes of each group that neither end nor are about to."""
@@ -301,7 +305,7 @@ class _Pass:
         self._states: dict[str, autoscaling.ElasticNodeStatus] = {}
         self._steps: list[Step] = []
 
-    def run(self) -> ScaleIn:
+    def run(self) -> ScaleInDecision:
         idle = []
         for node in self._nodes:
             known = self._marked.get(node.metadata.name)
@@ -313,20 +317,20 @@ class _Pass:
                 self._set(node, IN_USE)
         for node in sorted(idle, key=lambda each: (-self._price(each), each.metadata.name)):
             self._consider(node)
-        if self._view.config.scale_in.mode == "repack":
+        if self._snapshot.config.scale_in.mode == "repack":
             self._repack()
-        return ScaleIn(self._states, tuple(self._steps))
+        return ScaleInDecision(self._states, tuple(self._steps))
 
     # ---- nodes that are marked ----
 
     def _continue(self, node: ElasticNode, known: Marked) -> None:
-        view, instance = self._view, self._instance(node)
+        snapshot, instance = self._snapshot, self._instance(node)
         if not known.seen:
             self._set(node, ENDS)
             return
         if instance is None or instance.state is InstanceState.ENDING:
             self._set(node, ENDS)
-            if instance is not None or node.spec.provider_id in view.missing:
+            if instance is not None or node.spec.provider_id in snapshot.missing:
                 self._steps.append(Step("end", node))
             return
         pods = self._pods(node)
@@ -339,7 +343,7 @@ class _Pass:
             self._steps.append(Step("unmark", node, f"the node stays: {why}"))
             return
         self._set(node, ENDS)
-        if view.now < known.since + SETTLE_S:
+        if snapshot.now < known.since + SETTLE_S:
             return
         if staying:
             self._steps.append(Step("empty", node, removals=self._removals(node, staying)))
@@ -350,22 +354,22 @@ class _Pass:
         self, node: ElasticNode, known: Marked, staying: Sequence[ElasticPod]
     ) -> Iterator[str]:
         """Yield what has changed since the node was marked, and what did not matter as an empty text."""
-        view, group = self._view, group_min(self._view, node)
+        snapshot, group = self._snapshot, group_min(self._snapshot, node)
         newcomer = next((pod for pod in staying if pod.metadata.uid not in known.pods), None)
         yield f"{newcomer.full_name} has come" if newcomer is not None else ""
         yield group.sentence if self._live[group.name] < group.least else ""
         leaving = self._leaving(node, staying)
-        yield why_node_is_kept(node) or why_pods_are_kept(view, leaving)
+        yield why_node_is_kept(node) or why_pods_are_kept(snapshot, leaving)
         yield "a pending pod is planned for it" if self._is_wanted(node) else ""
-        if holds_cards(view, staying) and not self._may_repack(leaving):
+        if holds_cards(snapshot, staying) and not self._may_repack(leaving):
             yield "its cards are in use"
         waiting = self._pending
         if known.pods and waiting:
             # Those that were evicted from here have room elsewhere, and do not count.
-            waiting = without_room(view, waiting, self._ending)
+            waiting = without_room(snapshot, waiting, self._ending)
         yield "a pending pod could use it" if self._is_useful(node, waiting) else ""
         self._moving += leaving
-        if not fit_elsewhere(view, self._moving, self._ending):
+        if not fit_elsewhere(snapshot, self._moving, self._ending):
             yield "its pods have no room elsewhere any more"
 
     # ---- idle nodes ----
@@ -373,7 +377,7 @@ class _Pass:
     def _is_idle(self, node: ElasticNode) -> bool:
         pods = self._pods(node)
         return not (
-            holds_cards(self._view, pods)
+            holds_cards(self._snapshot, pods)
             or any(group_key(pod) for pod in pods)
             or self._is_allocated(node)
             or self._is_wanted(node)
@@ -381,8 +385,8 @@ class _Pass:
 
     def _consider(self, node: ElasticNode) -> None:
         """Decide about an idle node; the dearest come first."""
-        view, pods, group = self._view, self._pods(node), group_min(self._view, node)
-        kept = why_node_is_kept(node) or why_pods_are_kept(view, pods)
+        snapshot, pods, group = self._snapshot, self._pods(node), group_min(self._snapshot, node)
+        kept = why_node_is_kept(node) or why_pods_are_kept(snapshot, pods)
         if kept:
             self._set(node, f"kept: {kept}")
             return
@@ -390,18 +394,20 @@ class _Pass:
         if self._live[group.name] - node.ready < group.least:
             self._set(node, f"kept: {group.sentence}", since)
             return
-        until = max(since + view.config.scale_in.delay, self._quiet_at)
-        if view.now < until:
+        until = max(since + snapshot.config.scale_in.delay, self._quiet_at)
+        if snapshot.now < until:
             self._set(node, IDLE, since, until)
             self._live[group.name] -= node.ready
         elif (pods or self._is_any_useful) and not self._may_look():
             self._set(node, IDLE, since, until)
         elif self._is_useful(node, self._pending):
             self._set(node, "kept: a pending pod could use it")
-        elif not fit_elsewhere(view, [*self._moving, *pods], {*self._ending, node.metadata.name}):
+        elif not fit_elsewhere(
+            snapshot, [*self._moving, *pods], {*self._ending, node.metadata.name}
+        ):
             self._set(node, IN_USE)
         else:
-            self._mark(node, pods, f"idle for {view.now - since:.0f} s: the node ends")
+            self._mark(node, pods, f"idle for {snapshot.now - since:.0f} s: the node ends")
 
     def _mark(self, node: ElasticNode, leaving: Sequence[ElasticPod], why: str) -> None:
         self._set(node, ENDS)
@@ -414,33 +420,33 @@ class _Pass:
 
     def _repack(self) -> None:
         """Mark one node whose pods all have room elsewhere, if nothing else is going on."""
-        view = self._view
-        coming_now = any(True for _ in coming(view.orders))
-        if self._ending or coming_now or self._pending or view.now < self._quiet_at:
+        snapshot = self._snapshot
+        coming_now = any(True for _ in coming(snapshot.orders))
+        if self._ending or coming_now or self._pending or snapshot.now < self._quiet_at:
             return
         nodes = [node for node in self._nodes if self._could_repack(node)]
         nodes.sort(key=lambda each: (-self._price(each), each.metadata.name))
         if len(nodes) > MAX_REPACK_TRIES:
-            first = int(view.now) % len(nodes)
+            first = int(snapshot.now) % len(nodes)
             nodes = [*nodes[first:], *nodes[:first]][:MAX_REPACK_TRIES]
         for node in nodes:
             leaving = self._leaving(node, self._pods(node))
-            if not self._may_repack(leaving) or why_pods_are_kept(view, leaving):
+            if not self._may_repack(leaving) or why_pods_are_kept(snapshot, leaving):
                 continue
-            if fit_elsewhere(view, leaving, {node.metadata.name}):
+            if fit_elsewhere(snapshot, leaving, {node.metadata.name}):
                 saved = f"{self._price(node):g} an hour is saved: its pods have room elsewhere"
                 self._mark(node, leaving, saved)
                 return
 
     def _could_repack(self, node: ElasticNode) -> bool:
-        view, name = self._view, node.metadata.name
-        pods, group = self._pods(node), group_min(self._view, node)
+        snapshot, name = self._snapshot, node.metadata.name
+        pods, group = self._pods(node), group_min(self._snapshot, node)
         return (
             bool(pods)
             and all(pod.metadata.deletion_timestamp is None for pod in pods)
             and self._states[name].state == IN_USE
-            and view.now >= self._states[name].since + view.config.scale_in.delay
-            and self._price(node) > view.config.scale_in.repack_saves
+            and snapshot.now >= self._states[name].since + snapshot.config.scale_in.delay
+            and self._price(node) > snapshot.config.scale_in.repack_saves
             and self._live[group.name] - node.ready >= group.least
             and not why_node_is_kept(node)
             and not self._is_wanted(node)
@@ -448,7 +454,7 @@ class _Pass:
         )
 
     def _may_repack(self, leaving: Sequence[ElasticPod]) -> bool:
-        return self._view.config.scale_in.mode == "repack" and all(
+        return self._snapshot.config.scale_in.mode == "repack" and all(
             map(autoscaling.is_interruptible, leaving)
         )
 
@@ -458,7 +464,7 @@ class _Pass:
         return self._machines.get(node.spec.provider_id)
 
     def _pods(self, node: ElasticNode) -> list[ElasticPod]:
-        return evictable(self._view.pods_on.get(node.metadata.name, ()))
+        return evictable(self._snapshot.pods_on.get(node.metadata.name, ()))
 
     def _leaving(self, node: ElasticNode, staying: Sequence[ElasticPod]) -> list[ElasticPod]:
         """Return what has to leave with these pods of a node: their gangs, whole."""
@@ -467,7 +473,7 @@ class _Pass:
             return list(staying)
         elsewhere = [
             pod
-            for pod in self._view.pods.values()
+            for pod in self._snapshot.pods.values()
             if pod.spec.node_name not in ("", node.metadata.name)
             and not pod.finished
             and pod.metadata.deletion_timestamp is None
@@ -486,12 +492,12 @@ class _Pass:
         uids = {pod.metadata.uid for pod in beside}
         return any(
             allocation.pod.metadata.uid not in uids and (node.ready or not allocation.lingering)
-            for allocation in self._view.state.allocations(node.metadata.name)
+            for allocation in self._snapshot.state.allocations(node.metadata.name)
         )
 
     def _is_wanted(self, node: ElasticNode) -> bool:
         name = node.metadata.name
-        return name in self._nominated or bool(self._view.planned_pods(name))
+        return name in self._nominated or bool(self._snapshot.planned_pods(name))
 
     @cached_property
     def _nominated(self) -> frozenset[str]:
@@ -499,15 +505,15 @@ class _Pass:
 
     @cached_property
     def _pending(self) -> list[ElasticPod]:
-        return pending_pods(self._view)
+        return pending_pods(self._snapshot)
 
     def _is_useful(self, node: ElasticNode, waiting: Sequence[ElasticPod]) -> bool:
         """Return whether a pending pod has room there."""
-        return self._is_any_useful and have_room_for_one(self._view, [node], waiting)
+        return self._is_any_useful and have_room_for_one(self._snapshot, [node], waiting)
 
     @cached_property
     def _is_any_useful(self) -> bool:
-        return have_room_for_one(self._view, self._nodes, self._pending)
+        return have_room_for_one(self._snapshot, self._nodes, self._pending)
 
     def _may_look(self) -> bool:
         """Return whether this pass may ask another what-if about an idle node."""
@@ -519,22 +525,22 @@ class _Pass:
         """When the pause after the last scale-out is over."""
         asked = [
             record.asked_at or record.written_at
-            for record in self._view.orders.values()
+            for record in self._snapshot.orders.values()
             if record.slots and record.failure is None
         ]
-        launched = [instance.launched_at for instance in self._view.instances.values()]
-        return max([*asked, *launched, 0.0]) + self._view.config.scale_in.cooldown
+        launched = [instance.launched_at for instance in self._snapshot.instances.values()]
+        return max([*asked, *launched, 0.0]) + self._snapshot.config.scale_in.cooldown
 
     def _price(self, node: ElasticNode) -> float:
-        view, instance = self._view, self._instance(node)
-        offer = view.offers.get(instance.offer) if instance is not None else None
-        config = view.group(group_of(node))
+        snapshot, instance = self._snapshot, self._instance(node)
+        offer = snapshot.offers.get(instance.offer) if instance is not None else None
+        config = snapshot.group(group_of(node))
         return offer.price if offer is not None else (config.price or 0.0) if config else 0.0
 
     def _since(self, node: ElasticNode, *states: str) -> float:
-        known = self._view.status.nodes.get(node.metadata.name)
+        known = self._snapshot.status.nodes.get(node.metadata.name)
         same = known is not None and known.state.startswith(states)
-        return known.since if known is not None and same else self._view.now
+        return known.since if known is not None and same else self._snapshot.now
 
     def _set(
         self, node: ElasticNode, state: str, since: float | None = None, until: float | None = None
@@ -546,12 +552,12 @@ class _Pass:
         self._states[node.metadata.name] = status
 
     def _protected_until(self, node: ElasticNode) -> float | None:
-        view, instance = self._view, self._instance(node)
-        config = view.group(group_of(node))
+        snapshot, instance = self._snapshot, self._instance(node)
+        config = snapshot.group(group_of(node))
         if instance is None or config is None:
             return None
         until = protected_until(config, instance)
-        return until if until is not None and until > view.now else None
+        return until if until is not None and until > snapshot.now else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,19 +573,19 @@ class GroupMin:
         return f"group {self.name} has a min of {self.least}"
 
 
-def group_min(view: View, node: ElasticNode) -> GroupMin:
+def group_min(snapshot: Snapshot, node: ElasticNode) -> GroupMin:
     """Return the min of a node's group; 0 for a group that was removed from the configuration."""
-    config = view.group(group_of(node))
+    config = snapshot.group(group_of(node))
     return GroupMin(group_of(node), config.min if config is not None else 0)
 
 
-def _is_being_reclaimed(view: View, node: ElasticNode) -> bool:
+def _is_being_reclaimed(snapshot: Snapshot, node: ElasticNode) -> bool:
     """Return whether the cloud is about to end the node. Once that is overdue, scale-in ends it."""
     if not has_taint(node, autoscaling.RECLAIMED):
         return False
     with contextlib.suppress(InvalidRecord):
         at = autoscaling.decode_time(node.metadata.annotations.get(autoscaling.RECLAIM_AT, ""))
-        return view.now < at + OVERDUE_S
+        return snapshot.now < at + OVERDUE_S
     return True
 
 
@@ -596,77 +602,79 @@ class ScaleInActor:
     def __init__(self) -> None:
         self._marked: dict[str, Marked] = {}
 
-    async def act(self, hands: Hands) -> Mapping[str, autoscaling.ElasticNodeStatus]:
-        """Decide by a view, and do it. Return the states of nodes that offer their cards."""
-        view = hands.view()
-        self._remember(view)
-        decided = decide_scale_in(view, self._marked)
+    async def act(self, context: ActorContext) -> Mapping[str, autoscaling.ElasticNodeStatus]:
+        """Decide by a snapshot, and do it. Return the states of nodes that offer their cards."""
+        snapshot = context.snapshot()
+        self._remember(snapshot)
+        decided = decide_scale_in(snapshot, self._marked)
         for step in decided.steps:
-            if not hands.leading():
+            if not context.leading():
                 break
-            await self._do(hands, view, step)
+            await self._do(context, snapshot, step)
         return decided.states
 
-    def _remember(self, view: View) -> None:
+    def _remember(self, snapshot: Snapshot) -> None:
         """Follow which nodes have the taint, with the pods that were there at first."""
         tainted = [
-            node.metadata.name for node in view.own_nodes() if has_taint(node, autoscaling.ENDING)
+            node.metadata.name
+            for node in snapshot.own_nodes()
+            if has_taint(node, autoscaling.ENDING)
         ]
         unseen = {
             name: marked
             for name, marked in self._marked.items()
-            if not marked.seen and name in view.nodes and view.now < marked.since + UNSEEN_S
+            if not marked.seen and name in snapshot.nodes and snapshot.now < marked.since + UNSEEN_S
         }
         seen = {
-            name: replace(self._marked.get(name) or _marked(view, name), seen=True)
+            name: replace(self._marked.get(name) or _marked(snapshot, name), seen=True)
             for name in tainted
         }
         # The clock may have been set back.
         seen = {
-            name: replace(marked, since=min(marked.since, view.now))
+            name: replace(marked, since=min(marked.since, snapshot.now))
             for name, marked in seen.items()
         }
         # Whoever removes the taint keeps the node.
         self._marked = {**unseen, **seen}
 
-    async def _do(self, hands: Hands, view: View, step: Step) -> None:
+    async def _do(self, context: ActorContext, snapshot: Snapshot, step: Step) -> None:
         node, name = step.node, step.node.metadata.name
         match step.action:
             case "mark":
-                if await accepted(add_taint(hands.api, node, autoscaling.ENDING)):
+                if await accepted(add_taint(context.api, node, autoscaling.ENDING)):
                     # Only from now on schedulers can know.
-                    now = hands.view().now
-                    self._marked[name] = replace(_marked(view, name), since=now, seen=False)
-                    hands.recorder.record_on_node(node, SCALE_IN, step.why)
+                    now = context.snapshot().now
+                    self._marked[name] = replace(_marked(snapshot, name), since=now, seen=False)
+                    context.recorder.record_on_node(node, SCALE_IN, step.why)
             case "unmark":
-                if await accepted(remove_taint(hands.api, node, autoscaling.ENDING)):
+                if await accepted(remove_taint(context.api, node, autoscaling.ENDING)):
                     del self._marked[name]
-                    hands.recorder.record_on_node(node, SCALE_IN, step.why)
+                    context.recorder.record_on_node(node, SCALE_IN, step.why)
             case "empty":
-                await remove_pods(hands, step.removals)
+                await remove_pods(context, step.removals)
             case "end":
-                await self._end(hands, step)
+                await self._end(context, step)
 
-    async def _end(self, hands: Hands, step: Step) -> None:
+    async def _end(self, context: ActorContext, step: Step) -> None:
         """End instance and Node, if the API server itself shows no pod that came in this moment."""
         node = step.node
         if step.instance is not None:
-            if await _has_pods(hands, node) or not hands.leading():
+            if await _has_pods(context, node) or not context.leading():
                 return
-            await hands.provider.end([step.instance.id])
+            await context.provider.end([step.instance.id])
             log.info("node %s is ended", node.metadata.name)
-            hands.recorder.record_on_node(node, SCALE_IN, "the node is ended: nothing needs it")
-        if hands.leading():
+            context.recorder.record_on_node(node, SCALE_IN, "the node is ended: nothing needs it")
+        if context.leading():
             body = {"preconditions": {"uid": node.metadata.uid}}
-            await accepted(hands.api.delete(node_path(node.metadata.name), body))
+            await accepted(context.api.delete(node_path(node.metadata.name), body))
 
 
-def _marked(view: View, name: str) -> Marked:
-    pods = evictable(view.pods_on.get(name, ()))
-    return Marked(view.now, frozenset(pod.metadata.uid for pod in pods))
+def _marked(snapshot: Snapshot, name: str) -> Marked:
+    pods = evictable(snapshot.pods_on.get(name, ()))
+    return Marked(snapshot.now, frozenset(pod.metadata.uid for pod in pods))
 
 
-async def _has_pods(hands: Hands, node: ElasticNode) -> bool:
+async def _has_pods(context: ActorContext, node: ElasticNode) -> bool:
     selector = f"spec.nodeName={node.metadata.name}"
-    pods, _ = await hands.api.list("/api/v1/pods", ElasticPod, fieldSelector=selector)
+    pods, _ = await context.api.list("/api/v1/pods", ElasticPod, fieldSelector=selector)
     return bool(evictable(pods))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fenka.autoscaler.view import Shape
+from fenka.autoscaler.snapshot import Shape
 from fenka.cloud.config import Config
 from fenka.cloud.port import OfferKey
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, Failure, OrderRecord, decode_order
@@ -160,65 +160,70 @@ def _base36(number: int) -> str:
     return digits or "0"
 
 
-MISFITS_KEY = "misfits"
+UNHELPFUL_KEY = "misfits"
 
 
-class _Misfit(msgspec.Struct, frozen=True):
+class _UnhelpfulOffer(msgspec.Struct, frozen=True):
     offer: OfferKey
     classes: tuple[str, ...]
 
 
-class _Misfits(msgspec.Struct, frozen=True):
-    """Misfits under a configuration. They are forgotten when it changes."""
+class _UnhelpfulOffers(msgspec.Struct, frozen=True):
+    """Unhelpful offers under a configuration. They are forgotten when it changes."""
 
     configuration: str
-    misfits: tuple[_Misfit, ...]
+    offers: tuple[_UnhelpfulOffer, ...] = msgspec.field(name="misfits")
 
 
 class ShapeStore:
-    """Attributes: shapes: by instance type. misfits: classes of pods by the offer that does not help them."""
+    """ConfigMap fenka-shapes.
+
+    Attributes:
+        shapes: by instance type.
+        unhelpful: classes of pods, by the offer that does not help them.
+    """
 
     def __init__(self, api: Api, namespace: str, config: Config) -> None:
         self._map = StoredMap(api, namespace, SHAPES_MAP)
         self._configuration = hashlib.sha256(repr(config).encode()).hexdigest()[:16]
         self.shapes: Mapping[str, Shape] = {}
-        self.misfits: Mapping[OfferKey, frozenset[str]] = {}
+        self.unhelpful: Mapping[OfferKey, frozenset[str]] = {}
 
     async def load(self) -> None:
         """Read both. What is not understood is learnt again. Raises ApiError, ApiUnreachable."""
         await self._map.load()
         shapes = dict[str, Shape]()
-        self.misfits = {}
+        self.unhelpful = {}
         for key, text in self._map.data.items():
             try:
-                if key != MISFITS_KEY:
+                if key != UNHELPFUL_KEY:
                     shapes[key] = msgspec.json.decode(text, type=Shape)
                     continue
-                known = msgspec.json.decode(text, type=_Misfits)
+                known = msgspec.json.decode(text, type=_UnhelpfulOffers)
             except msgspec.MsgspecError:
                 continue
             if known.configuration == self._configuration:
-                self.misfits = {misfit.offer: frozenset(misfit.classes) for misfit in known.misfits}
+                self.unhelpful = {entry.offer: frozenset(entry.classes) for entry in known.offers}
         self.shapes = shapes
 
     async def save(
-        self, shapes: Mapping[str, Shape], misfits: Mapping[OfferKey, frozenset[str]]
+        self, shapes: Mapping[str, Shape], unhelpful: Mapping[OfferKey, frozenset[str]]
     ) -> None:
         """Add what was learnt. Raises WriteLost, ApiError, ApiUnreachable."""
-        if not shapes and not misfits:
+        if not shapes and not unhelpful:
             return
-        merged = dict(self.misfits)
-        for offer, classes in misfits.items():
+        merged = dict(self.unhelpful)
+        for offer, classes in unhelpful.items():
             merged[offer] = merged.get(offer, frozenset()) | classes
         changes: dict[str, str | None] = {
             kind: msgspec.json.encode(shape).decode() for kind, shape in shapes.items()
         }
-        if misfits:
+        if unhelpful:
             entries = tuple(
-                _Misfit(offer, tuple(sorted(classes))) for offer, classes in merged.items()
+                _UnhelpfulOffer(offer, tuple(sorted(classes))) for offer, classes in merged.items()
             )
-            encoded = msgspec.json.encode(_Misfits(self._configuration, entries))
-            changes[MISFITS_KEY] = encoded.decode()
+            encoded = msgspec.json.encode(_UnhelpfulOffers(self._configuration, entries))
+            changes[UNHELPFUL_KEY] = encoded.decode()
         await self._map.write(changes)
         self.shapes = {**self.shapes, **shapes}
-        self.misfits = merged
+        self.unhelpful = merged

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.autoscaler import demand
-from fenka.autoscaler.view import (
+from fenka.autoscaler.snapshot import (
     DaemonSet,
     ElasticNode,
     ElasticPod,
     Shape,
+    Snapshot,
     UnknownShape,
-    View,
     allocatable,
     bounded,
     coming,
@@ -57,20 +57,20 @@ class Pause:
     why: str
 
 
-def pauses(view: View) -> dict[OfferKey, Pause]:
+def pauses(snapshot: Snapshot) -> dict[OfferKey, Pause]:
     """Return the offers that are not tried now."""
     failures = [
         record
-        for record in view.orders.values()
-        if record.failure is not None and _failed_at(record) > view.now - FORGOTTEN_S
+        for record in snapshot.orders.values()
+        if record.failure is not None and _failed_at(record) > snapshot.now - FORGOTTEN_S
     ]
     failures.sort(key=_failed_at)
     found: dict[OfferKey, Pause] = {}
-    for key in view.offers:
+    for key in snapshot.offers:
         own = [failure for failure in failures if _concerns(failure, key)]
-        ends = [_pause(view.config.start, own[: number + 1]) for number in range(len(own))]
+        ends = [_pause(snapshot.config.start, own[: number + 1]) for number in range(len(own))]
         longest = max(ends, key=lambda pause: pause.until, default=None)
-        if longest is not None and longest.until > view.now:
+        if longest is not None and longest.until > snapshot.now:
             found[key] = longest
     return found
 
@@ -127,23 +127,23 @@ class OfferedGroup:
 # ---- offers ----
 
 
-def offered_groups(view: View) -> list[OfferedGroup]:
+def offered_groups(snapshot: Snapshot) -> list[OfferedGroup]:
     """Return the offers of all groups whose shape is known, without joint limits of groups."""
-    paused = pauses(view)
+    paused = pauses(snapshot)
     groups = []
-    for config in view.config.groups:
-        keys = [key for key in config.offers if key in view.offers]
+    for config in snapshot.config.groups:
+        keys = [key for key in config.offers if key in snapshot.offers]
         for key in keys:
             try:
-                shape = shape_for(view, config, key.type)
+                shape = shape_for(snapshot, config, key.type)
             except UnknownShape:
                 continue
             name = config.name if len(keys) == 1 else f"{config.name}:{key.type}:{key.zone}"
-            groups.append(_offered(view, config, view.offers[key], name, shape, paused))
+            groups.append(_offered(snapshot, config, snapshot.offers[key], name, shape, paused))
     return groups
 
 
-def shape_for(view: View, config: GroupConfig, kind: str) -> Shape:
+def shape_for(snapshot: Snapshot, config: GroupConfig, kind: str) -> Shape:
     """Return what a node of a group will be, DaemonSets included. Raises UnknownShape."""
     configured = None
     if config.shape is not None:
@@ -158,18 +158,18 @@ def shape_for(view: View, config: GroupConfig, kind: str) -> Shape:
     cloud = next(
         (
             offer.machine
-            for key, offer in view.offers.items()
+            for key, offer in snapshot.offers.items()
             if (key.group, key.type) == (config.name, kind) and offer.machine is not None
         ),
         None,
     )
-    shape = shape_of(kind, seen=view.shapes.get(kind), configured=configured, cloud=cloud)
+    shape = shape_of(kind, seen=snapshot.shapes.get(kind), configured=configured, cloud=cloud)
     labels = {**IMPLIED_LABELS, TYPE_LABEL: kind, **shape.labels, **config.labels}
     return replace(shape, labels=labels, taints=config.taints or shape.taints)
 
 
 def _offered(
-    view: View,
+    snapshot: Snapshot,
     config: GroupConfig,
     offer: Offer,
     name: str,
@@ -197,7 +197,7 @@ def _offered(
         protection_s=_protection(config, config.spot.protection - config.startup),
         cards=shape.cards,
     )
-    return OfferedGroup(key, less_daemons(view, group, labels), labels)
+    return OfferedGroup(key, less_daemons(snapshot, group, labels), labels)
 
 
 def machine_labels(labels: Mapping[str, str], key: OfferKey) -> dict[str, str]:
@@ -210,9 +210,9 @@ def machine_labels(labels: Mapping[str, str], key: OfferKey) -> dict[str, str]:
     }
 
 
-def less_daemons(view: View, group: Group, labels: Mapping[str, str]) -> Group:
+def less_daemons(snapshot: Snapshot, group: Group, labels: Mapping[str, str]) -> Group:
     """Return the group less the DaemonSets that run on nodes with these labels."""
-    return without_daemons(group, _daemons(view.daemons, labels))
+    return without_daemons(group, _daemons(snapshot.daemons, labels))
 
 
 def _daemons(daemons: Iterable[DaemonSet], labels: Mapping[str, str]) -> Iterable[CaseRequest]:
@@ -250,23 +250,25 @@ def _protection(config: GroupConfig, seconds_left: float) -> float:
 # ---- nodes ----
 
 
-def case_nodes(view: View, *, without_cards: bool) -> list[CaseNode]:
+def case_nodes(snapshot: Snapshot, *, without_cards: bool) -> list[CaseNode]:
     """Return the nodes that may be used, and those that are coming.
 
     without_cards: also nodes that have none, for requests of no cards.
     """
-    arriving = {slot.node for *_, slot in coming(view.orders) if slot.node}
+    arriving = {slot.node for *_, slot in coming(snapshot.orders) if slot.node}
     nodes = [
-        case_node(view, node)
-        for name, node in view.nodes.items()
-        if name not in arriving and _is_usable(node) and (without_cards or has_cards(view, node))
+        case_node(snapshot, node)
+        for name, node in snapshot.nodes.items()
+        if name not in arriving
+        and _is_usable(node)
+        and (without_cards or has_cards(snapshot, node))
     ]
-    return [*nodes, *coming_nodes(view)]
+    return [*nodes, *coming_nodes(snapshot)]
 
 
-def has_cards(view: View, node: ElasticNode) -> bool:
+def has_cards(snapshot: Snapshot, node: ElasticNode) -> bool:
     """Return whether pods may request anything of a card there."""
-    return view.state.shared_node(node.metadata.name) is not None or has_whole_cards(node)
+    return snapshot.state.shared_node(node.metadata.name) is not None or has_whole_cards(node)
 
 
 def has_whole_cards(node: ElasticNode) -> bool:
@@ -285,11 +287,13 @@ def _is_usable(node: ElasticNode) -> bool:
     return node.ready and not node.spec.unschedulable and not leaving and not deleted
 
 
-def case_node(view: View, node: ElasticNode, leaving: frozenset[str] = frozenset()) -> CaseNode:
+def case_node(
+    snapshot: Snapshot, node: ElasticNode, leaving: frozenset[str] = frozenset()
+) -> CaseNode:
     """Return a node as it is. leaving: UIDs of pods that count as gone already."""
     name, labels = node.metadata.name, node.metadata.labels
     amounts = dict(allocatable(node))
-    staying = [pod for pod in view.pods_on.get(name, ()) if not _goes(view, pod, leaving)]
+    staying = [pod for pod in snapshot.pods_on.get(name, ()) if not _goes(snapshot, pod, leaving)]
     held = _held(staying)
     group = labels.get(autoscaling.GROUP, "")
     capacity: Capacity = "spot" if labels.get(autoscaling.CAPACITY) == "spot" else "on-demand"
@@ -298,7 +302,7 @@ def case_node(view: View, node: ElasticNode, leaving: frozenset[str] = frozenset
         group=group,
         zone=labels.get(ZONE_LABEL, ""),
         capacity=capacity,
-        protected_s=_protected(view, node) if capacity == "spot" else 0.0,
+        protected_s=_protected(snapshot, node) if capacity == "spot" else 0.0,
         labels=labels,
         taints=tuple(
             Taint(key=taint.key, value=taint.value, effect=taint.effect)
@@ -309,30 +313,32 @@ def case_node(view: View, node: ElasticNode, leaving: frozenset[str] = frozenset
         pods=amounts.pop("pods", 110),
         resources=amounts,
         held=held,
-        cards=_cards(view, node, leaving),
+        cards=_cards(snapshot, node, leaving),
     )
-    return with_planned(view, case, _slots_of(view, name))
+    return with_planned(snapshot, case, _slots_of(snapshot, name))
 
 
-def _slots_of(view: View, node: str) -> Iterable[autoscaling.Slot]:
-    for record in view.orders.values():
+def _slots_of(snapshot: Snapshot, node: str) -> Iterable[autoscaling.Slot]:
+    for record in snapshot.orders.values():
         for slot in record.slots:
             if slot.node == node and slot.state == "offering":
                 yield slot
 
 
-def coming_nodes(view: View) -> list[CaseNode]:
+def coming_nodes(snapshot: Snapshot) -> list[CaseNode]:
     """Return the nodes that are asked for and do not offer their cards yet, with their planned pods."""
     nodes = []
-    for name, number, record, slot in coming(view.orders):
-        config = view.group(record.group)
+    for name, number, record, slot in coming(snapshot.orders):
+        config = snapshot.group(record.group)
         if config is None:
             continue
         try:
-            shape = shape_for(view, config, record.type)
+            shape = shape_for(snapshot, config, record.type)
         except UnknownShape:
             continue
-        nodes.append(with_planned(view, _coming_node(view, name, number, record, shape), [slot]))
+        nodes.append(
+            with_planned(snapshot, _coming_node(snapshot, name, number, record, shape), [slot])
+        )
     return nodes
 
 
@@ -342,9 +348,9 @@ def coming_name(order: str, slot: int) -> str:
 
 
 def _coming_node(
-    view: View, name: str, number: int, record: autoscaling.OrderRecord, shape: Shape
+    snapshot: Snapshot, name: str, number: int, record: autoscaling.OrderRecord, shape: Shape
 ) -> CaseNode:
-    key, config = offer_of(record), view.group(record.group)
+    key, config = offer_of(record), snapshot.group(record.group)
     assert config is not None
     group = Group(
         name=record.group,
@@ -355,7 +361,7 @@ def _coming_node(
         pods=shape.pods,
         resources=shape.resources,
     )
-    group = less_daemons(view, group, machine_labels(shape.labels, key))
+    group = less_daemons(snapshot, group, machine_labels(shape.labels, key))
     return CaseNode(
         name=coming_name(name, number),
         group=record.group,
@@ -372,10 +378,10 @@ def _coming_node(
     )
 
 
-def _protected(view: View, node: ElasticNode) -> float:
+def _protected(snapshot: Snapshot, node: ElasticNode) -> float:
     """Return for how long a spot node is protected, as the scheduler reads it."""
     rule = autoscaling.read_spot_rule(node)
-    return demand.UNLIMITED_S if rule is None else rule.left_s(view.now)
+    return demand.UNLIMITED_S if rule is None else rule.left_s(snapshot.now)
 
 
 def protected_until(config: GroupConfig, instance: Instance) -> float | None:
@@ -385,12 +391,12 @@ def protected_until(config: GroupConfig, instance: Instance) -> float | None:
     return instance.launched_at + config.spot.protection
 
 
-def _goes(view: View, pod: ElasticPod, leaving: frozenset[str]) -> bool:
+def _goes(snapshot: Snapshot, pod: ElasticPod, leaving: frozenset[str]) -> bool:
     """Return whether the pod's room is free soon. One that should have ended long ago may never end."""
     if pod.metadata.uid in leaving:
         return True
     deleted = seconds(pod.metadata.deletion_timestamp or "")
-    return deleted is not None and view.now < deleted + OVERDUE_TTL_S
+    return deleted is not None and snapshot.now < deleted + OVERDUE_TTL_S
 
 
 def _held(pods: Sequence[ElasticPod]) -> Held:
@@ -411,19 +417,19 @@ def _bounded(held: Held) -> Held:
     )
 
 
-def _cards(view: View, node: ElasticNode, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
+def _cards(snapshot: Snapshot, node: ElasticNode, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
     name = node.metadata.name
-    shared = view.state.shared_node(name)
+    shared = snapshot.state.shared_node(name)
     if shared is None or not shared.shares_cards:
-        return _whole_cards(view, node, leaving)
-    usage = UsageOverlay(view.state)
-    pods = {pod.metadata.uid: pod for pod in view.pods_on.get(name, ())}
-    for allocation in view.state.allocations(name):
+        return _whole_cards(snapshot, node, leaving)
+    usage = UsageOverlay(snapshot.state)
+    pods = {pod.metadata.uid: pod for pod in snapshot.pods_on.get(name, ())}
+    for allocation in snapshot.state.allocations(name):
         pod = pods.get(allocation.pod.metadata.uid)
-        if pod is not None and _goes(view, pod, leaving):
+        if pod is not None and _goes(snapshot, pod, leaving):
             for placement in allocation.placements:
                 usage.remove(placement)
-    closed = view.state.node_error(name) is not None
+    closed = snapshot.state.node_error(name) is not None
     return tuple(_held_card(usage, name, card, closed=closed) for card in shared.physical_cards)
 
 
@@ -448,13 +454,15 @@ def _holding(card: HeldCard, mib: int, compute: int) -> HeldCard:
     )
 
 
-def _whole_cards(view: View, node: ElasticNode, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
+def _whole_cards(
+    snapshot: Snapshot, node: ElasticNode, leaving: frozenset[str]
+) -> tuple[HeldCard, ...]:
     """Return the cards of a node that the kubelet gives away whole: only their number is known."""
     total = dict(allocatable(node)).get(NVIDIA_GPU, 0)
     used = sum(
         pod.amount(NVIDIA_GPU)
-        for pod in view.pods_on.get(node.metadata.name, ())
-        if not _goes(view, pod, leaving)
+        for pod in snapshot.pods_on.get(node.metadata.name, ())
+        if not _goes(snapshot, pod, leaving)
     )
     return tuple(HeldCard(whole=number < used) for number in range(min(total, MAX_WHOLE)))
 
@@ -466,20 +474,22 @@ MAX_WHOLE = 64
 # ---- planned pods ----
 
 
-def with_planned(view: View, node: CaseNode, slots: Iterable[autoscaling.Slot]) -> CaseNode:
+def with_planned(snapshot: Snapshot, node: CaseNode, slots: Iterable[autoscaling.Slot]) -> CaseNode:
     """Return the node with what the pods planned for these slots will hold of it."""
     for slot in slots:
-        waiting = {pod.metadata.uid: pod for pod in view.waiting(slot)}
+        waiting = {pod.metadata.uid: pod for pod in snapshot.waiting(slot)}
         cards = slot.cards or ((),) * len(slot.pods)
         for uid, of_pod in zip(slot.pods, cards, strict=False):
             if uid in waiting:
-                node = _with_pod(view, node, waiting[uid], of_pod)
+                node = _with_pod(snapshot, node, waiting[uid], of_pod)
     return node
 
 
-def _with_pod(view: View, node: CaseNode, pod: ElasticPod, indices: tuple[int, ...]) -> CaseNode:
+def _with_pod(
+    snapshot: Snapshot, node: CaseNode, pod: ElasticPod, indices: tuple[int, ...]
+) -> CaseNode:
     try:
-        request = demand.case_request(pod, view.state.dialects)
+        request = demand.case_request(pod, snapshot.state.dialects)
     except (demand.Inexpressible, InvalidRecord):
         return node
     held, resources = node.held, dict(node.held.resources)

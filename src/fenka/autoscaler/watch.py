@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fenka.autoscaler.view import DAEMON_SETS_PATH, DaemonSet, ElasticNode, ElasticPod
+from fenka.autoscaler.snapshot import DAEMON_SETS_PATH, DaemonSet, ElasticNode, ElasticPod
 from fenka.cluster.autoscaling import PROTECTED_UNTIL, RECLAIM_AT, SPOT_ADMIT
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
 from fenka.cluster.pod_preemption import BUDGETS_PATH, PodDisruptionBudget

@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from fenka.cloud import karpenter, simulated
+from fenka.cloud import karpenter, simulated_cloud
 from fenka.cloud.alibaba import settings as alibaba
-from fenka.cloud.aws import settings as aws
+from fenka.cloud.aws import group_settings as aws
 from fenka.cloud.config import (
     Config,
     GroupConfig,
@@ -233,7 +233,7 @@ CHECKS = {
     "ess": alibaba.check_settings,
     "aws": aws.check_settings,
     "karpenter": karpenter.check_settings,
-    "simulated": simulated.check_settings,
+    "simulated": simulated_cloud.check_settings,
 }
 """By `provider.kind`."""
 

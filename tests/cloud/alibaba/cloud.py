@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fenka.cloud.port import OfferKey, Order, OutOfStock, ProviderError, Quota, TooDear
-from fenka.cloud.simulated import Machine, Market, Scenario, SimulatedOffer
+from fenka.cloud.simulated_cloud import Market, Scenario, SimulatedMachine, SimulatedOffer
 from fenka.core.nodes.case import Capacity
 from tests.cloud.alibaba.protocol import Call, CloudError, check_signature, read_parameters
 from tests.cloud.alibaba.state import Details, Folder, ScalingGroup, Spent, fingerprint
@@ -47,11 +47,11 @@ class Cloud:
         self.folder.keep(self.state)
 
     @property
-    def machines(self) -> dict[str, Machine]:
+    def machines(self) -> dict[str, SimulatedMachine]:
         """The instances that are not gone."""
         return self.state.cloud.machines
 
-    def key(self, machine: Machine) -> OfferKey:
+    def key(self, machine: SimulatedMachine) -> OfferKey:
         """Return what an instance was bought as."""
         return self.land.offers[machine.offer].key
 

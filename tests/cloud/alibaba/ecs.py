@@ -6,7 +6,7 @@ from typing import Any
 from alibabacloud_ecs20140526 import models as ecs
 
 from fenka.cloud.port import Order
-from fenka.cloud.simulated import Machine
+from fenka.cloud.simulated_cloud import SimulatedMachine
 from fenka.core.nodes.case import Capacity
 from tests.cloud.alibaba.cloud import Cloud, action, minute, second
 from tests.cloud.alibaba.ess import refuse_others
@@ -120,13 +120,13 @@ def describe_instances(cloud: Cloud, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _status(cloud: Cloud, machine: Machine) -> str:
+def _status(cloud: Cloud, machine: SimulatedMachine) -> str:
     startup_s = cloud.land.offers[machine.offer].startup_s
     age = cloud.now - machine.launched_at
     return "Running" if age >= startup_s else "Pending" if age < startup_s / 2 else "Starting"
 
 
-def _instance(cloud: Cloud, name: str, machine: Machine) -> dict[str, Any]:
+def _instance(cloud: Cloud, name: str, machine: SimulatedMachine) -> dict[str, Any]:
     key, details = cloud.key(machine), cloud.state.details[name]
     locks = [{"LockReason": "Recycling"}] if machine.taken_at is not None else []
     strategy = "SpotAsPriceGo" if machine.cap is None else "SpotWithPriceLimit"

@@ -8,12 +8,12 @@ import msgspec
 from alibabacloud_credentials.client import Client as Credentials
 from alibabacloud_credentials.models import Config as CredentialsConfig
 
-from fenka.cloud.alibaba.calls import open_clients
-from fenka.cloud.alibaba.provider import EssProvider
+from fenka.cloud.alibaba.ess import EssProvider
+from fenka.cloud.alibaba.sdk import open_clients
 from fenka.cloud.alibaba.settings import provider_settings
 from fenka.cloud.config import Config, GroupConfig, ProviderConfig
 from fenka.cloud.port import OfferKey
-from fenka.cloud.simulated import Prices, SimulatedOffer
+from fenka.cloud.simulated_cloud import Prices, SimulatedOffer
 from tests.cloud.alibaba.state import Fault, FaultKind, Folder, Landscape, ScalingGroup, State
 from tests.cloud.contract import ON_DEMAND, SPOT, SPOT_CAP, Cloud
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fenka.cloud.simulated import CloudState, SimulatedOffer
+from fenka.cloud.simulated_cloud import CloudState, SimulatedOffer
 from fenka.core.nodes.case import Capacity
 
 T = TypeVar("T")

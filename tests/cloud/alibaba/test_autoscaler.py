@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fenka.cloud.alibaba.provider import EssProvider
+from fenka.cloud.alibaba.ess import EssProvider
 from fenka.cloud.config import Config
 from fenka.cloud.port import Order
-from fenka.cloud.simulated import CloudState
+from fenka.cloud.simulated_cloud import CloudState
 from fenka.cluster.autoscaling import ORDER
 from tests.autoscaler.harness import World, scenario
-from tests.autoscaler.views import T4, elastic_node
+from tests.autoscaler.snapshots import T4, elastic_node
 from tests.cloud.alibaba.harness import EXACT, AlibabaCloud, config
 from tests.cloud.contract import ON_DEMAND
 from tests.coroutines import synchronous

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from alibabacloud_credentials.exceptions import CredentialException
 
-from fenka.cloud.alibaba import calls
-from fenka.cloud.alibaba.calls import MarketAboveCap, failed
-from fenka.cloud.alibaba.provider import EssProvider
+from fenka.cloud.alibaba import sdk
+from fenka.cloud.alibaba.ess import EssProvider
+from fenka.cloud.alibaba.sdk import MarketAboveCap, failed
 from fenka.cloud.port import Denied, Order, OutOfStock, Quota, Throttled, Unknown
 from tests.cloud.alibaba.harness import EXACT, AlibabaCloud
 from tests.cloud.alibaba.state import Fault
@@ -90,13 +90,13 @@ async def test_launch_is_unknown_when_the_cloud_fails(cloud: AlibabaCloud) -> No
 
 async def test_call_is_unknown_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deed may be done."""
-    monkeypatch.setattr(calls, "CALL_S", 0.0)
+    monkeypatch.setattr(sdk, "CALL_S", 0.0)
 
     async def never(_: Any) -> Any:
         await asyncio.Event().wait()
 
     with pytest.raises(Unknown):
-        await calls.call(never, None)
+        await sdk.call(never, None)
 
 
 async def test_lost_answer_of_end_is_repeated_without_harm(cloud: AlibabaCloud) -> None:
@@ -135,7 +135,7 @@ async def test_missing_credentials_are_denied(wrapped: bool) -> None:
         raise UnretryableException(RetryPolicyContext(exception=why))
 
     with pytest.raises(Denied, match="set ALIBABA_CLOUD_ACCESS_KEY_ID"):
-        await calls.call(refuse, None)
+        await sdk.call(refuse, None)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ async def test_list_of_a_scaling_group_is_unknown_when_it_changes(sizes: tuple[i
         return SimpleNamespace(body=SimpleNamespace(total_count=120, found=[0] * next(pages)))
 
     with pytest.raises(Unknown, match="changed while it was read"):
-        await calls.all_ess(answer, SimpleNamespace(), lambda body: list(body.found))
+        await sdk.all_ess(answer, SimpleNamespace(), lambda body: list(body.found))
 
 
 async def test_state_of_an_instance_that_is_not_known_is_unknown(cloud: AlibabaCloud) -> None:

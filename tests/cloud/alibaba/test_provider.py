@@ -10,7 +10,7 @@ from alibabacloud_ecs20140526.models import RunInstancesRequest, RunInstancesReq
 from fenka.cloud.config import InvalidConfig, ShapeConfig
 from fenka.cloud.port import Denied, InstanceState, OfferKey, Order, Unknown
 from fenka.cluster.autoscaling import CloudType
-from tests.autoscaler.views import T4
+from tests.autoscaler.snapshots import T4
 from tests.cloud.alibaba.harness import EXACT, REGION, START, AlibabaCloud, config
 from tests.cloud.alibaba.state import InstanceType
 from tests.cloud.contract import ON_DEMAND, SPOT, SPOT_CAP, Cloud, ProviderContract, refusal

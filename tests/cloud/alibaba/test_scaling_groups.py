@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fenka.cloud.alibaba.provider import EssProvider
+from fenka.cloud.alibaba.ess import EssProvider
 from fenka.cloud.port import (
     Denied,
     OfferKey,

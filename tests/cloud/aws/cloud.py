@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fenka.cloud.aws.calls import Calls
+from fenka.cloud.aws.boto import Calls
 from fenka.cloud.aws.provider import AwsProvider
 from fenka.cloud.config import Config, GroupConfig, ProviderConfig, SpotRules
 from fenka.cloud.port import OfferKey

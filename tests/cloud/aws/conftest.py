@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenka.cloud.aws.calls import Calls
+from fenka.cloud.aws.boto import Calls
 from tests.cloud.aws.cloud import AwsCloud
 from tests.cloud.aws.fake import Aws
 from tests.cloud.aws.proxy import REGION

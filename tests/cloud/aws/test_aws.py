@@ -21,7 +21,7 @@ from fenka.cloud.port import (
     Unknown,
 )
 from fenka.cluster.autoscaling import CloudType
-from tests.autoscaler.views import T4
+from tests.autoscaler.snapshots import T4
 from tests.cloud.aws.cloud import (
     ON_DEMAND,
     OTHER_ZONE,

@@ -15,7 +15,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from fenka.cloud.aws.calls import port_error, port_errors
+from fenka.cloud.aws.boto import port_error, port_errors
 from fenka.cloud.aws.provider import room, unfit
 from fenka.cloud.config import GroupConfig, SpotRules
 from fenka.cloud.port import (

@@ -6,7 +6,7 @@ import pytest
 
 from fenka.cloud.aws.provider import AwsProvider
 from tests.autoscaler.harness import World, scenario
-from tests.autoscaler.views import T4
+from tests.autoscaler.snapshots import T4
 from tests.cloud.aws.cloud import ON_DEMAND, AwsCloud, configuration, group
 from tests.cloud.aws.proxy import Fault
 from tests.coroutines import synchronous

@@ -300,23 +300,23 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What pods are worth together is at most what the nodes can hold of it.
+    """The dual values of the pods served are at most what the nodes can hold of them.
 
-    That is true for any worths, if no node of a type can hold more than its bound.
+    It holds for any dual values, if no node of a type can hold more than its bound.
 
     Attributes:
-        worths: by class.
+        dual_values: by class.
         bounds: by type.
     """
 
-    worths: Mapping[int, float]
+    dual_values: Mapping[int, float]
     bounds: Mapping[int, float]
 
     def violation(self, counts: Counts) -> float:
-        """Return by how much the pods are worth more than the nodes can hold; the dearest pod is 1."""
-        worth = sum(it * counts.pods.get(each, 0) for each, it in self.worths.items())
+        """Return by how much the pods' dual values exceed what the nodes can hold, by the largest of them."""
+        dual_value = sum(it * counts.pods.get(each, 0) for each, it in self.dual_values.items())
         held = sum(it * self.bounds.get(number, 0.0) for number, it in counts.nodes.items())
-        return (worth - held) / max(self.worths.values(), default=1.0)
+        return (dual_value - held) / max(self.dual_values.values(), default=1.0)
 
 
 class CutMaster:
@@ -351,14 +351,16 @@ class CutMaster:
         return Counts(nodes, pods), result.bound
 
     def _cut(self, cut: Cut) -> None:
-        scale = max(cut.worths.values(), default=0.0)
+        scale = max(cut.dual_values.values(), default=0.0)
         if scale <= 0:
             return
         holds = [
             (column, cut.bounds[number] / scale) for number, column in self._service.nodes.items()
         ]
-        worths = [(self._service.pods[each], -it / scale) for each, it in cut.worths.items()]
-        self._model.row(0.0, INFINITY, [*holds, *worths])
+        dual_values = [
+            (self._service.pods[each], -it / scale) for each, it in cut.dual_values.items()
+        ]
+        self._model.row(0.0, INFINITY, [*holds, *dual_values])
 
     def _exclude(self, counts: Counts) -> None:
         """Forbid these counts, and all with fewer nodes or more pods: they cannot be packed either."""

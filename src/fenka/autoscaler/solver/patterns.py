@@ -1,6 +1,6 @@
 """Programs over patterns: contents of one node, each chosen so many times; made as the duals ask for them.
 
-What one node of a type can hold at most, by the worth of pods: guesses, bounds, the exact answer.
+What one node of a type can hold at most, by the dual values of pods: guesses, bounds, the exact answer.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ from fenka.core.nodes.price_bound import SLACK, ResourceSizes, totals_of
 from fenka.core.nodes.problem import Need, Problem
 from fenka.core.nodes.solution import Fill, Item, Solution, fill_room, solution_of
 
-Worths = Mapping[int, float]
-"""By class; others are worth nothing."""
+DualValues = Mapping[int, float]
+"""By class; those of other classes are 0."""
 
 
 class Pricing:
@@ -48,21 +48,21 @@ class Pricing:
         parts = self._sizes.rows / np.maximum(np.array(self._totals)[:, None], 1.0)
         self._shares = dict(zip(self.classes, parts.sum(axis=0).tolist(), strict=True))
 
-    def worth(self, fill: Fill, worths: Worths) -> float:
-        """Return what a content is worth."""
-        return sum(worths.get(each, 0.0) for each, _ in fill.items)
+    def dual_value(self, fill: Fill, dual_values: DualValues) -> float:
+        """Return the sum of the dual values of a content's pods."""
+        return sum(dual_values.get(each, 0.0) for each, _ in fill.items)
 
-    def guesses(self, worths: Worths, demand: Sequence[int]) -> list[Fill]:
-        """Return contents that are worth much, greedily, by several measures of size.
+    def guesses(self, dual_values: DualValues, demand: Sequence[int]) -> list[Fill]:
+        """Return contents of large dual value, greedily, by several measures of size.
 
         Args:
-            worths: by class.
+            dual_values: by class.
             demand: the most pods of each class.
         """
         fills = []
-        wanted = [class_ for class_ in self.classes if worths.get(class_, 0.0) > 0]
-        for size in ("share", "bottleneck", "worth"):
-            order = sorted(wanted, key=lambda each: -worths[each] / self._size(each, size))
+        wanted = [class_ for class_ in self.classes if dual_values.get(class_, 0.0) > 0]
+        for size in ("share", "bottleneck", "dual_value"):
+            order = sorted(wanted, key=lambda each: -dual_values[each] / self._size(each, size))
             left = [0] * len(self._problem.classes)
             for each in order:
                 left[each] = demand[each]
@@ -70,26 +70,28 @@ class Pricing:
             fills.append(Fill(self.number, tuple(items)))
         return fills
 
-    def at_most(self, worths: Worths) -> float:
-        """Return a bound of any content's worth: by each resource alone, the least of all."""
+    def at_most(self, dual_values: DualValues) -> float:
+        """Return a bound of any content's dual value: by each resource alone, the least of all."""
         weights = np.zeros(len(self._problem.classes))
-        weights[list(worths)] = list(worths.values())
+        weights[list(dual_values)] = list(dual_values.values())
         return self._sizes.at_most(weights, self._totals)
 
-    def exact(self, worths: Worths, seconds: float, nodes: int) -> tuple[Fill | None, float]:
-        """Return the best content that is found, None for none, and a bound of any content's worth.
+    def exact(
+        self, dual_values: DualValues, seconds: float, nodes: int
+    ) -> tuple[Fill | None, float]:
+        """Return the best content that is found, None for none, and a bound of any content's dual value.
 
         Args:
-            worths: by class.
+            dual_values: by class.
             seconds: the time.
             nodes: of the search tree; after these the best so far is returned.
         """
-        bound = self.at_most(worths)
-        if not any(worths.get(class_, 0.0) > 0 for class_ in self.classes):
+        bound = self.at_most(dual_values)
+        if not any(dual_values.get(class_, 0.0) > 0 for class_ in self.classes):
             return None, 0.0
         if self._model is None:
             self._model = _NodeModel(self._needs, self._problem, self.number)
-        fill, proven = self._model.best(worths, seconds, nodes)
+        fill, proven = self._model.best(dual_values, seconds, nodes)
         return fill, min(bound, proven * (1 + SLACK) + SLACK)
 
     def columns(self, model: Model) -> "NodeColumns":
@@ -97,7 +99,7 @@ class Pricing:
         return NodeColumns(model, self._problem, self.number, self._needs)
 
     def _size(self, each: int, measure: str) -> float:
-        if measure == "worth":
+        if measure == "dual_value":
             return 1.0
         if measure == "share":
             return max(self._needs[each].share, 1e-9)
@@ -112,10 +114,15 @@ class _NodeModel:
         self._number, self._needs = number, needs
         self._node = NodeColumns(self.model, problem, number, needs)
 
-    def best(self, worths: Worths, seconds: float, nodes: int) -> tuple[Fill | None, float]:
+    def best(
+        self, dual_values: DualValues, seconds: float, nodes: int
+    ) -> tuple[Fill | None, float]:
         """Return what `Pricing.exact` does."""
         self.model.set_costs(
-            {column: max(worths.get(each, 0.0), 0.0) for each, column in self._node.pods.items()}
+            {
+                column: max(dual_values.get(each, 0.0), 0.0)
+                for each, column in self._node.pods.items()
+            }
         )
         result = self.model.solve_integer(seconds, nodes=nodes)
         if result is None:
@@ -241,9 +248,9 @@ class PatternPool:
 
 @dataclass(frozen=True, slots=True)
 class Duals:
-    """What pods are worth in a linear program's optimum, and what a node of each type costs there."""
+    """The dual values of a linear program's optimum: of pods by class, of nodes by type."""
 
-    worths: Worths
+    dual_values: DualValues
     nodes: Mapping[int, float]
 
 
@@ -295,7 +302,7 @@ class PatternProgram:
                 fill
                 for number in self.types
                 if self._remaining() > 0
-                for fill in self._pool.pricings[number].guesses(duals.worths, self._demand)
+                for fill in self._pool.pricings[number].guesses(duals.dual_values, self._demand)
                 if self._improves(fill, duals) and self._learn(fill)
             ]
             if self._remaining() <= 0:
@@ -306,7 +313,7 @@ class PatternProgram:
 
     def bounds(self, duals: Duals) -> dict[int, float]:
         """Return a rough bound by type of what a node holds."""
-        return {it: each.at_most(duals.worths) for it, each in self._pool.pricings.items()}
+        return {it: each.at_most(duals.dual_values) for it, each in self._pool.pricings.items()}
 
     def price(
         self, duals: Duals, types: Sequence[int], nodes: int = PRICING_NODES
@@ -314,7 +321,7 @@ class PatternProgram:
         """Return a bound by type of what a node holds, and whether better patterns were found.
 
         Args:
-            duals: what pods are worth.
+            duals: of the linear program.
             types: those to look at.
             nodes: of the search tree of each.
         """
@@ -322,25 +329,27 @@ class PatternProgram:
         better = False
         for number in types:
             pricing = self._pool.pricings[number]
-            bounds[number] = pricing.at_most(duals.worths)
+            bounds[number] = pricing.at_most(duals.dual_values)
             if bounds[number] <= duals.nodes[number] + TOLERANCE or self._remaining() <= 0:
                 continue
-            fill, bounds[number] = pricing.exact(duals.worths, self._remaining(), nodes)
+            fill, bounds[number] = pricing.exact(duals.dual_values, self._remaining(), nodes)
             if fill is not None and self._improves(fill, duals):
                 better |= self._learn(fill)
         return bounds, better
 
     def duals(self, result: Result) -> Duals:
         """Return the duals of a solved linear program."""
-        worths = {each: max(result.duals[row], 0.0) for each, row in self._covers.items()}
+        dual_values = {each: max(result.duals[row], 0.0) for each, row in self._covers.items()}
         nodes = {number: max(-result.duals[row], 0.0) for number, row in self._types.items()}
-        return Duals(worths, nodes)
+        return Duals(dual_values, nodes)
 
     def cheapest(self, duals: Duals, count: int) -> list[Fill]:
         """Return the patterns that are closest to being used, so many at most."""
 
         def loss(fill: Fill) -> float:
-            return duals.nodes[fill.type] - self._pool.pricings[fill.type].worth(fill, duals.worths)
+            return duals.nodes[fill.type] - self._pool.pricings[fill.type].dual_value(
+                fill, duals.dual_values
+            )
 
         return sorted((fill for _, fill in self._patterns), key=loss)[:count]
 
@@ -409,8 +418,8 @@ class PatternProgram:
         self._model.set_costs(dict.fromkeys(self._service.pods.values(), 0.0))
 
     def _improves(self, fill: Fill, duals: Duals) -> bool:
-        worth = self._pool.pricings[fill.type].worth(fill, duals.worths)
-        return worth > duals.nodes[fill.type] + TOLERANCE
+        dual_value = self._pool.pricings[fill.type].dual_value(fill, duals.dual_values)
+        return dual_value > duals.nodes[fill.type] + TOLERANCE
 
     def _learn(self, fill: Fill) -> bool:
         if not self._pool.add(fill):
@@ -438,5 +447,5 @@ class PatternProgram:
 
 
 def cut_of(duals: Duals, bounds: Mapping[int, float]) -> Cut:
-    """Return the cut that these worths and bounds make."""
-    return Cut({each: it for each, it in duals.worths.items() if it > 0}, dict(bounds))
+    """Return the cut that these dual values and bounds make."""
+    return Cut({each: it for each, it in duals.dual_values.items() if it > 0}, dict(bounds))

@@ -34,7 +34,7 @@ from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_config_text
 
 if TYPE_CHECKING:
-    from fenka.autoscaler.view import View
+    from fenka.autoscaler.snapshot import Snapshot
 
 T = TypeVar("T")
 
@@ -84,11 +84,11 @@ def plan(
     else:
         from fenka.autoscaler.plan_case import dry_run, plan_case
 
-        view = read_once(cluster_target, namespace, config)
+        snapshot = read_once(cluster_target, namespace, config)
         begin = time.monotonic()
-        made = plan_case(view)
+        made = plan_case(snapshot)
         read = made.case
-        result = dry_run(view, made, remaining_of(limit), available_solver(print_error))
+        result = dry_run(snapshot, made, remaining_of(limit), available_solver(print_error))
     seconds = round(time.monotonic() - begin, 3)
     if not tables.print_data(document(result, seconds), output):
         tables.print_lines(screen(read, result, seconds))
@@ -102,9 +102,9 @@ def snapshot(
     """Print the case of a cluster. Raises InvalidConfig, UserError."""
     from fenka.autoscaler.plan_case import plan_case
 
-    view = read_once(cluster_target, namespace, config)
-    at = encode_time(view.now)
-    case = replace(plan_case(view).case, why=f"cluster {view.config.cluster} at {at}")
+    snapshot = read_once(cluster_target, namespace, config)
+    at = encode_time(snapshot.now)
+    case = replace(plan_case(snapshot).case, why=f"cluster {snapshot.config.cluster} at {at}")
     tables.print_data(case, "json")
 
 
@@ -114,7 +114,7 @@ def read_once(
     config: Path | None = None,
     *,
     without: Config | None = None,
-) -> "View":
+) -> "Snapshot":
     """Read the cluster once, as the loop sees it.
 
     Args:
@@ -127,19 +127,19 @@ def read_once(
         UserError: if the cluster, the autoscaler or the file cannot be read.
         InvalidConfig: if the configuration cannot be understood.
     """
-    from fenka.autoscaler.plan_case import read_view
+    from fenka.autoscaler.plan_case import read_snapshot
 
     given = None if config is None else from_file(read_config, config)
 
-    async def read(api: Api) -> "View":
+    async def read(api: Api) -> "Snapshot":
         found = await read_autoscaler(api, namespace)
         if found is None and without is not None:
-            return await read_view(
+            return await read_snapshot(
                 api, AutoscalerState(""), AutoscalerStatus(), without, time.time()
             )
         state, status = published(found)
         installed = given or await _installed_config(api, state)
-        return await read_view(api, state, status, installed, time.time())
+        return await read_snapshot(api, state, status, installed, time.time())
 
     return cluster.ask(target.target, read, cluster.explain_cluster_denial)
 
@@ -314,11 +314,11 @@ def simulate(
     else:
         from fenka.autoscaler.plan_case import dry_run, plan_case, what_if
 
-        view = read_once(cluster_target, without=NO_AUTOSCALER)
-        made = what_if(view, plan_case(view), added)
+        snapshot = read_once(cluster_target, without=NO_AUTOSCALER)
+        made = what_if(snapshot, plan_case(snapshot), added)
         read = made.case
         begin = time.monotonic()
-        result = dry_run(view, made, remaining_of(limit), available_solver(print_error))
+        result = dry_run(snapshot, made, remaining_of(limit), available_solver(print_error))
     if not tables.print_data(document(result, round(time.monotonic() - begin, 3)), output):
         tables.print_lines(_screen(read, result))
 

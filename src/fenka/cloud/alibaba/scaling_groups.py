@@ -20,7 +20,7 @@ from alibabacloud_ecs20140526 import models as ecs
 from alibabacloud_ess20220222 import models as ess
 
 from fenka.cloud import port
-from fenka.cloud.alibaba.calls import ESS_PAGE, all_ess, call, refused
+from fenka.cloud.alibaba.sdk import ESS_PAGE, all_ess, call, refused
 from fenka.cloud.alibaba.settings import GroupSettings
 from fenka.cloud.config import GroupConfig
 from fenka.cluster.autoscaling import GROUP, ORDER
@@ -41,7 +41,7 @@ _STATES = {
 }
 
 
-class Instances:
+class EcsInstances:
     """The instances that have the tag of a cluster."""
 
     def __init__(self, client: Any, region: str, cluster: str) -> None:

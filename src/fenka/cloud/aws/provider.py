@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fenka.cloud import port
-from fenka.cloud.aws.calls import Answer, Calls, in_parts, port_error, tag, tags_of
-from fenka.cloud.aws.settings import check_settings, client_token, launch_template, subnet_of
+from fenka.cloud.aws.boto import Answer, Calls, in_parts, port_error, tag, tags_of
+from fenka.cloud.aws.group_settings import check_settings, client_token, launch_template, subnet_of
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cluster.autoscaling import CloudType
 

@@ -21,7 +21,7 @@ from alibabacloud_ecs20140526 import models as ecs
 
 from fenka.cloud import port
 from fenka.cloud.alibaba import scaling_groups
-from fenka.cloud.alibaba.calls import MarketAboveCap, call, default_credentials, open_clients
+from fenka.cloud.alibaba.sdk import MarketAboveCap, call, default_credentials, open_clients
 from fenka.cloud.alibaba.settings import group_settings, provider_settings
 from fenka.cloud.config import Config, GroupConfig
 from fenka.cluster.autoscaling import ORDER, CloudType
@@ -100,7 +100,7 @@ class Price:
     read_at: float
 
 
-class Prices:
+class PriceCache:
     """Reads prices, and keeps them for a while."""
 
     def __init__(self, client: Any, region: str, clock: Callable[[], float]) -> None:
@@ -170,8 +170,8 @@ class EssProvider:
         self._settings = {group.name: group_settings(group) for group in config.groups}
         region, self._clock = config.provider.region, clock
         ess, ecs = clients
-        self._instances = scaling_groups.Instances(ecs, region, config.cluster)
-        self._prices = Prices(ecs, region, clock)
+        self._instances = scaling_groups.EcsInstances(ecs, region, config.cluster)
+        self._prices = PriceCache(ecs, region, clock)
         self._catalogue = Catalogue(ecs, region, config.groups)
         self._scaling_groups = scaling_groups.ScalingGroups(ess, region, config.cluster, pause)
         self._orders: dict[str, str] = {}

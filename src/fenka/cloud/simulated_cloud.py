@@ -89,7 +89,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[Fault, ...] = ()
 
 
-class Machine(msgspec.Struct):
+class SimulatedMachine(msgspec.Struct):
     """An instance and its order.
 
     Attributes:
@@ -128,7 +128,7 @@ class CloudState(msgspec.Struct):
     """
 
     began_at: float
-    machines: dict[str, Machine] = {}
+    machines: dict[str, SimulatedMachine] = {}
     gone: list[str] = []
     orders: dict[str, Launched] = {}
     calls: dict[str, int] = {}
@@ -198,7 +198,7 @@ class Market:
         ids = [f"i-{self.state.next_id + it:06d}" for it in range(count)]
         self.state.next_id += count
         for each in ids:
-            self.state.machines[each] = Machine(
+            self.state.machines[each] = SimulatedMachine(
                 each, number, order.token, self._now, order.cap, self._now
             )
         self.state.orders[order.token] = Launched(order.offer, order.count, ids)
@@ -223,7 +223,7 @@ class Market:
     def _elapsed(self) -> float:
         return self._now - self.state.began_at
 
-    def _state_of(self, machine: Machine) -> port.InstanceState:
+    def _state_of(self, machine: SimulatedMachine) -> port.InstanceState:
         if machine.taken_at is not None:
             return port.InstanceState.ENDING
         startup_s = self._scenario.offers[machine.offer].startup_s
@@ -263,7 +263,7 @@ class Market:
                 machine.taken_at, machine.announced = moment + NOTICE_S, why
         self._remove_taken(self._now)
 
-    def _fails(self, machine: Machine, moment: float) -> str:
+    def _fails(self, machine: SimulatedMachine, moment: float) -> str:
         prices, _ = self._scenario.offers[machine.offer].at(moment - self.state.began_at)
         if machine.cap is not None and prices.price > machine.cap:
             return f"the market's price of {prices.price:g} is above the cap of {machine.cap:g}"
@@ -288,7 +288,7 @@ class Market:
             self.state.gone.append(name)
 
 
-def _checks(machine: Machine, now: float) -> Sequence[float]:
+def _checks(machine: SimulatedMachine, now: float) -> Sequence[float]:
     """Return the times of the checks of an instance after its last one, up to now."""
     first = machine.launched_at + SAFE_S
     done = int((machine.checked_at - first) // CHECK_S) + 1 if machine.checked_at >= first else 0

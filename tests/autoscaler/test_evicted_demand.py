@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from fenka.autoscaler.demand import demand
-from fenka.autoscaler.reclaim import displaced_pods
-from fenka.autoscaler.view import View
+from fenka.autoscaler.demand import pending_demand
+from fenka.autoscaler.reclaim import evicted_demand
+from fenka.autoscaler.snapshot import Snapshot
 from fenka.cluster.autoscaling import RECLAIMED
-from tests.autoscaler.views import elastic_node, view
+from tests.autoscaler.snapshots import elastic_node, snapshot
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json
 
 TAINT = {"key": RECLAIMED, "effect": "NoSchedule"}
@@ -31,38 +31,38 @@ def job(name: str, on: str = "", *, of: str = "r", ends: bool = False, **given: 
     return made
 
 
-def seen(*pods: Json) -> View:
-    """The view of node n, which is taken back, and node m."""
-    made = view(nodes=(elastic_node("n", T4_MIB, taints=[TAINT]), elastic_node("m")), pods=pods)
-    return replace(made, displaced=displaced_pods(made.nodes, made.pods_on, made.pods))
+def seen(*pods: Json) -> Snapshot:
+    """The snapshot of node n, which is taken back, and node m."""
+    made = snapshot(nodes=(elastic_node("n", T4_MIB, taints=[TAINT]), elastic_node("m")), pods=pods)
+    return replace(made, evicted=evicted_demand(made.nodes, made.pods_on, made.pods))
 
 
 def test_pods_of_a_node_that_is_taken_back_are_displaced() -> None:
     """Those that end already, too; others, and those that nobody makes anew, are not."""
     pods = job("a", "n"), job("b", "n", ends=True), job("c", "m"), job("d", "n", of="")
-    assert seen(*pods).displaced == {"a", "b"}
+    assert seen(*pods).evicted == {"a", "b"}
 
 
 def test_each_successor_stands_for_one_displaced_pod() -> None:
     """Otherwise two nodes would be bought for it. Other controllers' pods do not count."""
     pods = job("a", "n"), job("b", "n"), job("new"), job("other", of="x")
-    assert seen(*pods).displaced == {"b"}
-    assert seen(*pods, job("new2")).displaced == set()
+    assert seen(*pods).evicted == {"b"}
+    assert seen(*pods, job("new2")).evicted == set()
 
 
 def test_members_elsewhere_are_displaced_when_they_end_with_their_gang() -> None:
     """The gang ends whole, and is planned for whole; a new member that runs already is not."""
     labels = gang_labels("g", 2)
     here = job("here", "n", ends=True, labels=labels)
-    assert seen(here, job("there", "m", ends=True, labels=labels)).displaced == {"here", "there"}
-    assert seen(here, job("there", "m", labels=labels)).displaced == {"here"}
+    assert seen(here, job("there", "m", ends=True, labels=labels)).evicted == {"here", "there"}
+    assert seen(here, job("there", "m", labels=labels)).evicted == {"here"}
 
 
 def test_displaced_pods_are_in_the_demand_as_if_they_were_pending() -> None:
     """Their gang is complete, although its members end."""
     labels = gang_labels("g", 2)
     pods = job("a", "n", ends=True, labels=labels), job("b", "m", ends=True, labels=labels)
-    line = demand(seen(*pods, job("alone", "n"), job("stays", "m")))
-    assert set(line.requests) == {"a", "b", "alone"}
-    assert not line.unserved
-    assert line.requests["a"].gang == line.requests["b"].gang == "default/g"
+    demand = pending_demand(seen(*pods, job("alone", "n"), job("stays", "m")))
+    assert set(demand.requests) == {"a", "b", "alone"}
+    assert not demand.unserved
+    assert demand.requests["a"].gang == demand.requests["b"].gang == "default/g"

@@ -8,7 +8,7 @@ from fenka.cloud.config import Config, GroupConfig, InvalidConfig
 from fenka.cloud.port import Order
 
 if TYPE_CHECKING:  # A configuration is checked where boto3 is not installed.
-    from fenka.cloud.aws.calls import Answer
+    from fenka.cloud.aws.boto import Answer
 
 _TOKEN = re.compile(r"[A-Za-z0-9/_-]{1,64}")
 

@@ -1,8 +1,7 @@
 """What one pass of the autoscaler knows. Each decider is a pure function of it.
 
-The deciders are called in this order: reclaim, orders' lifecycle, planning, scale-in. Each gets a view that
-is made just before, and valid until the decider returns: it refers to live collections, which do not change
-meanwhile, because deciders do not await.
+The deciders are called in this order: reclaim, orders' lifecycle, planning, scale-in. Each gets a new one.
+It refers to live collections, so it is valid until the decider returns: deciders do not await.
 
 Kubernetes' objects with the fields that only the autoscaler reads.
 
@@ -44,7 +43,7 @@ _READ_ANNOTATIONS = frozenset(
 DAEMON_SETS_PATH = "/apis/apps/v1/daemonsets"
 
 
-class ContainerPort(objects.Object):
+class ElasticPort(objects.Object):
     """A port of a container."""
 
     host_port: int | None = None
@@ -53,7 +52,7 @@ class ContainerPort(objects.Object):
 class ElasticContainer(objects.Container):
     """A container with its ports."""
 
-    ports: tuple[ContainerPort, ...] = ()
+    ports: tuple[ElasticPort, ...] = ()
 
 
 class Present(objects.Object):
@@ -79,7 +78,7 @@ class TopologySpread(objects.Object):
     when_unsatisfiable: str = ""
 
 
-class Volume(objects.Object):
+class ElasticVolume(objects.Object):
     """A volume of a pod. host_path, empty_dir: None if it is of another kind."""
 
     name: str = ""
@@ -96,7 +95,7 @@ class ElasticPodSpec(objects.PodSpec):
     overhead: Mapping[str, str | int] = {}
     topology_spread_constraints: tuple[TopologySpread, ...] = ()
     resource_claims: tuple[Present, ...] = ()
-    volumes: tuple[Volume, ...] = ()
+    volumes: tuple[ElasticVolume, ...] = ()
 
 
 def _limit_elastic_spec(spec: ElasticPodSpec) -> None:
@@ -117,7 +116,7 @@ def _limit_elastic_spec(spec: ElasticPodSpec) -> None:
     local = any(
         volume.host_path is not None or volume.empty_dir is not None for volume in spec.volumes
     )
-    spec.volumes = (Volume(empty_dir={}),) if local else ()
+    spec.volumes = (ElasticVolume(empty_dir={}),) if local else ()
     if len(spec.overhead) > MAX_RESOURCES:
         spec.overhead = {}
 
@@ -252,7 +251,7 @@ class ElasticNode(objects.Node):
     spec: ElasticNodeSpec = msgspec.field(default_factory=ElasticNodeSpec)
 
 
-class PodTemplate(objects.Object):
+class ElasticTemplate(objects.Object):
     """The pods of a DaemonSet."""
 
     metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
@@ -262,7 +261,7 @@ class PodTemplate(objects.Object):
 class DaemonSetSpec(objects.Object):
     """The spec of a DaemonSet."""
 
-    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+    template: ElasticTemplate = msgspec.field(default_factory=ElasticTemplate)
 
 
 class DaemonSet(objects.Object):
@@ -407,7 +406,7 @@ COMING: frozenset[autoscaling.OrderState] = frozenset({"written", "asked", "know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class Snapshot:
     """The cluster, the cloud, and what the autoscaler remembers.
 
     Times are Unix times. What could not be read is as it was read last; `instances_at` says how old it is.
@@ -424,9 +423,9 @@ class View:
         offers: with price and stock.
         notices: take-backs that the cloud has announced.
         shapes: what nodes of each instance type were, or what the cloud says of the type.
-        misfits: offers that do not help classes of pods, as `plan_case.class_key` names them.
+        unhelpful: offers that do not help classes of pods, as `plan_case.class_key` names them.
         status: what was published last, so that times survive a change of the leader.
-        displaced: UIDs of pods that leave nodes which are taken back, and whose successors do not exist yet.
+        evicted: UIDs of pods that leave nodes which are taken back, and whose successors do not exist yet.
         schedulers: the schedulerNames that are served, empty for all.
         cloud_problem: why the cloud could not be read the last time, empty if it could.
     """
@@ -447,9 +446,9 @@ class View:
     offers: Mapping[OfferKey, Offer] = field(default_factory=dict)
     notices: Sequence[Notice] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
-    misfits: Mapping[OfferKey, frozenset[str]] = field(default_factory=dict)
+    unhelpful: Mapping[OfferKey, frozenset[str]] = field(default_factory=dict)
     status: autoscaling.AutoscalerStatus = field(default_factory=autoscaling.AutoscalerStatus)
-    displaced: frozenset[str] = frozenset()
+    evicted: frozenset[str] = frozenset()
     schedulers: frozenset[str] = frozenset()
     cloud_problem: str = ""
 
@@ -467,7 +466,7 @@ class View:
             None,
         )
 
-    def machines(self) -> dict[str, Instance]:
+    def instances_by_provider_id(self) -> dict[str, Instance]:
         """Return all instances by their provider ids, for those who look up many."""
         return {
             instance.provider_id: instance

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from fenka.autoscaler.view import ElasticNode, ElasticPod, View, pods_by_node
+from fenka.autoscaler.snapshot import ElasticNode, ElasticPod, Snapshot, pods_by_node
 from fenka.cloud.config import Config, GroupConfig, ProviderConfig, ShapeConfig
 from fenka.cloud.port import Instance, InstanceState, Offer, OfferKey
 from fenka.cluster.state import ClusterState
@@ -59,8 +59,10 @@ def elastic_node(name: str, *sizes: int, provider_id: str = "", **given: Any) ->
     return made
 
 
-def view(*, nodes: tuple[Json, ...] = (), pods: tuple[Json, ...] = (), **fields: Any) -> View:
-    """The view of a cluster. Fields: those of a View; config and offers have defaults."""
+def snapshot(
+    *, nodes: tuple[Json, ...] = (), pods: tuple[Json, ...] = (), **fields: Any
+) -> Snapshot:
+    """The snapshot of a cluster. Fields: those of a Snapshot; config and offers have defaults."""
     read_nodes = [msgspec.convert(each, ElasticNode) for each in nodes]
     read_pods = [msgspec.convert(each, ElasticPod) for each in pods]
     settings = fields.pop("config", None) or config()
@@ -73,7 +75,7 @@ def view(*, nodes: tuple[Json, ...] = (), pods: tuple[Json, ...] = (), **fields:
             for zone in each.zones
         ]
     instances = fields.pop("instances", ())
-    return View(
+    return Snapshot(
         **{
             "now": NOW,
             "config": settings,

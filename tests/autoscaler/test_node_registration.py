@@ -7,7 +7,7 @@ import pytest
 from fenka.autoscaler.node_registration import node_changes
 from fenka.cloud.config import GroupConfig, SpotRules
 from fenka.cluster.autoscaling import CAPACITY, GROUP, PROTECTED_UNTIL, SPOT_ADMIT, encode_time
-from tests.autoscaler.views import NOW, config, elastic_node, group, instance, view
+from tests.autoscaler.snapshots import NOW, config, elastic_node, group, instance, snapshot
 from tests.builders import T4_MIB
 
 UNTIL = encode_time(NOW + 3600)
@@ -30,7 +30,7 @@ def changes_of(
         annotations=dict(present),
     )
     instances = (instance(),) if listed else ()
-    changes = node_changes(view(nodes=(node,), config=config(settings), instances=instances))
+    changes = node_changes(snapshot(nodes=(node,), config=config(settings), instances=instances))
     assert len(changes) <= 1
     return changes[0].annotations if changes else {}
 
@@ -63,4 +63,4 @@ def test_protection_stays_when_the_cloud_does_not_list_the_machine() -> None:
 def test_nothing_is_written_on_nodes_that_stay() -> None:
     """The rule is about spot nodes."""
     node = elastic_node("n", T4_MIB, provider_id="sim:///a/i-1", labels={GROUP: "t4"})
-    assert node_changes(view(nodes=(node,), instances=(instance(),))) == []
+    assert node_changes(snapshot(nodes=(node,), instances=(instance(),))) == []

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from fenka.autoscaler.inputs import AutoscalerOptions
 from fenka.autoscaler.main import Autoscaler
-from fenka.autoscaler.solver.available import available_solver
+from fenka.autoscaler.solver import available_solver
 from fenka.cloud.config import Config
 from fenka.cloud.port import Offer, Order
 from fenka.cloud.simulated_cloud import (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli import local_logs
 from fenka.cli.errors import UserError
-from fenka.cli.local_logs import LogPart, print_log
+from fenka.cli.workloads import local_logs
+from fenka.cli.workloads.local_logs import LogPart, print_log
 from fenka.local.supervisor import LogWriter
 
 

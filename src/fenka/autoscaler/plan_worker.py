@@ -11,7 +11,7 @@ from typing import BinaryIO
 import msgspec
 
 from fenka.autoscaler.inputs import decode_case
-from fenka.autoscaler.solver.available import available_solver
+from fenka.autoscaler.solver import available_solver
 from fenka.core.nodes.case import InvalidCase
 from fenka.core.nodes.plan import Plan, make_plan
 

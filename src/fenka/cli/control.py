@@ -20,7 +20,6 @@ import typer
 
 from fenka.cli import cluster, jobs, options
 from fenka.cli.errors import UserError, print_error
-from fenka.cli.local_logs import LogPart
 from fenka.cli.tables import escape
 from fenka.cli.workloads.backend import (
     AllNamespacesOption,
@@ -34,6 +33,7 @@ from fenka.cli.workloads.backend import (
     TimestampsOption,
     TypeOption,
 )
+from fenka.cli.workloads.local_logs import LogPart
 from fenka.cli.workloads.selection import find_job, open_backend
 from fenka.cli.world import runs_here
 from fenka.cluster.objects import Pod, pod_path

@@ -13,11 +13,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from fenka.cli import local_logs, tables
+from fenka.cli import tables
 from fenka.cli.errors import UserError, print_error
-from fenka.cli.local_logs import LogPart
 from fenka.cli.options import OutputOption, Target, short_duration
+from fenka.cli.workloads import local_logs
 from fenka.cli.workloads.backend import AllNamespacesOption, JobTarget
+from fenka.cli.workloads.local_logs import LogPart
 from fenka.cli.workloads.selection import open_backend
 from fenka.cli.world import announce, cluster_configured
 from fenka.core.request import ComputeMode

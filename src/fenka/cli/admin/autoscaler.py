@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from fenka.autoscaler.inputs import AutoscalerOptions, read_case
-from fenka.autoscaler.solver.available import available_solver
+from fenka.autoscaler.solver import available_solver
 from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import AutoscalerNamespaceOption, published
 from fenka.cli.errors import UserError, print_error

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from fenka.cli import local_logs
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.local_logs import LogPart
+from fenka.cli.workloads import local_logs
 from fenka.cli.workloads.backend import GatewayChoice, LogRequest, find_replica
+from fenka.cli.workloads.local_logs import LogPart
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.service import ServiceSpec

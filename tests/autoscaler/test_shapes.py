@@ -9,7 +9,8 @@ from fenka.autoscaler.snapshot import Shape, UnknownShape, shape_of, without_dae
 from fenka.cluster.autoscaling import CloudType, Slot
 from fenka.core.nodes.case import CaseRequest, NewCard, Taint, Toleration
 from fenka.core.nodes.plan import make_plan
-from tests.autoscaler.snapshots import elastic_node, snapshot
+from tests.autoscaler.snapshots import T4, config, elastic_node, snapshot
+from tests.autoscaler.snapshots import group as group_config
 from tests.autoscaler.test_plan_case import order
 from tests.builders import T4_MIB
 from tests.core.nodes.builders import case, group, request
@@ -105,3 +106,22 @@ def test_shape_is_learnt_once_when_nodes_of_a_type_differ() -> None:
     assert (learnt["t4.x"].memory_mib, learnt["t4.x"].labels["disk"]) == (16000, "ssd")
     assert "serial" not in learnt["t4.x"].labels
     assert new_shapes(replace(seen, shapes=learnt)) == {}
+
+
+@pytest.mark.parametrize(
+    ("whole", "learnt"),
+    [("0", {}), ("1", {}), ("2", {"t4.x": T4.cards * 2})],
+)
+def test_cards_stay_known_when_a_node_does_not_show_them(
+    whole: str, learnt: dict[str, tuple[NewCard, ...]]
+) -> None:
+    """Of whole cards only the number is shown, and nothing while no program offers cards.
+
+    Without its cards no node of the type would ever be bought again.
+    """
+    node = elastic_node("m", T4_MIB, T4_MIB, provider_id="sim:///a/m")
+    node["status"]["allocatable"] |= {"aliyun.com/gpu-mem": "0", "nvidia.com/gpu": whole}
+    pair = config(group_config(shape=replace(T4, cards=T4.cards * 2)))
+    slot = Slot(state="offering", node="m", instance="m")
+    seen = snapshot(nodes=(node,), orders={"t4-1": order(slot)}, config=pair)
+    assert {kind: shape.cards for kind, shape in new_shapes(seen).items()} == learnt

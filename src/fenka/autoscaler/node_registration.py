@@ -18,12 +18,13 @@ from fenka.autoscaler.snapshot import (
     ElasticPod,
     Shape,
     Snapshot,
+    UnknownShape,
     allocatable,
     coming,
     common,
     offer_of,
 )
-from fenka.autoscaler.supply import protected_until, shape_for
+from fenka.autoscaler.supply import has_whole_cards, protected_until, shape_for
 from fenka.cloud.config import GroupConfig
 from fenka.cloud.port import Instance, OfferKey
 from fenka.cluster import autoscaling
@@ -31,7 +32,7 @@ from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
 from fenka.core.nodes.case import Capacity, CaseRequest, NewCard, Taint
 from fenka.core.nodes.problem import ZONE_LABEL
-from fenka.dialects.base import InvalidRecord
+from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
 from fenka.dialects.registry import WITH_HAMI, resource_names
 
 
@@ -194,20 +195,40 @@ def new_shapes(snapshot: Snapshot) -> dict[str, Shape]:
     for _, _, record, slot in _slots(snapshot):
         node = snapshot.nodes.get(slot.node)
         if slot.state == "offering" and node is not None and node.ready:
-            shape = shape_of_node(snapshot, node)
+            shape = shape_of_node(snapshot, node, _expected_cards(snapshot, record))
             if shape is not None:
                 known = found.get(record.type)
                 found[record.type] = common(known, shape) if known is not None else shape
     return {kind: shape for kind, shape in found.items() if snapshot.shapes.get(kind) != shape}
 
 
-def shape_of_node(snapshot: Snapshot, node: ElasticNode) -> Shape | None:
-    """Return what a node is; None if some of its cards are not usable now."""
+def _expected_cards(snapshot: Snapshot, record: autoscaling.OrderRecord) -> tuple[NewCard, ...]:
+    """Return the cards of an order's type, as far as they are known."""
+    config = snapshot.group(record.group)
+    try:
+        return shape_for(snapshot, config, record.type).cards if config is not None else ()
+    except UnknownShape:
+        return ()
+
+
+def shape_of_node(
+    snapshot: Snapshot, node: ElasticNode, expected: tuple[NewCard, ...] = ()
+) -> Shape | None:
+    """Return what a node is; None if some of its cards are not usable now.
+
+    expected: its cards, where the node itself does not say what they are: of whole cards it shows the number.
+    """
     shared = snapshot.state.shared_node(node.metadata.name)
-    cards = tuple(shared.physical_cards) if shared is not None and shared.shares_cards else ()
-    if any(not card.healthy for card in cards):
+    physical = tuple(shared.physical_cards) if shared is not None and shared.shares_cards else ()
+    if any(not card.healthy for card in physical):
         return None
     amounts = dict(allocatable(node))
+    cards = tuple(NewCard(model=card.model, memory_mib=card.memory_mib) for card in physical)
+    if not cards and expected:
+        whole = amounts.get(NVIDIA_GPU, 0)
+        if not has_whole_cards(node) or 0 < whole < len(expected):
+            return None
+        cards = expected if whole else ()
     return Shape(
         cpu_milli=amounts.pop("cpu", 0),
         memory_mib=amounts.pop("memory", 0),
@@ -227,7 +248,7 @@ def shape_of_node(snapshot: Snapshot, node: ElasticNode) -> Shape | None:
             for taint in node.spec.taints
             if not taint.key.startswith(_PASSING_TAINTS)
         ),
-        cards=tuple(NewCard(model=card.model, memory_mib=card.memory_mib) for card in cards),
+        cards=cards,
     )
 
 

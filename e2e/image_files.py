@@ -35,7 +35,7 @@ UNNEEDED_PATHS = (
 CA_CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 
 
-def archive(name: str, key: str, make: Callable[[Path], None], keep: int = 6) -> Path:
+def archive(name: str, key: str, make: Callable[[Path], None], keep: int = 2) -> Path:
     """Return the archive of an image in the cache; `make` writes it to a path if it is missing.
 
     Only the latest `keep` archives of this name are kept: each change of the sources adds one.

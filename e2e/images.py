@@ -52,6 +52,10 @@ until ctr version > /dev/null 2>&1; do
   sleep 0.1
 done
 for archive; do ctr images import "$archive" > /dev/null || { kill $daemon; exit 1; }; done
+# What earlier images of the same names left is collected when an image is removed, and only then.
+any=$(ctr images ls -q | head -n 1)
+ctr images tag "$any" localhost/collected:e2e > /dev/null
+ctr images rm --sync localhost/collected:e2e > /dev/null
 kill $daemon
 wait $daemon || true
 umount -l "$run"; rmdir "$run"
@@ -93,7 +97,7 @@ def image_store() -> Path:
         alone = ["unshare", "--mount", "sh", "-euc", UNPACK, "sh", str(programs), str(store)]
         run_checked([*alone, *map(str, missing)], timeout=300)
         (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
-        for old in earlier[:-2]:
+        for old in earlier[:-1]:
             shutil.rmtree(old)
     print(f"unpacked {len(missing)} images in {time.monotonic() - began:.1f} s", flush=True)
     return store
@@ -215,14 +219,12 @@ def mpi_ssh() -> Path:
     def make(target: Path) -> None:
         build_image(MPI_SSH, dockerfile, [], target)
 
-    return archive("mpi-ssh", hash_of(base_key(), dockerfile), make, keep=2)
+    return archive("mpi-ssh", hash_of(base_key(), dockerfile), make)
 
 
 def training() -> Path:
     """Return the image with two MPIs, numba-cuda and the model server, at the locked versions."""
-    return locked_image(
-        "training", TRAINING, "--only-group", "training", files=[MODEL_SERVER], keep=2
-    )
+    return locked_image("training", TRAINING, "--only-group", "training", files=[MODEL_SERVER])
 
 
 def notebook() -> Path:
@@ -232,7 +234,7 @@ def notebook() -> Path:
 
 
 def locked_image(
-    name: str, tag: str, *selection: str, files: Sequence[Path] = (), keep: int
+    name: str, tag: str, *selection: str, files: Sequence[Path] = (), keep: int = 2
 ) -> Path:
     """Return the image of NAME.Dockerfile, which installs NAME.txt.
 

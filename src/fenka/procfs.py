@@ -72,7 +72,9 @@ def process_name(pid: int, proc: Path = PROC) -> str:
         name = (proc / str(pid) / "comm").read_bytes()
     except OSError:
         return ""
-    return "".join(each for each in os.fsdecode(name.strip())[:15] if each.isprintable())
+    return "".join(
+        character for character in os.fsdecode(name.strip())[:15] if character.isprintable()
+    )
 
 
 def users_of(file: Path) -> set[int]:

@@ -338,20 +338,22 @@ class _SharedCards(_Evaluation):
         if self._pod.demand().invalid is not None:
             return self._pod.demand().invalid
         shared = self._state.shared_nodes()
-        names = self._state.instance_nodes(self._pod, (it.node.name for it in shared))
-        on_cards = [it for it in shared if it.node.name not in names]
-        divided = [it for it in shared if it.node.name in names]
+        names = self._state.instance_nodes(
+            self._pod, (shared_node.node.name for shared_node in shared)
+        )
+        on_cards = [shared_node for shared_node in shared if shared_node.node.name not in names]
+        divided = [shared_node for shared_node in shared if shared_node.node.name in names]
         of_cards = self._never_on_cards(on_cards) if on_cards else ""
         of_instances = self._never_in_instances(divided) if divided else ""
         return None if None in (of_cards, of_instances) else of_cards or of_instances
 
     def _never_in_instances(self, shared_nodes: list[SharedNode]) -> str | None:
         # Nodes with divided cards say more.
-        shared_nodes.sort(key=lambda it: not it.division.geometries)
+        shared_nodes.sort(key=lambda shared_node: not shared_node.division.geometries)
         reasons = []
-        for it in shared_nodes:
-            parts = self._state.demand_on(it.node.name, self._pod).parts
-            reasons.append(never_fits_instances(it, [part.request for part in parts]))
+        for shared_node in shared_nodes:
+            parts = self._state.demand_on(shared_node.node.name, self._pod).parts
+            reasons.append(never_fits_instances(shared_node, [part.request for part in parts]))
         if group_name(self._pod) is not None:
             reasons = [GANG_IN_INSTANCES]
         return f"it can never start as it is: {reasons[0]}" if all(reasons) else None

@@ -286,14 +286,14 @@ class GangScheduler:
         status = self._members.status(gang)
         if status.missing <= 0:
             return None
-        unplaced = [it for it in status.alive if self._members.is_placeable(it)]
+        unplaced = [member for member in status.alive if self._members.is_placeable(member)]
         if len(unplaced) < status.missing:
             return GangPending(_why_not_ready(gang, status, status.missing - len(unplaced)))
         backoff = self._backoffs.get(gang.key)
         if backoff is not None and self._clock() < backoff.until:
             pause_s = round(backoff.until - self._clock())
             return GangPending(f"{backoff.reason}; cards are reserved again in {pause_s} s")
-        others = [it for it in unplaced if it.metadata.uid != uid][: status.missing - 1]
+        others = [member for member in unplaced if member.metadata.uid != uid][: status.missing - 1]
         return self._reserve(gang, [pod, *others], nodes, reserved)
 
     def fits_after_preemption(self, pod: Pod, may_evict: Callable[[Pod, Pod], bool]) -> bool:
@@ -304,7 +304,7 @@ class GangScheduler:
         key = self.key(pod)
         if key is None:
             return True
-        members = [it for it in self._members.of(key) if self._members.is_placeable(it)]
+        members = [member for member in self._members.of(key) if self._members.is_placeable(member)]
         try:
             requests = [self._members.part(member).request for member in members]
         except InvalidRecord:
@@ -526,12 +526,12 @@ class GangScheduler:
         incomplete: dict[str, list[Pod]] = {}
         for gang, pods in by_gang.items():
             status = self._members.status(gang, pods)
-            bound = [it for it in status.alive if it.spec.node_name]
+            bound = [pod for pod in status.alive if pod.spec.node_name]
             if status.missing > 0 and any(map(self._members.requests_cards, bound)):
                 incomplete[gang.key] = bound
         self._incomplete_since = {key: self._incomplete_since.get(key, now) for key in incomplete}
         keys = {gang.key for gang in by_gang}
-        self._backoffs = {key: it for key, it in self._backoffs.items() if key in keys}
+        self._backoffs = {key: backoff for key, backoff in self._backoffs.items() if key in keys}
         return [
             pod
             for key, bound in incomplete.items()

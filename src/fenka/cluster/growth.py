@@ -145,12 +145,13 @@ class GrowthReclaim:
         usage = UsageOverlay(self._usage)
         for held in constraints.held.get(name, ()):
             usage.add(held.placement)
-        for it in grown.values():
+        for growth in grown.values():
             # The pod keeps its place on its cards when its excess is taken away.
-            kept = (replace(piece, memory_mib=0, compute=0) for piece in it.excess.slices)
+            kept = (replace(piece, memory_mib=0, compute=0) for piece in growth.excess.slices)
             usage.add(Placement(name, tuple(kept)))
         candidates = [
-            VictimCandidate(uid, it.excess, _priority(it.pod)) for uid, it in grown.items()
+            VictimCandidate(uid, growth.excess, _priority(growth.pod))
+            for uid, growth in grown.items()
         ]
         preemptor = Preemptor(tuple(part.request for part in demand.parts), _priority(waiting) + 1)
         nodes = (cluster.card_node(name),)

@@ -427,7 +427,7 @@ class Pod(_Demanding, Object):
 
     def gated_by(self, gate: str) -> bool:
         """Return whether the pod has this scheduling gate."""
-        return any(each.name == gate for each in self.spec.scheduling_gates)
+        return any(present.name == gate for present in self.spec.scheduling_gates)
 
     @property
     def request(self) -> base.PodRequest:

@@ -68,7 +68,7 @@ class QueueConstraints:
     @property
     def all_cards(self) -> frozenset[DeviceId]:
         """Return the cards on which anything is reserved or held."""
-        placements = (it.placement for held in self.held.values() for it in held)
+        placements = (hold.placement for held in self.held.values() for hold in held)
         return self.reserved.union(
             piece.uuid for placement in placements for piece in placement.slices
         )
@@ -105,10 +105,10 @@ def instance_holders(
         for piece in allocation.slices:
             names.setdefault(piece.uuid, []).append(allocation.pod.full_name)
             namespaces.setdefault(piece.uuid, set()).add(allocation.pod.metadata.namespace)
-    for it in held:
-        for piece in it.placement.slices:
+    for hold in held:
+        for piece in hold.placement.slices:
             names.setdefault(piece.uuid, []).append("a pod before it")
-            namespaces.setdefault(piece.uuid, set()).add(it.namespace)
+            namespaces.setdefault(piece.uuid, set()).add(hold.namespace)
     node = cluster.node(name)
     return InstanceHolders(
         names,
@@ -158,12 +158,14 @@ def place_in_instances(  # noqa: PLR0913, PLR0917
     def place_in(order: Callable[[Request], tuple[int, ...]]) -> InstanceFit | NoInstance:
         placing = _Placing(shared, usage, policy, holders, namespace, reserved)
         placements: dict[int, Placement] = {}
-        for number in sorted(range(len(requests)), key=lambda it: order(requests[it])):
+        for number in sorted(range(len(requests)), key=lambda index: order(requests[index])):
             placed = placing.place(requests[number])
             if isinstance(placed, NoInstance):
                 return placed
             placements[number] = placed
-        return InstanceFit(placing.score, tuple(placements[it] for it in range(len(requests))))
+        return InstanceFit(
+            placing.score, tuple(placements[index] for index in range(len(requests)))
+        )
 
     # The largest first: it has the fewest places. Of media engines a card has one set, however free it is.
     fit = place_in(lambda request: _size(shared, request))
@@ -188,7 +190,8 @@ def reserve_instances(
     placer = placing.placer()
     singles = [request for request in requests for _ in range(request.cards)]
     kept = [
-        placer.keep_free(request) for request in sorted(singles, key=lambda it: _size(shared, it))
+        placer.keep_free(request)
+        for request in sorted(singles, key=lambda single: _size(shared, single))
     ]
     found = [option for option in kept if option is not None]
     if len(found) < len(kept):
@@ -209,7 +212,7 @@ def instances_fit_when_empty(shared: SharedNode, requests: Sequence[Request]) ->
     """Return whether the requests would fit the node if pods held nothing of it."""
     division = shared.division
     taken = {
-        card: {it: why for it, why in places.items() if why != TAKEN["leaving"]}
+        card: {place: why for place, why in places.items() if why != TAKEN["leaving"]}
         for card, places in division.taken.items()
     }
     emptied = replace(shared, division=replace(division, taken=taken))
@@ -578,9 +581,9 @@ class PodEvaluator:
         held = constraints.held.get(node.name, ())
         holders = instance_holders(self._cluster, node.name, held)
         usage = UsageOverlay(self._usage)
-        for it in held:
-            usage.add(it.placement)
-            shared = with_instances(shared, (piece.uuid for piece in it.placement.slices))
+        for hold in held:
+            usage.add(hold.placement)
+            shared = with_instances(shared, (piece.uuid for piece in hold.placement.slices))
         reserved = constraints.reserved if node.name in constraints.nodes else frozenset()
         place = partial(
             place_in_instances,
@@ -621,10 +624,12 @@ class PodEvaluator:
         ]
         if len(infeasible) < len(verdicts):
             return None
-        rejections = tuple(it.rejection for it in infeasible if it.rejection is not None)
+        rejections = tuple(
+            verdict.rejection for verdict in infeasible if verdict.rejection is not None
+        )
         if infeasible and not rejections:
             return infeasible[0].sentence
-        hint = self._hint(pod) if all(it.unresolvable for it in infeasible) else ""
+        hint = self._hint(pod) if all(verdict.unresolvable for verdict in infeasible) else ""
         return Unschedulable(rejections, hint).sentence()
 
     def _explain_instances(self, pod: Pod, names: Sequence[str]) -> str | None:
@@ -634,7 +639,9 @@ class PodEvaluator:
         """
         verdicts = PodEvaluator.evaluate(self, pod, names)
         rejected = [
-            (name, it) for name, it in verdicts if isinstance(it, node_admission.Infeasible)
+            (name, verdict)
+            for name, verdict in verdicts
+            if isinstance(verdict, node_admission.Infeasible)
         ]
         if len(rejected) < len(verdicts):
             return None
@@ -657,9 +664,9 @@ class PodEvaluator:
         if self._kinds[0] != cluster.nodes_version:
             nodes = {
                 (node_admission.node_kind(node, repaired=True), node.unit_mib): node
-                for it in cluster.shared_nodes()
-                if not cluster.node_error(it.node.name)
-                for node in [cluster.card_node(it.node.name)]
+                for shared_node in cluster.shared_nodes()
+                if not cluster.node_error(shared_node.node.name)
+                for node in [cluster.card_node(shared_node.node.name)]
             }
             self._kinds = cluster.nodes_version, tuple(nodes.values())
         never = never_fits(parts[0].request, self._kinds[1]) if len(parts) == 1 else None

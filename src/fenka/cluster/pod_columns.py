@@ -438,7 +438,7 @@ class ColumnarPodEvaluator(placement.PodEvaluator):
         if not limited.size:
             return _Verdicts(judgement, None, asked, fits, waits, excluded)
         left = columns.part(limited)
-        left.add(*(it.placement for on_node in constraints.held.values() for it in on_node))
+        left.add(*(hold.placement for on_node in constraints.held.values() for hold in on_node))
         reserved = columns.mask_of(constraints.reserved)[left.columns]
         constrained = JointJudgement(left, requests, self._policy, reserved)
         every = np.ones(limited.size, np.bool_)

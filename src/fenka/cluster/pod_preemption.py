@@ -149,7 +149,7 @@ class PodPreemption:
         """Return holders of instances to evict for a pod that requests instances, or slices in them."""
         held = constraints.held.get(shared.node.name, ())
         shared = with_instances(
-            shared, (piece.uuid for it in held for piece in it.placement.slices)
+            shared, (piece.uuid for hold in held for piece in hold.placement.slices)
         )
         holders = instance_holders(self._cluster, shared.node.name, held)
         instances = {card.uuid for card in shared.node.cards if card.parent is not None}

@@ -590,9 +590,11 @@ def _containers_word(pod: TrainingPod) -> str:
     scheduled = pod.condition("PodScheduled")
     gated = scheduled is not None and scheduled.reason == "SchedulingGated"
     word = "SchedulingGated" if gated else status.reason or status.phase or "Unknown"
-    words = [each for each in map(_container_word, status.container_statuses) if each]
+    words = [word for word in map(_container_word, status.container_statuses) if word]
     word = words[0] if words else word
-    if word == "Completed" and any(each.state.running for each in status.container_statuses):
+    if word == "Completed" and any(
+        container.state.running for container in status.container_statuses
+    ):
         return "Running" if pod.ready else "NotReady"
     return word
 

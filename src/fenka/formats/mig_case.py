@@ -82,7 +82,7 @@ def decode_case(text: bytes) -> case.Case:
     values = _whole_values([request.value for request in record.requests])
     return case.Case(
         tuple(_card(card) for card in record.cards),
-        tuple(_request(each, value) for each, value in zip(record.requests, values, strict=True)),
+        tuple(_request(name, value) for name, value in zip(record.requests, values, strict=True)),
         record.allow.moves,
         record.allow.conversions,
     )

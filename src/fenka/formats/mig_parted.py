@@ -69,7 +69,7 @@ def decode(data: bytes, name: str) -> list[ConfigEntry]:
                 f"{str(other).lower()} cannot name a configuration: YAML reads on, off, yes, no and "
                 "numbers as other than text, quote it"
             )
-    decoded = {each: _entries(each, entries) for each, entries in configs.items()}
+    decoded = {name: _entries(name, entries) for name, entries in configs.items()}
     if name not in decoded:
         known = ", ".join(sorted(decoded))[:400]
         raise InvalidFile(f"no configuration is called {name[:40]!r}: the file has {known}")
@@ -94,7 +94,7 @@ def targets(entries: Sequence[ConfigEntry], cards: Mapping[int, str]) -> dict[in
         filters = (
             [entry.device_filter] if isinstance(entry.device_filter, str) else entry.device_filter
         )
-        wanted = {each.lower() for each in filters}
+        wanted = {word.lower() for word in filters}
         matching = [index for index, pci in cards.items() if not wanted or pci.lower() in wanted]
         if not matching:
             unmatched += filters

@@ -197,8 +197,8 @@ def summarise(requests: Sequence[GpuResources], gang: int | None) -> str:
         gang: The number of processes that start together; None for a single process.
     """
     counts = Counter(gpu.describe() for gpu in requests)
-    each = [f"{count} of {amount}" for amount, count in counts.items()]
-    text = "; ".join(each) if len(counts) > 1 else next(iter(counts))
+    amounts = [f"{count} of {amount}" for amount, count in counts.items()]
+    text = "; ".join(amounts) if len(counts) > 1 else next(iter(counts))
     return text if gang is None else f"gang of {gang}: {text}"
 
 

@@ -230,7 +230,7 @@ async def delete(api: Api, namespace: str, name: str, version: str = "") -> None
         # New requests go elsewhere before its replicas end.
         await _withdraw(api, state, version, rest)
     await asyncio.gather(
-        *(submission.remove(api, each.path, each.metadata.uid) for each in removed.values())
+        *(submission.remove(api, change.path, change.metadata.uid) for change in removed.values())
     )
 
 

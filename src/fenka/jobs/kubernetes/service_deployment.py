@@ -311,7 +311,11 @@ async def join_owner(
 
     def joined(known: Manifest) -> Manifest:
         meta = known["metadata"]
-        others = [each for each in meta.get("ownerReferences", []) if each["uid"] != owner["uid"]]
+        others = [
+            reference
+            for reference in meta.get("ownerReferences", [])
+            if reference["uid"] != owner["uid"]
+        ]
         annotations = annotate(meta.get("annotations", {}))
         return {"metadata": {"ownerReferences": [*others, owner], "annotations": annotations}}
 

@@ -408,8 +408,8 @@ def _gang(rendering: Rendering, role: Role) -> dict[str, str]:
     """
     spec = rendering.spec
     together = [role for role in training.roles(spec) if not (spec.kind == "mpi" and role.chief)]
-    number = sum(each.replicas for each in together)
-    if not spec.gang or number == 1 or role.name not in [each.name for each in together]:
+    number = sum(role.replicas for role in together)
+    if not spec.gang or number == 1 or role.name not in [member.name for member in together]:
         return {}
     return {
         pod_groups.NAME_LABELS[0]: f"{TRAINERS[spec.kind]}-{spec.name}",

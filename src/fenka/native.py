@@ -1,4 +1,4 @@
-"""What `make build` leaves: the native libraries, and the headers whose layouts Python shares with them."""
+"""The products of `make build`: native libraries, and headers whose layouts Python shares with them."""
 
 import re
 from functools import cache

@@ -19,8 +19,8 @@ Pins: which pods alone a node admits that was bought for them.
 The autoscaler plans exactly which pod goes to which card of which new node. The first pod that asks could
 take the place of a pod that fits nowhere else, or a card so that the others do not fit together. So for a
 short time after the node offers its cards, it admits only the pods that are planned for it, and these go
-there, to their planned cards. They are named by UID on the node, where tenants cannot write. What a tenant
-writes on his own pods changes nothing here.
+there, to their planned cards. They are named by UID on the node, where tenants cannot write. Annotations that
+a tenant writes on his own pods change nothing here.
 
 Spot nodes: which pods they admit, because the cloud takes them back. Pure: time comes in by `set_time`.
 
@@ -145,7 +145,7 @@ class OrderRecord(msgspec.Struct, frozen=True):
 
 
 class CloudType(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cloud says of an instance type.
+    """A cloud's figures of an instance type.
 
     Attributes:
         name: of the type.
@@ -207,7 +207,7 @@ class ElasticNodeStatus(msgspec.Struct, frozen=True):
 
 
 class AutoscalerStatus(msgspec.Struct, frozen=True):
-    """What the leader of the autoscaler publishes whenever it changes.
+    """The status that the autoscaler's leader publishes whenever it changes.
 
     Attributes:
         nodes: by their names.
@@ -427,7 +427,7 @@ UNPROTECTED = SpotRule()
 def read_spot_rule(node: Node) -> SpotRule | None:
     """Return a node's rule; None if it is no spot node that was bought, or admits every pod.
 
-    What is missing or cannot be read protects nothing.
+    An annotation that is missing or cannot be read protects nothing.
     """
     labels, annotations = node.metadata.labels, node.metadata.annotations
     if labels.get(CAPACITY) != "spot" or not labels.get(GROUP):

@@ -1,6 +1,6 @@
 """Pods and nodes as the scheduler keeps all of a cluster: without what it never reads, equal parts shared.
 
-What a tenant writes costs little, whatever its size (`pod_limits.py`).
+Annotations and labels of tenants cost little, whatever their size (`pod_limits.py`).
 
 Limits what is kept of a pod: tenants may write 1.4 MB into each, and programs keep all pods of a cluster.
 

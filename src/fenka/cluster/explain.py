@@ -39,7 +39,7 @@ ASKED_EVENT, REFUSED_EVENT = "FenkaScaleOut", "FenkaNoScaleOut"
 
 @dataclass(frozen=True, slots=True)
 class ScaleOutVerdict:
-    """What the autoscaler does for a pending pod.
+    """The autoscaler's action for a pending pod.
 
     Attributes:
         sentence: its end, after the pod's name.
@@ -507,11 +507,11 @@ NOT_READ = (
 )
 
 EXTENDER_PHRASES = ("GPUs fit", "Insufficient GPU Memory in one device", "is not for GPU share")
-"""What fenka's extender, or gpushare's, writes into kube-scheduler's message."""
+"""The words that fenka's extender, or gpushare's, writes into kube-scheduler's message."""
 
 
 class PodExplanation(msgspec.Struct):
-    """What fenka knows of a pod.
+    """A pod with the facts that explain its state.
 
     Attributes:
         scale_out: the new node that it waits for, or why none is bought; empty without an autoscaler.

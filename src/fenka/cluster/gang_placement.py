@@ -397,7 +397,7 @@ class GangScheduler:
                 return MemberPlacement(reservation.placements[first.metadata.uid], tuple(others))
             reason = reservation.sentence()
             if not left and not fixed:
-                # Whatever the cards have free, each of these nodes excludes a member.
+                # Each of these nodes excludes a member, whatever its cards have free.
                 every = (
                     exclusion(self._cluster, name, member) for name in nodes for member in members
                 )

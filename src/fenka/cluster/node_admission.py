@@ -59,7 +59,8 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRule:
-    """What decides which requests a node admits, whatever its cards have free. A cluster has few rules.
+    """The properties of a node that decide which requests it admits, whatever its cards have free. A cluster
+    has few rules.
 
     Attributes:
         error: why it admits nothing.

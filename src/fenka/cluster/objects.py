@@ -2,7 +2,7 @@
 
 Unknown fields are ignored, so newer servers are supported. Nothing is ever written back whole.
 
-What a pod requests of GPUs, parsed once and kept with the pod (`Pod.demand`).
+A pod's request for GPUs is parsed once and kept with the pod (`Pod.demand`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from fenka.dialects.registry import WITH_HAMI, detect, names_any, option_names
 
 
 class PodDemand:
-    """What a pod requests in the first dialect that matches it.
+    """A pod's request, in the first dialect that matches it.
 
     Attributes:
         dialects: those that were tried.

@@ -43,8 +43,8 @@ from fenka.dialects.base import SharedNode
 class InstanceQueue:
     """One pass over the queue. Each pod is placed on what those before it leave.
 
-    Instances are created where pods need them, so there are no cards to reserve. What fits is held for a
-    pod. An entry that starves keeps the place free of which the least is taken.
+    Instances are created where pods need them, so there are no cards to reserve. A placement that fits is
+    held for its pod. An entry that starves keeps the place free of which the least is taken.
 
     Attributes:
         reserved: the node of each instance whose place is kept free.
@@ -391,7 +391,7 @@ class PendingQueue:
         Args:
             order: the requests in order, with their keys.
             entries: the pods, by ID.
-            placed: what is placed, by ID. What is placed now is added.
+            placed: what is placed, by ID. New placements are added.
             pending: what is not placed, and why.
 
         Returns:

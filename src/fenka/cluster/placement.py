@@ -1,6 +1,6 @@
 """The one evaluator of nodes for pods: the extender, `fenka why` and events show its verdicts. Pure.
 
-What the queue withholds from a pod: an argument of its evaluation.
+The queue's constraints are an argument of a pod's evaluation.
 
 Places what a pod requests of MIG instances on one node. Pure.
 
@@ -40,7 +40,7 @@ from fenka.dialects.nodes import mig_shared
 
 @dataclass(frozen=True, slots=True)
 class HeldPlacement:
-    """What an entry of the queue gets once kube-scheduler retries it. namespace: its pods'."""
+    """The placement that an entry of the queue gets once kube-scheduler retries it. namespace: its pods'."""
 
     entry_id: str
     placement: Placement
@@ -49,7 +49,7 @@ class HeldPlacement:
 
 @dataclass(frozen=True, slots=True)
 class QueueConstraints:
-    """What is not available to a pod, because entries before it in the queue have it or get it.
+    """Cards that a pod cannot use, because entries before it in the queue have them or get them.
 
     Attributes:
         reserved: cards that are reserved until enough of them is free.
@@ -79,7 +79,7 @@ NO_CONSTRAINTS = QueueConstraints()
 
 @dataclass(frozen=True, slots=True)
 class InstanceHolders:
-    """Who holds which instance of a node.
+    """The holders of a node's instances.
 
     Attributes:
         names: the pods, for reasons.

@@ -191,7 +191,7 @@ LABEL = "fenka.io/component=scheduler"
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """What other programs need to order and place pods as the scheduler does. Raises ValueError.
+    """The scheduler's queue, so that other programs order and place pods as it does. Raises ValueError.
 
     Attributes:
         hami: whether HAMi's names are read.

@@ -62,7 +62,7 @@ class Phase(Enum):
 
 
 class PhaseEvent(Enum):
-    """What happens to an entry."""
+    """The next step of an entry."""
 
     FITS = "fits"
     FITS_NO_MORE = "fits no more"

@@ -124,7 +124,7 @@ class AddressService(Service):
 
 @dataclass(frozen=True, slots=True)
 class ServiceObjects:
-    """What one reading returns.
+    """The objects of services, read at one time.
 
     Attributes:
         versions: The versions' Deployments.

@@ -7,7 +7,7 @@ A pod's record is an annotation that its owner can write. So what a pod holds is
 that is known: its node's report, what this process wrote, the record, the last readable record. By any but
 the first a pod counts for no more than it requests.
 
-What a pod holds of a sharing node, from its own record or from its node's report.
+A pod's allocation on a sharing node comes from its own record or from its node's report.
 
 A cluster as it was listed once, for screens and what-ifs.
 """
@@ -38,7 +38,7 @@ _FOREIGN = "no record says on which card the pod is: it was not placed by fenka'
 
 
 class PodAllocation(msgspec.Struct, frozen=True, gc=False):
-    """What a pod holds of its node, in at least one placement.
+    """A pod's allocation on its node, in at least one placement.
 
     Attributes:
         error: why the pod's record cannot be read, if its node does not report what it holds.
@@ -193,12 +193,12 @@ class ClusterState:
         self._uids_by_node: dict[str, list[str]] = {}
         self._allocations: dict[str, PodAllocation] = {}
         self._written: dict[str, tuple[Placement, ...]] = {}
-        """What this process has placed itself, by UID, as long as the pod exists."""
+        """Placements by this process, by UID, as long as the pod exists."""
         self._last_readable: dict[str, tuple[Placement, ...]] = {}
-        """What was last read of a pod's record, by UID."""
+        """The last reading of each pod's record, by UID."""
         self._reports: dict[str, LeaseReport] = {}
         self._lingering: dict[str, dict[str, PodAllocation]] = {}
-        """What pods still hold that the API server no longer shows, by node and UID."""
+        """Allocations of pods that the API server no longer shows, by node and UID."""
         self._totals = UsageTotals()
         self._watching: list[set[str]] = []
         self.version = 0

@@ -495,7 +495,7 @@ class Service(objects.Object):
 
 @dataclass(frozen=True, slots=True)
 class TrainingObjects:
-    """What one reading returns.
+    """The objects of trainings, read at one time.
 
     Attributes:
         roots: of fenka's jobs.

@@ -61,7 +61,7 @@ class EarliestStart:
 
 
 class Timeline:
-    """What is allocated on nodes, and until when, with what one scheduling pass adds to it."""
+    """Allocations on nodes, and their ends, with those that one scheduling pass adds."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Timeline:
         self.nodes = {node.name: node for node in nodes}
         self._allocations, self._now = allocations, now
         self._added: dict[str, list[queue.Allocation]] = {}
-        """What the pass has added on a node: placements, and what will be allocated on reserved cards."""
+        """Additions of the pass on a node: placements, and allocations to come on reserved cards."""
         self._reserved_until: dict[DeviceId, float] = {}
         """When the reservation of a card starts, for those who reserve later."""
 
@@ -279,7 +279,7 @@ MAX_IMPOSSIBLE = 1024
 """The number of requests that `Backfill` remembers to be impossible."""
 
 _Shape = tuple[tuple[Request, ...], frozenset[str] | None, bool]
-"""What decides whether requests could ever be placed: they, the eligible nodes, whether on one node."""
+"""The key of whether requests could ever be placed: they, the eligible nodes, whether on one node."""
 
 
 class Backfill:
@@ -291,7 +291,8 @@ class Backfill:
     def __init__(self, policy: Policy, depth: int = 4) -> None:
         self.policy, self.depth = policy, depth
         self._impossible: set[_Shape] = set()
-        """What could not be placed if nothing were allocated. Only the exact search for gangs is long."""
+        """Requests that could not be placed if nothing were allocated. Only the exact search for gangs is
+        long."""
 
     def forget_impossible(self) -> None:
         """Nodes, or the health of cards, have changed."""
@@ -310,8 +311,8 @@ class Backfill:
 
         Args:
             ordered: the pending requests, the first to be served first; see `queue.queue_order`.
-            placer: the nodes, and what is allocated of them. What is placed is added.
-            timeline: the same nodes and allocations. What is placed and reserved is added.
+            placer: the nodes, and what is allocated of them. Placements are added.
+            timeline: the same nodes and allocations. Placements and reservations are added.
             now: in the caller's time.
         """
         current = _SchedulingPass(self, placer, timeline, self._impossible)

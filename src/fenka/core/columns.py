@@ -47,7 +47,8 @@ NEVER = 1 << 60
 
 
 class CardClass(NamedTuple):
-    """What a request is compared with, apart from usage and health. A cluster has few classes."""
+    """The properties of cards that a request is compared with, apart from usage and health. A cluster has few
+    classes."""
 
     memory_mib: int
     unit_mib: int
@@ -74,7 +75,7 @@ class CardClass(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a request takes of a card, by class."""
+    """The amounts that a request takes of a card, by class."""
 
     memory: Ints
     compute: Ints
@@ -129,7 +130,7 @@ class CardColumns:
 
 
 def amounts_of(usage: CardUsage) -> tuple[int, int, int, int]:
-    """Return memory, compute, holders and whole. What a node reports may exceed 64 bits."""
+    """Return memory, compute, holders and whole. A node's reported amounts may exceed 64 bits."""
     memory, compute, holders, whole = usage
     # Nearly always it is this, which takes half of the time of min().
     if memory < NEVER > compute:

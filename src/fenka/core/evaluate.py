@@ -1,8 +1,8 @@
 """The one decision: evaluate every node for a request. To place a request is to take the best verdict.
 
-The scheduler, the workstation's daemon, what-ifs and the simulator all call `evaluate`. What fits is defined
-nowhere else. To add a rule, write a filter and add it to FILTERS; to add a policy, write a score function and
-add it to SCORES.
+The scheduler, the workstation's daemon, what-ifs and the simulator all call `evaluate`. No other module
+decides whether a request fits. To add a rule, write a filter and add it to FILTERS; to add a policy, write a
+score function and add it to SCORES.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

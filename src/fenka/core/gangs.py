@@ -19,13 +19,13 @@ from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
 
 SEARCH_LIMIT = 2000
-"""What the exact search tries before it gives up: nodes that fit one request, and cards on them."""
+"""The limits of the exact search: nodes that fit one request, and cards on them."""
 
 NO_DEVICES: frozenset[DeviceId] = frozenset()
 
 
 class PlacementLimits(NamedTuple):
-    """What a placement may not use.
+    """Nodes and cards that a placement may not use.
 
     Attributes:
         reserved: cards that are kept for other requests.

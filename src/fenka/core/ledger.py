@@ -27,7 +27,7 @@ class EntryState(StrEnum):
 
 
 class EntryEvent(StrEnum):
-    """What can happen to an entry."""
+    """The events of an entry."""
 
     ASSUME = "assume"
     ADOPT = "adopt"

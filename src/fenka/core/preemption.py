@@ -30,7 +30,7 @@ class DisruptionBudget:
 
 @dataclass(frozen=True, slots=True)
 class Preemptor:
-    """What is to be placed: one request, or all requests of a gang."""
+    """The pod or gang to place, with its requests."""
 
     requests: tuple[Request, ...]
     priority: int

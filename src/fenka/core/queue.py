@@ -47,7 +47,7 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class UserHistory:
-    """What a user has and had.
+    """A user's present and past use.
 
     Attributes:
         held: the number of its placements.

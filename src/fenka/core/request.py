@@ -13,7 +13,7 @@ programs use the card. In the order of the constants ``FENKA_COMPUTE_…``."""
 COMPUTE_MODES: tuple[ComputeMode, ...] = get_args(ComputeMode)
 
 ANY_INSTANCE = "mig"
-"""What `Request.instance` says for an instance of any profile."""
+"""The value of `Request.instance` for an instance of any profile."""
 
 MAX_MEMORY_MIB = 16 * 1024 * 1024
 """16 TiB: no card comes near it, so a larger number is a mistake."""
@@ -134,7 +134,7 @@ class Request:
 
 @value_class(frozen=True, slots=True)
 class Slice:
-    """What one container has of one card: memory in MiB, compute in percent. card: its index, for people."""
+    """One container's slice of one card: memory in MiB, compute in percent. card: its index, for people."""
 
     card: int
     uuid: DeviceId

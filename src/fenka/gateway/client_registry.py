@@ -1,4 +1,4 @@
-"""What all clients' connections have in common: number, memory, time limits, and the end of the program.
+"""Limits of all clients' connections: number, memory, time, and the end of the program.
 
 When there are too many connections or bytes, the client with the most gives up some, so others are served. A
 client is an address, or a user of this machine.

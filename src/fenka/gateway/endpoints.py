@@ -23,7 +23,7 @@ ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslic
 
 
 class EndpointConditions(Object):
-    """What is known of an endpoint; None means unknown.
+    """The facts of an endpoint; None means unknown.
 
     `ready` is true if it is missing. A pod that ends is `terminating`, and no longer `ready`.
     """

@@ -286,7 +286,7 @@ def _upgrade(head: RequestHead, special: dict[bytes, list[bytes]], lines: list[b
 
 
 _BUFFER = bytearray(64 * 1024)
-"""What was read is taken out before another connection is read."""
+"""Bytes that were read are taken out before another connection is read."""
 _VIEW = memoryview(_BUFFER)
 
 

@@ -59,9 +59,9 @@ class Http1ClientConnection(heads.Reader):
         self._queue: deque[Http1Exchange] = deque()
         """Requests behind it."""
         self._held = b""
-        """What came behind a request for a websocket."""
+        """The bytes behind a request for a websocket."""
         self._error: heads.BadMessage | None = None
-        """What the client is answered after all requests."""
+        """The last answer to the client, after all requests."""
         self._first = b""
         """The first bytes, which may be those of HTTP/2."""
         self._selected = self._upgrading = self._tunnel = False

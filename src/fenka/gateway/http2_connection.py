@@ -1,4 +1,4 @@
-"""What both sides of HTTP/2 have in common: frames, flow control, and passing streams on.
+"""Both sides of HTTP/2: frames, flow control, and streams that are passed on.
 
 h2 does the protocol. It takes a GOAWAY frame for the end of the connection, although streams go on after it.
 These frames are therefore cut out before h2 sees them, and written without it.
@@ -111,7 +111,7 @@ class Half:
         self._sink_id = 0
         self.held_bytes = 0
         self._chunks: deque[tuple[bytearray, int]] = deque()
-        """What waits, with what it counts in the source's window."""
+        """Pending bytes, with their count in the source's window."""
 
     @property
     def waits(self) -> bool:
@@ -186,7 +186,7 @@ class Http2Connection(Reader):
         self._filter = GoAwayFilter(0 if client_side else len(PREFACE))
         self._transport: asyncio.Transport | None = None
         self._flushing = False
-        # What is sent was validated when it was received.
+        # Bytes that are sent were validated when they were received.
         self._h2 = H2Connection(
             H2Configuration(
                 client_side=client_side,

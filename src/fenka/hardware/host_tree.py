@@ -16,7 +16,7 @@ LINK = "host-tree"
 """In the node's directory, to the tree."""
 
 CARDS, GPU_INSTANCES, COMPUTE_INSTANCES = 32, 15, 8
-"""What the driver numbers, on any machine."""
+"""The driver's own device numbers, on any machine."""
 
 _MODULES = (
     "nvidia_uvm 1540096 0 - Live 0x0000000000000000 (POE)\n"

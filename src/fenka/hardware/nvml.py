@@ -2,7 +2,7 @@
 
 Simulated and real cards look alike. Only ``Driver.simulated`` distinguishes them, for screens to show it.
 
-What a card can be divided into, and is, as NVML reports it: names and sizes differ between drivers.
+A card's MIG profiles and instances, as NVML reports them: names and sizes differ between drivers.
 
 The driver of this machine, which may be lost and return.
 """

@@ -2,7 +2,7 @@
 
 Finds the users of local sockets, so that nothing is sent to another user's program.
 
-Who connects to a Unix socket learns who listens. About a TCP socket the kernel is asked, one at a time
+A client of a Unix socket learns the listener's user. About a TCP socket the kernel is asked, one at a time
 (sock_diag(7)): /proc/net/tcp takes milliseconds on a machine with many connections. Where it has no
 inet_diag, that file is read.
 """

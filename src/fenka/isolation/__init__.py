@@ -1,1 +1,1 @@
-"""What a process must be given to hold a slice, and the reader of what it uses."""
+"""Leases: the files and mounts that limit a process to its slice, and the reader of its usage."""

@@ -57,7 +57,7 @@ class AccountSlot:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What all processes of a lease report."""
+    """The usage that all processes of a lease report."""
 
     processes: tuple[AccountSlot, ...]
     charged_ns: tuple[int, ...] = ()

@@ -44,7 +44,7 @@ MAX_SAMPLE_US = 1_000_000
 """No driver's sample covers more time."""
 
 WITHOUT_COMPUTE: tuple[ComputeMode, int] = ("weight", 100)
-"""What leases without compute, and processes in no lease, count as beside others."""
+"""The weight of leases without compute, and of processes in no lease, beside others."""
 
 Samples = Callable[[str, int], tuple[int, Mapping[int, int]] | None]
 """:meth:`fenka.hardware.nvml.Driver.busy_samples`."""
@@ -97,7 +97,7 @@ def _allowance(lease: str, leases: Mapping[str, ComputeDemand]) -> float:
 
 
 def _by_weight(weight: int, others: Sequence[ComputeDemand], percent: float) -> float:
-    """Return a weight's part of a percentage. What others do not claim of theirs is divided again."""
+    """Return a weight's part of a percentage. Shares that their leases do not claim are divided again."""
     weights = weight + sum(demand.percent for demand in others)
     for demand in sorted(others, key=lambda demand: demand.claim / demand.percent):
         if demand.claim >= percent * demand.percent / weights:
@@ -108,7 +108,7 @@ def _by_weight(weight: int, others: Sequence[ComputeDemand], percent: float) -> 
 
 
 class _RecentUse:
-    """What a lease has used of a card, by the time of each reading."""
+    """A lease's use of a card, by the time of each reading."""
 
     def __init__(self) -> None:
         self._percents: dict[int, int] = {}
@@ -186,7 +186,7 @@ class ComputeFeedback:
     _leases: dict[int, str] = field(default_factory=dict)
     _sampled_us: dict[str, int] = field(default_factory=dict)
     _unleased: dict[str, _RecentUse] = field(default_factory=dict)
-    """What processes without a lease of the card have used, by card UUID."""
+    """The use by processes without a lease of the card, by card UUID."""
     _read_ns: dict[str, int] = field(default_factory=dict)
     _using: dict[str, set[int]] = field(default_factory=dict)
     """The processes that used a card when it was read the last time."""

@@ -20,7 +20,7 @@ TOLERANCE = 0.05
 """Of a card's memory: drivers round, reserve and account for memory differently from moment to moment."""
 
 MIN_TOLERANCE_MIB = 512
-"""What drivers reserve on a card of any size. NVML counts it as used by no process."""
+"""The memory that drivers reserve on a card of any size. NVML counts it as used by no process."""
 
 HOLD_S = 10.0
 """A smaller amount counts when it was not exceeded for this long: programs free memory between phases."""

@@ -210,7 +210,7 @@ def read(path: Path) -> Control:
 def update(path: Path, control: Control) -> Control:
     """Change the limits of running programs in place. Return what is in force, with its generation.
 
-    The cards and their order must stay the same, because programs know them by number. What programs hold is
+    The cards and their order must stay the same, because programs know them by number. The programs' usage is
     not checked (see :func:`fenka.isolation.limit_changes.resize`). There must be one writer at a time. A
     writer that is killed leaves an odd generation, under which programs keep the last limits. The next update
     repairs it.

@@ -235,7 +235,7 @@ class IsolationError(FenkaError):
 
 @dataclass(frozen=True, slots=True)
 class LeaseMounts:
-    """What the sandbox mounts.
+    """The sandbox's mounts.
 
     directory: the lease's directory, with `lease/` and `account/`.
     shim: the libfenka.so to mount.

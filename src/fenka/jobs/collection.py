@@ -203,7 +203,7 @@ _ADVICE = (
     "Please make sure you have the correct access rights",
     "and the repository exists.",
 )
-"""What git prints after the reason why a repository cannot be read."""
+"""Git's lines after the reason why a repository cannot be read."""
 
 
 def split_credentials(url: str) -> tuple[str, str, str]:

@@ -44,7 +44,7 @@ MAX_PATH_CHARACTERS = 4096
 
 
 class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each process of a job gets of the GPUs.
+    """The GPU request of each process of a job.
 
     Attributes:
         memory: Memory per card as typed, `4` or `4096MiB`; empty for whole cards.
@@ -172,7 +172,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def requests(self) -> list[GpuResources]:
-        """What each process gets, in the order of their ranks."""
+        """The processes' GPU requests, in the order of their ranks."""
         return self.members or [self.gpu] * (self.gang or 1)
 
     def truncate(self) -> Self:

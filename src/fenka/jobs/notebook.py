@@ -301,7 +301,7 @@ class Notebook:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where a notebook's server listens. What is not given is as in the user's Jupyter settings.
+    """Where a notebook's server listens. Other settings are the user's Jupyter settings.
 
     Attributes:
         host: The IP address; empty for the settings' own, else the loopback address.
@@ -345,7 +345,7 @@ def render(
 ) -> Notebook:
     """Return the server of one job. Raises NoJupyter, NoFreePort, OSError.
 
-    The user's own settings stay. What was asked for precedes them, and they precede fenka's defaults.
+    The user's own settings stay. The command's options precede them, and they precede fenka's defaults.
 
     Args:
         job_dir: The job's directory, which receives the configuration.

@@ -1,6 +1,6 @@
 """Processes of jobs: children that replace themselves by a program, attached or in the background.
 
-What becomes of programs in the background when their user logs out, where systemd-logind manages sessions.
+Where systemd-logind manages sessions, it decides whether background programs outlive a logout.
 
 A session's processes are ended with it if logind.conf has KillUserProcesses=yes. Those of the user's service
 manager end with the user's last session, unless the user lingers.
@@ -134,7 +134,7 @@ class JobNotStarted(FenkaError):
 
 
 def run_child(body: Callable[[], object], reporting: AbstractContextManager[None]) -> NoReturn:
-    """Run a forked child. Whatever fails, never return into the parent's code."""
+    """Run a forked child. Never return into the parent's code, whatever fails."""
     code = FAILURE
     try:
         with reporting:

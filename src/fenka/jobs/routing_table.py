@@ -1,4 +1,5 @@
-"""A gateway's routing table: which versions and replicas a service has. Whoever starts replicas writes it.
+"""A gateway's routing table: which versions and replicas a service has. The program that starts replicas
+writes it.
 
 A table replaces the one before it as a whole. It has no other state, so a gateway that is killed and started
 again routes as before.

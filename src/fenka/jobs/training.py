@@ -262,7 +262,7 @@ class Role:
 
     @property
     def gpu(self) -> GpuResources | None:
-        """What each process gets of the cards; None without any."""
+        """Each process's request for cards; None without any."""
         return self.resources.gpu
 
 

@@ -49,7 +49,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,252}")
 class RoleSpec(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="kebab"
 ):
-    """What each process of one role gets.
+    """The amounts of each process of one role.
 
     Empty fields of a role of TensorFlow mean that the training's own value holds, except for cards:
     only the roles that request cards get some.
@@ -80,7 +80,7 @@ class RoleSpec(
 
     @property
     def gpu(self) -> GpuResources | None:
-        """What each process gets of the cards; None without any."""
+        """Each process's request for cards; None without any."""
         if self.gpus:
             return GpuResources(cards=self.gpus, whole=True, mig=self.mig, inside=self.inside)
         if self.mig:
@@ -116,7 +116,7 @@ class RoleSpec(
 
 
 class PodOptions(RoleSpec, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """What the pods of trainings, services and notebooks have in common.
+    """The pod options of trainings, services and notebooks.
 
     The fields of RoleSpec are those of each worker or replica.
     """

@@ -218,7 +218,7 @@ class Api:
         """Yield a collection as `list` returns it, page by page: at least one, all of the same version.
 
         Args:
-            known: objects by UID. What is listed in the same version is not decoded again.
+            known: objects by UID. An object of the same version is not decoded again.
         """
         query.setdefault("limit", _PAGE)
         reader = _PageReader(self, path, query)

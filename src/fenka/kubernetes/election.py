@@ -271,7 +271,7 @@ OBSERVE_INTERVAL_S = 0.25
 
 
 class Knowledge(Protocol):
-    """What a replica knows of the cluster."""
+    """A replica's knowledge of the cluster."""
 
     @property
     def synced(self) -> bool:

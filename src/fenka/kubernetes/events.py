@@ -19,7 +19,7 @@ MAX_NOTE = 1024
 """Characters of a note: the API server refuses more."""
 
 BURST, PER_SECOND = 50, 5.0
-"""Events at once, and events a second in the long run. What exceeds them is dropped."""
+"""Events at once, and events a second in the long run. Events above them are dropped."""
 
 SERIES_S = 60.0
 """Between two updates of the count of one event."""

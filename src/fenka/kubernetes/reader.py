@@ -381,7 +381,7 @@ async def _read_foreign_pods(
 
 
 PUBLISHED = "/api/v1/namespaces/kube-public/configmaps/fenka"
-"""What the chart publishes for all users."""
+"""The chart's values for all users."""
 
 
 async def read_services(
@@ -432,7 +432,8 @@ async def read_services(
 
 
 def _is_named(deployment: service_objects.ServingDeployment, role: str) -> bool:
-    """Return whether its name is that of its role. Whoever may create Deployments writes their labels."""
+    """Return whether its name is that of its role. Every user who may create Deployments writes their
+    labels."""
     suffix = deployment.version if role == service_objects.REPLICA else service_objects.GATEWAY
     service = deployment.metadata.labels[service_objects.SERVICE]
     return bool(suffix) and deployment.metadata.name == f"{service}-{suffix}"
@@ -467,7 +468,7 @@ CONFIG_KEY = "config.yaml"
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerState:
-    """What the autoscaler has published.
+    """The autoscaler's published status.
 
     Attributes:
         namespace: where its objects are.

@@ -1,4 +1,4 @@
-"""What the API serves, and how gauges are summed of what tenants answer: within bounds. Pure.
+"""The metrics that the API serves, and the sums of gauges from tenants' answers, within bounds. Pure.
 
 Wire facts: HorizontalPodAutoscalers request `/apis/external.metrics.k8s.io/v1beta1/namespaces/NS/METRIC`
 with a labelSelector, sum the values of the list, and read them in thousandths. Without `/apis` and

@@ -95,7 +95,7 @@ class Adapter:
             await self.check()
             problem = ""
         except (ApiError, ApiUnreachable) as error:
-            # What was seen before is still the best that is known.
+            # The values of the last reading stay the best known.
             problem = self.problem and str(error)
         except FenkaError as error:
             problem = str(error)

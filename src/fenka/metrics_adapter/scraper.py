@@ -147,7 +147,7 @@ class TimedOut(exposition.NoValue):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a pod may cost.
+    """The limits of one pod's answer.
 
     Attributes:
         within_s: Seconds from connecting to the last byte.
@@ -169,8 +169,8 @@ class Bounds:
 class Scraper:
     """Asks pods; for one event loop.
 
-    Redirects are not followed, and bodies are not decompressed. What a pod answered is kept for a moment
-    for others who want the same. After a timeout it is left alone for longer.
+    Redirects are not followed, and bodies are not decompressed. A pod's answer is kept for a moment for other
+    callers. After a timeout it is left alone for longer.
     """
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:

@@ -171,7 +171,7 @@ class ServiceReference(Object):
 
 
 class APIServiceSpec(Object):
-    """Who serves an API. ca_bundle: in base64."""
+    """The server of an API. ca_bundle: in base64."""
 
     service: ServiceReference | None = None
     ca_bundle: str = msgspec.field(default="", name="caBundle")

@@ -1,6 +1,6 @@
 """The metrics: which pods each is about, and how their figures become one value.
 
-What the figures of a service's gateways say about one version. Pure.
+One version's values, from the figures of its service's gateways. Pure.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ GATEWAY_LABELS: dict[str, exposition.LabelValues] = {
 
 @dataclass(frozen=True, slots=True)
 class GatewayFigures:
-    """What one gateway has, by version.
+    """One gateway's figures, by version.
 
     Attributes:
         idle_s: Seconds since the last request.

@@ -1,6 +1,6 @@
 """Binds pods: assume in memory, send one request that binds and records, then confirm or forget.
 
-What is assumed counts against all other pods from that moment, without a lock. It is given up only when the
+An assumed pod counts against all other pods from that moment, without a lock. It is given up only when the
 pod is certainly not bound.
 """
 

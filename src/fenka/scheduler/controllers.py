@@ -1,4 +1,5 @@
-"""What replicas do to pods, and tell the cluster's state, in the background. `run` is the task of each class.
+"""Background controllers of a replica: they change pods, and tell the cluster's state. `run` is the task of
+each class.
 
 `PodPatcher` has kube-scheduler try pods: it removes fenka's scheduling gate, or changes a label.
 

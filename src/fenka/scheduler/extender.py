@@ -114,16 +114,11 @@ class Extender:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
-        pods: returns the pods of the API server, by UID. What a caller sends of a pod changes nothing here:
-            callers over plain HTTP may be anybody.
-        queue: the pending pods.
-        evaluator: evaluates nodes.
-        gangs: the gangs that are starting.
-        preemption: chooses victims.
-        on_filter: hears of pods that kube-scheduler asks about.
-        on_preempt: hears of pods, and of the UIDs of those of which some may be evicted for them.
-        requeue: has kube-scheduler try these pods, which may be in backoff.
-        clock: seconds, monotonic.
+        pods: returns the pods of the API server, by UID. The caller's copy of a pod changes nothing here:
+        callers over plain HTTP may be anybody. queue: the pending pods. evaluator: evaluates nodes. gangs:
+        the gangs that are starting. preemption: chooses victims. on_filter: hears of pods that kube-scheduler
+        asks about. on_preempt: hears of pods, and of the UIDs of those of which some may be evicted for them.
+        requeue: has kube-scheduler try these pods, which may be in backoff. clock: seconds, monotonic.
         """
         self._pods, self._queue, self._evaluator, self._gangs = pods, queue, evaluator, gangs
         self._preemption, self._requeue = preemption, requeue

@@ -174,7 +174,7 @@ class QueueController:
         if state.is_empty and not state.snapshot.entries:
             return False
         pause = max(min_interval_s, COST_FACTOR * self._cost)
-        # What has just been begun in the background is recent enough for a request that is not rejected.
+        # A background pass that has just begun is recent enough for a request that is not rejected.
         last = self._begun_at if min_interval_s else self._scheduled_at
         # A clock that was set back does not stop the queue: then the difference is negative.
         resting = 0 <= now - last < pause

@@ -200,7 +200,7 @@ Failure = Callable[[str, int], web.Response]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a server offers to whom.
+    """The routes of a server, by caller.
 
     Attributes:
         bounds: limits of request bodies.

@@ -1,1 +1,1 @@
-"""What all programs of fenka need to serve: listeners, certificates and an orderly life."""
+"""The server kit of all programs: listeners, certificates, probes, metrics and an orderly end."""

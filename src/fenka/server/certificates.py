@@ -34,7 +34,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What a certificate that is no authority's says. hosts: a server's names; None for a client."""
+    """The extensions of a certificate that is no authority's. hosts: a server's names; None for a client."""
 
     common_name: str
     hosts: Sequence[x509.GeneralName] | None

@@ -1,4 +1,4 @@
-"""What each program tells its kubelet and Prometheus: `/healthz`, `/readyz` and `/metrics`."""
+"""Each program's answers to its kubelet and to Prometheus: `/healthz`, `/readyz` and `/metrics`."""
 
 import contextlib
 import socket

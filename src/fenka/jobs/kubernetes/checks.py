@@ -73,7 +73,7 @@ class _Resource(Object):
 
 
 class _ResourceList(Object):
-    """What an API serves."""
+    """The resources of an API."""
 
     resources: tuple[_Resource, ...] | None = ()
 

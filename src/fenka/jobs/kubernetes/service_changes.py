@@ -216,7 +216,7 @@ async def _set_weights(
 
 
 async def delete(api: Api, namespace: str, name: str, version: str = "") -> None:
-    """Delete a version, or all of them. What they own is collected with the last one.
+    """Delete a version, or all of them. Their dependents are collected with the last one.
 
     Raises SubmissionRefused, InvalidRequest, ApiError, ApiUnreachable.
     """

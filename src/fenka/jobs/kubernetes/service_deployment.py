@@ -3,7 +3,7 @@
 Its Deployment is created first, without replicas, and then what it owns. It gets its replicas when everything
 exists. So a client that dies in between leaves a version that runs nothing and holds no card.
 
-What there is of a service on a cluster, read once before it is changed.
+A service's objects on a cluster are read once before they are changed.
 
 Inserts a gateway between a service's address and its replicas, without losing requests.
 
@@ -163,7 +163,7 @@ GATEWAY_START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayRequest:
-    """What users say about gateways.
+    """The users' options for gateways.
 
     Attributes:
         image: fenka's image; empty for the one that the chart publishes.
@@ -337,7 +337,7 @@ async def deploy(
         InvalidRequest, InvalidSize: No cluster can run it.
         ApiError, ApiUnreachable: The API server refused an object or did not answer.
     """
-    # What no cluster can run is refused before one is asked.
+    # A service that no cluster can run is refused before one is asked.
     render_version(spec, contents)
     state, hami, (spec, published) = await asyncio.gather(
         read_state(api, namespace, spec.name),

@@ -1,9 +1,9 @@
 """Submits a job to a cluster.
 
-What the cluster has is checked first. Several objects are also created as a dry run, in which the API server
-applies its own rules and rights. Then the root object is created, suspended if it owns others. It is resumed
-when they exist. A Deployment is suspended while it has no replicas. A client that dies in between leaves a
-suspended root, which runs nothing.
+The cluster's resources are checked first. Several objects are also created as a dry run, in which the API
+server applies its own rules and rights. Then the root object is created, suspended if it owns others. It is
+resumed when they exist. A Deployment is suspended while it has no replicas. A client that dies in between
+leaves a suspended root, which runs nothing.
 
 Creates objects of a cluster: their paths, owners, and dry runs.
 
@@ -186,7 +186,7 @@ async def submit_notebook(
 
     Raises SubmissionRefused, InvalidRequest, InvalidSize, ApiError and ApiUnreachable, as `submit` does.
     """
-    # What no cluster can run is refused before one is asked.
+    # A job that no cluster can run is refused before one is asked.
     notebook_manifest.render(spec, password)
     hami, (spec, _) = await asyncio.gather(
         checks.check_notebook(api, namespace, spec), completed(api, namespace, spec)
@@ -271,7 +271,7 @@ async def _check_objects(api: Api, namespace: str, rendered: Rendered) -> None:
 async def _check_other_kind(api: Api, namespace: str, root: Manifest) -> None:
     """Check that no other user has submitted the name, as a root of another kind, at the same time."""
     name = root["metadata"]["name"]
-    # Whoever looks later sees it. So a look that fails is no reason to give up.
+    # Later readers see it. So a look that fails is no reason to give up.
     with contextlib.suppress(ApiError, ApiUnreachable):
         others = (kind for kind in _ROOTS if kind != root["kind"])
         await asyncio.gather(*(checks.check_unused(api, namespace, kind, name) for kind in others))

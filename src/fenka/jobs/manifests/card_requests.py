@@ -22,7 +22,7 @@ _GIB_MIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class CardRequest:
-    """What a pod says of its cards.
+    """A pod's resources, annotations and variables for cards.
 
     Attributes:
         limits: Extended resources of its container.

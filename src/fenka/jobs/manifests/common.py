@@ -1,7 +1,7 @@
 """Renders what the pods of trainings and services have in common.
 
-The kubelet expands `$(NAME)` in commands and variables. What users write is escaped, so that it means the
-same as on a workstation.
+The kubelet expands `$(NAME)` in commands and variables. Users' words are escaped, so that they mean the same
+as on a workstation.
 
 Names of a job's objects, their labels, and the paths of fenka's files in its pods.
 

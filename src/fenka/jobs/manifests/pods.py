@@ -1,11 +1,11 @@
 """Renders the pods of a role: environment, command, volumes and what the scheduler reads.
 
-The kubelet expands `$(NAME)` in commands and variables. What users write is escaped, so that it means the
-same as on a workstation.
+The kubelet expands `$(NAME)` in commands and variables. Users' words are escaped, so that they mean the same
+as on a workstation.
 
 The init container that brings the code: by git, or from the archive of `--code`.
 
-What MPI's pods need: the launch agent, its key and the list of hosts.
+MPI's pods have the launch agent, its key and the list of hosts.
 """
 
 import base64
@@ -196,7 +196,7 @@ def _file(name: str) -> str:
 
 
 Engine = Literal["job", "indexed-job", "jobset"]
-"""What runs the pods: a Job of one pod, an Indexed Job of equal pods, or a JobSet."""
+"""The pods' controller: a Job of one pod, an Indexed Job of equal pods, or a JobSet."""
 
 INDEX = "$(FENKA_INDEX)"
 

@@ -39,7 +39,7 @@ from fenka.dialects import gpushare
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.extender_api import ExtenderBindingArgs, read_args
 from fenka.scheduler.queue_controller import QueueController
-from fenka.scheduler.replica import Replica, Settings
+from fenka.scheduler.replica import SchedulerReplica, Settings
 from tests.builders import T4_MIB, a_node, a_pod, node_json, on_card, pod_json
 from tests.fakes.api_server import api_server
 
@@ -153,7 +153,7 @@ async def binding(*, at_once: bool) -> float:
             server.put("nodes", node_json(f"n{number}", *[T4_MIB] * CARDS))
         pods = [server.put("pods", pod_json(f"p{number}", 4)) for number in range(BOUND)]
         async with server.api() as api:
-            replica = Replica(api, Settings(), "bench")
+            replica = SchedulerReplica(api, Settings(), "bench")
             running = asyncio.create_task(replica.run())
             requests = [
                 ExtenderBindingArgs(

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from fenka.scheduler.main import http_server
-from fenka.scheduler.replica import Replica, Settings
+from fenka.scheduler.replica import SchedulerReplica, Settings
 from fenka.scheduler.server import PREFIX, Access
 from fenka.server.listener import HttpListener, serve_app
 from tests.builders import Json, pod_json
@@ -32,7 +32,7 @@ async def briefly(_: float) -> None:
 class SchedulerHarness:
     """One replica, and a client of it as kube-scheduler is one."""
 
-    replica: Replica
+    replica: SchedulerReplica
     session: aiohttp.ClientSession
     url: str
     clock: Clock
@@ -112,7 +112,7 @@ async def extender(
         contextlib.AsyncExitStack() as served,
     ):
         address = url if told else ""
-        replica = Replica(api, Settings(), name, address, clock=clock, sleep=briefly)
+        replica = SchedulerReplica(api, Settings(), name, address, clock=clock, sleep=briefly)
         credentials = access.credentials
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
         app = http_server(replica, access).app()

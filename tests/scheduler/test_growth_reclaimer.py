@@ -12,7 +12,7 @@ from fenka.cluster.objects import Pod
 from fenka.core.request import Placement, Slice
 from fenka.dialects.lease_records import REPORT, REQUEST, LeaseReport, encode_report
 from fenka.scheduler.controllers import TAKEN_BACK, GrowthReclaimer
-from fenka.scheduler.replica import Replica, Settings
+from fenka.scheduler.replica import SchedulerReplica, Settings
 from tests.builders import GIB, a_pod, node_json, on_card, pod_json, unschedulable
 from tests.core.builders import device
 from tests.fakes.api_server import FakeApiServer, api_server
@@ -24,9 +24,9 @@ TAKEN = "gpu-mem=4096MiB"
 
 
 @contextlib.asynccontextmanager
-async def replica(api: Any, settings: Settings) -> AsyncIterator[Replica]:
+async def replica(api: Any, settings: Settings) -> AsyncIterator[SchedulerReplica]:
     """Run a replica that leads."""
-    found = Replica(api, settings, "one", sleep=briefly)
+    found = SchedulerReplica(api, settings, "one", sleep=briefly)
     task = asyncio.create_task(found.run())
     try:
         await until(lambda: found.leadership.leading)

@@ -16,7 +16,7 @@ from fenka.core.units import MIB
 from fenka.kubernetes.api_client import Api
 from fenka.scheduler.leader_proxy import Credentials
 from fenka.scheduler.metrics import SchedulerMetrics
-from fenka.scheduler.replica import Replica, Settings
+from fenka.scheduler.replica import SchedulerReplica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, BodyLimits, Server
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.server.program import Kubeconfig, identity, stop_requests, working_until
@@ -137,7 +137,7 @@ def url(address: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
-def http_server(replica: Replica, access: Access) -> Server:
+def http_server(replica: SchedulerReplica, access: Access) -> Server:
     """Return the HTTP server of a replica."""
     credentials, leadership = access.credentials, replica.leadership
     metrics = SchedulerMetrics(
@@ -162,7 +162,7 @@ async def serve(options: ServerOptions, settings: Settings) -> None:
     credentials = access.credentials
     async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(returned_memory())
-        replica = Replica(api, settings, identity(settings.name), address)
+        replica = SchedulerReplica(api, settings, identity(settings.name), address)
         stack.enter_context(short_gc_pauses(lambda: not replica.informers.synced))
         server = http_server(replica, access)
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)

@@ -137,8 +137,8 @@ class _Runs(Protocol):
         """Run until cancelled."""
 
 
-class Replica:
-    """Everything but HTTP."""
+class SchedulerReplica:
+    """One of the scheduler's processes: everything but HTTP."""
 
     def __init__(  # noqa: PLR0913
         self,

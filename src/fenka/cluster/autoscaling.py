@@ -221,13 +221,8 @@ class AutoscalerStatus(msgspec.Struct, frozen=True):
     schedulers: tuple[str, ...] = ()
 
 
-_PLANNED, _ORDER, _STATUS = Decoder(Planned), Decoder(OrderRecord), Decoder(AutoscalerStatus)
+_ORDER, _STATUS = Decoder(OrderRecord), Decoder(AutoscalerStatus)
 _PLANNED_PODS = Decoder(dict[str, tuple[card_records.CardIndex, ...]])
-
-
-def decode_planned(text: str) -> Planned:
-    """Read a pod's annotation, which its owner may have written. Raises InvalidRecord."""
-    return card_records.decode(text, _PLANNED, f"annotation {PLANNED}")
 
 
 def encode_planned_pods(uids: Sequence[str], cards: Sequence[tuple[int, ...]] = ()) -> str:

@@ -93,10 +93,6 @@ class Model:
         """Change the bounds of a column."""
         self._highs.changeColBounds(column, low, high)
 
-    def set_row_bounds(self, row: int, low: float, high: float) -> None:
-        """Change the bounds of a row."""
-        self._highs.changeRowBounds(row, low, high)
-
     def solve_linear(self, seconds: float) -> Result | None:
         """Return the optimum of the linear program; None if there is none, or no time to find it."""
         self._highs.setOptionValue("time_limit", _absolute(self._highs, seconds))

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from fenka.core.evaluate import place
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.nodes.case import Case, CaseRequest, Group
-from fenka.core.nodes.problem import Need, Problem, Room, ineligible
+from fenka.core.nodes.case import CaseRequest, Group, PlanningCase
+from fenka.core.nodes.problem import Need, NodeRoom, Problem, ineligible
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement
 from fenka.core.usage import UsageTotals
@@ -26,7 +26,7 @@ class Bought:
 
     nodes: Counter[int]
 
-    def price(self, case: Case) -> float:
+    def price(self, case: PlanningCase) -> float:
         """Return the sum of prices."""
         return sum(count * case.groups[number].price for number, count in self.nodes.items())
 
@@ -66,7 +66,7 @@ class Space:
 class World:
     """A case without nodes there, for baselines. unit_mib: the unit in which they count card memory."""
 
-    def __init__(self, case: Case, *, exact: bool, unit_mib: int = 1024) -> None:
+    def __init__(self, case: PlanningCase, *, exact: bool, unit_mib: int = 1024) -> None:
         self.case, self.exact, self.unit_mib = case, exact, unit_mib
         self.problem = Problem(case)
         self._class_of = {
@@ -82,7 +82,7 @@ class World:
         models = not request.models or any(card.model in request.models for card in shape.cards)
         return models and not ineligible(request, shape)
 
-    def take(self, room: Room, pod: int, group: int) -> bool:
+    def take(self, room: NodeRoom, pod: int, group: int) -> bool:
         """Take the pod exactly if it fits."""
         need: Need | None = self.problem.needs(group)[self._class_of[pod]]
         return need is not None and room.take(need) is not None
@@ -176,7 +176,7 @@ def karpenter(world: World, nodes: Sequence[Space] = ()) -> Bought:
     return Bought(Counter(cheapest))
 
 
-def served(case: Case, bought: Bought) -> int:
+def served(case: PlanningCase, bought: Bought) -> int:
     """Return how many pods fenka's scheduler places on these nodes, in the order of their arrival."""
     nodes = [
         new_node(case.groups[group], f"{group}-{number}")

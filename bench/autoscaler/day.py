@@ -36,7 +36,7 @@ from bench.plot import Panel, Point, draw, stairs
 from fenka.autoscaler.solver.solve import improve
 from fenka.core.evaluate import place
 from fenka.core.inventory import Node
-from fenka.core.nodes.case import FORMAT, Case, CaseNode, CaseRequest, Group, Held, HeldCard
+from fenka.core.nodes.case import FORMAT, CaseNode, CaseRequest, Group, Held, HeldCard, PlanningCase
 from fenka.core.nodes.plan import make_plan
 from fenka.core.nodes.problem import ineligible
 from fenka.core.reasons import Unschedulable
@@ -265,7 +265,7 @@ class Day:
 def fenka(day: Day, pending: Sequence[Pod]) -> None:
     """Buy what `make_plan` says, and reserve each pod's place."""
     names = list(day.machines)
-    case = Case(
+    case = PlanningCase(
         format=FORMAT,
         groups=tuple(
             replace(group, size=sum(it.group == number for it in day.machines.values()))
@@ -338,7 +338,9 @@ def by_sums(algorithm: Baseline) -> Autoscaler:
 
     def buy(day: Day, pending: Sequence[Pod]) -> None:
         requests = tuple(pod.arrival.request for pod in pending)
-        world = World(Case(format=FORMAT, groups=day.groups, requests=requests), exact=False)
+        world = World(
+            PlanningCase(format=FORMAT, groups=day.groups, requests=requests), exact=False
+        )
         nodes = [
             Space(
                 world,

@@ -18,8 +18,8 @@ from bench.autoscaler import day, loop
 from bench.autoscaler.baselines import BASELINES, World, served
 from bench.autoscaler.workloads import drawn, large, openb
 from fenka.autoscaler.solver.solve import improve
-from fenka.core.nodes.case import Case
-from fenka.core.nodes.plan import Plan, Solver, make_plan
+from fenka.core.nodes.case import PlanningCase
+from fenka.core.nodes.plan import NodePlan, Solver, make_plan
 
 SEEDS = 12
 LARGER_SEEDS = 6
@@ -31,7 +31,7 @@ LONG_S = 40.0
 class Timed:
     """A plan, with the seconds of the clock and of the processor."""
 
-    plan: Plan
+    plan: NodePlan
     wall_s: float
     cpu_s: float
 
@@ -52,7 +52,7 @@ class Yardstick:
     """
 
     name: str
-    cases: tuple[Case, ...]
+    cases: tuple[PlanningCase, ...]
     limit_s: float = 2.0
     goal: float | None = None
     worst: float | None = None
@@ -61,7 +61,7 @@ class Yardstick:
     unit_mib: int = 1024
 
 
-def timed(case: Case, limit_s: float, solver: Solver | None = improve) -> Timed:
+def timed(case: PlanningCase, limit_s: float, solver: Solver | None = improve) -> Timed:
     """Plan with a time limit."""
     begin, cpu = time.perf_counter(), time.process_time()
     plan = make_plan(case, lambda: begin + limit_s - time.perf_counter(), solver)

@@ -9,13 +9,13 @@ from pathlib import Path
 from fenka.core.nodes.case import (
     FORMAT,
     Amount,
-    Case,
     CaseNode,
     CaseRequest,
     Group,
     Held,
     HeldCard,
     NewCard,
+    PlanningCase,
 )
 
 T4, A10, A100 = ("Tesla T4", 15079), ("NVIDIA A10", 23028), ("NVIDIA A100 80GB PCIe", 81920)
@@ -87,12 +87,12 @@ def drawn_requests(seed: int, count: int) -> tuple[CaseRequest, ...]:
     return tuple(requests)
 
 
-def drawn(seed: int, count: int) -> Case:
+def drawn(seed: int, count: int) -> PlanningCase:
     """Return a case of six offers and no nodes."""
-    return Case(format=FORMAT, groups=offers(), requests=drawn_requests(seed, count))
+    return PlanningCase(format=FORMAT, groups=offers(), requests=drawn_requests(seed, count))
 
 
-def large(seed: int = 1, pods: int = 1000, groups: int = 50, nodes: int = 500) -> Case:
+def large(seed: int = 1, pods: int = 1000, groups: int = 50, nodes: int = 500) -> PlanningCase:
     """Return many pods, many offers, and many nodes there that are mostly full."""
     draw = random.Random(seed)
     there = []
@@ -119,10 +119,10 @@ def large(seed: int = 1, pods: int = 1000, groups: int = 50, nodes: int = 500) -
             )
         )
     requests = drawn_requests(seed, pods)
-    return Case(format=FORMAT, groups=shapes, requests=requests, nodes=tuple(there))
+    return PlanningCase(format=FORMAT, groups=shapes, requests=requests, nodes=tuple(there))
 
 
-def openb(folder: Path, arrivals: int = 300) -> Case:
+def openb(folder: Path, arrivals: int = 300) -> PlanningCase:
     """Return the first arrivals of the trace, with its node shapes as offers."""
     shapes = sorted(
         {tuple(row.values())[1:] for row in _rows(folder / "openb_node_list_gpu_node.csv")}
@@ -130,7 +130,7 @@ def openb(folder: Path, arrivals: int = 300) -> Case:
     pods = {row["name"]: row for row in _rows(folder / "openb_pod_list_default.csv")}
     with gzip.open(folder / "default.42.arrivals.csv.gz", "rt", newline="") as file:
         names = [row["name"] for row in csv.DictReader(file)][:arrivals]
-    return Case(
+    return PlanningCase(
         format=FORMAT,
         groups=tuple(_openb_group(shape) for shape in shapes),
         requests=tuple(

@@ -19,7 +19,7 @@ from e2e.pki import Authority
 from e2e.programs import KARPENTER, build
 from e2e.scenarios.installation import CHART
 from fenka.autoscaler.providers import ApiNodeClaims
-from fenka.cloud.config import Config, GroupConfig, ProviderConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig
 from fenka.cloud.karpenter import KarpenterProvider, open_provider
 from fenka.cloud.port import InstanceState, OfferKey, Order, OutOfStock
 from fenka.cluster.autoscaling import ORDER, ORDERS_MAP, decode_order
@@ -125,7 +125,7 @@ def plane() -> Iterator[ControlPlane]:
         yield cluster
 
 
-def configuration() -> Config:
+def configuration() -> AutoscalerConfig:
     """Return two groups. Without its node class, Karpenter's simulation has no stock of the second."""
     groups = [
         GroupConfig(
@@ -139,7 +139,9 @@ def configuration() -> Config:
         )
         for key, name in ((SPOT, "default"), (MISSING, "missing"))
     ]
-    return Config(cluster="demo", provider=ProviderConfig(kind="karpenter"), groups=tuple(groups))
+    return AutoscalerConfig(
+        cluster="demo", provider=ProviderConfig(kind="karpenter"), groups=tuple(groups)
+    )
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from aiohttp import web
 from fenka.autoscaler.inputs import AutoscalerOptions
 from fenka.autoscaler.main import Autoscaler
 from fenka.autoscaler.solver import available_solver
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.port import Offer, Order
 from fenka.cloud.simulated_cloud import (
     CloudState,
@@ -31,8 +31,8 @@ from fenka.cluster.autoscaling import (
     decode_order,
     decode_status,
 )
-from fenka.core.nodes.case import Case
-from fenka.core.nodes.plan import Plan, make_plan
+from fenka.core.nodes.case import PlanningCase
+from fenka.core.nodes.plan import NodePlan, make_plan
 from tests.autoscaler.snapshots import NOW, config, elastic_node
 from tests.builders import T4_MIB, Json, pod_json, unschedulable
 from tests.fakes.api_server import FakeApiServer, api_server
@@ -52,10 +52,10 @@ class DirectPlanner:
     """Plans in this process. during: is awaited while a plan is made."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[NodePlan] = []
         self.during: Callable[[], Any] | None = None
 
-    async def plan(self, case: Case, seconds: float) -> tuple[Plan, float]:
+    async def plan(self, case: PlanningCase, seconds: float) -> tuple[NodePlan, float]:
         """Return the plan."""
         if self.during is not None:
             await self.during()
@@ -105,7 +105,7 @@ class World:
     """A cluster, a cloud and replicas of the autoscaler."""
 
     def __init__(
-        self, server: FakeApiServer, folder: Path, made: Scenario, settings: Config
+        self, server: FakeApiServer, folder: Path, made: Scenario, settings: AutoscalerConfig
     ) -> None:
         self.server, self.folder, self.settings = server, folder, settings
         self.scenario = made
@@ -286,7 +286,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, made: Scenario | None = None, settings: Config | None = None
+    folder: Path, made: Scenario | None = None, settings: AutoscalerConfig | None = None
 ) -> AsyncIterator[World]:
     """Yield a cluster without nodes, and a cloud."""
     async with api_server() as server:

@@ -4,9 +4,10 @@ from typing import Any
 
 import msgspec
 
-from fenka.autoscaler.snapshot import ElasticNode, ElasticPod, Snapshot, pods_by_node
-from fenka.cloud.config import Config, GroupConfig, ProviderConfig, ShapeConfig
+from fenka.autoscaler.snapshot import ElasticPod, Snapshot, pods_by_node
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig, ShapeConfig
 from fenka.cloud.port import Instance, InstanceState, Offer, OfferKey
+from fenka.cluster.objects import Node
 from fenka.cluster.state import ClusterState
 from fenka.core.nodes.case import NewCard
 from tests.builders import T4_MIB, Json, node_json
@@ -24,9 +25,9 @@ def group(name: str = "t4", **fields: Any) -> GroupConfig:
     )
 
 
-def config(*groups: GroupConfig, **fields: Any) -> Config:
+def config(*groups: GroupConfig, **fields: Any) -> AutoscalerConfig:
     """The configuration of cluster `demo`."""
-    return Config(
+    return AutoscalerConfig(
         cluster="demo",
         provider=ProviderConfig(kind="simulated"),
         groups=groups or (group(),),
@@ -63,7 +64,7 @@ def snapshot(
     *, nodes: tuple[Json, ...] = (), pods: tuple[Json, ...] = (), **fields: Any
 ) -> Snapshot:
     """The snapshot of a cluster. Fields: those of a Snapshot; config and offers have defaults."""
-    read_nodes = [msgspec.convert(each, ElasticNode) for each in nodes]
+    read_nodes = [msgspec.convert(each, Node) for each in nodes]
     read_pods = [msgspec.convert(each, ElasticPod) for each in pods]
     settings = fields.pop("config", None) or config()
     offers = fields.pop("offers", None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fenka.autoscaler.inputs import decode_case, read_case
-from fenka.core.nodes.case import InvalidCase
+from fenka.core.errors import InvalidCase
 from tests.autoscaler.cases import JSON, case, group, node, request
 
 

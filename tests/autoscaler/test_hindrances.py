@@ -13,7 +13,7 @@ from fenka.autoscaler.plan_case import plan_case, within_most
 from fenka.autoscaler.planner import PlanFailed
 from fenka.autoscaler.snapshot import Shape
 from fenka.cli.why import explain_pod
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.port import Offer, OfferKey
 from fenka.cloud.simulated_cloud import Fault, Prices, Scenario, SimulatedOffer
 from fenka.cluster.autoscaling import (
@@ -88,7 +88,7 @@ async def test_other_nodes_are_labelled_when_an_instance_cannot_be_ended(tmp_pat
         await there.passes(60, lambda: PLANNED in there.annotations("pods", "a"))
 
 
-def _two_zones() -> Config:
+def _two_zones() -> AutoscalerConfig:
     return config(group(zones=("a", "b")))
 
 

@@ -23,8 +23,8 @@ from fenka.cluster.autoscaling import (
     encode_time,
 )
 from fenka.cluster.node_admission import exclusion
-from fenka.core.nodes.case import Case, CaseNode, CaseRequest, Group, NewCard
-from fenka.core.nodes.plan import Plan, make_plan
+from fenka.core.nodes.case import CaseNode, CaseRequest, Group, NewCard, PlanningCase
+from fenka.core.nodes.plan import NodePlan, make_plan
 from fenka.core.nodes.problem import ZONE_LABEL
 from tests.autoscaler.snapshots import (
     NOW,
@@ -40,12 +40,12 @@ from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json
 from tests.mig_builders import inside_pod_json, mig_node_json, mig_pod_json
 
 
-def case_of(given: Snapshot) -> Case:
+def case_of(given: Snapshot) -> PlanningCase:
     """The case."""
     return plan_case(given).case
 
 
-def planned(given: Snapshot) -> Plan:
+def planned(given: Snapshot) -> NodePlan:
     """The plan of a snapshot."""
     return make_plan(case_of(given), lambda: 10.0)
 

@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 
 from fenka.autoscaler.inputs import decode_case
 from fenka.autoscaler.solver.solve import improve
-from fenka.core.nodes.case import InvalidCase, with_nodes
+from fenka.core.errors import InvalidCase
+from fenka.core.nodes.case import with_nodes
 from fenka.core.nodes.plan import Solver, make_plan
 from tests.autoscaler.audit import audit, best, key_of
 from tests.autoscaler.cases import JSON, cases

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.autoscaler.reclaim import RECLAIM, Reclaimer, Removal, decide_reclaims
-from fenka.cloud.port import InstanceState, Notice
+from fenka.cloud.port import InstanceState, ReclaimNotice
 from fenka.cluster.autoscaling import (
     CAPACITY,
     ENDING,
@@ -152,7 +152,14 @@ def test_gang_elsewhere_stays_when_its_member_on_the_node_ends_already() -> None
 )
 def test_earliest_notice_counts(own: float | None, notice: float | None, at: float) -> None:
     """The annotation, or what the provider sees."""
-    notices = [] if notice is None else [Notice("i-n", notice, "market"), Notice("i-x", NOW, "")]
+    notices = (
+        []
+        if notice is None
+        else [
+            ReclaimNotice("i-n", notice, "market"),
+            ReclaimNotice("i-x", NOW, ""),
+        ]
+    )
     seen = snapshot(
         nodes=(node(at=own),), config=config(SPOT), instances=(machine(),), notices=notices
     )

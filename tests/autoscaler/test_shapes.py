@@ -7,7 +7,8 @@ import pytest
 from fenka.autoscaler.node_registration import new_shapes
 from fenka.autoscaler.snapshot import Shape, UnknownShape, shape_of, without_daemons
 from fenka.cluster.autoscaling import CloudType, Slot
-from fenka.core.nodes.case import CaseRequest, NewCard, Taint, Toleration
+from fenka.core.inventory import Taint, Toleration
+from fenka.core.nodes.case import CaseRequest, NewCard
 from fenka.core.nodes.plan import make_plan
 from tests.autoscaler.snapshots import T4, config, elastic_node, snapshot
 from tests.autoscaler.snapshots import group as group_config

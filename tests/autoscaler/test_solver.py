@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.autoscaler.solver.model import INFINITY, Counts, Cut, CutMaster, Goals, Infeasible, Model
+from fenka.autoscaler.solver.model import INFINITY, Counts, Cut, CutMaster, Goals, Model, NoSolution
 from fenka.autoscaler.solver.patterns import PatternPool, PatternProgram, Pricing, cut_of
 from fenka.autoscaler.solver.solve import packed
-from fenka.core.nodes.case import Case
+from fenka.core.nodes.case import PlanningCase
 from fenka.core.nodes.problem import Problem
 from fenka.core.nodes.quick import quick_plan
 from fenka.core.nodes.solution import refill
@@ -22,7 +22,7 @@ def forever() -> float:
     return math.inf
 
 
-def pool_of(what: Case) -> PatternPool:
+def pool_of(what: PlanningCase) -> PatternPool:
     """Return the patterns of the first quick plan."""
     problem = Problem(what)
     return PatternPool(problem, quick_plan(problem, lambda: True, lambda _: None).fills)
@@ -38,7 +38,7 @@ def test_model_reports_optimum_duals_and_infeasibility() -> None:
     assert whole is not None
     assert (linear.objective, linear.duals, whole.objective, whole.bound) == (4.0, [1.0], 3.0, 3.0)
     model.row(2.0, INFINITY, [(columns[0], 1.0)])
-    with pytest.raises(Infeasible):
+    with pytest.raises(NoSolution):
         model.solve_integer(9.0)
 
 
@@ -124,7 +124,7 @@ def test_packing_is_exact_when_pods_fit_in_parts_only() -> None:
     assert solution is not None
     assert (solution.served, solution.bought) == ((4,), 2)
     tight = pool_of(case(request("a", 9, count=2), request("b", 6, count=2), groups=(group(),)))
-    with pytest.raises(Infeasible):
+    with pytest.raises(NoSolution):
         packed(tight, Counts({0: 2}, {0: 2, 1: 2}), 9.0)
 
 

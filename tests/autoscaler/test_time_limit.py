@@ -9,12 +9,12 @@ from types import FrameType
 import pytest
 
 from fenka.autoscaler.solver.solve import improve
-from fenka.core.nodes.case import Case
+from fenka.core.nodes.case import PlanningCase
 from fenka.core.nodes.plan import make_plan
 from tests.core.nodes.builders import T4_MIB, case, group, held, node, request
 
 
-def large(seed: int = 1) -> Case:
+def large(seed: int = 1) -> PlanningCase:
     """Return requests of all sizes, and nodes that are mostly full."""
     draw = random.Random(seed)
     requests = (
@@ -57,7 +57,7 @@ class CallClock:
             sys.setprofile(before)
 
 
-def calls_of_first_plan(what: Case) -> int:
+def calls_of_first_plan(what: PlanningCase) -> int:
     """Return the calls that a plan takes at least."""
     clock = CallClock(1)
     with clock.running():

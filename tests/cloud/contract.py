@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from fenka.cloud.config import Config, InvalidConfig
+from fenka.cloud.config import AutoscalerConfig, InvalidConfig
 from fenka.cloud.config_file import check_offers
 from fenka.cloud.port import InstanceState, OfferKey, Order, OutOfStock, Provider, TooDear, Unknown
 
@@ -14,7 +14,7 @@ SPOT = OfferKey("t4-spot", "gn6i", "g", "spot")
 SPOT_CAP = 4.0
 
 
-def refusal(config: Config, offers: Iterable[OfferKey]) -> str:
+def refusal(config: AutoscalerConfig, offers: Iterable[OfferKey]) -> str:
     """Return why the autoscaler does not start when a provider has these offers, empty if it does."""
     try:
         check_offers(config, offers)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cloud.config import (
-    Config,
+    AutoscalerConfig,
     GroupConfig,
     InvalidConfig,
     Limits,
@@ -21,7 +21,8 @@ from fenka.cloud.config import (
 )
 from fenka.cloud.config_file import check_shapes, decode_config, read_config
 from fenka.cloud.port import OfferKey
-from fenka.core.nodes.case import NewCard, Taint
+from fenka.core.inventory import Taint
+from fenka.core.nodes.case import NewCard
 from tests.cloud.contract import refusal
 
 HEAD = """
@@ -58,7 +59,7 @@ groups:
 def test_configuration_has_the_defaults_when_only_what_is_required_is_given() -> None:
     """They are those of the documentation."""
     config = decode_config(f"{HEAD}groups: [{{{T4}}}]".encode())
-    assert config == Config(
+    assert config == AutoscalerConfig(
         cluster="demo",
         provider=ProviderConfig(kind="ess", region="cn-beijing"),
         groups=(GroupConfig(name="t4", types=("gn6i",), zones=("g",)),),
@@ -74,7 +75,7 @@ def test_configuration_is_read_when_everything_is_given(tmp_path: Path) -> None:
     """Durations in seconds, quantities in thousandths of cores and MiB, the provider's keys as settings."""
     path = tmp_path / "config.yaml"
     path.write_text(COMPLETE)
-    assert read_config(path) == Config(
+    assert read_config(path) == AutoscalerConfig(
         cluster="demo",
         provider=ProviderConfig(
             kind="simulated",

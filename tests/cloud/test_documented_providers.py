@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from fenka.cloud.aws.provider import AwsProvider
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.config_file import decode_config
 from fenka.cloud.karpenter import KarpenterProvider
 
 PAGE = Path(__file__).parents[2] / "docs" / "autoscaling.md"
 
 
-def documented(section: str) -> Config:
+def documented(section: str) -> AutoscalerConfig:
     """Return the first configuration of a section."""
     text = PAGE.read_text().partition(f"\n### {section}\n")[2]
     return decode_config(text.partition("```yaml\n")[2].partition("```")[0].encode())

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from fenka.autoscaler.providers import CLAIMS, ApiNodeClaims
-from fenka.cloud.config import Config, GroupConfig, InvalidConfig, ProviderConfig, SpotRules
+from fenka.cloud.config import (
+    AutoscalerConfig,
+    GroupConfig,
+    InvalidConfig,
+    ProviderConfig,
+    SpotRules,
+)
 from fenka.cloud.karpenter import LOOK_S, LOOKS, KarpenterProvider
 from fenka.cloud.port import (
     Denied,
@@ -17,7 +23,7 @@ from fenka.cloud.port import (
     Throttled,
     Unknown,
 )
-from fenka.core.nodes.case import Taint
+from fenka.core.inventory import Taint
 from fenka.kubernetes.api_client import ApiError, ApiUnreachable
 from tests.cloud.contract import ON_DEMAND, SPOT, Cloud, ProviderContract
 from tests.fakes.in_process import FakeApi
@@ -56,7 +62,7 @@ class KarpenterCloud(Cloud):
         self.config = configuration(group(ON_DEMAND, 11.63), group(SPOT, 3.49))
         self.provider = self.provider_of(self.config)
 
-    def provider_of(self, config: Config) -> KarpenterProvider:
+    def provider_of(self, config: AutoscalerConfig) -> KarpenterProvider:
         """Return a provider, as after a restart."""
         return KarpenterProvider(config, ApiNodeClaims(self.api), self._pause)  # type: ignore[arg-type]
 
@@ -119,9 +125,11 @@ def group(key: OfferKey, price: float | None, **more: Any) -> GroupConfig:
     return GroupConfig(name=key.group, capacity=key.capacity, price=price, **fields | more)
 
 
-def configuration(*groups: GroupConfig) -> Config:
+def configuration(*groups: GroupConfig) -> AutoscalerConfig:
     """Return a configuration."""
-    return Config(cluster="demo", provider=ProviderConfig(kind="karpenter"), groups=groups)
+    return AutoscalerConfig(
+        cluster="demo", provider=ProviderConfig(kind="karpenter"), groups=groups
+    )
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fenka.autoscaler.providers import ApiNodeClaims
-from fenka.cloud.config import Config, ProviderConfig
+from fenka.cloud.config import AutoscalerConfig, ProviderConfig
 from fenka.cloud.karpenter import KarpenterProvider
 from fenka.cluster.autoscaling import ORDER
 from tests.autoscaler.harness import World, briefly, scenario
@@ -14,7 +14,7 @@ from tests.fakes.api_server import api_server
 from tests.fakes.in_process import FakeApi
 
 NODE_CLASS = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "gpu"}
-CONFIG = Config(
+CONFIG = AutoscalerConfig(
     cluster="demo",
     provider=ProviderConfig(kind="karpenter"),
     groups=(group(settings={"nodeClass": NODE_CLASS}),),

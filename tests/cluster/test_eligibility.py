@@ -16,10 +16,8 @@ from fenka.cluster.objects import (
     Pod,
     PodSpec,
     SelectorRequirement,
-    Taint,
-    Toleration,
 )
-from fenka.core.inventory import tolerates
+from fenka.core.inventory import Taint, Toleration, tolerates
 
 EXCLUDED = ["the pod's node affinity excludes it"]
 

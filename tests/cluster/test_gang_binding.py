@@ -10,7 +10,7 @@ from fenka.cluster.gang_placement import (
     GangPending,
     MembersAwaited,
 )
-from fenka.cluster.objects import Taint
+from fenka.core.inventory import Taint
 from tests.builders import a_node, a_pod, gang_labels, on_card
 from tests.fakes.extender import ExtenderHarness, on_t4
 from tests.fakes.queue import make

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from fenka.cluster.objects import Pod, Toleration
+from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import OVERDUE_TTL_S, PendingQueue
 from fenka.cluster.queue_snapshot import QueueSnapshot
 from fenka.cluster.state import ClusterState
 from fenka.core.backfill import complete
+from fenka.core.inventory import Toleration
 from fenka.core.queue import Fairness
 from fenka.dialects import gpushare
 from fenka.dialects.nodes import CORDONED, MODE_LABEL, PLACEMENT_LABEL

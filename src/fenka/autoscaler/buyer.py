@@ -26,11 +26,11 @@ from fenka.autoscaler.planner import PlanFailed, Planner
 from fenka.autoscaler.snapshot import ElasticPod, Snapshot
 from fenka.autoscaler.stores import new_name
 from fenka.autoscaler.supply import next_try, pauses
-from fenka.cloud.config import Config, ScaleOut
+from fenka.cloud.config import AutoscalerConfig, ScaleOut
 from fenka.cloud.port import Order, Provider, ProviderError, Throttled, Unknown
 from fenka.cluster.autoscaling import ElasticNodeStatus, OrderRecord, Slot, encode_time
-from fenka.core.nodes.case import PRICE_DECIMALS, Case
-from fenka.core.nodes.plan import NewNodes, Plan
+from fenka.core.nodes.case import PRICE_DECIMALS, PlanningCase
+from fenka.core.nodes.plan import NewNodes, NodePlan
 
 REPEAT_S = 2.0
 """Between two requests for the same order, while the answer is lost."""
@@ -161,7 +161,9 @@ MAX_NODES = 100
 """Of one order: what clouds accept in one call."""
 
 
-def purchases(snapshot: Snapshot, case: plan_case.PlanCase, plan: Plan) -> dict[str, OrderRecord]:
+def purchases(
+    snapshot: Snapshot, case: plan_case.PlanCase, plan: NodePlan
+) -> dict[str, OrderRecord]:
     """Return the new orders of a plan, and those whose coming nodes get more pods."""
     placed = plan_case.planned_by_node(plan)
     gang_members = {request.name for request in case.case.requests if request.gang is not None}
@@ -224,7 +226,7 @@ def _parts(names: list[str]) -> Iterable[list[str]]:
         yield names[start : start + MAX_NODES]
 
 
-def without_stale(snapshot: Snapshot, case: plan_case.PlanCase, plan: Plan) -> Plan:
+def without_stale(snapshot: Snapshot, case: plan_case.PlanCase, plan: NodePlan) -> NodePlan:
     """Return the plan without pods that were bound or deleted since, and without the nodes for them alone.
 
     Pods come and go all the time, and a plan takes seconds: what concerns the others is still right. A gang
@@ -274,7 +276,7 @@ def _is_there(snapshot: Snapshot, slot: tuple[str, int] | None) -> bool:
     return name in snapshot.orders and number < len(snapshot.orders[name].slots)
 
 
-def summary(case: plan_case.PlanCase, plan: Plan) -> dict[str, str]:
+def summary(case: plan_case.PlanCase, plan: NodePlan) -> dict[str, str]:
     """Return by pod's request a sentence about the nodes that are asked for, for events."""
     counts = {node.group: node.count for node in plan.nodes}
     prices = {group.name: group.price for group in case.case.groups}
@@ -310,11 +312,11 @@ class Buyer:
         problem: why no plan was made the last time, empty if one was.
     """
 
-    def __init__(self, config: Config, planner: Planner, counts: ActivityCounts) -> None:
+    def __init__(self, config: AutoscalerConfig, planner: Planner, counts: ActivityCounts) -> None:
         self._planner, self._counts = planner, counts
         self._windows = Windows(config.scale_out)
         self._delay = config.scale_out.delay
-        self._planned: Case | None = None
+        self._planned: PlanningCase | None = None
         self._planned_at = self._retry_at = float("-inf")
         self._retry_s = REPLAN_S
         self._hindered = False
@@ -452,7 +454,7 @@ class Buyer:
         self,
         context: ActorContext,
         case: plan_case.PlanCase,
-        plan: Plan,
+        plan: NodePlan,
         orders: Mapping[str, OrderRecord],
     ) -> None:
         snapshot = context.snapshot()
@@ -518,7 +520,7 @@ def _with_next_try(snapshot: Snapshot, sentences: Mapping[str, str]) -> dict[str
     return {uid: f"{sentence}{suffix}" for uid, sentence in sentences.items()}
 
 
-def _lasting(case: Case) -> Case:
+def _lasting(case: PlanningCase) -> PlanningCase:
     """Return the case without what changes by itself as time passes."""
     nodes = tuple(replace(node, protected_s=0.0) for node in case.nodes)
     return replace(case, nodes=nodes)

@@ -21,8 +21,9 @@ from fenka.cluster.objects import Condition, Node, NodeStatus, ObjectMeta, Pod, 
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import PodGang, group_key, group_name
 from fenka.cluster.queue_snapshot import time_limit_s
-from fenka.core.errors import FenkaError
-from fenka.core.nodes.case import Amount, CaseRequest, InvalidCase, Toleration, check_request
+from fenka.core.errors import FenkaError, InvalidCase
+from fenka.core.inventory import Toleration
+from fenka.core.nodes.case import OPERATORS, Amount, CaseRequest, check_request
 from fenka.core.request import MAX_HOST, Memory, PercentOfCard, Request
 from fenka.dialects.base import GIB_MIB, Dialect, InvalidRecord, SliceRequest
 from fenka.dialects.registry import DIALECTS, resource_names
@@ -338,16 +339,7 @@ def with_cards(request: CaseRequest, asked: Request) -> CaseRequest:
 
 def case_tolerations(spec: ElasticPodSpec) -> tuple[Toleration, ...]:
     """Return the tolerations that a case can have. Leaving out one never makes a pod fit more nodes."""
-    return tuple(
-        Toleration(
-            key=toleration.key,
-            operator=toleration.operator,  # type: ignore[arg-type]
-            value=toleration.value,
-            effect=toleration.effect,
-        )
-        for toleration in spec.tolerations
-        if toleration.operator in ("", "Equal", "Exists")
-    )
+    return tuple(toleration for toleration in spec.tolerations if toleration.operator in OPERATORS)
 
 
 def _check_expressible(pod: ElasticPod) -> None:

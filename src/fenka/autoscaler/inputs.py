@@ -9,7 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fenka.core.nodes.case import Case, InvalidCase, check_case
+from fenka.core.errors import InvalidCase
+from fenka.core.nodes.case import PlanningCase, check_case
 from fenka.core.units import MIB
 from fenka.formats import documents
 from fenka.server.program import Kubeconfig, ReplicaName
@@ -48,7 +49,7 @@ MAX_BYTES = 64 * MIB
 """More than any cluster's case."""
 
 
-def read_case(path: Path) -> Case:
+def read_case(path: Path) -> PlanningCase:
     """Return the case in a file. Raises InvalidCase, OSError."""
     with path.open("rb") as file:
         text = file.read(MAX_BYTES + 1)
@@ -57,14 +58,14 @@ def read_case(path: Path) -> Case:
     return decode_case(text)
 
 
-def decode_case(text: bytes) -> Case:
+def decode_case(text: bytes) -> PlanningCase:
     """Return the case of this JSON. Raises InvalidCase for anything that is not understood."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
         raise InvalidCase(f"the case is no JSON: {why}") from None
     try:
-        case = documents.convert(value, Case, "the case")
+        case = documents.convert(value, PlanningCase, "the case")
     except documents.InvalidDocument as why:
         raise InvalidCase(str(why)) from None
     check_case(case)

@@ -22,7 +22,7 @@ from fenka.autoscaler.snapshot import Snapshot, UnknownShape, coming, offer_of
 from fenka.autoscaler.stores import OrderStore, ShapeStore, StoredMap, WriteLost
 from fenka.autoscaler.supply import pauses, shape_for
 from fenka.autoscaler.watch import ElasticCluster
-from fenka.cloud.config import Config, GroupConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig
 from fenka.cloud.port import InstanceState, OfferKey, Provider, ProviderError
 from fenka.cluster import autoscaling
 from fenka.cluster.pending_queue import is_open
@@ -144,7 +144,7 @@ class StoredState:
     status: StoredMap
 
     @classmethod
-    def of(cls, api: Api, namespace: str, config: Config) -> "StoredState":
+    def of(cls, api: Api, namespace: str, config: AutoscalerConfig) -> "StoredState":
         """Return those of a namespace."""
         return cls(
             OrderStore(api, namespace),
@@ -164,7 +164,7 @@ class Loop:
         self,
         api: Api,
         provider: Provider,
-        config: Config,
+        config: AutoscalerConfig,
         cluster: ElasticCluster,
         memory: StoredState,
         recorder: EventRecorder,

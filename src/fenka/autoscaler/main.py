@@ -18,7 +18,7 @@ from fenka.autoscaler.reclaim import Reclaimer
 from fenka.autoscaler.scale_in import ScaleInActor
 from fenka.autoscaler.stores import ShapeStore
 from fenka.autoscaler.watch import ElasticCluster
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.config_file import check_offers, check_shapes, read_config
 from fenka.cloud.port import Provider, ProviderError
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
@@ -40,7 +40,7 @@ class Autoscaler:
         api: Api,
         provider: Provider,
         planner: Planner,
-        config: Config,
+        config: AutoscalerConfig,
         options: AutoscalerOptions,
         *,
         identity: str,
@@ -129,7 +129,7 @@ async def serve(path: Path, options: AutoscalerOptions) -> None:
             pass
 
 
-async def _check_offers(config: Config, provider: Provider, shapes: ShapeStore) -> None:
+async def _check_offers(config: AutoscalerConfig, provider: Provider, shapes: ShapeStore) -> None:
     """Check the configuration's types and zones, and that types have a shape. Raises InvalidConfig."""
     try:
         offers, _ = await asyncio.gather(provider.offers(), shapes.load())

@@ -9,7 +9,7 @@ from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.supply import pauses
 from fenka.cloud.port import InstanceState
 from fenka.cluster.autoscaling import OrderRecord
-from fenka.core.nodes.plan import Plan
+from fenka.core.nodes.plan import NodePlan
 from fenka.server.metrics import ProgramMetrics
 
 PREFIX = "fenka_autoscaler_"
@@ -42,7 +42,7 @@ class ActivityCounts:
         )
         self.gap_ratio = 0.0
 
-    def planned(self, plan: Plan, seconds: float) -> None:
+    def planned(self, plan: NodePlan, seconds: float) -> None:
         """Count a plan."""
         self.plan_seconds.observe(seconds)
         self.gap_ratio = plan.cost / plan.bound - 1 if plan.bound > 0 else 0.0

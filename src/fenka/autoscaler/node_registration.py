@@ -14,7 +14,6 @@ import msgspec
 from fenka.autoscaler.demand import Inexpressible, affinity_rules, case_request, class_key
 from fenka.autoscaler.snapshot import (
     COMING,
-    ElasticNode,
     ElasticPod,
     Shape,
     Snapshot,
@@ -28,9 +27,10 @@ from fenka.autoscaler.supply import has_whole_cards, protected_until, shape_for
 from fenka.cloud.config import GroupConfig
 from fenka.cloud.port import Instance, OfferKey
 from fenka.cluster import autoscaling
+from fenka.cluster.objects import Node
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
-from fenka.core.nodes.case import Capacity, CaseRequest, NewCard, Taint
+from fenka.core.nodes.case import Capacity, CaseRequest, NewCard
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
 from fenka.dialects.registry import WITH_HAMI, resource_names
@@ -84,7 +84,7 @@ FENKA_RESOURCES = resource_names(WITH_HAMI)
 class NodeChange:
     """Labels and annotations that a node lacks, None for one to remove. It is one patch."""
 
-    node: ElasticNode
+    node: Node
     labels: Mapping[str, str]
     annotations: Mapping[str, str | None]
 
@@ -133,7 +133,7 @@ def _changes_of_spot_nodes(snapshot: Snapshot, marked: Collection[str]) -> Itera
 
 
 def _change(
-    node: ElasticNode, labels: Mapping[str, str], annotations: Mapping[str, str | None]
+    node: Node, labels: Mapping[str, str], annotations: Mapping[str, str | None]
 ) -> NodeChange:
     return NodeChange(
         node,
@@ -212,7 +212,7 @@ def _expected_cards(snapshot: Snapshot, record: autoscaling.OrderRecord) -> tupl
 
 
 def shape_of_node(
-    snapshot: Snapshot, node: ElasticNode, expected: tuple[NewCard, ...] = ()
+    snapshot: Snapshot, node: Node, expected: tuple[NewCard, ...] = ()
 ) -> Shape | None:
     """Return what a node is; None if some of its cards are not usable now.
 
@@ -244,9 +244,7 @@ def shape_of_node(
             if key not in OF_ONE_NODE and not key.startswith(_OWN_PREFIXES)
         },
         taints=tuple(
-            Taint(key=taint.key, value=taint.value, effect=taint.effect)
-            for taint in node.spec.taints
-            if not taint.key.startswith(_PASSING_TAINTS)
+            taint for taint in node.spec.taints if not taint.key.startswith(_PASSING_TAINTS)
         ),
         cards=cards,
     )

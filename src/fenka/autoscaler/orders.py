@@ -19,7 +19,6 @@ from fenka.autoscaler.actor_context import ActorContext
 from fenka.autoscaler.metrics import ActivityCounts
 from fenka.autoscaler.snapshot import (
     COMING,
-    ElasticNode,
     ElasticPod,
     Snapshot,
     UnknownShape,
@@ -74,7 +73,7 @@ class LaunchFailure:
     order: str
     failure: autoscaling.Failure
     why: str
-    node: ElasticNode | None
+    node: Node | None
     pods: tuple[ElasticPod, ...]
 
 
@@ -91,7 +90,7 @@ class Decision:
 
     orders: Mapping[str, autoscaling.OrderRecord | None] = field(default_factory=dict)
     ends: frozenset[str] = frozenset()
-    removed: tuple[ElasticNode, ...] = ()
+    removed: tuple[Node, ...] = ()
     failures: tuple[LaunchFailure, ...] = ()
 
 
@@ -299,7 +298,7 @@ def is_gone(snapshot: Snapshot, name: str) -> bool:
     return since is not None and (snapshot.instances_at or 0.0) >= since + GONE_S
 
 
-def _lack(snapshot: Snapshot, instance: port.Instance | None, node: ElasticNode | None) -> str:
+def _lack(snapshot: Snapshot, instance: port.Instance | None, node: Node | None) -> str:
     """Return what a node lacks, as a sentence's part."""
     if instance is None:
         return "the cloud has started no machine"
@@ -314,7 +313,7 @@ def _lack(snapshot: Snapshot, instance: port.Instance | None, node: ElasticNode 
     )
 
 
-def offers_cards(snapshot: Snapshot, record: autoscaling.OrderRecord, node: ElasticNode) -> bool:
+def offers_cards(snapshot: Snapshot, record: autoscaling.OrderRecord, node: Node) -> bool:
     """Return whether pods can use what the node was bought for."""
     if not node.ready:
         return False
@@ -429,7 +428,7 @@ def _ends(
     )
 
 
-def _removed(snapshot: Snapshot) -> Iterable[ElasticNode]:
+def _removed(snapshot: Snapshot) -> Iterable[Node]:
     """Yield the nodes that were bought and whose instances are gone."""
     ended = {
         slot.node
@@ -583,7 +582,7 @@ async def _patch_node(
     return await _patch(context, node_path(meta.name), Node, body)
 
 
-async def _delete_node(context: ActorContext, node: ElasticNode) -> None:
+async def _delete_node(context: ActorContext, node: Node) -> None:
     log.info("node %s: its instance is gone", node.metadata.name)
     body = {"preconditions": {"uid": node.metadata.uid}}
     await if_accepted(context.api.delete(node_path(node.metadata.name), body), GONE)

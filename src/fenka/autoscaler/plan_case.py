@@ -20,21 +20,21 @@ from fenka.autoscaler.reclaim import evicted_demand
 from fenka.autoscaler.snapshot import Snapshot, coming, offer_of
 from fenka.autoscaler.stores import ShapeStore
 from fenka.autoscaler.watch import ElasticCluster
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.port import InstanceState, Offer, OfferKey
 from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.node_admission import AdmissionRule, admission_rule, mode_labels
 from fenka.core.nodes.case import (
     FORMAT,
     BuyLimits,
-    Case,
     CaseNode,
     CaseRequest,
     Gang,
     Group,
+    PlanningCase,
     with_nodes,
 )
-from fenka.core.nodes.plan import Plan, Solver, Unserved, make_plan
+from fenka.core.nodes.plan import NodePlan, Solver, Unserved, make_plan
 from fenka.core.nodes.problem import labels_of
 from fenka.dialects.nodes import has_mode_label
 from fenka.kubernetes.api_client import Api
@@ -60,7 +60,7 @@ class PlanCase:
         most: how many nodes each group of the configuration may still get.
     """
 
-    case: Case
+    case: PlanningCase
     pods: Mapping[str, str]
     offers: Mapping[str, OfferKey]
     slots: Mapping[str, tuple[str, int]]
@@ -98,7 +98,7 @@ def case_of(snapshot: Snapshot, requests: Mapping[str, CaseRequest], demand: Dem
     rules = {uid: demand.rules[uid] for uid in requests}
     groups, nodes, requests = _with_rules(snapshot, offered, groups, nodes, requests, rules)
     gangs = {request.gang: Gang() for request in requests.values() if request.gang is not None}
-    case = Case(
+    case = PlanningCase(
         format=FORMAT,
         groups=tuple(groups),
         requests=tuple(requests.values()),
@@ -162,7 +162,7 @@ def _bounded(
     return [groups[each.group.name] for each in offered], most
 
 
-def within_most(case: PlanCase, plan: Plan) -> Case | None:
+def within_most(case: PlanCase, plan: NodePlan) -> PlanningCase | None:
     """Return a narrower case if the plan exceeds the max of a group with several offers; else None.
 
     Offers with pods of the highest priority keep what the group may still get, and of these the cheapest.
@@ -301,7 +301,7 @@ def _admits_mode(rules: Rules, labels: Mapping[str, str]) -> bool:
 # ---- answers ----
 
 
-def unserved_pods(case: PlanCase, plan: Plan) -> dict[str, str]:
+def unserved_pods(case: PlanCase, plan: NodePlan) -> dict[str, str]:
     """Return why no node is bought for pods, by UID."""
     sentences = dict(case.unserved)
     for each in plan.unserved:
@@ -317,7 +317,7 @@ def _without_rule_labels(text: str) -> str:
     return ", ".join(words)
 
 
-def planned_by_node(plan: Plan) -> Mapping[str, list[tuple[str, tuple[int, ...]]]]:
+def planned_by_node(plan: NodePlan) -> Mapping[str, list[tuple[str, tuple[int, ...]]]]:
     """Return the requests that the plan places on each node, with their cards."""
     placed: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for pod in plan.placements:
@@ -335,7 +335,11 @@ OUT_OF_STOCK = "out of stock"
 
 
 async def read_snapshot(
-    api: Api, published: AutoscalerState, status: AutoscalerStatus, config: Config, now: float
+    api: Api,
+    published: AutoscalerState,
+    status: AutoscalerStatus,
+    config: AutoscalerConfig,
+    now: float,
 ) -> Snapshot:
     """Return the snapshot of one pass, without instances: orders say what is on its way.
 
@@ -385,7 +389,7 @@ async def read_snapshot(
 
 def dry_run(
     snapshot: Snapshot, case: PlanCase, remaining: Callable[[], float], solver: Solver | None
-) -> Plan:
+) -> NodePlan:
     """Return the plan of a snapshot's case, with the reasons that the loop would publish."""
     plan = make_plan(case.case, remaining, solver)
     for _ in case.most:

@@ -12,8 +12,8 @@ import msgspec
 
 from fenka.autoscaler.inputs import decode_case
 from fenka.autoscaler.solver import available_solver
-from fenka.core.nodes.case import InvalidCase
-from fenka.core.nodes.plan import Plan, make_plan
+from fenka.core.errors import InvalidCase
+from fenka.core.nodes.plan import NodePlan, make_plan
 
 LENGTH_BYTES = 8
 
@@ -28,7 +28,7 @@ class PlanRequest(msgspec.Struct):
 class PlanAnswer(msgspec.Struct):
     """What is answered: a plan, or why there is none."""
 
-    plan: Plan | None = None
+    plan: NodePlan | None = None
     seconds: float = 0.0
     error: str = ""
 

@@ -11,8 +11,8 @@ import msgspec
 
 from fenka.autoscaler.plan_worker import LENGTH_BYTES, PlanAnswer, PlanRequest
 from fenka.core.errors import FenkaError
-from fenka.core.nodes.case import Case
-from fenka.core.nodes.plan import Plan
+from fenka.core.nodes.case import PlanningCase
+from fenka.core.nodes.plan import NodePlan
 
 PATIENCE_S = 30.0
 """The worker is ended if it does not answer this long after its time limit."""
@@ -25,7 +25,7 @@ class PlanFailed(FenkaError):
 class Planner(Protocol):
     """Makes plans."""
 
-    async def plan(self, case: Case, seconds: float) -> tuple[Plan, float]:
+    async def plan(self, case: PlanningCase, seconds: float) -> tuple[NodePlan, float]:
         """Return a plan and the seconds that it took. Raises PlanFailed."""
 
 
@@ -54,7 +54,7 @@ class PlanProcess:
             process.kill()
             await process.wait()
 
-    async def plan(self, case: Case, seconds: float) -> tuple[Plan, float]:
+    async def plan(self, case: PlanningCase, seconds: float) -> tuple[NodePlan, float]:
         """Return a plan and the seconds that it took. Raises PlanFailed."""
         await self.start()
         request = PlanRequest(msgspec.Raw(msgspec.json.encode(case)), seconds)

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from fenka.cloud import port
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.karpenter import NodeClaim
 from fenka.cluster.objects import Event
 from fenka.core.errors import INVALID_INPUT, FenkaError
@@ -89,7 +89,7 @@ class ProviderMissing(FenkaError):
     exit_code = INVALID_INPUT
 
 
-def open_provider(config: Config, api: Api) -> AbstractAsyncContextManager[port.Provider]:
+def open_provider(config: AutoscalerConfig, api: Api) -> AbstractAsyncContextManager[port.Provider]:
     """Return the provider of a configuration. Raises ProviderMissing.
 
     api: the API server, where a provider's objects are in the cluster.
@@ -128,7 +128,7 @@ class CloudCache:
         self.instances: dict[str, port.Instance] = {}
         self.instances_at: float | None = None
         self.offers: dict[port.OfferKey, port.Offer] = {}
-        self.notices: tuple[port.Notice, ...] = ()
+        self.notices: tuple[port.ReclaimNotice, ...] = ()
         self._offers_until = self._notices_until = self._paused_until = 0.0
         self._stale = True
         self.problem = ""

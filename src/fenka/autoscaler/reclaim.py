@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fenka.autoscaler.actor_context import ActorContext
-from fenka.autoscaler.snapshot import ElasticNode, ElasticPod, Snapshot
+from fenka.autoscaler.snapshot import ElasticPod, Snapshot
 from fenka.cloud.port import Instance, InstanceState, OfferKey
 from fenka.cluster import autoscaling
-from fenka.cluster.objects import seconds
+from fenka.cluster.objects import Node, seconds
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
 from fenka.core.nodes.problem import ZONE_LABEL
@@ -49,7 +49,7 @@ class Takeback:
         noticed: whether that was announced; otherwise it is ending or gone.
     """
 
-    node: ElasticNode
+    node: Node
     at: float
     noticed: bool
 
@@ -106,7 +106,7 @@ class Reclaims:
     """
 
     reclaims: tuple[Reclaim, ...]
-    restored: tuple[ElasticNode, ...]
+    restored: tuple[Node, ...]
     invalid: Mapping[str, str]
 
 
@@ -137,12 +137,12 @@ def decide_reclaims(snapshot: Snapshot) -> Reclaims:
     return Reclaims(reclaims, restored, invalid)
 
 
-def has_taint(node: ElasticNode, key: str) -> bool:
+def has_taint(node: Node, key: str) -> bool:
     """Return whether the node has a taint with this key."""
     return any(taint.key == key for taint in node.spec.taints)
 
 
-def _takeback(snapshot: Snapshot, node: ElasticNode, machines: Machines) -> Takeback | None:
+def _takeback(snapshot: Snapshot, node: Node, machines: Machines) -> Takeback | None:
     """Return the earliest notice. Raises InvalidRecord."""
     text = node.metadata.annotations.get(autoscaling.RECLAIM_AT)
     times = [] if text is None else [autoscaling.decode_time(text)]
@@ -154,7 +154,7 @@ def _takeback(snapshot: Snapshot, node: ElasticNode, machines: Machines) -> Take
     return Takeback(node, min(times), noticed=True) if times else None
 
 
-def _is_lost(snapshot: Snapshot, node: ElasticNode, instance: Instance | None) -> bool:
+def _is_lost(snapshot: Snapshot, node: Node, instance: Instance | None) -> bool:
     """Return whether a spot node ends, or is gone, that neither scale-in nor its order has ended."""
     labels = node.metadata.labels
     if (
@@ -181,7 +181,7 @@ def _ends_by_order(snapshot: Snapshot, instance: Instance) -> bool:
     )
 
 
-def _runs(node: ElasticNode, machines: Machines) -> bool:
+def _runs(node: Node, machines: Machines) -> bool:
     instance = machines.get(node.spec.provider_id)
     if autoscaling.ORDER not in node.metadata.labels:
         return True
@@ -198,13 +198,13 @@ def _reclaim(snapshot: Snapshot, takeback: Takeback, machines: Machines) -> Recl
     )
 
 
-def back_off_reason(node: ElasticNode) -> str:
+def back_off_reason(node: Node) -> str:
     """Return why an offer is backed off. It names the node, so that one take-back counts once."""
     return f"node {node.metadata.name} was taken back"
 
 
 def _offer_to_back_off(
-    snapshot: Snapshot, node: ElasticNode, instance: Instance | None
+    snapshot: Snapshot, node: Node, instance: Instance | None
 ) -> OfferKey | None:
     if autoscaling.ORDER not in node.metadata.labels:
         return None
@@ -235,7 +235,7 @@ def _removals(snapshot: Snapshot, takeback: Takeback) -> Iterator[Removal]:
 
 
 def gang_members_elsewhere(
-    snapshot: Snapshot, gangs: set[str | None], node: ElasticNode
+    snapshot: Snapshot, gangs: set[str | None], node: Node
 ) -> Iterator[Removal]:
     """Yield the members of gangs that run on other nodes and do not end yet."""
     for pod in snapshot.pods.values():
@@ -275,7 +275,7 @@ def own_grace_s(pod: ElasticPod) -> int:
     return GRACE_S if given is None else max(given, 0)
 
 
-def group_of(node: ElasticNode) -> str:
+def group_of(node: Node) -> str:
     """Return the group of a node that was bought."""
     return node.metadata.labels.get(autoscaling.GROUP, "")
 
@@ -285,7 +285,7 @@ Owner = tuple[str, str, str]
 
 
 def evicted_demand(
-    nodes: Mapping[str, ElasticNode],
+    nodes: Mapping[str, Node],
     pods_on: Mapping[str, Sequence[ElasticPod]],
     pods: Mapping[str, ElasticPod],
 ) -> frozenset[str]:
@@ -383,7 +383,7 @@ class Reclaimer:
             if autoscaling.ORDER in reclaim.takeback.node.metadata.labels
         }
 
-    async def _restore(self, context: ActorContext, node: ElasticNode) -> None:
+    async def _restore(self, context: ActorContext, node: Node) -> None:
         if context.leading() and await accepted(
             remove_taint(context.api, node, autoscaling.RECLAIMED)
         ):

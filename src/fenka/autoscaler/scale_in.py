@@ -27,7 +27,6 @@ from fenka.autoscaler.reclaim import Removal, accepted, evictable, group_of, has
 from fenka.autoscaler.snapshot import (
     DO_NOT_DISRUPT,
     SAFE_TO_EVICT,
-    ElasticNode,
     ElasticPod,
     Snapshot,
     coming,
@@ -35,17 +34,17 @@ from fenka.autoscaler.snapshot import (
 from fenka.autoscaler.supply import protected_until
 from fenka.cloud.port import Instance, InstanceState
 from fenka.cluster import autoscaling
-from fenka.cluster.objects import Taint, node_path
+from fenka.cluster.objects import Node, node_path
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.pod_preemption import budgets_for
-from fenka.core.nodes.case import BuyLimits, Case, CaseRequest
+from fenka.core.nodes.case import BuyLimits, CaseRequest, PlanningCase
 from fenka.core.nodes.plan import make_plan
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.eviction import add_taint, remove_taint
 
 
-def why_node_is_kept(node: ElasticNode) -> str:
+def why_node_is_kept(node: Node) -> str:
     """Return why nobody but people may end the node, empty if that is not so.
 
     Other autoscalers' annotations on nodes are no reason: every node that was bought has them, so that they
@@ -143,7 +142,7 @@ def pending_pods(snapshot: Snapshot) -> list[ElasticPod]:
 
 
 def have_room_for_one(
-    snapshot: Snapshot, nodes: Sequence[ElasticNode], pods: Sequence[ElasticPod]
+    snapshot: Snapshot, nodes: Sequence[Node], pods: Sequence[ElasticPod]
 ) -> bool:
     """Return whether any of these pending pods has room on any of the nodes, marked ones among them."""
     if not pods or not nodes:
@@ -161,7 +160,7 @@ def without_room(
 
 
 def _left_out(
-    snapshot: Snapshot, pods: Sequence[ElasticPod], nodes: Mapping[str, ElasticNode]
+    snapshot: Snapshot, pods: Sequence[ElasticPod], nodes: Mapping[str, Node]
 ) -> list[ElasticPod]:
     case, uids = _case(snapshot, pods, nodes)
     placed = {uids[placement.request] for placement in make_plan(case, _no_time).placements}
@@ -184,7 +183,7 @@ def _distinct(requests: Iterable[CaseRequest]) -> Iterable[CaseRequest]:
 
 def _case(
     snapshot: Snapshot, pods: Sequence[ElasticPod], nodes: Collection[str]
-) -> tuple[Case, Mapping[str, str]]:
+) -> tuple[PlanningCase, Mapping[str, str]]:
     """Return the case of these pods and nodes, and the pods' UIDs by the names of their requests."""
     snapshot = replace(snapshot, pods={**snapshot.pods, **{pod.metadata.uid: pod for pod in pods}})
     demand = demand_of(snapshot, pods)
@@ -203,10 +202,8 @@ def _no_time() -> float:
     return 0.0
 
 
-def _without_taint(node: ElasticNode) -> ElasticNode:
-    taints: tuple[Taint, ...] = tuple(
-        taint for taint in node.spec.taints if taint.key != autoscaling.ENDING
-    )
+def _without_taint(node: Node) -> Node:
+    taints = tuple(taint for taint in node.spec.taints if taint.key != autoscaling.ENDING)
     return structs.replace(node, spec=structs.replace(node.spec, taints=taints))
 
 
@@ -246,7 +243,7 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScaleInStep:
     """The next thing to do with a node.
 
     Attributes:
@@ -257,7 +254,7 @@ class Step:
     """
 
     action: Action
-    node: ElasticNode
+    node: Node
     why: str = ""
     removals: tuple[Removal, ...] = ()
     instance: Instance | None = None
@@ -268,7 +265,7 @@ class ScaleInDecision:
     """What is decided in a pass. states: of the nodes that were bought."""
 
     states: Mapping[str, autoscaling.ElasticNodeStatus] = field(default_factory=dict)
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ScaleInStep, ...] = ()
 
 
 def decide_scale_in(snapshot: Snapshot, marked: Mapping[str, Marked]) -> ScaleInDecision:
@@ -303,7 +300,7 @@ class _Pass:
         """Pods that leave the nodes chosen in this pass."""
         self._looks = 0
         self._states: dict[str, autoscaling.ElasticNodeStatus] = {}
-        self._steps: list[Step] = []
+        self._steps: list[ScaleInStep] = []
 
     def run(self) -> ScaleInDecision:
         idle = []
@@ -323,7 +320,7 @@ class _Pass:
 
     # ---- nodes that are marked ----
 
-    def _continue(self, node: ElasticNode, known: Marked) -> None:
+    def _continue(self, node: Node, known: Marked) -> None:
         snapshot, instance = self._snapshot, self._instance(node)
         if not known.seen:
             self._set(node, ENDS)
@@ -331,7 +328,7 @@ class _Pass:
         if instance is None or instance.state is InstanceState.ENDING:
             self._set(node, ENDS)
             if instance is not None or node.spec.provider_id in snapshot.missing:
-                self._steps.append(Step("end", node))
+                self._steps.append(ScaleInStep("end", node))
             return
         pods = self._pods(node)
         staying = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
@@ -340,19 +337,17 @@ class _Pass:
             self._ending.discard(node.metadata.name)
             self._live[group_of(node)] += node.ready
             self._set(node, IN_USE if staying else IDLE)
-            self._steps.append(Step("unmark", node, f"the node stays: {why}"))
+            self._steps.append(ScaleInStep("unmark", node, f"the node stays: {why}"))
             return
         self._set(node, ENDS)
         if snapshot.now < known.since + SETTLE_S:
             return
         if staying:
-            self._steps.append(Step("empty", node, removals=self._removals(node, staying)))
+            self._steps.append(ScaleInStep("empty", node, removals=self._removals(node, staying)))
         elif not pods and not self._is_allocated(node):
-            self._steps.append(Step("end", node, instance=instance))
+            self._steps.append(ScaleInStep("end", node, instance=instance))
 
-    def _changes(
-        self, node: ElasticNode, known: Marked, staying: Sequence[ElasticPod]
-    ) -> Iterator[str]:
+    def _changes(self, node: Node, known: Marked, staying: Sequence[ElasticPod]) -> Iterator[str]:
         """Yield what has changed since the node was marked, and what did not matter as an empty text."""
         snapshot, group = self._snapshot, group_min(self._snapshot, node)
         newcomer = next((pod for pod in staying if pod.metadata.uid not in known.pods), None)
@@ -374,7 +369,7 @@ class _Pass:
 
     # ---- idle nodes ----
 
-    def _is_idle(self, node: ElasticNode) -> bool:
+    def _is_idle(self, node: Node) -> bool:
         pods = self._pods(node)
         return not (
             holds_cards(self._snapshot, pods)
@@ -383,7 +378,7 @@ class _Pass:
             or self._is_wanted(node)
         )
 
-    def _consider(self, node: ElasticNode) -> None:
+    def _consider(self, node: Node) -> None:
         """Decide about an idle node; the dearest come first."""
         snapshot, pods, group = self._snapshot, self._pods(node), group_min(self._snapshot, node)
         kept = why_node_is_kept(node) or why_pods_are_kept(snapshot, pods)
@@ -409,9 +404,9 @@ class _Pass:
         else:
             self._mark(node, pods, f"idle for {snapshot.now - since:.0f} s: the node ends")
 
-    def _mark(self, node: ElasticNode, leaving: Sequence[ElasticPod], why: str) -> None:
+    def _mark(self, node: Node, leaving: Sequence[ElasticPod], why: str) -> None:
         self._set(node, ENDS)
-        self._steps.append(Step("mark", node, why))
+        self._steps.append(ScaleInStep("mark", node, why))
         self._ending.add(node.metadata.name)
         self._moving += leaving
         self._live[group_of(node)] -= node.ready
@@ -438,7 +433,7 @@ class _Pass:
                 self._mark(node, leaving, saved)
                 return
 
-    def _could_repack(self, node: ElasticNode) -> bool:
+    def _could_repack(self, node: Node) -> bool:
         snapshot, name = self._snapshot, node.metadata.name
         pods, group = self._pods(node), group_min(self._snapshot, node)
         return (
@@ -460,13 +455,13 @@ class _Pass:
 
     # ---- facts ----
 
-    def _instance(self, node: ElasticNode) -> Instance | None:
+    def _instance(self, node: Node) -> Instance | None:
         return self._machines.get(node.spec.provider_id)
 
-    def _pods(self, node: ElasticNode) -> list[ElasticPod]:
+    def _pods(self, node: Node) -> list[ElasticPod]:
         return evictable(self._snapshot.pods_on.get(node.metadata.name, ()))
 
-    def _leaving(self, node: ElasticNode, staying: Sequence[ElasticPod]) -> list[ElasticPod]:
+    def _leaving(self, node: Node, staying: Sequence[ElasticPod]) -> list[ElasticPod]:
         """Return what has to leave with these pods of a node: their gangs, whole."""
         gangs = {group_key(pod) for pod in staying} - {None}
         if not gangs:
@@ -481,13 +476,13 @@ class _Pass:
         ]
         return [*elsewhere, *staying]
 
-    def _removals(self, node: ElasticNode, staying: Sequence[ElasticPod]) -> tuple[Removal, ...]:
+    def _removals(self, node: Node, staying: Sequence[ElasticPod]) -> tuple[Removal, ...]:
         return tuple(
             Removal(pod, None, forced=False, gang=group_key(pod) or "")
             for pod in self._leaving(node, staying)
         )
 
-    def _is_allocated(self, node: ElasticNode, beside: Sequence[ElasticPod] = ()) -> bool:
+    def _is_allocated(self, node: Node, beside: Sequence[ElasticPod] = ()) -> bool:
         """Return whether its cards are held, also by pods that only the node still knows."""
         uids = {pod.metadata.uid for pod in beside}
         return any(
@@ -495,7 +490,7 @@ class _Pass:
             for allocation in self._snapshot.state.allocations(node.metadata.name)
         )
 
-    def _is_wanted(self, node: ElasticNode) -> bool:
+    def _is_wanted(self, node: Node) -> bool:
         name = node.metadata.name
         return name in self._nominated or bool(self._snapshot.planned_pods(name))
 
@@ -507,7 +502,7 @@ class _Pass:
     def _pending(self) -> list[ElasticPod]:
         return pending_pods(self._snapshot)
 
-    def _is_useful(self, node: ElasticNode, waiting: Sequence[ElasticPod]) -> bool:
+    def _is_useful(self, node: Node, waiting: Sequence[ElasticPod]) -> bool:
         """Return whether a pending pod has room there."""
         return self._is_any_useful and have_room_for_one(self._snapshot, [node], waiting)
 
@@ -531,19 +526,19 @@ class _Pass:
         launched = [instance.launched_at for instance in self._snapshot.instances.values()]
         return max([*asked, *launched, 0.0]) + self._snapshot.config.scale_in.cooldown
 
-    def _price(self, node: ElasticNode) -> float:
+    def _price(self, node: Node) -> float:
         snapshot, instance = self._snapshot, self._instance(node)
         offer = snapshot.offers.get(instance.offer) if instance is not None else None
         config = snapshot.group(group_of(node))
         return offer.price if offer is not None else (config.price or 0.0) if config else 0.0
 
-    def _since(self, node: ElasticNode, *states: str) -> float:
+    def _since(self, node: Node, *states: str) -> float:
         known = self._snapshot.status.nodes.get(node.metadata.name)
         same = known is not None and known.state.startswith(states)
         return known.since if known is not None and same else self._snapshot.now
 
     def _set(
-        self, node: ElasticNode, state: str, since: float | None = None, until: float | None = None
+        self, node: Node, state: str, since: float | None = None, until: float | None = None
     ) -> None:
         if since is None:
             since = self._since(node, state)
@@ -551,7 +546,7 @@ class _Pass:
         status = autoscaling.ElasticNodeStatus(group_of(node), state, since, until, protected)
         self._states[node.metadata.name] = status
 
-    def _protected_until(self, node: ElasticNode) -> float | None:
+    def _protected_until(self, node: Node) -> float | None:
         snapshot, instance = self._snapshot, self._instance(node)
         config = snapshot.group(group_of(node))
         if instance is None or config is None:
@@ -573,13 +568,13 @@ class GroupMin:
         return f"group {self.name} has a min of {self.least}"
 
 
-def group_min(snapshot: Snapshot, node: ElasticNode) -> GroupMin:
+def group_min(snapshot: Snapshot, node: Node) -> GroupMin:
     """Return the min of a node's group; 0 for a group that was removed from the configuration."""
     config = snapshot.group(group_of(node))
     return GroupMin(group_of(node), config.min if config is not None else 0)
 
 
-def _is_being_reclaimed(snapshot: Snapshot, node: ElasticNode) -> bool:
+def _is_being_reclaimed(snapshot: Snapshot, node: Node) -> bool:
     """Return whether the cloud is about to end the node. Once that is overdue, scale-in ends it."""
     if not has_taint(node, autoscaling.RECLAIMED):
         return False
@@ -637,7 +632,7 @@ class ScaleInActor:
         # Whoever removes the taint keeps the node.
         self._marked = {**unseen, **seen}
 
-    async def _do(self, context: ActorContext, snapshot: Snapshot, step: Step) -> None:
+    async def _do(self, context: ActorContext, snapshot: Snapshot, step: ScaleInStep) -> None:
         node, name = step.node, step.node.metadata.name
         match step.action:
             case "mark":
@@ -655,7 +650,7 @@ class ScaleInActor:
             case "end":
                 await self._end(context, step)
 
-    async def _end(self, context: ActorContext, step: Step) -> None:
+    async def _end(self, context: ActorContext, step: ScaleInStep) -> None:
         """End instance and Node, if the API server itself shows no pod that came in this moment."""
         node = step.node
         if step.instance is not None:
@@ -674,7 +669,7 @@ def _marked(snapshot: Snapshot, name: str) -> Marked:
     return Marked(snapshot.now, frozenset(pod.metadata.uid for pod in pods))
 
 
-async def _has_pods(context: ActorContext, node: ElasticNode) -> bool:
+async def _has_pods(context: ActorContext, node: Node) -> bool:
     selector = f"spec.nodeName={node.metadata.name}"
     pods, _ = await context.api.list("/api/v1/pods", ElasticPod, fieldSelector=selector)
     return bool(evictable(pods))

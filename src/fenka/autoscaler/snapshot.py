@@ -20,15 +20,16 @@ from typing import Any
 
 import msgspec
 
-from fenka.cloud.config import Config, GroupConfig
-from fenka.cloud.port import Instance, Notice, Offer, OfferKey
+from fenka.cloud.config import AutoscalerConfig, GroupConfig
+from fenka.cloud.port import Instance, Offer, OfferKey, ReclaimNotice
 from fenka.cluster import autoscaling, objects
 from fenka.cluster.compact import MAX_RESOURCES, kept_annotations, kept_labels, limit_pod
 from fenka.cluster.pod_groups import PodGroup
 from fenka.cluster.pod_preemption import PodDisruptionBudget
 from fenka.cluster.state import ClusterState
 from fenka.core.errors import INVALID_INPUT, FenkaError
-from fenka.core.nodes.case import CaseRequest, Group, NewCard, Taint
+from fenka.core.inventory import Taint
+from fenka.core.nodes.case import CaseRequest, Group, NewCard
 from fenka.core.nodes.problem import ineligible
 from fenka.core.request import MAX_HOST
 from fenka.core.units import MIB
@@ -239,18 +240,6 @@ def allocatable(node: objects.Node) -> Iterator[tuple[str, int]]:
             yield name, host_amount(name, quantity)
 
 
-class ElasticNodeSpec(objects.NodeSpec):
-    """A node's spec. provider_id: the machine's name in the cloud's words."""
-
-    provider_id: str = msgspec.field(default="", name="providerID")
-
-
-class ElasticNode(objects.Node):
-    """A node as the autoscaler keeps it."""
-
-    spec: ElasticNodeSpec = msgspec.field(default_factory=ElasticNodeSpec)
-
-
 class ElasticTemplate(objects.Object):
     """The pods of a DaemonSet."""
 
@@ -431,9 +420,9 @@ class Snapshot:
     """
 
     now: float
-    config: Config
+    config: AutoscalerConfig
     state: ClusterState
-    nodes: Mapping[str, ElasticNode] = field(default_factory=dict)
+    nodes: Mapping[str, objects.Node] = field(default_factory=dict)
     pods: Mapping[str, ElasticPod] = field(default_factory=dict)
     pods_on: Mapping[str, Sequence[ElasticPod]] = field(default_factory=dict)
     groups: Mapping[str, PodGroup] = field(default_factory=dict)
@@ -444,7 +433,7 @@ class Snapshot:
     instances_at: float | None = None
     missing: Mapping[str, float] = field(default_factory=dict)
     offers: Mapping[OfferKey, Offer] = field(default_factory=dict)
-    notices: Sequence[Notice] = ()
+    notices: Sequence[ReclaimNotice] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     unhelpful: Mapping[OfferKey, frozenset[str]] = field(default_factory=dict)
     status: autoscaling.AutoscalerStatus = field(default_factory=autoscaling.AutoscalerStatus)
@@ -456,7 +445,7 @@ class Snapshot:
         """Return the configuration of a group, None if it has been removed."""
         return next((group for group in self.config.groups if group.name == name), None)
 
-    def instance_of(self, node: ElasticNode) -> Instance | None:
+    def instance_of(self, node: objects.Node) -> Instance | None:
         """Return the machine that a node is, None if it is none of this cluster's tag."""
         wanted = node.spec.provider_id
         if not wanted:
@@ -474,7 +463,7 @@ class Snapshot:
             if instance.provider_id
         }
 
-    def node_of(self, instance: Instance) -> ElasticNode | None:
+    def node_of(self, instance: Instance) -> objects.Node | None:
         """Return the node of a machine, None if it has not joined or is gone."""
         wanted = instance.provider_id
         if not wanted:
@@ -482,7 +471,7 @@ class Snapshot:
             return None
         return next((node for node in self.nodes.values() if node.spec.provider_id == wanted), None)
 
-    def own_nodes(self) -> list[ElasticNode]:
+    def own_nodes(self) -> list[objects.Node]:
         """Return the nodes that were bought, by name. A node is this autoscaler's by its label."""
         own = (node for node in self.nodes.values() if autoscaling.ORDER in node.metadata.labels)
         return sorted(own, key=lambda node: node.metadata.name)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from fenka.autoscaler.snapshot import Shape
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.port import OfferKey
 from fenka.cluster.autoscaling import ORDERS_MAP, SHAPES_MAP, Failure, OrderRecord, decode_order
 from fenka.cluster.objects import ConfigMap
@@ -183,7 +183,7 @@ class ShapeStore:
         unhelpful: classes of pods, by the offer that does not help them.
     """
 
-    def __init__(self, api: Api, namespace: str, config: Config) -> None:
+    def __init__(self, api: Api, namespace: str, config: AutoscalerConfig) -> None:
         self._map = StoredMap(api, namespace, SHAPES_MAP)
         self._configuration = hashlib.sha256(repr(config).encode()).hexdigest()[:16]
         self.shapes: Mapping[str, Shape] = {}

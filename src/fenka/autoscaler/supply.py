@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from fenka.autoscaler import demand
 from fenka.autoscaler.snapshot import (
     DaemonSet,
-    ElasticNode,
     ElasticPod,
     Shape,
     Snapshot,
@@ -31,10 +30,10 @@ from fenka.autoscaler.snapshot import (
 from fenka.cloud.config import NOT_COUNTED, GroupConfig, Start
 from fenka.cloud.port import Instance, Offer, OfferKey
 from fenka.cluster import autoscaling
-from fenka.cluster.objects import seconds
+from fenka.cluster.objects import Node, seconds
 from fenka.cluster.pending_queue import OVERDUE_TTL_S
 from fenka.core.inventory import WHOLE_COMPUTE, Card
-from fenka.core.nodes.case import Capacity, CaseNode, CaseRequest, Group, Held, HeldCard, Taint
+from fenka.core.nodes.case import Capacity, CaseNode, CaseRequest, Group, Held, HeldCard
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.core.usage import UsageOverlay
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
@@ -266,12 +265,12 @@ def case_nodes(snapshot: Snapshot, *, without_cards: bool) -> list[CaseNode]:
     return [*nodes, *coming_nodes(snapshot)]
 
 
-def has_cards(snapshot: Snapshot, node: ElasticNode) -> bool:
+def has_cards(snapshot: Snapshot, node: Node) -> bool:
     """Return whether pods may request anything of a card there."""
     return snapshot.state.shared_node(node.metadata.name) is not None or has_whole_cards(node)
 
 
-def has_whole_cards(node: ElasticNode) -> bool:
+def has_whole_cards(node: Node) -> bool:
     """Return whether the kubelet gives away whole cards, or instances of them."""
     return any(
         amount > 0 and (name == NVIDIA_GPU or name.startswith("nvidia.com/mig-"))
@@ -279,7 +278,7 @@ def has_whole_cards(node: ElasticNode) -> bool:
     )
 
 
-def _is_usable(node: ElasticNode) -> bool:
+def _is_usable(node: Node) -> bool:
     leaving = any(
         taint.key in (autoscaling.ENDING, autoscaling.RECLAIMED) for taint in node.spec.taints
     )
@@ -287,9 +286,7 @@ def _is_usable(node: ElasticNode) -> bool:
     return node.ready and not node.spec.unschedulable and not leaving and not deleted
 
 
-def case_node(
-    snapshot: Snapshot, node: ElasticNode, leaving: frozenset[str] = frozenset()
-) -> CaseNode:
+def case_node(snapshot: Snapshot, node: Node, leaving: frozenset[str] = frozenset()) -> CaseNode:
     """Return a node as it is. leaving: UIDs of pods that count as gone already."""
     name, labels = node.metadata.name, node.metadata.labels
     amounts = dict(allocatable(node))
@@ -304,10 +301,7 @@ def case_node(
         capacity=capacity,
         protected_s=_protected(snapshot, node) if capacity == "spot" else 0.0,
         labels=labels,
-        taints=tuple(
-            Taint(key=taint.key, value=taint.value, effect=taint.effect)
-            for taint in node.spec.taints
-        ),
+        taints=node.spec.taints,
         cpu_milli=amounts.pop("cpu", 0),
         memory_mib=amounts.pop("memory", 0),
         pods=amounts.pop("pods", 110),
@@ -378,7 +372,7 @@ def _coming_node(
     )
 
 
-def _protected(snapshot: Snapshot, node: ElasticNode) -> float:
+def _protected(snapshot: Snapshot, node: Node) -> float:
     """Return for how long a spot node is protected, as the scheduler reads it."""
     rule = autoscaling.read_spot_rule(node)
     return demand.UNLIMITED_S if rule is None else rule.left_s(snapshot.now)
@@ -417,7 +411,7 @@ def _bounded(held: Held) -> Held:
     )
 
 
-def _cards(snapshot: Snapshot, node: ElasticNode, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
+def _cards(snapshot: Snapshot, node: Node, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
     name = node.metadata.name
     shared = snapshot.state.shared_node(name)
     if shared is None or not shared.shares_cards:
@@ -454,9 +448,7 @@ def _holding(card: HeldCard, mib: int, compute: int) -> HeldCard:
     )
 
 
-def _whole_cards(
-    snapshot: Snapshot, node: ElasticNode, leaving: frozenset[str]
-) -> tuple[HeldCard, ...]:
+def _whole_cards(snapshot: Snapshot, node: Node, leaving: frozenset[str]) -> tuple[HeldCard, ...]:
     """Return the cards of a node that the kubelet gives away whole: only their number is known."""
     total = dict(allocatable(node)).get(NVIDIA_GPU, 0)
     used = sum(

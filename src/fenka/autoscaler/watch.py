@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fenka.autoscaler.snapshot import DAEMON_SETS_PATH, DaemonSet, ElasticNode, ElasticPod
+from fenka.autoscaler.snapshot import DAEMON_SETS_PATH, DaemonSet, ElasticPod
 from fenka.cluster.autoscaling import PROTECTED_UNTIL, RECLAIM_AT, SPOT_ADMIT
+from fenka.cluster.objects import Node
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
 from fenka.cluster.pod_preemption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.state import ClusterState
@@ -72,15 +73,15 @@ class NodeIndex:
 
     def __init__(self, state: ClusterState, wake: asyncio.Event) -> None:
         self._state, self._wake = state, wake
-        self.by_name: dict[str, ElasticNode] = {}
+        self.by_name: dict[str, Node] = {}
 
-    def on_replace(self, objects: Sequence[ElasticNode]) -> None:
+    def on_replace(self, objects: Sequence[Node]) -> None:
         """Replace all nodes."""
         self._state.replace_nodes(objects)
         self.by_name = {node.metadata.name: node for node in objects}
         self._wake.set()
 
-    def on_upsert(self, obj: ElasticNode) -> None:
+    def on_upsert(self, obj: Node) -> None:
         """Set a node."""
         known = self.by_name.get(obj.metadata.name)
         self._state.set_node(obj)
@@ -88,7 +89,7 @@ class NodeIndex:
         if known is None or _facts(known) != _facts(obj):
             self._wake.set()
 
-    def on_delete(self, obj: ElasticNode) -> None:
+    def on_delete(self, obj: Node) -> None:
         """Remove a node, unless another one already has its name."""
         known = self.by_name.get(obj.metadata.name)
         if known is None or known.metadata.uid == obj.metadata.uid:
@@ -97,7 +98,7 @@ class NodeIndex:
             self._wake.set()
 
 
-def _facts(node: ElasticNode) -> object:
+def _facts(node: Node) -> object:
     """Return what is decided by; kubelets report other things all the time."""
     annotations = node.metadata.annotations
     return (
@@ -127,7 +128,7 @@ class ElasticCluster(Informers):
         self.nodes = NodeIndex(self.state, self.changed)
         self._groups = PodGroupIndex()
         self._pod_informer = Informer(api, "/api/v1/pods", ElasticPod, self.pods)
-        self._node_informer = Informer(api, "/api/v1/nodes", ElasticNode, self.nodes)
+        self._node_informer = Informer(api, "/api/v1/nodes", Node, self.nodes)
         self._budgets: Informer[PodDisruptionBudget] = Informer(
             api, BUDGETS_PATH, PodDisruptionBudget, NullListener(), optional=True
         )

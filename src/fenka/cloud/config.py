@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from fenka.cloud.port import OfferKey
 from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.inventory import Taint
 from fenka.core.nodes import case
 from fenka.core.request import MAX_CARDS, MAX_HOST
 from fenka.dialects.base import InvalidRecord, parse_milli, parse_quantity
@@ -127,7 +128,7 @@ class GroupConfig:
     capacity: case.Capacity = "on-demand"
     spot: SpotRules = field(default_factory=SpotRules)
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[case.Taint, ...] = ()
+    taints: tuple[Taint, ...] = ()
     startup: Seconds = 180
     price: Price | None = None
     shape: ShapeConfig | None = None
@@ -153,7 +154,7 @@ class ProviderConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class AutoscalerConfig:
     """The autoscaler's configuration.
 
     Attributes:

@@ -14,7 +14,7 @@ from fenka.cloud import karpenter, simulated_cloud
 from fenka.cloud.alibaba import settings as alibaba
 from fenka.cloud.aws import group_settings as aws
 from fenka.cloud.config import (
-    Config,
+    AutoscalerConfig,
     GroupConfig,
     InvalidConfig,
     ProviderConfig,
@@ -58,13 +58,13 @@ _KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_WORD}")
 _VALUE = re.compile(rf"(?:{_WORD})?")
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> AutoscalerConfig:
     """Return the configuration in a file. Raises InvalidConfig, OSError."""
     with path.open("rb") as file:
         return decode_config(file.read(MAX_BYTES + 1))
 
 
-def decode_config(data: bytes) -> Config:
+def decode_config(data: bytes) -> AutoscalerConfig:
     """Return the configuration of this YAML. Raises InvalidConfig for anything that is not understood."""
     try:
         document = parse_yaml(data)
@@ -73,8 +73,8 @@ def decode_config(data: bytes) -> Config:
     provider = document.get("provider") if isinstance(document, dict) else None
     kind = provider.get("kind") if isinstance(provider, dict) else None
     of_provider, of_group = SETTINGS.get(str(kind), ({}, {}))
-    config: Config = read_value(
-        document, Config, "", {ProviderConfig: of_provider, GroupConfig: of_group}
+    config: AutoscalerConfig = read_value(
+        document, AutoscalerConfig, "", {ProviderConfig: of_provider, GroupConfig: of_group}
     )
     groups = [
         _with_protection(group, f"groups[{number}]", document["groups"][number], str(kind))
@@ -98,7 +98,7 @@ def _with_protection(
     return replace(group, spot=replace(group.spot, protection=PROTECTION_S.get(kind, 0)))
 
 
-def check_offers(config: Config, offers: Iterable[OfferKey]) -> None:
+def check_offers(config: AutoscalerConfig, offers: Iterable[OfferKey]) -> None:
     """Raise InvalidConfig for the first type or zone that the provider does not have.
 
     offers: all that it has.
@@ -123,7 +123,7 @@ def check_offers(config: Config, offers: Iterable[OfferKey]) -> None:
                     )
 
 
-def check_shapes(config: Config, known: Collection[str]) -> None:
+def check_shapes(config: AutoscalerConfig, known: Collection[str]) -> None:
     """Raise InvalidConfig for the first type of which nobody says what its nodes will be.
 
     known: types that have been seen, or that the provider describes.
@@ -136,7 +136,7 @@ def check_shapes(config: Config, known: Collection[str]) -> None:
                 )
 
 
-def _check(config: Config) -> None:
+def _check(config: AutoscalerConfig) -> None:
     """Raise InvalidConfig for the first contradiction."""
     _check_name("cluster", config.cluster)
     if not config.groups:
@@ -238,6 +238,6 @@ CHECKS = {
 """By `provider.kind`."""
 
 
-def check_required(config: Config) -> None:
+def check_required(config: AutoscalerConfig) -> None:
     """Raise InvalidConfig for the first setting that the provider misses."""
     CHECKS[config.provider.kind](config)

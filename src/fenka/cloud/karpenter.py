@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fenka.cloud import port
-from fenka.cloud.config import Config, GroupConfig, InvalidConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, InvalidConfig
 from fenka.cluster.autoscaling import CAPACITY, GROUP
 from fenka.cluster.objects import Condition, Event, Object, ObjectMeta, seconds
 
@@ -156,7 +156,7 @@ class KarpenterProvider:
 
     def __init__(
         self,
-        config: Config,
+        config: AutoscalerConfig,
         claims: NodeClaims,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -209,7 +209,7 @@ class KarpenterProvider:
                 self._ended.add(claim.metadata.name)
                 await self._claims.delete(claim)
 
-    async def notices(self) -> Sequence[port.Notice]:
+    async def notices(self) -> Sequence[port.ReclaimNotice]:
         """Return none: Karpenter acts on them by itself, and nodes see their own."""
         return ()
 
@@ -269,7 +269,9 @@ class KarpenterProvider:
 
 
 @asynccontextmanager
-async def open_provider(config: Config, claims: NodeClaims) -> AsyncIterator[KarpenterProvider]:
+async def open_provider(
+    config: AutoscalerConfig, claims: NodeClaims
+) -> AsyncIterator[KarpenterProvider]:
     """Provide the nodes of a configuration whose provider is `karpenter`. Raises InvalidConfig."""
     yield KarpenterProvider(config, claims)
 
@@ -285,7 +287,7 @@ def _no_cap(group: str) -> str:
     return f"group {group} has a `cap`, but NodeClaims have no maximum price: leave it out"
 
 
-def check_settings(config: Config) -> None:
+def check_settings(config: AutoscalerConfig) -> None:
     """Raise InvalidConfig for the first group that Karpenter cannot serve."""
     for group in config.groups:
         reference = group.settings.get("nodeClass")

@@ -92,7 +92,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class ReclaimNotice:
     """An instance will be taken back. at: the time."""
 
     instance: str
@@ -118,7 +118,7 @@ class Provider(Protocol):
     async def end(self, ids: Collection[str]) -> None:
         """End instances. Those that are gone are no error; those without this cluster's tag stay."""
 
-    async def notices(self) -> Sequence[Notice]:
+    async def notices(self) -> Sequence[ReclaimNotice]:
         """Return the take-backs that the cloud has announced for instances that are not gone."""
 
 

@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from fenka.cloud import port
-from fenka.cloud.config import Config, InvalidConfig
+from fenka.cloud.config import AutoscalerConfig, InvalidConfig
 
 SAFE_S = 3600.0
 CHECK_S = 300.0
@@ -209,10 +209,10 @@ class Market:
         for each in ids:
             self._remove(each)
 
-    def notices(self) -> list[port.Notice]:
+    def notices(self) -> list[port.ReclaimNotice]:
         """Return the take-backs that are announced."""
         return [
-            port.Notice(machine.id, machine.taken_at, machine.announced)
+            port.ReclaimNotice(machine.id, machine.taken_at, machine.announced)
             for machine in self.state.machines.values()
             if machine.taken_at is not None
         ]
@@ -308,7 +308,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def open_provider(
-    config: Config, clock: Callable[[], float] = time.time
+    config: AutoscalerConfig, clock: Callable[[], float] = time.time
 ) -> AsyncIterator["SimulatedProvider"]:
     """Provide what the scenario of a configuration offers. Raises InvalidConfig, Denied, OSError."""
     check_settings(config)
@@ -318,7 +318,7 @@ async def open_provider(
     yield SimulatedProvider(scenario, Path(settings["state"]), clock, command)
 
 
-def check_settings(config: Config) -> None:
+def check_settings(config: AutoscalerConfig) -> None:
     """Raise InvalidConfig for the first setting that is missing."""
     for name in ("scenario", "state"):
         if name not in config.provider.settings:
@@ -371,7 +371,7 @@ class SimulatedProvider:
         """End instances."""
         await self._call("end", lambda market: market.end(ids))
 
-    async def notices(self) -> Sequence[port.Notice]:
+    async def notices(self) -> Sequence[port.ReclaimNotice]:
         """Return the take-backs that are announced."""
         return await self._call("notices", Market.notices)
 

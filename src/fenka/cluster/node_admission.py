@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from fenka.cluster.autoscaling import Pin, SpotRule
 from fenka.cluster.objects import Node as KubernetesNode
-from fenka.cluster.objects import NodeSelectorTerm, Pod, SelectorRequirement, Taint
+from fenka.cluster.objects import NodeSelectorTerm, Pod, SelectorRequirement
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import restored
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import STRICT_EFFECTS, Node, tolerates
+from fenka.core.inventory import STRICT_EFFECTS, Node, Taint, tolerates
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Request
 from fenka.core.usage import EmptyUsage

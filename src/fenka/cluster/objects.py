@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fenka.cluster.mappings import SharedValues
+from fenka.core.inventory import Taint, Toleration
 from fenka.core.request import ComputeMode
 from fenka.core.units import mib_to_units
 from fenka.dialects import base, gpushare, nvidia
@@ -276,15 +277,6 @@ class SchedulingGate(Object):
     name: str = ""
 
 
-class Toleration(Object):
-    """A taint that a pod tolerates."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-
 class SelectorRequirement(Object):
     """One requirement on a label or field."""
 
@@ -499,14 +491,6 @@ def pod_path(namespace: str, name: str) -> str:
 def node_path(name: str) -> str:
     """Return a node's path at the API server."""
     return f"/api/v1/nodes/{name}"
-
-
-class Taint(Object):
-    """A taint of a node."""
-
-    key: str = ""
-    value: str = ""
-    effect: str = ""
 
 
 class NodeSpec(Object):

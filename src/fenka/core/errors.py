@@ -16,3 +16,9 @@ class FenkaError(Exception):
 
     exit_code: int = FAILURE
     """Exit code of a command that ends with this error."""
+
+
+class InvalidCase(FenkaError):
+    """A case contradicts itself or has a value that nothing can have; the message names the field."""
+
+    exit_code = INVALID_INPUT

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, NewType
 
 __all__ = ["value_class"]
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 else:
     from dataclasses import dataclass
 
-    def value_class(*, frozen: bool, slots: bool) -> Callable[[type], type]:
+    def value_class(*, frozen: bool, slots: bool, kw_only: bool = False) -> Callable[[type], type]:
         """Make a data class that type checkers protect from changes. Nothing checks that at run time.
 
         Python sets each field of a frozen data class by a call, which triples the cost of making one.
         """
         assert frozen
-        return dataclass(slots=slots, unsafe_hash=True)
+        return dataclass(slots=slots, kw_only=kw_only, unsafe_hash=True)
 
 
 DeviceId = NewType("DeviceId", str)
@@ -160,35 +160,33 @@ def needed_protection_s(duration_s: float | None, *, interruptible: bool) -> flo
     return inf if duration_s is None else duration_s
 
 
-class AnyTaint(Protocol):
-    """A node's taint."""
+@value_class(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A node's taint, as Kubernetes has it. value: may be empty."""
 
-    @property
-    def key(self) -> str:
-        """Return its key."""
-
-    @property
-    def value(self) -> str:
-        """Return its value, which may be empty."""
-
-    @property
-    def effect(self) -> str:
-        """Return its effect, such as NoSchedule."""
+    key: str
+    value: str = ""
+    effect: str
 
 
-class AnyToleration(AnyTaint, Protocol):
-    """A pod's toleration. An empty key or effect covers all."""
+@value_class(frozen=True, slots=True, kw_only=True)
+class Toleration:
+    """A pod's toleration, as Kubernetes has it. An empty key or effect covers all.
 
-    @property
-    def operator(self) -> str:
-        """Return Equal or Exists; empty is Equal."""
+    operator: Equal or Exists; empty is Equal.
+    """
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
 
 
 STRICT_EFFECTS = ("NoSchedule", "NoExecute")
 """A taint of another effect, such as PreferNoSchedule, keeps no pod from a node."""
 
 
-def tolerates(toleration: AnyToleration, taint: AnyTaint) -> bool:
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
     """Return whether a toleration covers a taint."""
     return (
         (not toleration.key or toleration.key == taint.key)

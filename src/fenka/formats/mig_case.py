@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fenka.core.errors import InvalidCase
 from fenka.core.mig import case
 from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.formats import documents
@@ -74,9 +75,9 @@ def decode_case(text: bytes) -> case.Case:
     try:
         record = documents.convert(msgspec.json.decode(text), _Case, "the case")
     except documents.InvalidDocument as why:
-        raise case.InvalidCase(f"the case is not understood: {str(why)[:200]}") from None
+        raise InvalidCase(f"the case is not understood: {str(why)[:200]}") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
-        raise case.InvalidCase(
+        raise InvalidCase(
             f"the case is not understood: it is no valid JSON ({str(why)[:200]})"
         ) from None
     values = _whole_values([request.value for request in record.requests])
@@ -90,7 +91,7 @@ def decode_case(text: bytes) -> case.Case:
 
 def _card(record: _CaseCard) -> case.PlannedCard:
     if record.model not in MODELS:
-        raise case.InvalidCase(
+        raise InvalidCase(
             f"card {record.id!r}: model {record.model!r} is unknown; known are {', '.join(MODELS)}"
         )
     geometry = TABLES[record.model]
@@ -101,7 +102,7 @@ def _card(record: _CaseCard) -> case.PlannedCard:
 def _instance(card: str, geometry: Geometry, record: _CaseInstance) -> case.Instance:
     profile = geometry.by_name.get(record.profile)
     if profile is None:
-        raise case.InvalidCase(
+        raise InvalidCase(
             f"card {card!r}: {geometry.model} has no profile {record.profile!r}, "
             f"but {', '.join(geometry.by_name)}"
         )
@@ -122,13 +123,13 @@ def _whole_values(values: Sequence[float]) -> list[int]:
 
 def _request(record: _Request, value: int) -> case.ProfileRequest | case.SliceRequest:
     if (record.profile is None) == (record.memory_mib is None):
-        raise case.InvalidCase(f"request {record.id!r} needs either profile or memory_mib")
+        raise InvalidCase(f"request {record.id!r} needs either profile or memory_mib")
     if record.memory_mib is not None:
         return case.SliceRequest(
             record.id, case.Room(record.memory_mib, record.compute or 0), value
         )
     if record.compute is not None:
-        raise case.InvalidCase(
+        raise InvalidCase(
             f"request {record.id!r} has a profile, which fixes its compute: leave it out"
         )
     assert record.profile is not None

@@ -15,6 +15,7 @@ import msgspec
 from fenka.cluster import autoscaling, objects, queue_snapshot, service_objects, training_objects
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot, ClusterState
+from fenka.core.inventory import Toleration
 from fenka.dialects import gpushare, nodes
 from fenka.dialects.base import Dialect, InvalidRecord
 from fenka.dialects.registry import DIALECTS
@@ -69,7 +70,7 @@ class _Listed(objects.Pod):
 
 
 class _HolderSpec(_Spec):
-    tolerations: tuple[objects.Toleration, ...] = msgspec.field(default=(), name="-tolerations")
+    tolerations: tuple[Toleration, ...] = msgspec.field(default=(), name="-tolerations")
 
 
 class _HolderStatus(_ListedStatus):

@@ -11,7 +11,7 @@ from alibabacloud_credentials.models import Config as CredentialsConfig
 from fenka.cloud.alibaba.ess import EssProvider
 from fenka.cloud.alibaba.sdk import open_clients
 from fenka.cloud.alibaba.settings import provider_settings
-from fenka.cloud.config import Config, GroupConfig, ProviderConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig
 from fenka.cloud.port import OfferKey
 from fenka.cloud.simulated_cloud import Prices, SimulatedOffer
 from tests.cloud.alibaba.state import Fault, FaultKind, Folder, Landscape, ScalingGroup, State
@@ -151,14 +151,14 @@ class AlibabaCloud(Cloud):
         self.wait(seconds)
 
 
-def config(address: str, group_settings: Mapping[str, Any], **fields: Any) -> Config:
+def config(address: str, group_settings: Mapping[str, Any], **fields: Any) -> AutoscalerConfig:
     """Return the configuration of the contract's two groups. fields: more of both groups."""
     groups = [
         GroupConfig(name="t4", id="asg-t4", types=("gn6i",), zones=("g",)),
         GroupConfig(name="t4-spot", id="asg-spot", types=("gn6i",), zones=("g",), capacity="spot"),
     ]
     settings = {"essEndpoint": address, "ecsEndpoint": address, "protocol": "HTTP"}
-    return Config(
+    return AutoscalerConfig(
         cluster="demo",
         provider=ProviderConfig(kind="ess", region=REGION, settings=settings),
         groups=tuple(

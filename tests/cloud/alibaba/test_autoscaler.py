@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fenka.cloud.alibaba.ess import EssProvider
-from fenka.cloud.config import Config
+from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.port import Order
 from fenka.cloud.simulated_cloud import CloudState
 from fenka.cluster.autoscaling import ORDER
@@ -27,7 +27,9 @@ STEP_S = 0.05
 class AlibabaWorld(World):
     """A world whose cloud is the fake, with the time of the world."""
 
-    def __init__(self, server: Any, folder: Path, cloud: AlibabaCloud, settings: Config) -> None:
+    def __init__(
+        self, server: Any, folder: Path, cloud: AlibabaCloud, settings: AutoscalerConfig
+    ) -> None:
         super().__init__(server, folder, scenario(), settings)
         self.fake = cloud
         self.settings_of_groups = settings.groups[0].settings

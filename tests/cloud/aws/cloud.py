@@ -4,7 +4,7 @@ from typing import Any
 
 from fenka.cloud.aws.boto import Calls
 from fenka.cloud.aws.provider import AwsProvider
-from fenka.cloud.config import Config, GroupConfig, ProviderConfig, SpotRules
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig, SpotRules
 from fenka.cloud.port import OfferKey
 from tests.cloud.aws.fake import Aws
 from tests.cloud.aws.proxy import REGION
@@ -25,9 +25,9 @@ SPOT_POLICY = {
 }
 
 
-def configuration(*groups: GroupConfig, cluster: str = "demo") -> Config:
+def configuration(*groups: GroupConfig, cluster: str = "demo") -> AutoscalerConfig:
     """Return a configuration."""
-    return Config(
+    return AutoscalerConfig(
         cluster=cluster, provider=ProviderConfig(kind="aws", region=REGION), groups=groups
     )
 
@@ -62,7 +62,7 @@ class AwsCloud(Cloud):
             )
         self.provider = self.provider_of(self.config)
 
-    def provider_of(self, config: Config) -> AwsProvider:
+    def provider_of(self, config: AutoscalerConfig) -> AwsProvider:
         """Return a provider for other groups."""
         return AwsProvider(config, self.calls, self.aws.clock)
 

@@ -5,21 +5,21 @@ from typing import Any
 from fenka.core.nodes.case import (
     FORMAT,
     Amount,
-    Case,
     CaseNode,
     CaseRequest,
     Group,
     HeldCard,
     NewCard,
+    PlanningCase,
 )
 
 T4_MIB = 15079
 T4 = NewCard(model="Tesla T4", memory_mib=T4_MIB)
 
 
-def case(*requests: CaseRequest, groups: tuple[Group, ...] = (), **more: Any) -> Case:
+def case(*requests: CaseRequest, groups: tuple[Group, ...] = (), **more: Any) -> PlanningCase:
     """Return a case."""
-    return Case(format=FORMAT, groups=groups, requests=requests, **more)
+    return PlanningCase(format=FORMAT, groups=groups, requests=requests, **more)
 
 
 def group(name: str = "t4", price: float = 4.0, cards: int = 1, **more: Any) -> Group:

@@ -2,21 +2,20 @@
 
 import pytest
 
+from fenka.core.inventory import Taint, Toleration
 from fenka.core.nodes.case import (
-    Case,
     CaseNode,
     CaseRequest,
     Gang,
     Held,
     HeldCard,
-    Taint,
-    Toleration,
+    PlanningCase,
 )
 from fenka.core.nodes.plan import PlannedPod, checked
 from tests.core.nodes.builders import T4_MIB, case, held, node, request
 
 
-def passed(what: Case, *pods: tuple[str, str, tuple[int, ...]]) -> list[str]:
+def passed(what: PlanningCase, *pods: tuple[str, str, tuple[int, ...]]) -> list[str]:
     """Return the requests whose placements pass."""
     slots = {each.name: each for each in what.nodes}
     return [pod.request for pod in checked(what, slots, [PlannedPod(*pod) for pod in pods])]

@@ -2,14 +2,15 @@
 
 import pytest
 
-from fenka.core.nodes.case import BuyLimits, Case, CaseRequest, Taint
+from fenka.core.inventory import Taint
+from fenka.core.nodes.case import BuyLimits, CaseRequest, PlanningCase
 from fenka.core.nodes.plan import make_plan
 from tests.core.nodes.builders import case, group, request
 
 TAINTED = (Taint(key="k", value="v", effect="NoSchedule"),)
 FULL = BuyLimits(nodes=0)
 
-SENTENCES: list[tuple[Case, str]] = [
+SENTENCES: list[tuple[PlanningCase, str]] = [
     (case(request()), "no group may grow: there is none"),
     (
         case(
@@ -80,7 +81,7 @@ SENTENCES: list[tuple[Case, str]] = [
 
 
 @pytest.mark.parametrize(("what", "sentence"), SENTENCES)
-def test_unserved_says_why_no_group_helps(what: Case, sentence: str) -> None:
+def test_unserved_says_why_no_group_helps(what: PlanningCase, sentence: str) -> None:
     """One reason for each group, counted."""
     assert make_plan(what, lambda: 1.0).unserved[0].why == sentence
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenka.core.nodes.case import PRICE_UNIT, Case
+from fenka.core.nodes.case import PRICE_UNIT, PlanningCase
 from fenka.core.nodes.plan import make_plan
 from fenka.core.nodes.price_bound import price_bound
 from fenka.core.nodes.problem import Problem
@@ -37,7 +37,7 @@ T4_UNITS = 14
         (case(groups=(group(),)), 0.0),
     ],
 )
-def test_bound_is_the_price_of_the_scarcest_resource(what: Case, least: float) -> None:
+def test_bound_is_the_price_of_the_scarcest_resource(what: PlanningCase, least: float) -> None:
     """Rounding takes less than a thousandth of it."""
     problem = Problem(what)
     served = quick_plan(problem, lambda: True, lambda _: None).served

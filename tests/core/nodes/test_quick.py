@@ -2,19 +2,19 @@
 
 import pytest
 
-from fenka.core.nodes.case import BuyLimits, Case, Gang
-from fenka.core.nodes.plan import Plan, make_plan
+from fenka.core.nodes.case import BuyLimits, Gang, PlanningCase
+from fenka.core.nodes.plan import NodePlan, make_plan
 from fenka.core.nodes.problem import Problem
 from fenka.core.nodes.solution import Fill, solution_of, topped_up
 from tests.core.nodes.builders import case, group, held, node, request
 
 
-def planned(what: Case) -> Plan:
+def planned(what: PlanningCase) -> NodePlan:
     """Return the quick plan."""
     return make_plan(what, lambda: 1.0)
 
 
-def nodes(plan: Plan) -> dict[str, int]:
+def nodes(plan: NodePlan) -> dict[str, int]:
     """Return the number of new nodes by group."""
     return {each.group: each.count for each in plan.nodes}
 

@@ -2,12 +2,13 @@
 
 import pytest
 
-from fenka.core.nodes.case import BuyLimits, InvalidCase, with_nodes
-from fenka.core.nodes.plan import NewNodes, Plan, make_plan
+from fenka.core.errors import InvalidCase
+from fenka.core.nodes.case import BuyLimits, with_nodes
+from fenka.core.nodes.plan import NewNodes, NodePlan, make_plan
 from tests.core.nodes.builders import case, group, held, node, request
 
 
-def planned(**added: int) -> Plan:
+def planned(**added: int) -> NodePlan:
     """Return the plan of seven pods of 4 units: a T4 of 14 is full, one is empty, and these nodes come."""
     asked = case(
         request(count=7),

@@ -29,7 +29,7 @@ MAX_NODES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ModelResult:
     """What solving gave.
 
     Attributes:
@@ -93,7 +93,7 @@ class Model:
         """Change the bounds of a column."""
         self._highs.changeColBounds(column, low, high)
 
-    def solve_linear(self, seconds: float) -> Result | None:
+    def solve_linear(self, seconds: float) -> ModelResult | None:
         """Return the optimum of the linear program; None if there is none, or no time to find it."""
         self._highs.setOptionValue("time_limit", _absolute(self._highs, seconds))
         self._highs.run()
@@ -102,14 +102,14 @@ class Model:
         solution = self._highs.getSolution()
         objective = self._sign * self._highs.getInfo().objective_function_value
         duals = [self._sign * dual for dual in solution.row_dual]
-        return Result(list(solution.col_value), duals, objective, objective, True)
+        return ModelResult(list(solution.col_value), duals, objective, objective, True)
 
     def solve_integer(
         self, seconds: float, start: Mapping[int, float] | None = None, nodes: int = MAX_NODES
-    ) -> Result | None:
+    ) -> ModelResult | None:
         """Return the best solution with whole numbers; None if none was found.
 
-        A program that is proven to have no solution raises Infeasible.
+        A program that is proven to have no solution raises NoSolution.
 
         Args:
             seconds: after this the best so far stands.
@@ -132,11 +132,11 @@ class Model:
         values = list(highs.getSolution().col_value)
         highs.changeColsIntegrality(len(integers), integers, continuous)
         if status in (HighsModelStatus.kInfeasible, HighsModelStatus.kUnboundedOrInfeasible):
-            raise Infeasible
+            raise NoSolution
         bound = self._sign * info.mip_dual_bound
         if info.primal_solution_status != 2 or not values:
             return None
-        return Result(
+        return ModelResult(
             values,
             [],
             self._sign * info.objective_function_value,
@@ -145,7 +145,7 @@ class Model:
         )
 
 
-class Infeasible(Exception):
+class NoSolution(Exception):
     """The program has no solution."""
 
 
@@ -336,7 +336,7 @@ class CutMaster:
         """
         try:
             result = self._model.solve_integer(seconds)
-        except Infeasible:
+        except NoSolution:
             return None
         if result is None:
             return None, -INFINITY

@@ -14,9 +14,9 @@ from fenka.autoscaler.solver.model import (
     Counts,
     Cut,
     Goals,
-    Infeasible,
     Model,
-    Result,
+    ModelResult,
+    NoSolution,
     ServiceColumns,
 )
 from fenka.core.nodes.plan import Remaining
@@ -94,9 +94,9 @@ class Pricing:
         fill, proven = self._model.best(dual_values, seconds, nodes)
         return fill, min(bound, proven * (1 + SLACK) + SLACK)
 
-    def columns(self, model: Model) -> "NodeColumns":
+    def columns(self, model: Model) -> "NodeVariables":
         """Add one node of the type to a model."""
-        return NodeColumns(model, self._problem, self.number, self._needs)
+        return NodeVariables(model, self._problem, self.number, self._needs)
 
     def _size(self, each: int, measure: str) -> float:
         if measure == "dual_value":
@@ -112,7 +112,7 @@ class _NodeModel:
     def __init__(self, needs: Mapping[int, Need], problem: Problem, number: int) -> None:
         self.model = Model(maximise=True)
         self._number, self._needs = number, needs
-        self._node = NodeColumns(self.model, problem, number, needs)
+        self._node = NodeVariables(self.model, problem, number, needs)
 
     def best(
         self, dual_values: DualValues, seconds: float, nodes: int
@@ -130,7 +130,7 @@ class _NodeModel:
         return Fill(self._number, self._node.items(result.values)), result.bound
 
 
-class NodeColumns:
+class NodeVariables:
     """The columns and rows of one node in a model.
 
     Attributes:
@@ -291,7 +291,7 @@ class PatternProgram:
         counts = self.counts
         return [type_ for type_ in self._types if counts is None or counts.nodes.get(type_)]
 
-    def converge(self) -> Result | None:
+    def converge(self) -> ModelResult | None:
         """Solve, and add the patterns that greedy guesses find, until they find none. None: out of time."""
         for _ in range(ROUNDS):
             result = self._model.solve_linear(self._remaining())
@@ -337,7 +337,7 @@ class PatternProgram:
                 better |= self._learn(fill)
         return bounds, better
 
-    def duals(self, result: Result) -> Duals:
+    def duals(self, result: ModelResult) -> Duals:
         """Return the duals of a solved linear program."""
         dual_values = {each: max(result.duals[row], 0.0) for each, row in self._covers.items()}
         nodes = {number: max(-result.duals[row], 0.0) for number, row in self._types.items()}
@@ -363,7 +363,7 @@ class PatternProgram:
         start = None if known is None else self._start(known)
         try:
             result = self._model.solve_integer(seconds, start, CHOICE_NODES)
-        except Infeasible:
+        except NoSolution:
             return None
         if result is None:
             return None

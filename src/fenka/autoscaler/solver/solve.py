@@ -13,14 +13,14 @@ from fenka.autoscaler.solver.model import (
     Cut,
     CutMaster,
     Goals,
-    Infeasible,
     Model,
+    NoSolution,
     price_step,
 )
 from fenka.autoscaler.solver.patterns import (
     PRICING_NODES,
     TOLERANCE,
-    NodeColumns,
+    NodeVariables,
     PatternPool,
     PatternProgram,
     cut_of,
@@ -39,10 +39,10 @@ def packed(pool: PatternPool, counts: Counts, seconds: float) -> Solution | None
     """Return a solution with these counts, None if it is not known whether there is one.
 
     Raises:
-        Infeasible: if there is certainly none.
+        NoSolution: if there is certainly none.
     """
     problem, model = pool.problem, Model()
-    nodes: list[tuple[int, NodeColumns]] = []
+    nodes: list[tuple[int, NodeVariables]] = []
     for number, count in counts.nodes.items():
         pricing = pool.pricings[number]
         for _ in range(count if pricing.classes else 0):
@@ -246,7 +246,7 @@ class _Search:
                     return True
         try:
             solution = packed(self._pool, counts, self._remaining())
-        except Infeasible:
+        except NoSolution:
             self._excluded.append(counts)
             return True
         self._consider(solution)

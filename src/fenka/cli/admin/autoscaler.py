@@ -22,12 +22,12 @@ from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import AutoscalerNamespaceOption, published
 from fenka.cli.errors import UserError, print_error
 from fenka.cli.options import ClusterTarget, OutputOption, group, register, register_bare
-from fenka.cloud.config import Config, ProviderConfig
+from fenka.cloud.config import AutoscalerConfig, ProviderConfig
 from fenka.cloud.config_file import check_required, decode_config, read_config
 from fenka.cluster.autoscaling import AutoscalerStatus, encode_time
 from fenka.core.errors import INVALID_INPUT
-from fenka.core.nodes.case import Case, with_nodes
-from fenka.core.nodes.plan import Plan, Unserved, make_plan
+from fenka.core.nodes.case import PlanningCase, with_nodes
+from fenka.core.nodes.plan import NodePlan, Unserved, make_plan
 from fenka.formats.quantities import parse_duration
 from fenka.isolation.lease_files import describe_os_error
 from fenka.kubernetes.api_client import Api
@@ -113,7 +113,7 @@ def read_once(
     namespace: str = "",
     config: Path | None = None,
     *,
-    without: Config | None = None,
+    without: AutoscalerConfig | None = None,
 ) -> "Snapshot":
     """Read the cluster once, as the loop sees it.
 
@@ -144,7 +144,7 @@ def read_once(
     return cluster.ask(target.target, read, cluster.explain_cluster_denial)
 
 
-async def _installed_config(api: Api, state: AutoscalerState) -> Config:
+async def _installed_config(api: Api, state: AutoscalerState) -> AutoscalerConfig:
     text = await read_config_text(api, state)
     if text is None:
         raise UserError(
@@ -168,7 +168,7 @@ def remaining_of(limit_s: float) -> Callable[[], float]:
     return lambda: end - time.monotonic()
 
 
-def document(result: Plan, seconds: float) -> dict[str, object]:
+def document(result: NodePlan, seconds: float) -> dict[str, object]:
     """Return the plan with the fields of `fenka.plan/1`, in its order."""
     return {
         "format": result.format,
@@ -182,7 +182,7 @@ def document(result: Plan, seconds: float) -> dict[str, object]:
     }
 
 
-def screen(case: Case, result: Plan, seconds: float) -> list[str]:
+def screen(case: PlanningCase, result: NodePlan, seconds: float) -> list[str]:
     """Return the new nodes with their pods, what they cost, and who is left out."""
     count = sum(nodes.count for nodes in result.nodes)
     known = "the best" if result.optimal else f"no plan costs less than {result.bound:g}"
@@ -193,7 +193,7 @@ def screen(case: Case, result: Plan, seconds: float) -> list[str]:
     ]
 
 
-def nodes_lines(case: Case, result: Plan) -> list[str]:
+def nodes_lines(case: PlanningCase, result: NodePlan) -> list[str]:
     """Return new nodes with their prices and pods, and pods of nodes there; nothing if there are none."""
     new: dict[str, list[str]] = {}
     for pod in result.placements:
@@ -211,7 +211,7 @@ def nodes_lines(case: Case, result: Plan) -> list[str]:
     return tables.align(rows) if len(rows) > 1 else []
 
 
-def left_out_lines(result: Plan) -> list[str]:
+def left_out_lines(result: NodePlan) -> list[str]:
     """Return who is left out, by reason."""
     by_reason: dict[str, list[Unserved]] = {}
     for each in result.unserved:
@@ -282,7 +282,7 @@ register(app, snapshot, "Print the case of the cluster, for `plan --case`.")
 register(app, check, "Check a configuration, without a cluster.")
 
 
-NO_AUTOSCALER = Config(cluster="", provider=ProviderConfig(kind="simulated"), groups=())
+NO_AUTOSCALER = AutoscalerConfig(cluster="", provider=ProviderConfig(kind="simulated"), groups=())
 
 MAX_NODES = 1000
 """Of one kind. Nobody asks for more, and a plan of more takes minutes."""
@@ -323,7 +323,7 @@ def simulate(
         tables.print_lines(_screen(read, result))
 
 
-def _screen(case: Case, result: Plan) -> list[str]:
+def _screen(case: PlanningCase, result: NodePlan) -> list[str]:
     started = len(result.placements)
     total = started + sum(each.count for each in result.unserved)
     if not total:

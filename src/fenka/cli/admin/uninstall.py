@@ -25,7 +25,7 @@ from fenka.kubernetes.eviction import remove_taint
 from fenka.kubernetes.reader import HOLDING
 
 if TYPE_CHECKING:
-    from fenka.cloud.config import Config
+    from fenka.cloud.config import AutoscalerConfig
 
 PREFIX = "fenka.io/"
 """Of all labels, annotations and taints that fenka writes on nodes, or reads there."""
@@ -149,14 +149,16 @@ def uninstall(options: UninstallOptions, cluster_target: ClusterTarget) -> None:
     tables.print_lines(lines or [nothing])
 
 
-def _config(path: Path) -> "Config":
+def _config(path: Path) -> "AutoscalerConfig":
     from fenka.cli.admin.autoscaler import from_file
     from fenka.cloud.config_file import read_config
 
     return from_file(read_config, path)
 
 
-async def _uninstall(api: Api, options: UninstallOptions, config: "Config | None") -> list[str]:
+async def _uninstall(
+    api: Api, options: UninstallOptions, config: "AutoscalerConfig | None"
+) -> list[str]:
     nodes, _ = await api.list("/api/v1/nodes", Node)
     bought = [node for node in nodes if is_bought(node)]
     if options.check:
@@ -225,7 +227,9 @@ async def _check_idle(api: Api, bought: Sequence[Node]) -> None:
         )
 
 
-async def _end(api: Api, bought: Sequence[Node], config: "Config", *, dry_run: bool) -> list[str]:
+async def _end(
+    api: Api, bought: Sequence[Node], config: "AutoscalerConfig", *, dry_run: bool
+) -> list[str]:
     """End all instances of the configuration's cluster, and delete the Nodes that were bought."""
     from fenka.autoscaler.providers import open_provider
 

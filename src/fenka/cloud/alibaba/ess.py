@@ -23,7 +23,7 @@ from fenka.cloud import port
 from fenka.cloud.alibaba import scaling_groups
 from fenka.cloud.alibaba.sdk import MarketAboveCap, call, default_credentials, open_clients
 from fenka.cloud.alibaba.settings import group_settings, provider_settings
-from fenka.cloud.config import Config, GroupConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig
 from fenka.cluster.autoscaling import ORDER, CloudType
 
 MOST = 10
@@ -153,7 +153,7 @@ class EssProvider:
 
     def __init__(
         self,
-        config: Config,
+        config: AutoscalerConfig,
         clients: tuple[Any, Any],
         clock: Callable[[], float],
         pause: scaling_groups.Pause,
@@ -267,7 +267,7 @@ class EssProvider:
         for group, removed in members.items():
             await self._scaling_groups.remove(group, removed)
 
-    async def notices(self) -> Sequence[port.Notice]:
+    async def notices(self) -> Sequence[port.ReclaimNotice]:
         """Return the take-backs. Their times are the earliest ones possible, since the cloud tells none here.
 
         An instance that was not being taken back at the last call is there for five minutes after that call.
@@ -280,13 +280,13 @@ class EssProvider:
         self._taken = {it.instance_id: self._taken.get(it.instance_id, earliest) for it in listed}
         self._looked_at = now
         return [
-            port.Notice(name, at, "the market's price is above the limit, or stock is short")
+            port.ReclaimNotice(name, at, "the market's price is above the limit, or stock is short")
             for name, at in self._taken.items()
         ]
 
 
 @asynccontextmanager
-async def open_provider(config: Config) -> AsyncIterator[EssProvider]:
+async def open_provider(config: AutoscalerConfig) -> AsyncIterator[EssProvider]:
     """Open the provider of a configuration. Raises InvalidConfig."""
     clients = open_clients(config.provider.region, provider_settings(config), default_credentials())
     yield EssProvider(config, clients, time.time, asyncio.sleep)

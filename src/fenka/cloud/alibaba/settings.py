@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fenka.cloud.config import Config, GroupConfig, InvalidConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, InvalidConfig
 
 T = TypeVar("T")
 
@@ -47,14 +47,14 @@ class GroupSettings(
         return bool(self.launch_template)
 
 
-def check_settings(config: Config) -> None:
+def check_settings(config: AutoscalerConfig) -> None:
     """Raise InvalidConfig for the first setting that is missing or not understood."""
     provider_settings(config)
     for group in config.groups:
         group_settings(group)
 
 
-def provider_settings(config: Config) -> ProviderSettings:
+def provider_settings(config: AutoscalerConfig) -> ProviderSettings:
     """Return the provider's settings. Raises InvalidConfig."""
     if not config.provider.region:
         raise InvalidConfig("provider.region is missing: name the region, such as cn-beijing")

@@ -4,7 +4,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from fenka.cloud.config import Config, GroupConfig, InvalidConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, InvalidConfig
 from fenka.cloud.port import Order
 
 if TYPE_CHECKING:  # A configuration is checked where boto3 is not installed.
@@ -18,7 +18,7 @@ def client_token(token: str) -> str:
     return token if _TOKEN.fullmatch(token) else hashlib.sha256(token.encode()).hexdigest()
 
 
-def check_settings(config: Config) -> None:
+def check_settings(config: AutoscalerConfig) -> None:
     """Raise InvalidConfig for the first group that AWS cannot serve."""
     for group in config.groups:
         _check_group(group)

@@ -25,7 +25,7 @@ from typing import Any
 from fenka.cloud import port
 from fenka.cloud.aws.boto import Answer, Calls, in_parts, port_error, tag, tags_of
 from fenka.cloud.aws.group_settings import check_settings, client_token, launch_template, subnet_of
-from fenka.cloud.config import Config, GroupConfig
+from fenka.cloud.config import AutoscalerConfig, GroupConfig
 from fenka.cluster.autoscaling import CloudType
 
 
@@ -213,7 +213,7 @@ class _Launch:
 class AwsProvider:
     """A `Provider` for the groups of a configuration."""
 
-    def __init__(self, config: Config, calls: Calls, clock: Callable[[], float]) -> None:
+    def __init__(self, config: AutoscalerConfig, calls: Calls, clock: Callable[[], float]) -> None:
         """Use clients. Raises InvalidConfig for groups that AWS cannot serve."""
         self._cluster, self._calls, self._clock = config.cluster, calls, clock
         self._groups = {group.name: group for group in config.groups}
@@ -271,7 +271,7 @@ class AwsProvider:
             for name, members in _by_scaling_group(await self._ours(part)).items():
                 await self._end_in(name, members)
 
-    async def notices(self) -> Sequence[port.Notice]:
+    async def notices(self) -> Sequence[port.ReclaimNotice]:
         """Return the interruptions that EC2 has announced for spot instances.
 
         Their Auto Scaling groups let go of them, or would replace them.
@@ -290,7 +290,7 @@ class AwsProvider:
             # Whatever fails here is tried again with the next look, until the instance is gone.
             await self._detach([ours[each["InstanceId"]] for each in taken])
         return [
-            port.Notice(
+            port.ReclaimNotice(
                 each["InstanceId"],
                 each["Status"]["UpdateTime"].timestamp() + NOTICE_S,
                 each["Status"].get("Message") or "EC2 takes the spot instance back",
@@ -508,7 +508,7 @@ class AwsProvider:
 
 @asynccontextmanager
 async def open_provider(
-    config: Config, clock: Callable[[], float] = time.time
+    config: AutoscalerConfig, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[AwsProvider]:
     """Provide the nodes of a configuration whose provider is `aws`. Raises Denied, InvalidConfig."""
     calls = Calls(config.provider.region, config.provider.settings.get("endpoint"))

@@ -6,14 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.errors import InvalidCase
 from fenka.core.mig.geometry import Geometry, Place, Profile
-
-
-class InvalidCase(FenkaError):
-    """A case that cannot be true. The sentence names the card, profile, field or request."""
-
-    exit_code = INVALID_INPUT
 
 
 class State(StrEnum):

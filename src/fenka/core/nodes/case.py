@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.errors import InvalidCase
+from fenka.core.inventory import Taint, Toleration
 from fenka.core.request import (
     MAX_CARDS,
     MAX_HOST,
@@ -36,30 +37,8 @@ MAX_PRICE = 10**7
 
 Capacity = Literal["on-demand", "spot"]
 
-
-class InvalidCase(FenkaError):
-    """The case contradicts itself or has a value that nothing can have; the message names the field."""
-
-    exit_code = INVALID_INPUT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taint:
-    """A taint, as Kubernetes has it."""
-
-    key: str
-    value: str = ""
-    effect: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
-    """A toleration, as Kubernetes has it."""
-
-    key: str = ""
-    operator: Literal["", "Equal", "Exists"] = "Equal"
-    value: str = ""
-    effect: str = ""
+OPERATORS = ("", "Equal", "Exists")
+"""Of tolerations that a case may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +223,7 @@ class BuyLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PlanningCase:
     """What is planned for. Call `check_case` before planning.
 
     Attributes:
@@ -266,7 +245,7 @@ def whole_price(price: float) -> int:
     return whole
 
 
-def check_case(case: Case) -> None:
+def check_case(case: PlanningCase) -> None:
     """Raise InvalidCase for the first contradiction."""
     for title, names in (
         ("groups", [group.name for group in case.groups]),
@@ -363,6 +342,11 @@ def check_request(title: str, request: CaseRequest) -> None:
             raise InvalidCase(
                 f"{title}.memory has both {' and '.join(given[:2])}: give one of them"
             )
+    for number, toleration in enumerate(request.tolerations):
+        if toleration.operator not in OPERATORS:
+            raise InvalidCase(
+                f"{title}.tolerations[{number}].operator must not be {toleration.operator!r}"
+            )
     try:
         request.card_request()
     except InvalidRequest as why:
@@ -394,7 +378,7 @@ HOSTNAME_LABEL = "kubernetes.io/hostname"
 MAX_NAMED = 5
 
 
-def with_nodes(case: Case, added: Mapping[str, int]) -> Case:
+def with_nodes(case: PlanningCase, added: Mapping[str, int]) -> PlanningCase:
     """Return the case whose plans have exactly these new nodes, whatever their price and stock.
 
     Args:
@@ -413,7 +397,7 @@ def with_nodes(case: Case, added: Mapping[str, int]) -> Case:
     return replace(case, groups=tuple(groups.values()), limits=BuyLimits())
 
 
-def _template(case: Case, name: str) -> Group:
+def _template(case: PlanningCase, name: str) -> Group:
     """Return a group of this name, or of nodes like that of this name."""
     for group in case.groups:
         if group.name == name:

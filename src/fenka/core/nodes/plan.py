@@ -19,11 +19,11 @@ from fenka.core.nodes.case import (
     FORMAT,
     PRICE_UNIT,
     BuyLimits,
-    Case,
     CaseNode,
     CaseRequest,
     Group,
     HeldCard,
+    PlanningCase,
     check_case,
     whole_price,
 )
@@ -52,7 +52,7 @@ class PlannedPod:
 
 
 def checked(
-    case: Case, slots: Mapping[str, AnyMachine], pods: Iterable[PlannedPod]
+    case: PlanningCase, slots: Mapping[str, AnyMachine], pods: Iterable[PlannedPod]
 ) -> list[PlannedPod]:
     """Return the placements that are possible, in their order, without rests of gangs.
 
@@ -161,7 +161,7 @@ def _held_placements(node: CaseNode, cards: tuple[Card, ...]) -> Iterable[Placem
             yield Placement(node.name, (piece,), whole=held.whole)
 
 
-def unserved_reason(case: Case, request: CaseRequest, new: Sequence[int]) -> str:
+def unserved_reason(case: PlanningCase, request: CaseRequest, new: Sequence[int]) -> str:
     """Return `0/3 groups help: 2 cards too small (14 units, 15 wanted), 1 at its max of 10`.
 
     Args:
@@ -239,7 +239,7 @@ def _card_misfit(request: CaseRequest, group: Group) -> Reason | None:
     return None
 
 
-def _bound(case: Case, number: int, new: Sequence[int]) -> Reason:
+def _bound(case: PlanningCase, number: int, new: Sequence[int]) -> Reason:
     """Return what keeps the group from growing further."""
     group, bought = case.groups[number], new[number]
     if group.size + bought >= group.max:
@@ -325,7 +325,7 @@ class Unserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NodePlan:
     """A plan, with the field names of `fenka.plan/1`.
 
     Attributes:
@@ -346,7 +346,7 @@ class Plan:
     unserved: tuple[Unserved, ...]
 
 
-def make_plan(case: Case, remaining: Remaining, solver: Solver | None = None) -> Plan:
+def make_plan(case: PlanningCase, remaining: Remaining, solver: Solver | None = None) -> NodePlan:
     """Return the best plan that is found in time.
 
     Args:
@@ -413,7 +413,7 @@ class _Pace:
         return enough
 
 
-def _plan_of(problem: Problem, solved: Solved) -> Plan:
+def _plan_of(problem: Problem, solved: Solved) -> NodePlan:
     case, solution = problem.case, solved.solution
     slots: dict[str, AnyMachine] = {node.name: node for node in case.nodes}
     bought = [0] * len(case.groups)
@@ -433,7 +433,7 @@ def _plan_of(problem: Problem, solved: Solved) -> Plan:
     for pod in pods:
         served[pod.request] = served.get(pod.request, 0) + 1
     left = [(request, request.count - served.get(request.name, 0)) for request in case.requests]
-    return Plan(
+    return NodePlan(
         format=FORMAT,
         nodes=tuple(
             NewNodes(group.name, count)

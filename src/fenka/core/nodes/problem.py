@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fenka.core.inventory import STRICT_EFFECTS, WHOLE_COMPUTE, needed_protection_s, tolerates
-from fenka.core.nodes.case import Case, CaseNode, CaseRequest, Group, whole_price
+from fenka.core.nodes.case import CaseNode, CaseRequest, Group, PlanningCase, whole_price
 from fenka.core.request import Request
 
 CLOSED = -1
@@ -49,7 +49,7 @@ class Need(NamedTuple):
     share: float
 
 
-class Room:
+class NodeRoom:
     """The free amounts of one node while it is filled."""
 
     __slots__ = ("compute", "host", "idle", "mib")
@@ -60,9 +60,9 @@ class Room:
         self.compute = [card.free_compute for card in cards]
         self.idle = [card.idle for card in cards]
 
-    def copy(self) -> "Room":
+    def copy(self) -> "NodeRoom":
         """Return a room that is filled by itself."""
-        twin = Room((), ())
+        twin = NodeRoom((), ())
         twin.host, twin.mib = self.host.copy(), self.mib.copy()
         twin.compute, twin.idle = self.compute.copy(), self.idle.copy()
         return twin
@@ -165,9 +165,9 @@ class NodeType:
     rooms: tuple[CardRoom, ...]
     cards: Mapping[str, int] = field(default_factory=dict)
 
-    def room(self) -> Room:
+    def room(self) -> NodeRoom:
         """Return the room of one such node."""
-        return Room(self.host, self.rooms)
+        return NodeRoom(self.host, self.rooms)
 
 
 class GangClasses(NamedTuple):
@@ -180,7 +180,7 @@ class GangClasses(NamedTuple):
 class Problem:
     """The case as numbers. Build it of a case that `check_case` accepts."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: PlanningCase) -> None:
         self.case = case
         # A request for what no machine has is served nowhere: its names cost nothing.
         offered = {name for group in (*case.groups, *case.nodes) for name in group.resources}
@@ -418,7 +418,7 @@ class Problem:
         return Need(sparse, request.cards, mib, least, compute, request.whole, max(shares))
 
 
-def _undominated(case: Case, offers: list[NodeType]) -> list[NodeType]:
+def _undominated(case: PlanningCase, offers: list[NodeType]) -> list[NodeType]:
     """Return the offers. Where an equal, cheaper one never runs out, none is bought beyond `least`."""
     pods = sum(request.count for request in case.requests)
     cheapest: dict[int, NodeType] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from fenka.core.nodes.case import whole_price
-from fenka.core.nodes.problem import Need, Problem, Room
+from fenka.core.nodes.problem import Need, NodeRoom, Problem
 from fenka.core.nodes.solution import (
     Fill,
     Item,
@@ -72,7 +72,7 @@ def base_weights(problem: Problem) -> list[float]:
     return [weight or 1.0 for weight in weights]
 
 
-def _held(room: Room, need: Need | None) -> int:
+def _held(room: NodeRoom, need: Need | None) -> int:
     """Return how many of these pods fit; more than some number is no better estimate."""
     held = 0
     while need is not None and held < MOST_HELD and room.take(need) is not None:
@@ -160,7 +160,7 @@ class _Greedy:
         self.left = [class_.demand for class_ in problem.classes]
         self._orders: dict[int, list[int]] = {}
         self._budget = Budget(problem)
-        self._open: list[tuple[int, Room, list[Item]]] = []
+        self._open: list[tuple[int, NodeRoom, list[Item]]] = []
         self._by_price = sorted(problem.offers, key=lambda it: problem.types[it].price)
         self._refilled: dict[tuple[int, Fill], Fill | None] = {}
         self._open_nodes()
@@ -215,7 +215,7 @@ class _Greedy:
 
     def _buy(self, classes: frozenset[int]) -> None:
         """Buy the node with the most weight for its price, until that serves nobody more."""
-        heap: list[tuple[float, int, int, list[Item], Room]] = []
+        heap: list[tuple[float, int, int, list[Item], NodeRoom]] = []
         for number in self._problem.offers:
             if self._budget.allows(number):
                 heap.append((-float("inf"), -1, number, [], self._problem.types[number].room()))

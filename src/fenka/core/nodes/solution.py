@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fenka.core.nodes.problem import Problem, Room
+from fenka.core.nodes.problem import NodeRoom, Problem
 
 Item = tuple[int, tuple[int, ...]]
 """A pod: its class and the cards that it has."""
@@ -99,7 +99,7 @@ def incomplete(problem: Problem, left: Sequence[int]) -> set[int]:
 
 
 def fill_room(
-    problem: Problem, fill_type: int, room: Room, order: Sequence[int], left: list[int]
+    problem: Problem, fill_type: int, room: NodeRoom, order: Sequence[int], left: list[int]
 ) -> list[Item]:
     """Place as many pods as fit, in this order of classes. Takes them from `left`."""
     needs = problem.needs(fill_type)

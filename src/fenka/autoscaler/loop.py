@@ -1,8 +1,6 @@
-"""The leader's loop: one pass after the other, each from what cluster and cloud show then.
+"""The leader's loop: makes one pass after the other, and publishes offers, nodes and unserved pods.
 
-A pass that fails is repeated: every part decides by what is there, so nothing is lost if it ends anywhere.
-
-What the leader publishes: offers, nodes, and pods that no node is bought for. Pure.
+Each pass decides by what cluster and cloud show then, so a pass that failed anywhere is simply repeated.
 """
 
 import asyncio
@@ -30,6 +28,15 @@ from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.election import Leadership, Term
 from fenka.kubernetes.events import EventRecorder
+
+log = logging.getLogger(__name__)
+
+BUSY_S, QUIET_S = 2.0, 10.0
+"""Between two passes for which nothing has changed: while nodes come or go, and else."""
+MIN_INTERVAL_S = 0.1
+"""Between two passes, however much changes."""
+RETRY_S = 1.0
+"""After a pass that failed."""
 
 MAX_UNSERVED = 400_000
 """Characters of names and reasons, which are the tenants': a ConfigMap has 1 MiB. Events have them all."""
@@ -125,16 +132,6 @@ def _cards(snapshot: Snapshot, config: GroupConfig, key: OfferKey) -> int | None
         return None
 
 
-log = logging.getLogger(__name__)
-
-BUSY_S, QUIET_S = 2.0, 10.0
-"""Between two passes for which nothing has changed: while nodes come or go, and else."""
-MIN_INTERVAL_S = 0.1
-"""Between two passes, however much changes."""
-RETRY_S = 1.0
-"""After a pass that failed."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoredState:
     """The ConfigMaps."""
@@ -158,7 +155,11 @@ class StoredState:
 
 
 class Loop:
-    """Everything that the leader does. Attributes: problem: why the last pass failed, empty if it did not."""
+    """Everything that the leader does.
+
+    Attributes:
+        problem: why the last pass failed, empty if it did not.
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -169,38 +170,34 @@ class Loop:
         memory: StoredState,
         recorder: EventRecorder,
         *,
+        leadership: Leadership,
+        before: Sequence[Actor],
+        buyer: Buyer,
+        after: Sequence[Actor],
         schedulers: frozenset[str] = frozenset(),
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """before, buyer, after: the parts of a pass, in their order."""
         self._config, self._cluster, self._memory = config, cluster, memory
-        self._schedulers, self._now, self._sleep = schedulers, now, sleep
-        self._leadership: Leadership | None = None
+        self._leadership, self._schedulers = leadership, schedulers
+        self._before, self._buyer, self._after = before, buyer, after
+        self._now, self._sleep = now, sleep
         self._cloud = CloudCache(provider, now)
         self._missing: Mapping[str, float] = {}
         self._status = autoscaling.AutoscalerStatus()
         self._loaded_term: Term | None = None
         self._seen_at = float("-inf")
-        self._before: Sequence[Actor] = ()
-        self._after: Sequence[Actor] = ()
-        self._buyer: Buyer | None = None
         self._provider_problem = ""
         self._was_busy = False
-        self.context = ActorContext(
+        self._context = ActorContext(
             api, provider, recorder, memory.orders, self.leading, self.snapshot
         )
         self.problem = ""
 
-    def compose(
-        self, leadership: Leadership, before: Sequence[Actor], buyer: Buyer, after: Sequence[Actor]
-    ) -> None:
-        """Set the parts of a pass, in their order."""
-        self._leadership, self._before = leadership, before
-        self._buyer, self._after = buyer, after
-
     def leading(self) -> bool:
         """Return whether a write may begin now."""
-        return self._leadership is not None and self._leadership.leading
+        return self._leadership.leading
 
     def snapshot(self) -> Snapshot:
         """Return what is known now."""
@@ -236,8 +233,7 @@ class Loop:
         try:
             await self._pass_by_pass(self._cluster.changed)
         finally:
-            if self._buyer is not None:
-                self._buyer.stop()
+            self._buyer.stop()
 
     async def _pass_by_pass(self, changed: asyncio.Event) -> None:
         while True:
@@ -255,7 +251,7 @@ class Loop:
             limit = RETRY_S
         else:
             limit = BUSY_S if self._is_busy() else QUIET_S
-            due_at = self._buyer.due_at(self._now()) if self._buyer is not None else None
+            due_at = self._buyer.due_at(self._now())
             if due_at is not None:
                 limit = min(limit, max(due_at - self._now(), 0.0))
         waiting = asyncio.create_task(changed.wait())
@@ -270,8 +266,7 @@ class Loop:
     async def _guarded(self) -> None:
         try:
             await self.act()
-            planning = self._buyer.problem if self._buyer is not None else ""
-            problem = self._cloud.problem or self._provider_problem or planning
+            problem = self._cloud.problem or self._provider_problem or self._buyer.problem
         except WriteLost:
             # Another replica has written: whatever was decided here counts for nothing.
             self._loaded_term = None
@@ -286,8 +281,6 @@ class Loop:
 
     async def act(self) -> None:
         """Make one pass. Raises WriteLost, ApiError, ApiUnreachable."""
-        assert self._leadership is not None
-        assert self._buyer is not None
         term, now = self._leadership.election.term, self._now()
         # By a clock that was set back, what is due would be due much later.
         was_set_back, self._seen_at = now < self._seen_at, now
@@ -314,7 +307,7 @@ class Loop:
             if not self.leading():
                 return
             try:
-                states |= await actor.act(self.context)
+                states |= await actor.act(self._context)
             except ProviderError as why:
                 # What cannot be ended must not keep anything from being bought, and the reverse.
                 problem = problem or str(why)
@@ -324,7 +317,6 @@ class Loop:
         self._provider_problem = problem
 
     async def _publish(self, states: Mapping[str, autoscaling.ElasticNodeStatus]) -> None:
-        assert self._buyer is not None
         status = status_of(self.snapshot(), states, self._buyer.unserved)
         self._status = status
         text = msgspec.json.encode(status, order="deterministic").decode()
@@ -333,11 +325,9 @@ class Loop:
 
     async def _publish_problem(self, problem: str) -> None:
         """Tell people why passes fail, until an operator has changed what the API server refuses."""
-        assert self._leadership is not None
-        assert self._buyer is not None
         if self._loaded_term != self._leadership.election.term:
             return
-        self._buyer.hinder(self.context, problem)
+        self._buyer.hinder(self._context, problem)
         try:
             await self._publish(self._status.nodes)
         except WriteLost:

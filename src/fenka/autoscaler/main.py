@@ -66,6 +66,7 @@ class Autoscaler:
         election = Election(api, options.namespace, options.lease, identity, clock=clock)
         leadership = self.leadership = Leadership(election, self.cluster, sleep)
         counts, reclaimer = ActivityCounts(), Reclaimer()
+        buyer = self.buyer = Buyer(config, planner, counts)
         loop = self.loop = Loop(
             api,
             provider,
@@ -73,14 +74,15 @@ class Autoscaler:
             self.cluster,
             memory,
             recorder,
+            leadership=leadership,
+            # A cloud that does not answer ends a pass, and must not keep pods from their notice.
+            before=(reclaimer, OrderKeeper(memory.shapes, counts)),
+            buyer=buyer,
+            after=(ScaleInActor(),),
             schedulers=frozenset(options.scheduler_name),
             now=now,
             sleep=sleep,
         )
-        buyer = self.buyer = Buyer(config, planner, counts)
-        # A cloud that does not answer ends a pass, and must not keep pods from their notice.
-        before = reclaimer, OrderKeeper(memory.shapes, counts)
-        loop.compose(leadership, before, buyer, (ScaleInActor(),))
         self.metrics = Metrics(
             counts,
             loop.snapshot,

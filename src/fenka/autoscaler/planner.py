@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -29,38 +31,73 @@ class Planner(Protocol):
         """Return a plan and the seconds that it took. Raises PlanFailed."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A process that makes plans, and the two directions of the socket to it."""
+
+    process: asyncio.subprocess.Process
+    answers: asyncio.StreamReader
+    requests: asyncio.StreamWriter
+
+    async def exchange(self, data: bytes) -> bytes:
+        """Return the answer to a request."""
+        self.requests.write(len(data).to_bytes(LENGTH_BYTES) + data)
+        await self.requests.drain()
+        length = int.from_bytes(await self.answers.readexactly(LENGTH_BYTES))
+        return await self.answers.readexactly(length)
+
+    async def end(self) -> None:
+        """End the process."""
+        self.requests.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+async def _start_worker() -> _Worker:
+    own, others = socket.socketpair()
+    with others:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-Pm",
+            "fenka.autoscaler.plan_worker",
+            stdin=others.fileno(),
+            stdout=others.fileno(),
+            cwd="/",
+        )
+    return _Worker(process, *await asyncio.open_connection(sock=own))
+
+
 class PlanProcess:
     """A `Planner` in a process of its own."""
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+        self._known: _Worker | None = None
 
     async def start(self) -> None:
         """Start the process, so that the first plan need not wait for it."""
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-Pm",
-                "fenka.autoscaler.plan_worker",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                cwd="/",
-            )
+        await self._worker()
 
     async def stop(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.kill()
-            await process.wait()
+        worker, self._known = self._known, None
+        if worker is not None:
+            await worker.end()
+
+    async def _worker(self) -> _Worker:
+        """Return the process, a new one if the last has ended."""
+        if self._known is None or self._known.process.returncode is not None:
+            await self.stop()
+            self._known = await _start_worker()
+        return self._known
 
     async def plan(self, case: PlanningCase, seconds: float) -> tuple[NodePlan, float]:
         """Return a plan and the seconds that it took. Raises PlanFailed."""
-        await self.start()
         request = PlanRequest(msgspec.Raw(msgspec.json.encode(case)), seconds)
         try:
+            worker = await self._worker()
             async with asyncio.timeout(seconds + PATIENCE_S):
-                data = await self._exchange(msgspec.json.encode(request))
+                data = await worker.exchange(msgspec.json.encode(request))
         except (OSError, EOFError, TimeoutError) as why:
             await self.stop()
             raise PlanFailed(f"the planning process ended or does not answer: {why!r}") from None
@@ -73,16 +110,6 @@ class PlanProcess:
             raise PlanFailed(f"the cluster cannot be planned for: {answer.error}")
         return answer.plan, answer.seconds
 
-    async def _exchange(self, data: bytes) -> bytes:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(len(data).to_bytes(LENGTH_BYTES) + data)
-        await process.stdin.drain()
-        length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES))
-        return await process.stdout.readexactly(length)
-
 
 @asynccontextmanager
 async def plan_process() -> AsyncIterator[PlanProcess]:
@@ -92,5 +119,4 @@ async def plan_process() -> AsyncIterator[PlanProcess]:
         await planner.start()
         yield planner
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            await planner.stop()
+        await planner.stop()

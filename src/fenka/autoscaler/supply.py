@@ -56,18 +56,34 @@ class Pause:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """An order that failed. at: when."""
+
+    offer: OfferKey
+    failure: autoscaling.Failure
+    why: str
+    at: float
+
+    def concerns(self, key: OfferKey) -> bool:
+        """Return whether the failure is a reason not to try this offer."""
+        if self.failure in OF_GROUP:
+            return self.offer.group == key.group
+        return self.offer == key
+
+
 def pauses(snapshot: Snapshot) -> dict[OfferKey, Pause]:
     """Return the offers that are not tried now."""
     failures = [
-        record
+        _Failed(offer_of(record), record.failure, record.why, _failed_at(record))
         for record in snapshot.orders.values()
-        if record.failure is not None and _failed_at(record) > snapshot.now - FORGOTTEN_S
+        if record.failure is not None and not is_forgotten(record, snapshot.now)
     ]
-    failures.sort(key=_failed_at)
+    failures.sort(key=lambda failure: failure.at)
     found: dict[OfferKey, Pause] = {}
     for key in snapshot.offers:
-        own = [failure for failure in failures if _concerns(failure, key)]
-        ends = [_pause(snapshot.config.start, own[: number + 1]) for number in range(len(own))]
+        own = [failure for failure in failures if failure.concerns(key)]
+        ends = [_pause(snapshot.config.start, *numbered) for numbered in enumerate(own)]
         longest = max(ends, key=lambda pause: pause.until, default=None)
         if longest is not None and longest.until > snapshot.now:
             found[key] = longest
@@ -79,23 +95,14 @@ def is_forgotten(record: autoscaling.OrderRecord, now: float) -> bool:
     return record.failure is None or _failed_at(record) <= now - FORGOTTEN_S
 
 
-def _concerns(record: autoscaling.OrderRecord, key: OfferKey) -> bool:
-    if record.failure in OF_GROUP:
-        return record.group == key.group
-    return offer_of(record) == key
-
-
-def _pause(start: Start, failures: list[autoscaling.OrderRecord]) -> Pause:
-    """Return the pause after the last of these failures."""
-    last = failures[-1]
-    assert last.failure is not None
-    doubling = min(len(failures) - 1, 20)
-    length = min(start.backoff * 2**doubling, start.backoff_most)
-    if last.failure in OF_GROUP:
+def _pause(start: Start, number: int, failed: _Failed) -> Pause:
+    """Return the pause after a failure. number: of failures before it."""
+    length = min(start.backoff * 2 ** min(number, 20), start.backoff_most)
+    if failed.failure in OF_GROUP:
         length = start.backoff_most
-    elif last.failure == "too dear":
+    elif failed.failure == "too dear":
         length = TOO_DEAR_S
-    return Pause(_failed_at(last) + length, last.failure, last.why)
+    return Pause(failed.at + length, failed.failure, failed.why)
 
 
 def _failed_at(record: autoscaling.OrderRecord) -> float:
@@ -331,7 +338,11 @@ def coming_nodes(snapshot: Snapshot) -> list[CaseNode]:
         except UnknownShape:
             continue
         nodes.append(
-            with_planned(snapshot, _coming_node(snapshot, name, number, record, shape), [slot])
+            with_planned(
+                snapshot,
+                _coming_node(snapshot, config, coming_name(name, number), record, shape),
+                [slot],
+            )
         )
     return nodes
 
@@ -342,10 +353,12 @@ def coming_name(order: str, slot: int) -> str:
 
 
 def _coming_node(
-    snapshot: Snapshot, name: str, number: int, record: autoscaling.OrderRecord, shape: Shape
+    snapshot: Snapshot,
+    config: GroupConfig,
+    name: str,
+    record: autoscaling.OrderRecord,
+    shape: Shape,
 ) -> CaseNode:
-    key, config = offer_of(record), snapshot.group(record.group)
-    assert config is not None
     group = Group(
         name=record.group,
         price=0,
@@ -355,9 +368,9 @@ def _coming_node(
         pods=shape.pods,
         resources=shape.resources,
     )
-    group = less_daemons(snapshot, group, machine_labels(shape.labels, key))
+    group = less_daemons(snapshot, group, machine_labels(shape.labels, offer_of(record)))
     return CaseNode(
-        name=coming_name(name, number),
+        name=name,
         group=record.group,
         zone=record.zone,
         capacity=record.capacity,
@@ -501,10 +514,10 @@ def _with_pod(
         return replace(node, held=held, cards=closed)
     cards = list(node.cards)
     asked = request.card_request()
-    for index in indices:
-        assert asked is not None
-        card = cards[index]
-        mib = asked.memory.mib_on(card.memory_mib, 1) if asked.memory is not None else 0
-        held_card = _holding(card, card.memory_mib if mib is None else mib, asked.compute)
-        cards[index] = replace(held_card, whole=card.whole or asked.whole)
+    if asked is not None:
+        for index in indices:
+            card = cards[index]
+            mib = asked.memory.mib_on(card.memory_mib, 1) if asked.memory is not None else 0
+            held_card = _holding(card, card.memory_mib if mib is None else mib, asked.compute)
+            cards[index] = replace(held_card, whole=card.whole or asked.whole)
     return replace(node, held=held, cards=tuple(cards))

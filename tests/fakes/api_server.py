@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from fenka.kubernetes.api_client import Api
-from fenka.kubernetes.kube_config import load
+from fenka.kubernetes.kube_config import ApiServer
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -209,9 +209,7 @@ class FakeApiServer:
 
     def api(self) -> Api:
         """Return a client of it."""
-        configuration = load().Configuration()
-        configuration.host = f"http://127.0.0.1:{self.port}"
-        return Api(configuration)
+        return Api(ApiServer(f"http://127.0.0.1:{self.port}"))
 
     # ---- HTTP ----
 

@@ -10,8 +10,14 @@ from aiohttp import web
 
 from fenka.cluster.objects import ApiStatus, Pod
 from fenka.kubernetes import api_client
-from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable, decode_event
-from fenka.kubernetes.kube_config import load, without_default_certificates
+from fenka.kubernetes.api_client import (
+    Api,
+    ApiError,
+    ApiUnreachable,
+    decode_event,
+    without_default_certificates,
+)
+from fenka.kubernetes.kube_config import ApiServer
 from tests.fakes.api_server import api_server
 from tests.waiting import until
 
@@ -108,12 +114,11 @@ async def test_request_goes_through_the_proxy_when_the_environment_has_one(
         proxy = f"http://127.0.0.1:{server.port}"
         server.put("pods", {"metadata": {"name": "p", "namespace": "n"}})
         monkeypatch.setenv("http_proxy", proxy)
-        configuration = load().Configuration()
-        configuration.host = "http://cluster.invalid"
-        async with Api(configuration) as api:
+        cluster = ApiServer("http://cluster.invalid")
+        async with Api(cluster) as api:
             await api.get("/api/v1/namespaces/n/pods/p", ApiStatus)
         monkeypatch.setenv("no_proxy", "cluster.invalid")
-        async with Api(configuration) as api:
+        async with Api(cluster) as api:
             with pytest.raises(ApiUnreachable):
                 await api.get("/api/v1/namespaces/n/pods/p", ApiStatus)
 

@@ -19,7 +19,7 @@ from fenka.cluster.pod_preemption import PodDisruptionBudget
 from fenka.dialects import gpushare
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.informer import Informer, NullListener
-from fenka.kubernetes.kube_config import load
+from fenka.kubernetes.kube_config import ApiServer
 from fenka.node.node_api import NodePod
 from tests.builders import Json, pod
 
@@ -145,9 +145,7 @@ async def _server(sender: Any) -> None:
 
 
 async def _peak_mib(port: int) -> int:
-    configuration = load().Configuration()
-    configuration.host = f"http://127.0.0.1:{port}"
-    async with Api(configuration) as api:
+    async with Api(ApiServer(f"http://127.0.0.1:{port}")) as api:
         kinds: tuple[type[Pod], ...] = (CompactPod, NodePod, ElasticPod)
         informers = [Informer[Any](api, "/api/v1/pods", kind, NullListener()) for kind in kinds]
         tasks = [asyncio.create_task(informer.run()) for informer in informers]

@@ -39,22 +39,33 @@ class InvalidDocument(FenkaError):
     exit_code = INVALID_INPUT
 
 
-def convert(value: Any, kind: type[T], whole: str) -> T:
+def convert(value: Any, kind: type[T], whole: str, *, known_only: bool = True) -> T:
     """Return a document as this type.
 
     Args:
         value: what a JSON, YAML or TOML decoder returns.
         kind: a struct or dataclass.
         whole: what errors call the document, such as `the case`.
+        known_only: refuse keys that no field has. Otherwise they are ignored.
 
     Raises:
         InvalidDocument: for unknown keys, or values of other types.
     """
-    check_names(value, kind)
+    if known_only:
+        check_names(value, kind)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as why:
         raise InvalidDocument(_sentence(str(why), whole)) from None
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a document without the fields and items that are null: Go reads them as left out."""
+    if isinstance(value, dict):
+        return {name: without_nulls(field) for name, field in value.items() if field is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value if item is not None]
+    return value
 
 
 def check_names(value: Any, kind: Any) -> None:
@@ -147,20 +158,21 @@ class InvalidYaml(FenkaError):
     exit_code = INVALID_INPUT
 
 
-def parse_yaml(data: bytes, *, as_texts: bool = False) -> Any:
+def parse_yaml(data: bytes, *, as_texts: bool = False, limit: int = MAX_BYTES) -> Any:
     """Return a document as dicts, lists, texts, numbers, booleans and None.
 
     Args:
-        data: UTF-8. Of a file read one byte more than MAX_BYTES at most.
+        data: UTF-8. Of a file read one byte more than the limit at most.
         as_texts: return every scalar as the text that is written there.
+        limit: of bytes.
 
     Raises:
         InvalidYaml: for anything else.
     """
     import yaml
 
-    if len(data) > MAX_BYTES:
-        raise InvalidYaml(f"has more than {MAX_BYTES} bytes: leave out what is not needed")
+    if len(data) > limit:
+        raise InvalidYaml(f"has more than {limit} bytes: leave out what is not needed")
     try:
         events = yaml.parse(data.decode(), Loader=yaml.BaseLoader)
         return _document(events, str if as_texts else _plain)

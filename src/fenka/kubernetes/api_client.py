@@ -1,4 +1,4 @@
-"""Sends requests to the API server: kubernetes-asyncio reads the configuration, msgspec decodes.
+"""Sends requests to the API server, and decodes its answers.
 
 Objects are decoded into the fields that fenka reads (`cluster/objects.py`). Changes are patches: nothing is
 written back whole, so that fields unknown here survive.
@@ -23,7 +23,21 @@ import msgspec
 from fenka.cluster.objects import ApiStatus, Object, ObjectMeta
 from fenka.core.errors import FenkaError
 from fenka.core.units import MIB
-from fenka.kubernetes.kube_config import load, without_default_certificates
+from fenka.kubernetes.kube_config import ApiServer, InvalidKubeConfig, api_server
+
+
+@contextlib.contextmanager
+def without_default_certificates() -> Iterator[None]:
+    """Import aiohttp without loading the default certificates twice, which takes 0.04 s of each command.
+
+    They are for connections without a TLS context of their own, and fenka makes none.
+    """
+    ssl.SSLContext.set_default_verify_paths = lambda _: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del ssl.SSLContext.set_default_verify_paths
+
 
 with without_default_certificates():
     import aiohttp
@@ -72,7 +86,7 @@ _LIST_HEAD = re.compile(rb'\{(?:"(?:kind|apiVersion)":"[^"\\]*",)*"metadata":(\{
 _WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
 """A warning of the API server: its text is a quoted string of HTTP."""
 
-_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_MAX_CONNECTIONS = 100
 
 
 class ApiUnreachable(FenkaError):
@@ -145,18 +159,14 @@ class WatchEvent(Generic[T]):
 class Api:
     """A client of one API server, for one event loop. `async with` closes it."""
 
-    def __init__(self, configuration: Any) -> None:
-        self._configuration = configuration
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
         self.on_warning: Callable[[str], None] = lambda _: None
         """Hears what the API server says of objects that it accepts nevertheless."""
-        rest = load().RESTClientObject(configuration)
-        self._server_hostname: str | None = rest.server_hostname
-        connector = rest.pool_manager.connector
-        rest.pool_manager.detach()
-        # The library's session reads ~/.netrc and the environment for each request, in other threads.
+        # By itself the session would read ~/.netrc and the environment for each request, in other threads.
         self._session = aiohttp.ClientSession(
-            connector=connector,
-            proxy=rest.proxy or _environment_proxy(configuration.host),
+            connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, ssl=server.tls or True),
+            proxy=server.proxy or _environment_proxy(server.url),
             read_bufsize=_READ_BUFFER,
         )
 
@@ -166,27 +176,16 @@ class Api:
 
         No request is sent yet. Raises ApiUnreachable.
         """
-        library = load()
-        configuration = library.Configuration()
         try:
-            if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and _TOKEN.exists():
-                library.load_incluster_config(client_configuration=configuration)
-            else:
-                _require_kubeconfig(kubeconfig)
-                await library.load_kube_config(
-                    config_file=str(kubeconfig) if kubeconfig else None,
-                    context=context,
-                    client_configuration=configuration,
-                )
-            return cls(configuration)
-        except (library.ConfigException, OSError, ssl.SSLError) as why:
+            return cls(await api_server(kubeconfig, context))
+        except (InvalidKubeConfig, OSError) as why:
             where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             raise ApiUnreachable(f"no cluster can be reached by {where}: {why}") from None
 
     @property
     def server(self) -> str:
         """Return its URL."""
-        return str(self._configuration.host)
+        return self._server.url
 
     async def close(self) -> None:
         """Close all connections."""
@@ -307,7 +306,7 @@ class Api:
                 headers=headers,
                 heartbeat=HEARTBEAT_S,
                 max_msg_size=0,
-                server_hostname=self._server_hostname,
+                server_hostname=self._server.server_name,
             )
         except aiohttp.WSServerHandshakeError as why:
             # The server's sentence is not read by the library.
@@ -394,14 +393,16 @@ class Api:
             headers=headers,
             data=None if body is None else msgspec.json.encode(body),
             timeout=timeout,
-            server_hostname=self._server_hostname,
+            server_hostname=self._server.server_name,
         )
 
     async def _headers(self, accept: str = JSON) -> dict[str, str]:
         headers = {"Accept": accept}
-        for setting in (await self._configuration.auth_settings()).values():
-            if setting["in"] == "header" and setting["value"]:
-                headers[setting["key"]] = setting["value"]
+        try:
+            if authorization := await self._server.authorization():
+                headers["Authorization"] = authorization
+        except InvalidKubeConfig as why:
+            raise ApiUnreachable(f"the API server {self.server} cannot be asked: {why}") from None
         return headers
 
     def _url(self, path: str, query: Query) -> str:
@@ -523,13 +524,3 @@ def decode_event(line: bytes, kind: type[M]) -> WatchEvent[M]:
         return WatchEvent(raw.type, None, version)
     obj = decoded(raw.object, kind)
     return WatchEvent(raw.type, obj, obj.metadata.resource_version)
-
-
-def _require_kubeconfig(given: Path | None) -> None:
-    """Raise ApiUnreachable if no kubeconfig is there: the library would log a second sentence about it."""
-    names = str(given) if given else os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if not any(Path(name).expanduser().exists() for name in names.split(os.pathsep) if name):
-        raise ApiUnreachable(
-            f"no cluster can be reached by {names}: there is no such file: "
-            "name one by --kubeconfig or KUBECONFIG"
-        )

@@ -1,76 +1,330 @@
-"""Loads the parts of kubernetes-asyncio that read kubeconfigs and service accounts and connect.
+"""Reads kubeconfigs and service accounts as kubectl does, and runs credential plugins.
 
-Its package would import a class for every kind of Kubernetes object, which takes over a second of each
-command. So its two packages are entered here without their `__init__`, and its version is bounded.
+Kubernetes' own clients import a class for every kind of object, which takes over a second of each command.
 """
 
-import contextlib
-import importlib.util
+import asyncio
+import base64
+import itertools
+import os
 import ssl
 import sys
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.machinery import ModuleSpec
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Annotated
+
+import msgspec
+
+from fenka.core.errors import FenkaError
+from fenka.core.units import MIB
+from fenka.formats import documents
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_REREAD_S = 60.0
+"""Kubernetes writes a service account's next token long before the token expires."""
+
+_EARLY = timedelta(minutes=1)
+"""A credential plugin runs again this long before its token expires."""
+
+_MAX_BYTES = 4 * MIB
+"""A kubeconfig is no larger, also with the certificates of many clusters."""
 
 
-def _without_init(name: str, folder: Path) -> ModuleType:
-    module = sys.modules.get(name)
-    if module is None:
-        module = ModuleType(name)
-        module.__path__ = [str(folder)]
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        sys.modules[name] = module
-    return module
+class InvalidKubeConfig(FenkaError):
+    """A kubeconfig, a service account or a credential plugin is unusable; the message says why."""
 
 
-class _Deferred(ModuleType):
-    """A module that is imported when one of its attributes is used."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
+async def _anonymous() -> str:
+    return ""
 
 
-@contextlib.contextmanager
-def without_default_certificates() -> Iterator[None]:
-    """Import aiohttp without loading the default certificates twice, which takes 0.04 s of each command.
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """An API server and the user's credentials."""
 
-    They are for connections without a TLS context of their own, and fenka makes none.
+    url: str
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+    """In the server's certificate, if it is not the URL's."""
+    proxy: str | None = None
+    """A URL."""
+    authorization: Callable[[], Awaitable[str]] = _anonymous
+    """Returns the header Authorization, which may be empty. Raises InvalidKubeConfig, OSError."""
+
+
+class _Cluster(msgspec.Struct, rename="kebab"):
+    server: str = ""
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str | None = None
+    proxy_url: str | None = None
+
+
+class _Variable(msgspec.Struct):
+    name: str
+    value: str = ""
+
+
+class _Plugin(msgspec.Struct, rename="camel"):
+    command: str
+    api_version: str
+    args: list[str] = []
+    env: list[_Variable] = []
+
+
+class _KubeUser(msgspec.Struct, rename="kebab"):
+    token: str = ""
+    token_file: str = msgspec.field(default="", name="tokenFile")
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    username: str = ""
+    password: str = ""
+    exec: _Plugin | None = None
+    auth_provider: dict[str, object] | None = None
+
+
+class _Context(msgspec.Struct):
+    cluster: str = ""
+    user: str = ""
+
+
+class _NamedItem(msgspec.Struct):
+    """A cluster, a user or a context."""
+
+    name: str
+    cluster: _Cluster = msgspec.field(default_factory=_Cluster)
+    user: _KubeUser = msgspec.field(default_factory=_KubeUser)
+    context: _Context = msgspec.field(default_factory=_Context)
+
+
+class _KubeConfig(msgspec.Struct, rename="kebab"):
+    current_context: str = ""
+    clusters: list[_NamedItem] = []
+    users: list[_NamedItem] = []
+    contexts: list[_NamedItem] = []
+
+
+class _PluginStatus(msgspec.Struct, rename="camel"):
+    token: str = ""
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+
+
+class _ExecCredential(msgspec.Struct, rename="camel"):
+    api_version: str
+    status: _PluginStatus
+
+
+async def api_server(kubeconfig: Path | None = None, context: str | None = None) -> ApiServer:
+    """Return the kubeconfig's server, else that of the pod, else that of $KUBECONFIG or ~/.kube/config.
+
+    Raises InvalidKubeConfig, OSError.
     """
-    ssl.SSLContext.set_default_verify_paths = lambda _: None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del ssl.SSLContext.set_default_verify_paths
+    if (
+        kubeconfig is None
+        and "KUBERNETES_SERVICE_HOST" in os.environ
+        and (_ACCOUNT / "token").exists()
+    ):
+        return _of_pod()
+    names = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or "~/.kube/config"
+    named = [names] if kubeconfig else names.split(os.pathsep)
+    paths = [Path(name).expanduser() for name in named if name]
+    files = [_read(path) for path in paths if path.exists()]
+    if not files:
+        raise InvalidKubeConfig("there is no such file: name one by --kubeconfig or KUBECONFIG")
+    return await _of_files(files, context)
 
 
-def load() -> SimpleNamespace:
-    """Return the classes and functions that `Api` uses, as attributes by their own names."""
-    if "kubernetes_asyncio" not in sys.modules:
-        spec = importlib.util.find_spec("kubernetes_asyncio")
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(
-                "kubernetes_asyncio is not installed", name="kubernetes_asyncio"
-            )
-        folder = Path(spec.origin).parent
-        _without_init("kubernetes_asyncio", folder)
-        client: Any = _without_init("kubernetes_asyncio.client", folder / "client")
-        # Only basic authentication uses it.
-        deferred = sys.modules.setdefault("urllib3", _Deferred("urllib3"))
-        client.Configuration = import_module(
-            "kubernetes_asyncio.client.configuration"
-        ).Configuration
-        if isinstance(deferred, _Deferred):
-            del sys.modules["urllib3"]
-        client.ApiClient = object  # named there, needed only by what fenka does not use
-    incluster = import_module("kubernetes_asyncio.config.incluster_config")
-    kubeconfig = import_module("kubernetes_asyncio.config.kube_config")
-    return SimpleNamespace(
-        Configuration=import_module("kubernetes_asyncio.client.configuration").Configuration,
-        RESTClientObject=import_module("kubernetes_asyncio.client.rest").RESTClientObject,
-        ConfigException=import_module("kubernetes_asyncio.config.config_exception").ConfigException,
-        load_incluster_config=incluster.load_incluster_config,
-        load_kube_config=kubeconfig.load_kube_config,
+def _of_pod() -> ApiServer:
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    return ApiServer(
+        f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        _tls((_ACCOUNT / "ca.crt").read_bytes()),
+        authorization=_FileToken(_ACCOUNT / "token"),
     )
+
+
+def _read(path: Path) -> _KubeConfig:
+    """Return a kubeconfig. Paths in it are relative to its folder."""
+    try:
+        value = documents.without_nulls(documents.parse_yaml(path.read_bytes(), limit=_MAX_BYTES))
+        config = documents.convert(value or {}, _KubeConfig, "the kubeconfig", known_only=False)
+    except documents.InvalidYaml as why:
+        raise InvalidKubeConfig(f"{path} {why}") from None
+    except documents.InvalidDocument as why:
+        raise InvalidKubeConfig(f"{path}: {why}") from None
+    for item in config.clusters:
+        _resolve(path.parent, item.cluster, "certificate_authority")
+    for user in (item.user for item in config.users):
+        _resolve(path.parent, user, "token_file", "client_certificate", "client_key")
+        if user.exec and "/" in user.exec.command:
+            _resolve(path.parent, user.exec, "command")
+    return config
+
+
+def _resolve(folder: Path, record: msgspec.Struct, *names: str) -> None:
+    for name in names:
+        if path := getattr(record, name):
+            setattr(record, name, str(folder / path))
+
+
+async def _of_files(files: list[_KubeConfig], context: str | None) -> ApiServer:
+    """Return the server of a context. An earlier file's items precede those of later files."""
+    name = context or next((file.current_context for file in files if file.current_context), "")
+    if not name:
+        raise InvalidKubeConfig("no current-context is set: name a context by --context")
+    selected = _named("context", name, (file.contexts for file in files)).context
+    cluster = _named("cluster", selected.cluster, (file.clusters for file in files)).cluster
+    user = _KubeUser()
+    if selected.user:
+        user = _named("user", selected.user, (file.users for file in files)).user
+    if user.auth_provider:
+        raise InvalidKubeConfig(
+            f"user {selected.user} has an auth-provider, which is not supported: use an exec plugin"
+        )
+    if not cluster.server:
+        raise InvalidKubeConfig(f"cluster {selected.cluster} has no server")
+    status = await _run(user.exec) if user.exec else _PluginStatus()
+    return ApiServer(
+        cluster.server.rstrip("/"),
+        _tls_of(cluster, user, status),
+        cluster.tls_server_name,
+        cluster.proxy_url,
+        _authorization(user, status),
+    )
+
+
+def _named(kind: str, name: str, lists: Iterable[list[_NamedItem]]) -> _NamedItem:
+    known: dict[str, _NamedItem] = {}
+    for item in itertools.chain(*lists):
+        known.setdefault(item.name, item)
+    if name not in known:
+        raise InvalidKubeConfig(f"there is no {kind} {name}{documents.similar(name, known)}")
+    return known[name]
+
+
+def _tls_of(cluster: _Cluster, user: _KubeUser, status: _PluginStatus) -> ssl.SSLContext:
+    context = _tls(_pem(cluster, "certificate_authority"))
+    if cluster.insecure_skip_tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    certificate = status.client_certificate_data.encode() or _pem(user, "client_certificate")
+    if certificate:
+        key = status.client_key_data.encode() or _pem(user, "client_key") or b""
+        # OpenSSL reads only files.
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(certificate + b"\n" + key)
+            file.flush()
+            context.load_cert_chain(file.name)
+    return context
+
+
+def _tls(authority: bytes | None) -> ssl.SSLContext:
+    """Return a context that trusts an authority; the system's if None."""
+    if authority is None:
+        return ssl.create_default_context()
+    if not authority.strip():
+        raise InvalidKubeConfig("the file of the certificate authority is empty")
+    return ssl.create_default_context(cadata=authority.decode("ascii", "ignore"))
+
+
+def _pem(record: _Cluster | _KubeUser, name: str) -> bytes | None:
+    """Return a certificate or key that a kubeconfig contains, or whose file it names; None without either."""
+    if data := getattr(record, f"{name}_data"):
+        try:
+            return base64.b64decode(data)
+        except ValueError:
+            field = f"{name}_data".replace("_", "-")
+            raise InvalidKubeConfig(f"{field} is not in base64") from None
+    path = getattr(record, name)
+    return Path(path).read_bytes() if path else None
+
+
+def _authorization(user: _KubeUser, status: _PluginStatus) -> Callable[[], Awaitable[str]]:
+    if user.exec:
+        return _PluginToken(user.exec, status)
+    if user.token_file:
+        return _FileToken(Path(user.token_file))
+    header = ""
+    if user.token:
+        header = f"Bearer {user.token}"
+    elif user.username:
+        header = f"Basic {base64.b64encode(f'{user.username}:{user.password}'.encode()).decode()}"
+
+    async def constant() -> str:
+        return header
+
+    return constant
+
+
+class _FileToken:
+    """The header Authorization by a token in a file, which is read again as it may be replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._header, self._reread_at = path, "", float("-inf")
+
+    async def __call__(self) -> str:
+        if time.monotonic() >= self._reread_at:
+            token = self._path.read_text().strip()
+            if not token:
+                raise InvalidKubeConfig(f"the token in {self._path} is empty")
+            self._header, self._reread_at = f"Bearer {token}", time.monotonic() + _REREAD_S
+        return self._header
+
+
+class _PluginToken:
+    """The header Authorization by a plugin's token, which runs again before the token expires."""
+
+    def __init__(self, plugin: _Plugin, status: _PluginStatus) -> None:
+        self._plugin, self._status, self._lock = plugin, status, asyncio.Lock()
+
+    async def __call__(self) -> str:
+        async with self._lock:
+            expiry = self._status.expiration_timestamp
+            if self._status.token and expiry and expiry - _EARLY <= datetime.now(UTC):
+                self._status = await _run(self._plugin)
+        return f"Bearer {self._status.token}" if self._status.token else ""
+
+
+async def _run(plugin: _Plugin) -> _PluginStatus:
+    """Return what a credential plugin prints. Raises InvalidKubeConfig, OSError."""
+    request = {
+        "apiVersion": plugin.api_version,
+        "kind": "ExecCredential",
+        "spec": {"interactive": sys.stdout.isatty()},
+    }
+    variables = {variable.name: variable.value for variable in plugin.env}
+    process = await asyncio.create_subprocess_exec(
+        plugin.command,
+        *plugin.args,
+        env=os.environ
+        | variables
+        | {"KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    if process.returncode:
+        reason = errors.decode(errors="replace").strip() or f"exit code {process.returncode}"
+        raise InvalidKubeConfig(f"the credential plugin {plugin.command} failed: {reason}")
+    try:
+        credential = msgspec.json.decode(output, type=_ExecCredential)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as why:
+        raise InvalidKubeConfig(
+            f"the credential plugin {plugin.command} printed no ExecCredential: {why}"
+        ) from None
+    if credential.api_version != plugin.api_version:
+        raise InvalidKubeConfig(
+            f"the credential plugin {plugin.command} printed {credential.api_version}, "
+            f"not {plugin.api_version}"
+        )
+    return credential.status

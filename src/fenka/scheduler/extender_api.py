@@ -12,6 +12,7 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.placement import FilterResult
 from fenka.cluster.pod_preemption import PreemptionResult
 from fenka.core.errors import FenkaError
+from fenka.formats.documents import without_nulls
 
 T = TypeVar("T")
 
@@ -200,17 +201,9 @@ def _pod(fields: dict[str, msgspec.Raw]) -> Pod:
 
 def _without_nulls(raw: msgspec.Raw) -> Pod:
     try:
-        return msgspec.convert(_drop_nulls(_decode(raw, dict[str, Any])), Pod)
+        return msgspec.convert(without_nulls(_decode(raw, dict[str, Any])), Pod)
     except msgspec.MsgspecError as why:
         raise InvalidExtenderRequest(str(why)) from None
-
-
-def _drop_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _drop_nulls(field) for name, field in value.items() if field is not None}
-    if isinstance(value, list):
-        return [_drop_nulls(item) for item in value if item is not None]
-    return value
 
 
 def _optional(fields: dict[str, msgspec.Raw], name: str, kind: type[T]) -> T | None:

@@ -1,5 +1,7 @@
 """Credential plugins of kubeconfigs, against a server with TLS."""
 
+import base64
+import json
 import sys
 from pathlib import Path
 
@@ -73,6 +75,29 @@ async def test_certificate_is_the_plugins_when_it_prints_one(tmp_path: Path) -> 
     async with tls_server(tmp_path) as server:
         await ask(write(tmp_path / "config", server.cluster, plugin(tmp_path, status)))
     assert server.asked == [("", CLIENT_NAME)]
+
+
+async def test_plugin_learns_its_cluster_when_it_wants_to(tmp_path: Path) -> None:
+    """With the authority's certificate, and the settings for plugins."""
+    user = plugin(tmp_path, {})
+    user["exec"] |= {
+        "command": "sh",
+        "args": [
+            "-c",
+            'printf %s "$KUBERNETES_EXEC_INFO" > "$1/info"; exec "$1/plugin"',
+            "sh",
+            str(tmp_path),
+        ],
+        "provideClusterInfo": True,
+    }
+    settings = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
+    async with tls_server(tmp_path) as server:
+        cluster = server.cluster | {"extensions": [settings]}
+        await ask(write(tmp_path / "config", cluster, user))
+    info = json.loads((tmp_path / "info").read_text())["spec"]["cluster"]
+    assert info["server"] == server.cluster["server"]
+    assert "BEGIN CERTIFICATE" in base64.b64decode(info["certificate-authority-data"]).decode()
+    assert info["config"] == {"audience": "a"}
 
 
 @pytest.mark.parametrize(

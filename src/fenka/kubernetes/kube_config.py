@@ -64,6 +64,14 @@ class _Cluster(msgspec.Struct, rename="kebab"):
     insecure_skip_tls_verify: bool = False
     tls_server_name: str | None = None
     proxy_url: str | None = None
+    extensions: list["_Extension"] = []
+
+
+class _Extension(msgspec.Struct):
+    """Settings of a cluster for other programs, among them credential plugins."""
+
+    name: str
+    extension: object = None
 
 
 class _Variable(msgspec.Struct):
@@ -76,6 +84,7 @@ class _Plugin(msgspec.Struct, rename="camel"):
     api_version: str
     args: list[str] = []
     env: list[_Variable] = []
+    provide_cluster_info: bool = False
 
 
 class _KubeUser(msgspec.Struct, rename="kebab"):
@@ -193,13 +202,13 @@ async def _of_files(files: list[_KubeConfig], context: str | None) -> ApiServer:
         )
     if not cluster.server:
         raise InvalidKubeConfig(f"cluster {selected.cluster} has no server")
-    status = await _run(user.exec) if user.exec else _PluginStatus()
+    status = await _run(user.exec, cluster) if user.exec else _PluginStatus()
     return ApiServer(
         cluster.server.rstrip("/"),
         _tls_of(cluster, user, status),
         cluster.tls_server_name,
         cluster.proxy_url,
-        _authorization(user, status),
+        _authorization(user, status, cluster),
     )
 
 
@@ -249,9 +258,11 @@ def _pem(record: _Cluster | _KubeUser, name: str) -> bytes | None:
     return Path(path).read_bytes() if path else None
 
 
-def _authorization(user: _KubeUser, status: _PluginStatus) -> Callable[[], Awaitable[str]]:
+def _authorization(
+    user: _KubeUser, status: _PluginStatus, cluster: _Cluster
+) -> Callable[[], Awaitable[str]]:
     if user.exec:
-        return _PluginToken(user.exec, status)
+        return _PluginToken(user.exec, status, cluster)
     if user.token_file:
         return _FileToken(Path(user.token_file))
     header = ""
@@ -284,24 +295,39 @@ class _FileToken:
 class _PluginToken:
     """The header Authorization by a plugin's token, which runs again before the token expires."""
 
-    def __init__(self, plugin: _Plugin, status: _PluginStatus) -> None:
-        self._plugin, self._status, self._lock = plugin, status, asyncio.Lock()
+    def __init__(self, plugin: _Plugin, status: _PluginStatus, cluster: _Cluster) -> None:
+        self._plugin, self._status, self._cluster = plugin, status, cluster
+        self._lock = asyncio.Lock()
 
     async def __call__(self) -> str:
         async with self._lock:
             expiry = self._status.expiration_timestamp
             if self._status.token and expiry and expiry - _EARLY <= datetime.now(UTC):
-                self._status = await _run(self._plugin)
+                self._status = await _run(self._plugin, self._cluster)
         return f"Bearer {self._status.token}" if self._status.token else ""
 
 
-async def _run(plugin: _Plugin) -> _PluginStatus:
-    """Return what a credential plugin prints. Raises InvalidKubeConfig, OSError."""
-    request = {
-        "apiVersion": plugin.api_version,
-        "kind": "ExecCredential",
-        "spec": {"interactive": sys.stdout.isatty()},
+def _cluster_info(cluster: _Cluster) -> dict[str, object]:
+    """Return a cluster as credential plugins read it: https://kubernetes.io/docs/reference/config-api/client-authentication.v1/."""
+    authority = _pem(cluster, "certificate_authority")
+    settings = {field.name: field.extension for field in cluster.extensions}
+    info = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+        "certificate-authority-data": authority and base64.b64encode(authority).decode(),
+        "proxy-url": cluster.proxy_url,
+        "config": settings.get("client.authentication.k8s.io/exec"),
     }
+    return {name: value for name, value in info.items() if value}
+
+
+async def _run(plugin: _Plugin, cluster: _Cluster) -> _PluginStatus:
+    """Return the status that a credential plugin prints. Raises InvalidKubeConfig, OSError."""
+    spec: dict[str, object] = {"interactive": sys.stdin.isatty()}
+    if plugin.provide_cluster_info:
+        spec["cluster"] = _cluster_info(cluster)
+    request = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
     variables = {variable.name: variable.value for variable in plugin.env}
     process = await asyncio.create_subprocess_exec(
         plugin.command,

@@ -238,7 +238,7 @@ def test_nothing_runs_and_delete_leaves_nothing_when_the_client_is_killed(
     assert not jobs.pods()
     jobs.fenka("delete", "halfway")
     wait_until("nothing of the job is left", lambda: not jobs.objects())
-    with pytest.raises(ClusterError, match="job halfway not found in namespace"):
+    with pytest.raises(ClusterError, match="job or service halfway not found in namespace"):
         jobs.fenka("get", "halfway")
 
 

@@ -14,7 +14,7 @@ from tests.cli.test_queue import job, snapshot_of
 @pytest.mark.parametrize(
     ("uid", "sentence"),
     [
-        (os.geteuid() + 1, "job night is ann's: only ann can read its log"),
+        (os.geteuid() + 1, "job night is ann's: only ann can use it"),
         (
             os.geteuid(),
             "night prints to the terminal that it was started from: only --detach keeps a log",

@@ -8,7 +8,8 @@ import pytest
 
 from fenka.cli.errors import UserError
 from fenka.cli.workloads import local_logs
-from fenka.cli.workloads.local_logs import LogPart, print_log
+from fenka.cli.workloads.backend import LogRequest
+from fenka.cli.workloads.local_logs import print_log
 from fenka.local.supervisor import LogWriter
 
 
@@ -27,16 +28,16 @@ def log(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        (LogPart(), "1\n2\n3\r3\n4\n5"),
-        (LogPart(tail=0), ""),
-        (LogPart(tail=1), "5"),
-        (LogPart(tail=3), "3\r3\n4\n5"),
-        (LogPart(tail=9), "1\n2\n3\r3\n4\n5"),
-        (LogPart(since_s=60), "4\n5"),
-        (LogPart(since_s=0), ""),
-        (LogPart(since_s=5000), "1\n2\n3\r3\n4\n5"),
-        (LogPart(tail=1, since_s=60), "5"),
-        (LogPart(tail=4, since_s=60), "4\n5"),
+        (LogRequest(), "1\n2\n3\r3\n4\n5"),
+        (LogRequest(tail=0), ""),
+        (LogRequest(tail=1), "5"),
+        (LogRequest(tail=3), "3\r3\n4\n5"),
+        (LogRequest(tail=9), "1\n2\n3\r3\n4\n5"),
+        (LogRequest(since_s=60), "4\n5"),
+        (LogRequest(since_s=0), ""),
+        (LogRequest(since_s=5000), "1\n2\n3\r3\n4\n5"),
+        (LogRequest(tail=1, since_s=60), "5"),
+        (LogRequest(tail=4, since_s=60), "4\n5"),
     ],
 )
 @pytest.mark.parametrize("block_bytes", [1, 3, 1 << 16])
@@ -45,7 +46,7 @@ def test_log_is_what_the_options_select(
     capfdbinary: pytest.CaptureFixture[bytes],
     monkeypatch: pytest.MonkeyPatch,
     block_bytes: int,
-    part: LogPart,
+    part: LogRequest,
     expected: str,
 ) -> None:
     """However it is read."""
@@ -63,7 +64,7 @@ def test_each_line_has_its_time_when_that_is_wanted(
 ) -> None:
     """That of its first byte, as Kubernetes writes it; a carriage return ends no line."""
     monkeypatch.setattr(local_logs, "BLOCK_BYTES", block_bytes)
-    print_log(log, LogPart(timestamps=True), lambda: True)
+    print_log(log, LogRequest(timestamps=True), lambda: True)
     lines = capfdbinary.readouterr().out.decode().split("\n")
     stamps, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
     assert texts == ("1", "2", "3\r3", "4", "5")
@@ -87,7 +88,7 @@ def test_log_is_followed_to_its_end_when_it_is_not_there_yet(
         writer[0].close()
         return True
 
-    print_log(path, LogPart(tail=1), ended)
+    print_log(path, LogRequest(tail=1), ended)
     assert capfdbinary.readouterr().out == b"a\nb\nc\nd\n"
 
 
@@ -98,4 +99,4 @@ def test_times_are_refused_when_the_log_has_none(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="this log has no times: leave out --since and --timestamps"
     ):
-        print_log(path, LogPart(timestamps=True), lambda: True)
+        print_log(path, LogRequest(timestamps=True), lambda: True)

@@ -8,7 +8,7 @@ import pytest
 from fenka.cli import tables
 from fenka.cli.queue import table
 from fenka.local.views import queue_rows
-from fenka.views.queue_rows import QueueRow
+from fenka.views.workloads import QueueRow
 from fenka.workstation.protocol import CardView, JobView, Snapshot
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 

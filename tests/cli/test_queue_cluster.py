@@ -14,7 +14,7 @@ from fenka.cluster import queue_snapshot
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.core.queue import Fairness
 from fenka.views.node_rows import CardRow, NodeRow
-from fenka.views.queue_rows import QueueRow
+from fenka.views.workloads import QueueRow
 from tests.builders import node, on_card, pod, sharing, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread

@@ -10,7 +10,7 @@ import pytest
 from fenka import __version__
 from fenka.dialects import gpushare
 from fenka.views.node_rows import NodeRow
-from fenka.views.queue_rows import QueueRow
+from fenka.views.workloads import QueueRow
 from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.harness import SchedulerHarness, put_pod, scheduler

@@ -10,7 +10,7 @@ from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.cluster.state import ClusterSnapshot
 from fenka.core.queue import Fairness
 from fenka.views.cluster_queue import cluster_queue
-from fenka.views.queue_rows import QueueRow
+from fenka.views.workloads import QueueRow
 from tests.builders import T4_MIB, a_node, gang_labels, on_card
 from tests.fakes.queue import START, UNSCHEDULABLE, make, pending
 from tests.mig_builders import mig_node, mig_pod_json

@@ -19,5 +19,5 @@ def test_replica_requests_units_compute_and_processors() -> None:
         pods=[msgspec.convert(replica, TrainingPod)],
     )
     (version,) = service_versions(objects, 0)
-    (shown,) = version.replicas
+    (shown,) = version.instances
     assert (shown.memory_units, shown.compute, shown.cpus) == (4, 30, 0.5)

@@ -184,6 +184,9 @@ def test_notebook_is_listed_and_deleted_like_a_job(t4: Workstation, tmp_path: Pa
         0.3,
     )
     assert f"Notebook:\n  {url}" in t4.ok("get", "--local", "nb")
+    assert url.partition("?")[0] in t4.ok("logs", "nb")
+    directory = t4.ok("attach", "--local", "nb", "--", "sh", "-c", "cd /run/fenka/lease && pwd")
+    assert directory == "/run/fenka/lease\n"
     t4.ok("stop", "nb")
     assert t4.ok("list", "--local").splitlines()[1].split()[:3] == ["nb", "STOPPED", "NOTEBOOK"]
     record = t4.root / "jobs" / "nb" / "notebook.json"

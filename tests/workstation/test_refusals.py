@@ -128,7 +128,7 @@ def test_stop_fails_when_the_job_is_unknown(t4: Workstation) -> None:
     refused(
         t4.fenka("logs", "ghost"),
         1,
-        "no job called ghost has left a log: `fenka ps` lists jobs",
+        "job or service ghost not found on this machine: `fenka ps -a` lists all",
     )
 
 

@@ -1,57 +1,61 @@
-"""`fenka stop`: end programs of this machine, or notebooks of a cluster.
-
-`fenka wait`: wait until a job of this machine has ended.
-
-`fenka resize`: a job of this machine, or a pod of a cluster.
-
-`fenka logs` and `fenka attach`: what a job prints, and a command in one of its instances.
-
-`fenka delete` and `fenka prune`: remove jobs with all that belongs to them.
-"""
+"""Commands about existing workloads: stop, wait, resize, logs, attach, delete, prune, traffic-split."""
 
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from fenka.cli import cluster, jobs, options
+from fenka.cli import cluster, options
 from fenka.cli.errors import UserError, print_error
 from fenka.cli.tables import escape
+from fenka.cli.workloads import waiting
 from fenka.cli.workloads.backend import (
     AllNamespacesOption,
+    Backend,
     CommandArgument,
     ContainerOption,
     InstanceOption,
     JobTarget,
     LogRequest,
+    NameArgument,
+    NameOption,
+    NamesArgument,
+    RunOption,
     SinceOption,
     TailOption,
     TimestampsOption,
-    TypeOption,
+    WorkloadChoice,
 )
-from fenka.cli.workloads.local_logs import LogPart
-from fenka.cli.workloads.selection import find_job, open_backend
-from fenka.cli.world import runs_here
+from fenka.cli.workloads.selection import (
+    WorkloadNotFound,
+    find,
+    find_job,
+    find_jobs_or_versions,
+    is_here,
+    open_backend,
+)
+from fenka.cli.workloads.waiting import polls, wait_until_available
 from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.dialects.base import GIB_MIB, InvalidRecord
 from fenka.dialects.lease_records import REFUSED, REQUEST, decode_status, encode_request
 from fenka.formats.quantities import parse_memory
+from fenka.jobs.service import parse_weights
 from fenka.kubernetes.api_client import Api
 from fenka.local import runs, training_commands
 from fenka.local.records import TRAININGS
-from fenka.views.workloads import TrainingJob
-from fenka.workstation.client import known_snapshot
-from fenka.workstation.protocol import EndedJob
+from fenka.views.workloads import ServiceVersion, TrainingJob, Workload
+from fenka.workstation import paths, protocol
+from fenka.workstation.client import Connection
 
 
 def stop(
     target: JobTarget,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    names: NamesArgument,
     grace: Annotated[
         float | None,
         typer.Option(
@@ -60,65 +64,105 @@ def stop(
     ] = None,
 ) -> None:
     """Stop all jobs named, even if some of them cannot be stopped."""
-    if runs_here(target, target.namespace) or not (target.of_cluster or _elsewhere(names)):
-        jobs.stop_here(names, 10.0 if grace is None else grace)
+    if is_here(target, *names):
+        _stop_here(names, 10.0 if grace is None else grace)
         return
     from fenka.cli.workloads import cluster_submission
 
-    cluster_submission.stop(target, names)
+    for_each(names, lambda name: cluster_submission.stop(target, name))
 
 
-def _elsewhere(names: list[str]) -> bool:
-    """Return whether this machine has none of these jobs."""
-    snapshot = known_snapshot()
-    here = {
-        name for job in (snapshot.jobs if snapshot else ()) for name in (job.name, job.gang, job.id)
-    }
-    return not any(TRAININGS.exists(name) or name in here for name in names)
+def _stop_here(names: Sequence[str], grace: float) -> None:
+    """Stop all jobs named, even if some of them cannot be stopped. grace: before SIGKILL, in seconds.
+
+    Pending jobs are cancelled first: otherwise one could start when another has ended.
+    """
+    trainings = [name for name in names if TRAININGS.exists(name)]
+    # The daemon would end their processes, which their supervisors may start again.
+    pending = [name for name in trainings if not training_commands.is_running(name)]
+    failures = list[str]()
+    for name in pending:
+        training_commands.stop(name)
+        print(f"{name}: stopped")
+    if others := [name for name in names if name not in trainings]:
+        with Connection(paths.current()) as connection:
+            request = protocol.StopJob(others, grace)
+            answer = connection.request(request, protocol.JobsStopped)
+        failures += answer.failures
+        for name in answer.stopped:
+            print(f"{escape(name)}: stopped")
+    for name in trainings:
+        if name not in pending:
+            training_commands.stop(name)
+            print(f"{name}: stopped")
+    if failures:
+        raise UserError("; ".join(failures))
 
 
 POLL_S = 0.2
 
 
 def wait(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a job, or its id")],
-    run: Annotated[
-        int | None, typer.Option("--run", metavar="N", min=1, help="this run; default: the last")
-    ] = None,
+    target: JobTarget,
+    name: NameArgument,
+    choice: WorkloadChoice,
+    run: RunOption = None,
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="SECONDS", min=0, help="give up then, with code 75"),
     ] = None,
 ) -> None:
-    """Wait for the end of a job, print how it ended, and exit with its exit code."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    if not run and TRAININGS.exists(name):
-        while not training_commands.record(name).finished:
-            _sleep(name, deadline)
-        sys.exit(training_commands.exit_code(name))
-    while (answer := runs.ended(name, run or 0)).present and not (run and answer.jobs):
-        _sleep(name, deadline)
+    """Wait for the end of a job, print how it ended, and exit with its exit code.
+
+    For a service, wait until all replicas accept requests.
+    """
+    here = is_here(target, name)
+    backend = open_backend(target, here=here)
+    workload = None if run else _unless_program(backend, name, choice, here=here)
+    if workload is None:
+        _wait_for_program(name, run or 0, timeout)
+    elif isinstance(workload, ServiceVersion):
+        wait_until_available(backend, name, workload.version, timeout)
+    else:
+        for _ in polls(
+            timeout, POLL_S if here else waiting.POLL_S, lambda: f"{name} has not ended yet"
+        ):
+            job = find_job(backend, name, choice.type_)
+            if job.finished:
+                sys.exit(backend.exit_code(job))
+
+
+def _unless_program(
+    backend: Backend, name: str, choice: WorkloadChoice, *, here: bool
+) -> Workload | None:
+    """Return the workload with this name; None for what only the daemon of this machine knows."""
+    try:
+        workload = find(backend, name, choice)
+    except WorkloadNotFound:
+        if here:
+            return None
+        raise
+    is_program = isinstance(workload, TrainingJob) and workload.trainer in ("run", "notebook")
+    return None if here and is_program else workload
+
+
+def _wait_for_program(name: str, run: int, timeout: float | None) -> NoReturn:
+    """Wait for the end of a program or notebook of this machine, and exit with its code."""
+    for _ in polls(timeout, POLL_S, lambda: f"{name} has not ended yet"):
+        answer = runs.ended(name, run)
+        if not answer.present or (run and answer.jobs):
+            break
     if not answer.jobs:
         which = f"run {run} of {name}" if run else f"a job called {name}"
         raise UserError(f"{which} is not known: `fenka ps -a` lists jobs", INVALID_INPUT)
-    job = _decisive(answer.jobs)
+    # Of a gang, the first member that failed: the others were ended because of it.
+    failed = [job for job in answer.jobs if job.status != 0]
+    job = min(failed or answer.jobs, key=lambda job: job.ended_at)
     print_error(f"{job.name}: {job.sentence}")
     code = job.exit_code
     if code is None:
         raise UserError(f"the exit code of {job.name} is not known")
     sys.exit(code)
-
-
-def _decisive(jobs: list[EndedJob]) -> EndedJob:
-    """Return the job, or the first member of a gang that failed: the others were ended because of it."""
-    failed = [job for job in jobs if job.status != 0]
-    return min(failed or jobs, key=lambda job: job.ended_at)
-
-
-def _sleep(name: str, deadline: float | None) -> None:
-    if deadline is not None and time.monotonic() >= deadline:
-        raise UserError(f"{name} has not ended yet", TEMPORARY_FAILURE)
-    time.sleep(POLL_S)
 
 
 WAIT_S = 10.0
@@ -155,7 +199,11 @@ def resize(
     before, slash, after = name.partition("/")
     # A gang's member here has a slash in its name too.
     if here is not None and (not slash or any(job.name == name for job in here.jobs)):
-        jobs.resize_here(name, gpu_mem, gpu_core, gpu_core_mode)
+        with Connection(paths.current()) as connection:
+            request = protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode)
+            answer = connection.request(request, protocol.Done)
+        # Its programs have the new limits within a second.
+        print(f"{escape(answer.text)}: resized")
         return
     if slash:
         namespace, name = before, after
@@ -226,75 +274,75 @@ def _granted(pod: Pod, text: str) -> bool:
 
 def logs(
     target: JobTarget,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a job")],
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="print until the job ends")
-    ] = False,
+    name: NameArgument,
+    choice: WorkloadChoice,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="print until it ends")] = False,
     instance: InstanceOption = "",
     container: ContainerOption = "",
     tail: TailOption = None,
     since: SinceOption = "",
     timestamps: TimestampsOption = False,
-    run: Annotated[
-        int | None,
-        typer.Option(
-            "--run",
-            metavar="N",
-            min=1,
-            help="this run of the name, on this machine; default: the last",
-        ),
-    ] = None,
+    run: RunOption = None,
 ) -> None:
-    """Print the log of a job's chief, or of the instance that is named."""
+    """Print the log of the chief or the oldest replica, or of the instance that is named."""
     since_s = options.parse_duration("--since", since) if since else None
-    elsewhere = target.of_cluster or TRAININGS.exists(name)
-    if not elsewhere and (jobs.has_log(name) or _local(target)):
-        if instance or container:
-            raise UserError(f"{name} is one process with one log: leave out -i and -c")
-        jobs.print_log(name, LogPart(tail, since_s, timestamps), follow=follow, run=run or 0)
-        return
-    if run:
+    name, instance = split_member(name, instance)
+    backend = open_backend(target, here=is_here(target, name))
+    workload = find(backend, name, choice)
+    if run and not (isinstance(workload, TrainingJob) and workload.trainer == "run"):
         raise UserError(f"{name} is no program of this machine: leave out --run", INVALID_INPUT)
-    request = LogRequest(follow, instance, container, tail, since_s, timestamps)
-    open_backend(target).logs(name, request)
-
-
-def _local(target: JobTarget) -> bool:
-    """Return whether this machine's daemon answers, or is to."""
-    from fenka.cli import cluster
-
-    return cluster.local(target) is not None
+    request = LogRequest(follow, instance, container, tail, since_s, timestamps, run or 0)
+    backend.logs(workload, request)
 
 
 def attach(
     target: JobTarget,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="the job")],
+    name: NameArgument,
+    choice: WorkloadChoice,
     command: CommandArgument = None,
     instance: InstanceOption = "",
     container: ContainerOption = "",
 ) -> None:
     """Run a command in an instance, connected to this terminal."""
+    name, instance = split_member(name, instance)
     backend = open_backend(target)
     request = LogRequest(instance=instance, container=container)
-    code = backend.attach(find_job(backend, name), request, command or ["sh"])
+    code = backend.attach(find(backend, name, choice), request, command or ["sh"])
     if code:
         sys.exit(code)
 
 
-def delete(
-    target: JobTarget,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
-    type_: TypeOption = None,
-) -> None:
-    """Delete all jobs named, even if some of them cannot be deleted."""
-    backend, failures = open_backend(target), []
+def split_member(name: str, instance: str) -> tuple[str, str]:
+    """Return the workload and the instance: `night/0` is an instance of night, if none is named."""
+    gang, _, member = name.partition("/")
+    return (gang, name) if member.isdecimal() and not instance else (name, instance)
+
+
+def delete(target: JobTarget, names: NamesArgument, choice: WorkloadChoice) -> None:
+    """Delete all workloads named, even if some of them cannot be deleted."""
+    backend = open_backend(target)
+    for_each(names, lambda name: _delete(backend, name, choice))
+
+
+def _delete(backend: Backend, name: str, choice: WorkloadChoice) -> str:
+    """Delete a job, or a service with all its versions or with one. Return what to say of it."""
+    if not choice.only_services:
+        job, _ = find_jobs_or_versions(backend, name, choice)
+        if job is not None:
+            backend.delete_jobs([job])
+            return _deleted(name)
+    backend.delete_service(name, choice.version)
+    return f"{f'version {choice.version} of ' if choice.version else ''}service {name}: deleted"
+
+
+def for_each(names: Iterable[str], act: Callable[[str], str]) -> None:
+    """Print what `act` returns for each name; raise UserError at the end if it has failed for some."""
+    failures = []
     for name in dict.fromkeys(names):
         try:
-            backend.delete_jobs([find_job(backend, name, type_)])
+            print(escape(act(name)), flush=True)
         except FenkaError as why:
             failures.append(str(why))
-        else:
-            _report(name)
     if failures:
         raise UserError("; ".join(failures))
 
@@ -325,8 +373,35 @@ def prune(
         return
     backend.delete_jobs(ended)
     for job in ended:
-        _report(job.name)
+        print(escape(_deleted(job.name)))
 
 
-def _report(name: str) -> None:
-    print(f"The training job {escape(name)} has been deleted successfully")
+def _deleted(name: str) -> str:
+    """Return arena's words."""
+    return f"The training job {name} has been deleted successfully"
+
+
+def traffic_split(
+    target: JobTarget,
+    name: NameOption,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-v",
+            "--version-weight",
+            metavar="VERSION:WEIGHT",
+            help="percent of the requests; may be repeated",
+        ),
+    ] = None,
+    http_route: Annotated[
+        str,
+        typer.Option(
+            "--http-route", metavar="NAME", help="by this HTTPRoute of the Gateway API instead"
+        ),
+    ] = "",
+) -> None:
+    """Divide a service's requests among its versions."""
+    shares = parse_weights(weights or [])
+    open_backend(target).split(name, shares, http_route)
+    text = ", ".join(f"{version} {weight}%" for version, weight in shares.items())
+    print(f"{escape(name)}: {text}")

@@ -46,14 +46,14 @@ COMMANDS: Groups = {
         Command("notebook", "notebook:notebook", "Start a Jupyter server with a slice of a GPU."),
         Command("submit", "submit:app", "Submit a distributed training."),
         Command("serve", "serve:app", "Serve models, and manage the services."),
-        Command("logs", "control:logs", "Show the output of a program or job.", aliases=("log",)),
+        Command("logs", "control:logs", "Show the output of a workload.", aliases=("log",)),
         Command("stop", "control:stop", "End programs, and release their slices."),
         Command("resize", "control:resize", "Change the slice of a running job or pod."),
-        Command("delete", "control:delete", "Delete jobs.", aliases=("del",)),
+        Command("delete", "control:delete", "Delete workloads.", aliases=("del",)),
     ),
     "Look": (
-        Command("ps", "jobs:ps", "List your jobs, trainings, notebooks and services."),
-        Command("get", "workloads.look:get", "Show a job and its instances."),
+        Command("ps", "ps:ps", "List your jobs, trainings, notebooks and services."),
+        Command("get", "workloads.show:get", "Show a workload and its instances."),
         Command("queue", "queue:queue", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
         Command("nodes", "admin.elastic:nodes", "List nodes, and elastic ones on their way."),
@@ -64,23 +64,23 @@ COMMANDS: Groups = {
         Command("admin", "", ADMIN_SUMMARY),
     ),
 }
-"""What `fenka --help` shows with a line for each command."""
+"""The rows of `fenka --help`."""
 
 MORE = (
     Command("start", "notebook:start", "Start a notebook again that was stopped or was idle."),
-    Command("attach", "control:attach", "Run a command in an instance of a training job."),
-    Command("wait", "control:wait", "Wait until a program has ended, and exit with its code."),
+    Command("attach", "control:attach", "Run a command in an instance of a workload."),
+    Command("wait", "control:wait", "Wait until a job has ended or a service is ready."),
     Command("prune", "control:prune", "Delete training jobs that ended some time ago."),
-    Command("list", "workloads.look:list_jobs", "List training jobs.", aliases=("ls",)),
+    Command("list", "workloads.show:list_jobs", "List training jobs.", aliases=("ls",)),
     Command(
         "traffic-split",
-        "workloads.service_look:traffic_split",
+        "control:traffic_split",
         "Divide a service's requests among its versions.",
     ),
     Command("inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."),
     Command("demo", "demo:demo", "Watch three notebooks share one card; a fourth waits."),
 )
-"""What `fenka --help` shows by name only."""
+"""Commands that `fenka --help` shows by name only."""
 
 ADMIN: Groups = {
     "Workstation": (
@@ -130,7 +130,7 @@ ADMIN: Groups = {
         ),
     ),
 }
-"""What `fenka admin --help` shows. The words work without `admin` too, as scripts and units have them."""
+"""The rows of `fenka admin --help`. The words work without `admin` too, as scripts and units have them."""
 
 USERS_ROWS = (*(row for rows in COMMANDS.values() for row in rows), *MORE)
 ADMIN_ROWS = tuple(row for rows in ADMIN.values() for row in rows)

@@ -11,10 +11,11 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -70,7 +71,7 @@ DetailsOption = Annotated[bool, typer.Option("-d", "--details", help="one line p
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a command is about: this machine's daemon or a cluster. Raises UserError for contradictions.
+    """The world of a command: this machine's daemon or a cluster. Raises UserError for contradictions.
 
     FENKA_WORLD selects one of them, cluster or machine, where no option does.
     """
@@ -167,6 +168,7 @@ def register(
     name: str | None = None,
     passes_arguments: bool = False,
     hidden: bool = False,
+    given: Mapping[str, Any] | None = None,
     cls: type[TyperCommand] | None = None,
 ) -> None:
     """Add a function as a command.
@@ -178,12 +180,13 @@ def register(
         name: The command's name, if it is not the function's.
         passes_arguments: Words after the command's own options belong to another program.
         hidden: Leave the command out of the help.
+        given: Values of parameters that are no options of this command.
         cls: Parses the words, if they need more than typer's own class does.
     """
     settings = _CONTEXT | (_PASS_ARGUMENTS if passes_arguments else {})
     cls = cls or (_PassingCommand if passes_arguments else _Command)
     app.command(name, cls=cls, help=summary, hidden=hidden, context_settings=settings)(
-        _expanded(function)
+        _expanded(function, given or {})
     )
 
 
@@ -269,8 +272,10 @@ def _struct_option(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
     )
 
 
-def _expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function with each parameter of such a type replaced by the type's fields."""
+def _expanded(
+    function: Callable[..., None], given: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., None]:
+    """Return the function with the fields of such types as its parameters, less those that are given."""
     parameters: list[inspect.Parameter] = []
     fields: dict[str, tuple[Callable[..., object], list[str]]] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -280,12 +285,15 @@ def _expanded(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
+        values |= given
         for name, (make, names) in fields.items():
             values[name] = make(**{field: values.pop(field) for field in names})
         function(**values)
 
     parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in parameters
+        if parameter.name not in given
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -13,7 +13,7 @@ from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError
 from fenka.kubernetes.reader import read_cluster, read_scheduler_options
-from fenka.views.queue_rows import QueueRow
+from fenka.views.workloads import QueueRow
 
 
 def queue(target: Target, output: OutputOption = "table") -> None:

@@ -27,7 +27,7 @@ from fenka.workstation import paths
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What a job gets, and how it starts."""
+    """The resources of a job, and how it starts."""
 
     gpu_mem: MemoryOption = ""
     gpu_core: CoreOption = None

@@ -1,7 +1,5 @@
 """`fenka serve`: models that answer requests, on a cluster or on this machine."""
 
-import sys
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,31 +9,24 @@ import typer
 from typer.core import TyperGroup
 
 from fenka.cli import workload_options
+from fenka.cli.control import attach, delete, logs, traffic_split
 from fenka.cli.errors import UserError
 from fenka.cli.options import group, register
 from fenka.cli.tables import escape
-from fenka.cli.workloads import service_look
-from fenka.cli.workloads.backend import (
-    Backend,
-    GatewayChoice,
-    JobTarget,
-    SurgeOption,
-    VersionOption,
-)
-from fenka.cli.workloads.selection import find_version, open_backend
-from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
+from fenka.cli.workloads.backend import GatewayChoice, JobTarget, SurgeOption, VersionOption
+from fenka.cli.workloads.selection import open_backend
+from fenka.cli.workloads.show import get, list_services
+from fenka.cli.workloads.waiting import wait_until_available
+from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceKind, ServiceSpec
 from fenka.jobs.workload import merge, parse_fields, read_file
-from fenka.views.workloads import ServiceVersion
-
-POLL_S = 1.0
 
 _KINDS: dict[ServiceKind, tuple[str, tuple[str, ...]]] = {
     "custom": ("a program of one's own", ()),
     "tensorflow": ("TensorFlow Serving", ("tf",)),
     "triton": ("NVIDIA Triton", ()),
 }
-"""What serves the model, and other names of the command."""
+"""The server of the models, and other names of the command."""
 
 _REFUSED = {
     ("kserve", "kf", "kfserving"): "see docs/serving.md for KServe with fenka's slices",
@@ -98,7 +89,7 @@ def _add(kind: ServiceKind, server: str) -> None:
         before = backend.deploy(spec, gateway)
         _report(spec, before)
         if wait:
-            wait_until_available(backend, spec, timeout)
+            wait_until_available(backend, spec.name, spec.version, timeout, spec.range.least)
 
     def update(
         *,
@@ -130,7 +121,7 @@ def _add(kind: ServiceKind, server: str) -> None:
         spec = backend.update(name, version, changed, gateway, surge)
         print(f"version {spec.version} of service {escape(name)}: updated", flush=True)
         if wait:
-            wait_until_available(backend, spec, timeout)
+            wait_until_available(backend, spec.name, spec.version, timeout, spec.range.least)
 
     for commands, function, summary in (
         (app, serve, f"Serve a model by {server}."),
@@ -155,26 +146,25 @@ def undo(
         f"version {spec.version} of service {escape(name)}: as before its last update", flush=True
     )
     if wait:
-        wait_until_available(backend, spec, timeout)
+        wait_until_available(backend, spec.name, spec.version, timeout, spec.range.least)
 
 
 for _kind, (_server, _) in _KINDS.items():
     _add(_kind, _server)
 for _names, _instead in _REFUSED.items():
     workload_options.register_refused(app, "serve", _names[0], _instead)
-register(app, service_look.list_services, "List the versions of services.", name="list")
-register(app, service_look.get, "Show a version of a service and its replicas.")
-register(app, service_look.logs, "Show the output of a replica.")
-register(app, service_look.attach, "Run a command in a replica.")
+_OF_SERVICES = {"type_": "service"}
+register(app, list_services, "List the versions of services.", name="list")
+for _function, _summary in (
+    (get, "Show a version of a service and its replicas."),
+    (logs, "Show the output of a replica."),
+    (attach, "Run a command in a replica."),
+    (delete, "Delete services, or one version."),
+):
+    register(app, _function, _summary, given=_OF_SERVICES)
 app.add_typer(_updates, name="update")
 register(app, undo, "Make a version what it was before its last update.")
-register(app, service_look.delete, "Delete services, or one version.")
-register(
-    app,
-    service_look.traffic_split,
-    "Divide a service's requests among versions.",
-    name="traffic-split",
-)
+register(app, traffic_split, "Divide a service's requests among versions.", name="traffic-split")
 
 
 def _fields(
@@ -232,39 +222,3 @@ def _report(spec: ServiceSpec, before: list[str]) -> None:
             f"version {spec.version} gets no requests yet: fenka traffic-split --name {spec.name} {others}",
             flush=True,
         )
-
-
-def wait_until_available(backend: Backend, spec: ServiceSpec, timeout_s: float | None) -> None:
-    """Wait until all replicas of a version accept requests; print why they do not. Raises UserError."""
-    began, shown = time.monotonic(), ""
-    while True:
-        version = find_version(backend, spec.name, spec.version)
-        progress = f"{version.available} of {version.desired} replicas accept requests"
-        # A range from zero may have no replica before its first request.
-        if version.rolled_out and (version.desired or not spec.range.least):
-            break
-        if version.available >= version.desired:
-            progress = "its replicas are being replaced"
-        waiting = version.note or version.why or _starting(version)
-        progress += f": {waiting}" if waiting else ""
-        if progress != shown:
-            print(f"{spec.name}: {escape(progress)}", file=sys.stderr, flush=True)
-            shown = progress
-        if timeout_s is not None and time.monotonic() - began > timeout_s:
-            raise UserError(
-                f"{spec.name} is not available after {timeout_s:g} s ({progress}): it stays, see fenka serve "
-                f"get {spec.name} -v {spec.version}",
-                TEMPORARY_FAILURE,
-            )
-        time.sleep(POLL_S)
-    ports = ",".join(map(str, version.ports))
-    print(escape(f"{spec.name}: {progress} at {version.address} ({ports})"))
-
-
-def _starting(version: ServiceVersion) -> str:
-    """Return the states of the replicas that do not accept requests."""
-    return ", ".join(
-        f"{replica.name} is {replica.status}"
-        for replica in version.replicas
-        if replica.ready < replica.containers
-    )

@@ -1,4 +1,4 @@
-"""What Ctrl-C does where nothing has to be undone. It is imported first, so it imports almost nothing.
+"""Ends a process by Ctrl-C if nothing has to be undone. It is imported first, so it imports almost nothing.
 
 Keeps Python's garbage collector away while a command makes only what it keeps.
 """

@@ -11,7 +11,7 @@ from fenka.cli import workload_options
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.options import NamespaceOption, Target, group, register
 from fenka.cli.startup import no_collection
-from fenka.cli.workloads.backend import TYPE_NAMES, LogRequest, report_submission
+from fenka.cli.workloads.backend import TYPE_NAMES, report_submission
 from fenka.cli.world import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
@@ -123,7 +123,7 @@ def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool)
 def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     """Start the training on this machine, and exit: with its code if its log is followed."""
     from fenka.cli.workloads.local import LocalBackend
-    from fenka.local import training_commands
+    from fenka.cli.workloads.selection import follow_job
     from fenka.local.training_commands import submit
     from fenka.workstation import paths
 
@@ -131,5 +131,4 @@ def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     report_submission(spec.name)
     if not follow:
         sys.exit(0)
-    LocalBackend().logs(spec.name, LogRequest(follow=True))
-    sys.exit(training_commands.exit_code(spec.name))
+    follow_job(LocalBackend(), spec.name)

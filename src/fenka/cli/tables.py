@@ -112,13 +112,16 @@ def spinner(text: str) -> Iterator[None]:
         yield
 
 
-def print_data(data: object, output: str) -> bool:
-    """Print the data as JSON or YAML; return False if the output is a table."""
-    if output == "table":
-        return False
-    yaml = output == "yaml"
-    print(msgspec.yaml.encode(data).decode().rstrip("\n") if yaml else json_text(data, 2))
-    return True
+def print_data(data: object, output: str, *, arena: bool = False) -> bool:
+    """Print the data as JSON or YAML; return False if the output is a table.
+
+    arena: JSON as arena prints it: four blanks, no newline at the end.
+    """
+    if output == "yaml":
+        print(msgspec.yaml.encode(data).decode().rstrip("\n"))
+    elif output == "json":
+        print(json_text(data, 4 if arena else 2), end="" if arena else "\n")
+    return output in ("yaml", "json")
 
 
 def json_text(data: object, indent: int) -> str:

@@ -14,7 +14,7 @@ from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
 from fenka.cli.layouts import LayoutOption, instances_screen, uses_arena
 from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
-from fenka.cli.workloads.look import top_job
+from fenka.cli.workloads.show import top_job
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
 from fenka.kubernetes.api_client import Api

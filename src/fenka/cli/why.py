@@ -99,7 +99,7 @@ async def explain_pod(api: Api, namespace: str, name: str, now: float) -> PodExp
         )
         if scale_out is not None:
             explanation.scale_out = scale_out.sentence
-            # What would help otherwise is not needed if a node comes.
+            # Other hints are not needed if a node comes.
             explanation.hints = [] if scale_out.coming else explanation.hints
         if autoscaler is not None and (sentence := out_of_date(autoscaler, now)):
             explanation.notes.append(sentence)

@@ -11,8 +11,7 @@ from fenka.formats.quantities import parse_memory
 from fenka.jobs.job_spec import GpuResources
 from fenka.views.mig_rows import InstanceSlice, instance_rows
 from fenka.views.node_rows import NO_ROLE, NodeRow, ProgramRow, card_rows, compute_by_card
-from fenka.views.queue_rows import QueueRow
-from fenka.views.workloads import CardUse
+from fenka.views.workloads import CardUse, QueueRow
 from fenka.workstation.protocol import JobView, Snapshot
 
 

@@ -16,7 +16,7 @@ from fenka.cluster.state import ClusterSnapshot, ClusterState
 from fenka.core.backfill import complete
 from fenka.core.inventory import card_of
 from fenka.dialects.base import InvalidRecord
-from fenka.views.queue_rows import QueueRow
+from fenka.views.workloads import QueueRow
 
 
 def cluster_queue(

@@ -451,7 +451,9 @@ def _foreign_job(
         for pod, (role, index) in zip(pods, places, strict=True)
         if end is None or not pod.gone
     ]
-    instances.sort(key=lambda each: (not each.chief, each.role, each.index, each.name))
+    instances.sort(
+        key=lambda instance: (not instance.chief, instance.role, instance.index, instance.name)
+    )
     return workloads.TrainingJob(
         meta.name,
         meta.namespace,
@@ -564,8 +566,8 @@ def service_versions(
         key = _name(pod), pod.metadata.labels.get(service_objects.VERSION, "")
         pods.setdefault(key, []).append(pod)
     names: dict[Name, list[str]] = {}
-    for each in objects.versions:
-        names.setdefault(_name(each), []).append(each.version)
+    for deployment in objects.versions:
+        names.setdefault(_name(deployment), []).append(deployment.version)
     divided = {name: _shares(addresses.get(name), versions) for name, versions in names.items()}
     versions = [
         _version(
@@ -577,7 +579,7 @@ def service_versions(
         )
         for version in objects.versions
     ]
-    return sorted(versions, key=lambda each: (each.namespace, each.name, each.version))
+    return sorted(versions, key=lambda shown: (shown.namespace, shown.name, shown.version))
 
 
 def _name(
@@ -609,7 +611,7 @@ def _version(
         address=address.address if address else "",
         ports=_ports(address),
         share=share,
-        replicas=tuple(sorted(replicas, key=lambda each: (each.created, each.name))),
+        instances=tuple(sorted(replicas, key=lambda replica: (replica.created, replica.name))),
         note=_service_note(deployment, now - created),
         rolled_out=deployment.rolled_out and not deployment.interrupted,
     )

@@ -1,13 +1,10 @@
-"""Training jobs as values of the screens, of a cluster or a workstation.
+"""Trainings, notebooks, programs, services and the queue as values of the screens. Times are Unix seconds.
 
-Every layout and the JSON output show these values. `cluster_jobs.py` makes them from a cluster's objects;
-a workstation makes them from its jobs' records. All times are Unix seconds.
-
-Services as values of the screens, of a cluster or a workstation. All times are Unix seconds.
+`cluster_workloads.py` makes them from a cluster's objects, and `fenka.local` from a workstation's records.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 JobStatus = Literal["QUEUING", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
@@ -131,6 +128,11 @@ class TrainingJob:
     foreign: bool = False
     absent: tuple[float | None, ...] = ()
     blocked: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return what sentences call it."""
+        return f"job {self.name}"
 
     @property
     def chief(self) -> JobProcess | None:
@@ -284,30 +286,36 @@ class ServiceVersion:
     address: str = ""
     ports: tuple[ServingPort, ...] = ()
     share: int | None = None
-    replicas: tuple[ReplicaView, ...] = ()
+    instances: tuple[ReplicaView, ...] = ()
     note: str = ""
     rolled_out: bool = True
 
     @property
+    def title(self) -> str:
+        """Return what sentences call it."""
+        return f"version {self.version} of service {self.name}"
+
+    @property
     def requested(self) -> float | None:
         """Return the cards that its replicas request; None if that is not known of all of them."""
-        known = [replica.requested for replica in self.replicas if replica.requested is not None]
-        return _total(known) if len(known) == len(self.replicas) else None
+        return total_cards(replica.requested for replica in self.instances)
 
     @property
     def why(self) -> str:
         """Return why a replica waits for a card; empty if none does."""
-        return next((replica.why for replica in self.replicas if replica.why), "")
+        return next((replica.why for replica in self.instances if replica.why), "")
 
-    def replica(self, name: str) -> ReplicaView | None:
+    @property
+    def chief(self) -> ReplicaView | None:
+        """Return the oldest replica; None if there is none now."""
+        return next(iter(self.instances), None)
+
+    def instance(self, name: str) -> ReplicaView | None:
         """Return the replica of this name."""
-        return next((replica for replica in self.replicas if replica.name == name), None)
+        return next((replica for replica in self.instances if replica.name == name), None)
 
 
-def _total(amounts: Iterable[float]) -> float:
-    return round(sum(amounts), 1)
-
-
+Workload = TrainingJob | ServiceVersion
 WorkloadKind = Literal["run", "training", "notebook", "service"]
 
 
@@ -337,7 +345,7 @@ class WorkloadRow:
     why: str = ""
 
 
-def workload_row(workload: TrainingJob | ServiceVersion) -> WorkloadRow:
+def workload_row(workload: Workload) -> WorkloadRow:
     """Return a workload in one line."""
     if isinstance(workload, ServiceVersion):
         kind: WorkloadKind = "service"
@@ -360,3 +368,28 @@ def workload_row(workload: TrainingJob | ServiceVersion) -> WorkloadRow:
         workload.address,
         why,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A pending request; a gang is one.
+
+    Attributes:
+        position: 1 is scheduled next.
+        asks: the request as its user wrote it.
+        since: Unix seconds.
+        reserved: the cards that are reserved for it: indexes, on a cluster NODE/INDEX.
+        starts_by: when they are free at the latest, in Unix seconds; None if unknown.
+        used_s: card-seconds that its namespace has used; they decay.
+    """
+
+    position: int
+    name: str
+    namespace: str
+    priority: int
+    asks: str
+    since: float
+    reserved: list[str] = field(default_factory=list)
+    starts_by: float | None = None
+    why: str = ""
+    used_s: float = 0.0

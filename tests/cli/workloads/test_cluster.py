@@ -277,7 +277,10 @@ def test_pods_of_other_programs_are_read_by_their_labels_alone(
 
     server.before = record
     assert run("get", "t").stdout.splitlines()[-1].split()[4] == "t-node-0"
-    assert selectors == [f"{JOB}=t", f"jobset.sigs.k8s.io/jobset-name=t,!{JOB}"]
+    assert [words for words in selectors if "servingName=t" not in words] == [
+        f"{JOB}=t",
+        f"jobset.sigs.k8s.io/jobset-name=t,!{JOB}",
+    ]
 
 
 def test_own_job_precedes_a_foreign_one_of_the_same_name(run: Run, server: FakeApiServer) -> None:
@@ -501,7 +504,7 @@ def test_job_that_does_not_exist_is_one_sentence(
     """Whatever is typed as a name; exit code 1."""
     put(server, an_mpi_job())
     assert run(verb, name) == Completed(
-        1, "", f"fenka: job {name} not found in namespace default\n"
+        1, "", f"fenka: job or service {name} not found in namespace default\n"
     )
     assert not server.writes
 
@@ -547,7 +550,8 @@ def test_delete_goes_on_after_a_job_that_does_not_exist(run: Run, server: FakeAp
     assert run("delete", "x", "a", "y") == Completed(
         1,
         "The training job a has been deleted successfully\n",
-        "fenka: job x not found in namespace default; job y not found in namespace default\n",
+        "fenka: job or service x not found in namespace default; job or service y not found in namespace "
+        "default\n",
     )
 
 

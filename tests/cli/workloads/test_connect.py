@@ -321,4 +321,4 @@ def test_logs_without_a_cluster_or_a_daemon_say_what_was_looked_for(tmp_path: Pa
     """Neither answers."""
     result = fenka("logs", "nothing")
     assert result.exit_code == 1
-    assert result.stderr.startswith("fenka: job nothing not found on this machine")
+    assert result.stderr.startswith("fenka: job or service nothing not found on this machine")

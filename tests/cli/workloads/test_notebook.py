@@ -10,7 +10,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from fenka.cli.workloads import cluster_submission
+from fenka.cli.workloads import cluster_submission, waiting
 from fenka.cluster.training_objects import JOB, KIND
 from tests.builders import Json, node
 from tests.cli.command import Completed, fenka
@@ -28,7 +28,7 @@ OWNED = ("services", "secrets", "configmaps")
 def password(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the password as a careful user does, and poll without pauses."""
     monkeypatch.setenv("PASSWORD", PASSWORD)
-    monkeypatch.setattr(cluster_submission, "POLL_S", 0.0)
+    monkeypatch.setattr(waiting, "POLL_S", 0.0)
 
 
 def ok(done: Completed) -> str:

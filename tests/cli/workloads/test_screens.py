@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fenka.cli import tables
 from fenka.cli.compat import arena
-from fenka.cli.workloads import look, screens
+from fenka.cli.workloads import screens
+from fenka.cli.workloads import show as show_command
 from fenka.cli.workloads.backend import LogRequest
 from fenka.views.workloads import (
     CardUse,
@@ -21,6 +22,7 @@ from fenka.views.workloads import (
     JobProcess,
     JobStatus,
     Phase,
+    ServiceVersion,
     Trainer,
     TrainingJob,
 )
@@ -34,7 +36,9 @@ MINUTE = 60.0
 class FakeBackend:
     """Jobs that are values."""
 
-    namespace = "default"
+    def not_found(self, kind: str, name: str) -> str:
+        """Return a sentence about what does not exist."""
+        return f"{kind} {name} not found in namespace default"
 
     def __init__(self, jobs: Sequence[TrainingJob], events: Sequence[JobEvent] = ()) -> None:
         self._jobs, self._events = jobs, events
@@ -43,6 +47,12 @@ class FakeBackend:
         """Return those with this name."""
         del positions
         return [job for job in self._jobs if name in (None, job.name)]
+
+    def workloads(
+        self, name: str | None = None, *, positions: bool = False
+    ) -> tuple[list[TrainingJob], list[ServiceVersion]]:
+        """Return the jobs with this name."""
+        return self.jobs(name, positions=positions), []
 
     def events(self, _: TrainingJob) -> list[JobEvent]:
         """Return all events."""
@@ -95,7 +105,7 @@ class Show:
         """Run a command and return what it left."""
         backend = FakeBackend(jobs, events)
         with self._monkeypatch.context() as patch:
-            patch.setattr(look, "open_backend", lambda *_, **__: backend)
+            patch.setattr(show_command, "open_backend", lambda *_, **__: backend)
             patch.setattr("time.time", lambda: CREATED + minutes * MINUTE)
             return fenka(*words.split())
 
@@ -332,7 +342,7 @@ def test_wide_is_the_table(show: Show) -> None:
 def test_job_that_does_not_exist_is_one_sentence(show: Show) -> None:
     """Exit code 1, and nothing on stdout."""
     expected = Completed(1, "", "fenka: job nothing not found in namespace default\n")
-    assert show("get nothing", MPI) == expected
+    assert show("get nothing -T mpi", MPI) == expected
     assert show("top job nothing", MPI) == expected
     assert show("get mpi-dist -T tf", MPI).exit_code == 1
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from fenka.cli import serve
+from fenka.cli.workloads import waiting
 from fenka.jobs.kubernetes import service_deployment
 from tests.builders import Json, node_json
 from tests.cli.command import Completed, fenka
@@ -32,7 +32,7 @@ def a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENKA_RUNTIME", str(tmp_path / "no-daemon"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr(service_deployment, "POLL_S", 0.0)
-    monkeypatch.setattr(serve, "POLL_S", 0.0)
+    monkeypatch.setattr(waiting, "POLL_S", 0.0)
 
 
 @pytest.fixture
@@ -369,7 +369,8 @@ def test_logs_are_those_of_the_replica_that_is_named(run: Run, server: FakeApiSe
         ok(run("serve", "logs", "bert", "-i", "bert-v1-b", "--tail", "1")) == "bert-v1-b listens\n"
     )
     assert run("serve", "logs", "bert", "-i", "bert-v2-b").stderr == (
-        "fenka: version v1 of service bert has no replica bert-v2-b: its replicas are bert-v1-a, bert-v1-b\n"
+        "fenka: version v1 of service bert has no instance bert-v2-b: its instances are bert-v1-a, "
+        "bert-v1-b\n"
     )
 
 
@@ -396,7 +397,7 @@ def test_attach_runs_a_command_in_a_replica(
         a_replica(server, "v1", "bert-v1-a")
         done = run("serve", "attach", "bert", "--", "id")
     assert none.stderr == (
-        "fenka: version v1 of service bert has no replica: its replicas are none now\n"
+        "fenka: version v1 of service bert has no replica now: see fenka serve list\n"
     )
     assert (done.exit_code, done.stdout) == (code, "hello\n")
 
@@ -525,3 +526,57 @@ def test_ps_lists_what_runs_on_a_cluster_whatever_its_kind(run: Run, server: Fak
         ("bert", "service", "default"),
     ]
     assert ok(run("ps", "-A")).startswith("NAMESPACE  NAME")
+
+
+def test_service_is_found_by_its_name_as_a_job_is(run: Run, server: FakeApiServer) -> None:
+    """`fenka serve get` and `fenka get` are the same."""
+    ok(run(*V1, *COMMAND))
+    a_replica(server, "v1", "bert-v1-a")
+    server.logs["bert-v1-a", "custom"] = ["2026-11-22T13:00:00Z listens"]
+    for words in (("get", "bert", "-o", "json"), ("logs", "bert"), ("get", "bert", "-v", "v1")):
+        assert ok(run(*words)) == ok(run("serve", *words))
+    assert ok(run("list", "-T", "service")) == ok(run("serve", "list"))
+    assert ok(run("wait", "bert")).startswith("bert: 1 of 1 replicas accept requests at ")
+    assert ok(run("delete", "bert")) == "service bert: deleted\n"
+    assert not server.all("deployments")
+
+
+def test_kind_is_to_be_chosen_when_two_workloads_have_one_name(
+    run: Run, server: FakeApiServer
+) -> None:
+    """Nothing is deleted before."""
+    ok(run(*V1, *COMMAND))
+    server.put("jobsets", job_set("bert", roles={"launcher": 1}))
+    before = len(server.writes)
+    for verb in ("get", "logs", "attach", "wait", "delete"):
+        done = run(verb, "bert")
+        assert (done.exit_code, done.stdout) == (2 if verb != "delete" else 1, "")
+        assert done.stderr == (
+            "fenka: bert is the name of a mpijob and a service: choose one by --type mpijob or --type "
+            "service\n"
+        )
+    assert len(server.writes) == before
+    assert "Custom" in ok(run("get", "bert", "--type", "service"))
+    assert "STATUS: PENDING" in ok(run("get", "bert", "--type", "mpijob"))
+    assert ok(run("delete", "bert", "-v", "v1")) == "version v1 of service bert: deleted\n"
+    assert "STATUS: PENDING" in ok(run("get", "bert"))
+
+
+def test_workload_is_found_without_the_right_to_read_those_of_other_kinds(
+    run: Run, server: FakeApiServer
+) -> None:
+    """What cannot be read is named if the name is not found among the rest."""
+    ok(run(*V1, *COMMAND))
+    server.put("jobsets", job_set("mpi-dist", roles={"launcher": 1}))
+    server.forbidden.add("deployments")
+    assert "STATUS: PENDING" in ok(run("get", "mpi-dist"))
+    assert "may not list deployments" in run("get", "bert").stderr
+    server.forbidden = {"jobsets"}
+    assert "Custom" in ok(run("get", "bert"))
+    assert "may not list jobsets" in run("get", "mpi-dist").stderr
+
+
+def test_version_of_what_has_none_is_refused(run: Run) -> None:
+    """Jobs have none."""
+    done = run("get", "bert", "-T", "mpi", "-v", "v1")
+    assert done.stderr == "fenka: only services have versions: leave out --version or --type\n"

@@ -25,16 +25,19 @@ def test_service_answers_when_it_is_deployed(service: Service, tmp_path: Path) -
     (job,) = service.station.jobs().values()
     (slice_,) = job["slices"]
     assert slice_["memory_mib"] == 3231  # 3 of 14 units of 15079 MiB
-    assert service.station.ok("serve", "logs", "--local", "bert") == ("listening\nasked /\n")
+    assert service.station.ok("logs", "bert") == "listening\nasked /\n"
     shown = json.loads(service.station.ok("serve", "get", "--local", "bert", "-o", "json"))
     assert (shown["desiredInstances"], shown["availableInstances"], shown["requestGPUs"]) == (
         1,
         1,
         0.2,
     )
-    attached = service.station.ok("serve", "attach", "--local", "bert", "--", "printenv", "PORT")
+    attached = service.station.ok("attach", "--local", "bert", "--", "printenv", "PORT")
     assert attached.strip() == body["ports"]["PORT"]
-    service.station.ok("serve", "delete", "--local", "bert")
+    assert service.station.ok("wait", "bert").startswith(
+        "bert: 1 of 1 replicas accept requests at "
+    )
+    assert service.station.ok("delete", "--local", "bert") == "service bert: deleted\n"
     assert service.station.jobs() == {}
     assert service.programs() == []
     assert not service.directory.exists()

@@ -22,7 +22,7 @@ app = group("Operate simulated cards and nodes.")
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What to change on a card."""
+    """A change of a simulated card."""
 
     temperature: Annotated[
         int | None,

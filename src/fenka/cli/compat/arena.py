@@ -70,10 +70,7 @@ def show(rows: Sequence[NodeRow], mode: str, *, details: bool, foot: bool, outpu
         (row for row in rows if wanted in (None, row.mode)),
         key=lambda row: (MODES.index(row.mode), row.name),
     )
-    if output == "json":
-        # As arena: four blanks, no newline at the end.
-        print(tables.json_text(document(rows), 4), end="")
-    elif not tables.print_data(document(rows), output):
+    if not tables.print_data(document(rows), output, arena=True):
         tables.print_lines(details_screen(rows) if details else summary_screen(rows, foot=foot))
 
 
@@ -369,7 +366,7 @@ def _percent(part: float, whole: float) -> str:
 
 def list_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool) -> list[str]:
     """Return a line for each job."""
-    columns: screens.JobColumns = {
+    columns: screens.Columns[TrainingJob] = {
         "NAME": lambda job: job.name,
         "STATUS": lambda job: job.status,
         "TRAINER": screens.trainer,
@@ -382,7 +379,7 @@ def list_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool
         ),
         "NODE": screens.chief_address,
     }
-    return screens.jobs_table(jobs, columns, all_namespaces=all_namespaces)
+    return screens.table(jobs, columns, all_namespaces=all_namespaces)
 
 
 def get_screen(job: TrainingJob, now: float) -> list[str]:
@@ -412,7 +409,7 @@ def tensorboard_lines(job: TrainingJob) -> list[str]:
 
 def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool) -> list[str]:
     """Return a line for each job, and the cards of those that run."""
-    columns: screens.JobColumns = {
+    columns: screens.Columns[TrainingJob] = {
         "NAME": lambda job: job.name,
         "STATUS": lambda job: job.status,
         "TRAINER": screens.trainer,
@@ -425,7 +422,7 @@ def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool)
     allocated = screens.card_total(job.allocated for job in running)
     requested = screens.card_total(job.requested for job in running)
     return [
-        *screens.jobs_table(jobs, columns, all_namespaces=all_namespaces),
+        *screens.table(jobs, columns, all_namespaces=all_namespaces),
         "",
         f"Total Allocated/Requested GPUs of Training Jobs: {allocated}/{requested}",
     ]

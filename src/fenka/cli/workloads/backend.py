@@ -1,4 +1,4 @@
-"""What commands about workloads need of a cluster or of this machine, and the options that they share."""
+"""The workloads of a cluster or of this machine as commands use them, and the options of these commands."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,23 @@ import typer
 from fenka.cli.errors import UserError
 from fenka.cli.options import NamespaceOption, Target
 from fenka.jobs.service import ServiceSpec
-from fenka.views.workloads import JobEvent, ServiceVersion, Trainer, TrainingJob
+from fenka.views.workloads import (
+    JobEvent,
+    JobProcess,
+    ReplicaView,
+    ServiceVersion,
+    Trainer,
+    TrainingJob,
+    Workload,
+)
 
 AllNamespacesOption = Annotated[
     bool, typer.Option("-A", "--all-namespaces", help="jobs of all namespaces")
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="the job")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="a training, notebook, service or program")
+]
+NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...")]
 InstanceOption = Annotated[
     str, typer.Option("-i", "--instance", metavar="NAME", help="an instance or its pod")
 ]
@@ -30,6 +41,12 @@ SinceOption = Annotated[
 TimestampsOption = Annotated[
     bool, typer.Option("--timestamps", help="print its time before each line")
 ]
+RunOption = Annotated[
+    int | None,
+    typer.Option(
+        "--run", metavar="N", min=1, help="this run of a program of this machine; default: the last"
+    ),
+]
 CommandArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="default: sh")
 ]
@@ -39,12 +56,21 @@ _PyTorchName = Literal["pytorchjob", "pytorch", "py"]
 _TrainName = Literal["trainjob", "train"]
 _NotebookName = Literal["notebook", "nb"]
 _RunName = Literal["run"]
-TypeName = Literal[_MpiName, _TensorFlowName, _PyTorchName, _TrainName, _NotebookName, _RunName]
+_ServiceName = Literal["service", "svc"]
+TypeName = Literal[
+    _MpiName, _TensorFlowName, _PyTorchName, _TrainName, _NotebookName, _RunName, _ServiceName
+]
 TypeOption = Annotated[
     TypeName | None,
     typer.Option(
-        "-T", "--type", metavar="mpi|tf|pytorch|train|notebook|run", help="only jobs of this kind"
+        "-T",
+        "--type",
+        metavar="mpi|tf|pytorch|train|notebook|run|service",
+        help="only workloads of this kind",
     ),
+]
+VersionOption = Annotated[
+    str, typer.Option("-v", "--version", metavar="VERSION", help="a version of the service")
 ]
 
 TYPE_NAMES: dict[Trainer, tuple[str, ...]] = {
@@ -56,6 +82,7 @@ TYPE_NAMES: dict[Trainer, tuple[str, ...]] = {
     "run": get_args(_RunName),
 }
 """The names of each trainer in commands: the first is shown, the others are short forms."""
+SERVICE_NAMES = get_args(_ServiceName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +93,34 @@ class JobTarget(Target):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkloadChoice:
+    """Which of the workloads that have a name. Raises UserError for a version of what has none."""
+
+    type_: TypeOption = None
+    version: VersionOption = ""
+
+    def __post_init__(self) -> None:
+        if self.version and self.type_ not in (None, *SERVICE_NAMES):
+            raise UserError("only services have versions: leave out --version or --type")
+
+    @property
+    def only_services(self) -> bool:
+        """Whether it can be a service only."""
+        return bool(self.version) or self.type_ in SERVICE_NAMES
+
+
+@dataclass(frozen=True, slots=True)
 class LogRequest:
     """Which log to print.
 
     Attributes:
-        follow: go on until the job ends, over restarts.
+        follow: go on until the workload ends, over restarts.
         instance: empty for the chief.
         container: empty for the program's; while the code is cloned, that of the clone.
         tail: the last lines only; None for all.
         since_s: lines of the last seconds only; None for all.
         timestamps: put its time before each line.
+        run: this run of a program; 0 for the last.
     """
 
     follow: bool = False
@@ -84,11 +129,12 @@ class LogRequest:
     tail: int | None = None
     since_s: int | None = None
     timestamps: bool = False
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayChoice:
-    """What users say about the gateway of a service on a cluster."""
+    """Options about the gateway of a service on a cluster."""
 
     gateway_image: Annotated[
         str,
@@ -106,9 +152,13 @@ class GatewayChoice:
 class Backend(Protocol):
     """Workloads of a cluster or of this machine. All methods raise FenkaError."""
 
-    @property
-    def namespace(self) -> str:
-        """Return the namespace of the workloads, for messages; on this machine the user."""
+    def not_found(self, kind: str, name: str) -> str:
+        """Return a sentence: there is none of this kind and name."""
+
+    def workloads(
+        self, name: str | None = None, *, positions: bool = False
+    ) -> tuple[list[TrainingJob], list[ServiceVersion]]:
+        """Return what `jobs` and `versions` do."""
 
     def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
         """Return all jobs, or those with this name, the newest first.
@@ -116,11 +166,11 @@ class Backend(Protocol):
         positions: find out the positions in the queue even if that takes longer.
         """
 
-    def events(self, job: TrainingJob) -> list[JobEvent]:
-        """Return the events of a job and its instances, the oldest first."""
-
     def versions(self, name: str | None = None) -> list[ServiceVersion]:
         """Return the versions of all services, or of those with this name, sorted."""
+
+    def events(self, workload: Workload) -> list[JobEvent]:
+        """Return the events of a workload and its instances, the oldest first."""
 
     def deploy(self, spec: ServiceSpec, gateway: GatewayChoice) -> list[str]:
         """Deploy a valid version. Return the versions that the service had before."""
@@ -150,16 +200,14 @@ class Backend(Protocol):
     def delete_jobs(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs with all that belongs to them."""
 
-    def logs(self, workload: str | ServiceVersion, request: LogRequest) -> TrainingJob | None:
-        """Print the log of a replica, or of an instance of the job with this name.
+    def logs(self, workload: Workload, request: LogRequest) -> Workload:
+        """Print the log of an instance of a workload. Return the workload as it is at its end."""
 
-        Return the job as it is at the end of its log.
-        """
+    def attach(self, workload: Workload, request: LogRequest, command: Sequence[str]) -> int:
+        """Run a command in an instance, connected to this terminal. Return its exit code."""
 
-    def attach(
-        self, workload: TrainingJob | ServiceVersion, request: LogRequest, command: Sequence[str]
-    ) -> int:
-        """Run a command in an instance or a replica, connected to this terminal. Return its exit code."""
+    def exit_code(self, job: TrainingJob) -> int:
+        """Return the exit code of a training that has ended."""
 
 
 def report_submission(name: str) -> None:
@@ -177,18 +225,21 @@ SurgeOption = Annotated[
         "is no room for both",
     ),
 ]
-VersionOption = Annotated[
-    str, typer.Option("-v", "--version", metavar="VERSION", help="a version of the service")
-]
 
 
-def find_replica(version: ServiceVersion, name: str) -> str:
-    """Return the name of a replica: the oldest one's if none is named. Raises UserError."""
-    replica = version.replica(name) if name else next(iter(version.replicas), None)
-    if replica is None:
-        names = ", ".join(replica.name for replica in version.replicas) or "none now"
+def require_instance(workload: Workload, name: str) -> JobProcess | ReplicaView:
+    """Return an instance: the chief or the oldest replica if none is named. Raises UserError."""
+    instance = workload.instance(name) if name else workload.chief
+    if instance is not None:
+        return instance
+    names = ", ".join(instance.name for instance in workload.instances) or "none now"
+    if name:
+        raise UserError(f"{workload.title} has no instance {name}: its instances are {names}")
+    if isinstance(workload, ServiceVersion):
         raise UserError(
-            f"version {version.version} of service {version.name} has no replica {name}".rstrip()
-            + f": its replicas are {names}"
+            f"{workload.title} has no replica now: {workload.note or 'see fenka serve list'}"
         )
-    return replica.name
+    raise UserError(
+        f"{workload.title} is {workload.status}, and its chief does not exist now: its instances are "
+        f"{names} (-i)"
+    )

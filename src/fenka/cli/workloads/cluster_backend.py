@@ -11,9 +11,12 @@ from typing import TypeVar
 
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
-from fenka.cli.workloads.backend import GatewayChoice, JobTarget, LogRequest, find_replica
+from fenka.cli.options import Target
+from fenka.cli.workloads.backend import GatewayChoice, LogRequest, require_instance
 from fenka.cluster import training_objects
 from fenka.cluster.objects import seconds
+from fenka.cluster.service_objects import ServiceObjects
+from fenka.core.errors import FAILURE
 from fenka.jobs.collection import Contents, read_config_files
 from fenka.jobs.kubernetes import service_changes
 from fenka.jobs.kubernetes.service_deployment import GatewayRequest, deploy
@@ -23,7 +26,14 @@ from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.pod_logs import LogOptions, LogSource, follow_log, log_container, read_log
 from fenka.kubernetes.reader import read_events, read_roots, read_services, read_training_objects
 from fenka.views.cluster_workloads import Queue, service_versions, training_jobs
-from fenka.views.workloads import JobEvent, JobProcess, ServiceVersion, TrainingJob
+from fenka.views.workloads import (
+    JobEvent,
+    JobProcess,
+    ReplicaView,
+    ServiceVersion,
+    TrainingJob,
+    Workload,
+)
 
 MAX_DELETIONS = 32
 """Requests at a time."""
@@ -34,39 +44,64 @@ _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 T = TypeVar("T")
 
-FindPod = Callable[[Api], Awaitable[training_objects.TrainingPod]]
-
 
 class ClusterBackend:
     """Workloads of one namespace, or of all; see Backend."""
 
-    def __init__(self, target: JobTarget, namespace: str, *, all_namespaces: bool = False) -> None:
+    def __init__(self, target: Target, namespace: str, *, all_namespaces: bool = False) -> None:
         if not _LABEL.fullmatch(namespace):
             raise UserError(f"invalid namespace {namespace!r}: no cluster can have it")
         self._target, self.namespace = target, namespace
         self._scope = None if all_namespaces else namespace
+
+    def not_found(self, kind: str, name: str) -> str:
+        """Return a sentence: there is none of this kind and name."""
+        return f"{kind} {name} not found in namespace {self.namespace}"
+
+    def workloads(
+        self, name: str | None = None, *, positions: bool = False
+    ) -> tuple[list[TrainingJob], list[ServiceVersion]]:
+        """Return what `jobs` and `versions` do. The right to read one of both is enough to find a name."""
+
+        async def read(api: Api) -> tuple[list[TrainingJob], list[ServiceVersion]]:
+            jobs, versions = await asyncio.gather(
+                self._read_jobs(api, name, positions=positions),
+                self._read_versions(api, name),
+                return_exceptions=True,
+            )
+            for error, others in ((jobs, versions), (versions, jobs)):
+                if isinstance(error, BaseException):
+                    denied = isinstance(error, ApiError) and error.status == 403
+                    if name is None or not denied or not others or others is error:
+                        raise error
+            return _known(jobs), _known(versions)
+
+        return self._ask(read)
 
     def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
         """Return all jobs, or those with this name, the newest first.
 
         positions: read the queue of the cluster if a job waits.
         """
-        if name is not None and not _NAME.fullmatch(name):
-            return []
 
         async def read(api: Api) -> list[TrainingJob]:
-            objects = await read_training_objects(api, self._scope, name)
-            waiting = any(not (pod.spec.node_name or pod.finished) for pod in objects.pods)
-            queue = await _read_queue(api) if positions and waiting else None
-            return training_jobs(objects, time.time(), queue)
+            return await self._read_jobs(api, name, positions=positions)
 
-        return cluster.ask(self._target, read, cluster.explain_denial)
+        return self._ask(read)
+
+    async def _read_jobs(self, api: Api, name: str | None, *, positions: bool) -> list[TrainingJob]:
+        if name is not None and not _NAME.fullmatch(name):
+            return []
+        objects = await read_training_objects(api, self._scope, name)
+        waiting = any(not (pod.spec.node_name or pod.finished) for pod in objects.pods)
+        queue = await _read_queue(api) if positions and waiting else None
+        return training_jobs(objects, time.time(), queue)
 
     def require(self, name: str) -> TrainingJob:
         """Return the job of fenka with this name. Raises UserError."""
         own = [job for job in self.jobs(name) if not job.foreign]
         if not own:
-            raise UserError(f"job {name} not found in namespace {self.namespace}")
+            raise UserError(self.not_found("job", name))
         return own[0]
 
     def explain(self, instance: JobProcess) -> str:
@@ -81,15 +116,20 @@ class ClusterBackend:
                 return ""
             return "; ".join(filter(None, (explanation.sentence, explanation.scale_out)))
 
-        return cluster.ask(self._target, ask, cluster.explain_denial)
+        return self._ask(ask)
 
-    def events(self, job: TrainingJob) -> list[JobEvent]:
-        """Return the events of a job and its instances, the oldest first."""
+    def events(self, workload: Workload) -> list[JobEvent]:
+        """Return the events of a workload and its instances, the oldest first."""
+        foreign = isinstance(workload, TrainingJob) and workload.foreign
 
         async def read(api: Api) -> list[JobEvent]:
-            objects = await read_training_objects(api, job.namespace, job.name, pods_only=True)
-            uids = {job.uid, *(pod.metadata.uid for pod in objects.pods)}
-            runs = [objects.current(root) for root in objects.roots if not job.foreign]
+            objects = await _read_objects(api, workload)
+            uids = {workload.uid, *(pod.metadata.uid for pod in objects.pods)}
+            runs = (
+                [objects.current(root) for root in objects.roots]
+                if isinstance(objects, training_objects.TrainingObjects) and not foreign
+                else []
+            )
 
             def concerns(event: training_objects.TrainingEvent) -> bool:
                 return event.involved_object.uid in uids or any(
@@ -104,33 +144,34 @@ class ClusterBackend:
                     event.reason,
                     event.message,
                 )
-                for event in await read_events(api, job.namespace, concerns)
+                for event in await read_events(api, workload.namespace, concerns)
             ]
 
-        return cluster.ask(self._target, read, cluster.explain_denial)
+        return self._ask(read)
 
-    def logs(self, workload: str | ServiceVersion, request: LogRequest) -> TrainingJob | None:
-        """Print the log of a job's instance or of a replica. Return the job as it is at the end of it."""
-        if isinstance(workload, str):
-            return self._converse(lambda api: self._print_job_log(api, workload, request))
-        name = find_replica(workload, request.instance)
-        self._converse(lambda api: self._print_replica_log(api, workload, name, request))
-        return None
+    def logs(self, workload: Workload, request: LogRequest) -> Workload:
+        """Print the log of an instance of a workload. Return the workload as it is at its end."""
+        return self._converse(lambda api: _print_log(api, workload, request))
 
-    def attach(
-        self, workload: TrainingJob | ServiceVersion, request: LogRequest, command: Sequence[str]
-    ) -> int:
-        """Run a command in an instance or a replica, connected to this terminal. Return its exit code."""
+    def exit_code(self, job: TrainingJob) -> int:
+        """Return the exit code of a job that has ended: the chief's, or that of a process that failed."""
+        if job.status == "SUCCEEDED":
+            return 0
+        instances = [job.chief, *job.instances]
+        codes = (instance.exit_code for instance in instances if instance is not None)
+        return next(filter(None, codes), FAILURE)
+
+    def attach(self, workload: Workload, request: LogRequest, command: Sequence[str]) -> int:
+        """Run a command in an instance, connected to this terminal. Return its exit code."""
         from fenka.cli.workloads.terminal import run_attached
 
-        find = (
-            self._find_replica_pod(workload, request)
-            if isinstance(workload, ServiceVersion)
-            else self._find_instance_pod(workload, request)
-        )
+        instance = require_instance(workload, request.instance)
 
         async def run(api: Api) -> int:
-            pod = await find(api)
+            pod = _pod_of(await _read_objects(api, workload), instance)
+            if pod is None or pod.status.phase != "Running":
+                raise UserError(f"{instance.name} is not running: it is {instance.status}")
+            _require_container(instance, pod, request.container)
             container = request.container or pod.main_container
             try:
                 return await run_attached(api, pod.path, container, command)
@@ -143,36 +184,6 @@ class ClusterBackend:
                 ) from None
 
         return self._converse(run)
-
-    def _find_instance_pod(self, job: TrainingJob, request: LogRequest) -> FindPod:
-        """Return what reads the pod of an instance that runs. Raises UserError, as that does."""
-        instance = require_instance(job, request.instance)
-        if instance.phase != "Running":
-            raise UserError(f"{instance.name} is not running: it is {instance.status}")
-
-        async def find(api: Api) -> training_objects.TrainingPod:
-            objects = await read_training_objects(api, job.namespace, job.name, pods_only=True)
-            pod = _pod_of(objects, instance)
-            if pod is None:
-                raise UserError(f"pod {instance.pod} has ended meanwhile")
-            _require_container(instance, pod, request.container)
-            return pod
-
-        return find
-
-    def _find_replica_pod(self, version: ServiceVersion, request: LogRequest) -> FindPod:
-        """Return what reads the pod of a replica that runs. Raises UserError, as that does."""
-        name = find_replica(version, request.instance)
-
-        async def find(api: Api) -> training_objects.TrainingPod:
-            pod = await self._replica_pod(api, version, name)
-            if pod is None or pod.status.phase != "Running":
-                raise UserError(
-                    f"replica {name} is not running: see fenka serve get {version.name}"
-                )
-            return pod
-
-        return find
 
     def delete_jobs(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs by one request each: the garbage collector removes what their root object owns."""
@@ -193,17 +204,16 @@ class ClusterBackend:
                 if isinstance(result, BaseException):
                     raise result
 
-        cluster.ask(self._target, delete, cluster.explain_denial)
+        self._ask(delete)
 
     def versions(self, name: str | None = None) -> list[ServiceVersion]:
         """Return the versions of all services, or of those with this name, sorted."""
+        return self._converse(lambda api: self._read_versions(api, name))
+
+    async def _read_versions(self, api: Api, name: str | None) -> list[ServiceVersion]:
         if name is not None and not _LABEL.fullmatch(name):
             return []
-
-        async def read(api: Api) -> list[ServiceVersion]:
-            return service_versions(await read_services(api, self._scope, name), time.time())
-
-        return self._converse(read)
+        return service_versions(await read_services(api, self._scope, name), time.time())
 
     def deploy(self, spec: ServiceSpec, gateway: GatewayChoice) -> list[str]:
         """Deploy a version. Return the versions that the service had before."""
@@ -255,67 +265,17 @@ class ClusterBackend:
 
     def _check_service(self, name: str) -> None:
         if not _LABEL.fullmatch(name):
-            raise UserError(f"service {name} not found in namespace {self.namespace}")
+            raise UserError(self.not_found("service", name))
+
+    def _ask(self, question: Callable[[Api], Awaitable[T]]) -> T:
+        return cluster.ask(self._target, question, cluster.explain_denial)
 
     def _converse(self, conversation: Callable[[Api], Awaitable[T]]) -> T:
         return cluster.converse(self._target, conversation, cluster.explain_denial)
 
-    async def _print_job_log(self, api: Api, name: str, request: LogRequest) -> TrainingJob:
-        job, pod = await self._look(api, name, request.instance)
-        options = _log_options(request)
-        may_come = request.follow and job.status in ("QUEUING", "PENDING")
-        if not (may_come and pod is None):
-            # What is named does not exist, and will not.
-            instance = require_instance(job, request.instance)
-            _require_container(instance, pod, request.container)
 
-        async def find() -> LogSource:
-            nonlocal job
-            job, pod = await self._look(api, name, request.instance)
-            shown = _shown_instance(job, request.instance)
-            if shown is not None:
-                _require_container(shown, pod, options.container)
-            ended = shown is not None and not shown.chief and shown.phase == "Succeeded"
-            return LogSource(pod, last=job.finished or ended)
-
-        if request.follow:
-            await _follow(api, find, options)
-        elif not await _print_log(api, pod, options):
-            raise UserError(f"{instance.name} has no log yet: it is {instance.status}")
-        return job
-
-    async def _print_replica_log(
-        self, api: Api, version: ServiceVersion, name: str, request: LogRequest
-    ) -> None:
-        options = _log_options(request)
-
-        async def find() -> LogSource:
-            pod = await self._replica_pod(api, version, name)
-            return LogSource(pod, last=pod is None or pod.finished)
-
-        if request.follow:
-            await _follow(api, find, options)
-        elif not await _print_log(api, await self._replica_pod(api, version, name), options):
-            raise UserError(f"replica {name} has no log yet: see fenka serve get {version.name}")
-
-    async def _replica_pod(
-        self, api: Api, version: ServiceVersion, name: str
-    ) -> training_objects.TrainingPod | None:
-        objects = await read_services(api, version.namespace, version.name)
-        return next((pod for pod in objects.pods if pod.metadata.name == name), None)
-
-    async def _look(
-        self, api: Api, name: str, instance: str
-    ) -> tuple[TrainingJob, training_objects.TrainingPod | None]:
-        """Return a job and the pod of one of its instances; None if that does not exist now."""
-        objects = training_objects.TrainingObjects()
-        if _NAME.fullmatch(name):
-            objects = await read_training_objects(api, self.namespace, name, pods_only=True)
-        jobs = sorted(training_jobs(objects, time.time()), key=lambda job: job.foreign)
-        if not jobs:
-            raise UserError(f"job {name} not found in namespace {self.namespace}")
-        shown = _shown_instance(jobs[0], instance)
-        return jobs[0], _pod_of(objects, shown) if shown else None
+def _known(read: list[T] | BaseException) -> list[T]:
+    return [] if isinstance(read, BaseException) else read
 
 
 async def _read_queue(api: Api) -> Queue | None:
@@ -335,21 +295,8 @@ async def _delete(api: Api, root: training_objects.Root, at_once: asyncio.Semaph
         await if_accepted(request, (404, 409))
 
 
-def require_instance(job: TrainingJob, name: str) -> JobProcess:
-    """Return an instance of a job: the chief if none is named. Raises UserError."""
-    instance = _shown_instance(job, name)
-    if instance is not None:
-        return instance
-    names = ", ".join(instance.name for instance in job.instances) or "none now"
-    if name:
-        raise UserError(f"job {job.name} has no instance {name}: its instances are {names}")
-    raise UserError(
-        f"job {job.name} is {job.status}, and its chief does not exist now: its instances are {names} (-i)"
-    )
-
-
 def _require_container(
-    instance: JobProcess, pod: training_objects.TrainingPod | None, name: str
+    instance: JobProcess | ReplicaView, pod: training_objects.TrainingPod | None, name: str
 ) -> None:
     """Raise UserError if the instance's pod has no container of this name."""
     if pod is None or not name:
@@ -361,35 +308,66 @@ def _require_container(
         )
 
 
-def _shown_instance(job: TrainingJob, name: str) -> JobProcess | None:
-    return job.instance(name) if name else job.chief
+async def _read_objects(
+    api: Api, workload: Workload
+) -> training_objects.TrainingObjects | ServiceObjects:
+    """Return the objects of a workload. Raises ApiError, ApiUnreachable."""
+    if isinstance(workload, ServiceVersion):
+        return await read_services(api, workload.namespace, workload.name)
+    return await read_training_objects(api, workload.namespace, workload.name, pods_only=True)
 
 
 def _pod_of(
-    objects: training_objects.TrainingObjects, instance: JobProcess
+    objects: training_objects.TrainingObjects | ServiceObjects, instance: JobProcess | ReplicaView
 ) -> training_objects.TrainingPod | None:
-    return next((pod for pod in objects.pods if pod.metadata.name == instance.pod), None)
+    name = instance.pod if isinstance(instance, JobProcess) else instance.name
+    return next((pod for pod in objects.pods if pod.metadata.name == name), None)
 
 
-def _log_options(request: LogRequest) -> LogOptions:
-    return LogOptions(request.container, request.tail, request.since_s, request.timestamps)
+async def _print_log(api: Api, workload: Workload, request: LogRequest) -> Workload:
+    """Print the log of an instance; see Backend. Raises UserError, ApiError, ApiUnreachable."""
+    options = LogOptions(request.container, request.tail, request.since_s, request.timestamps)
+    instance = workload.instance(request.instance) if request.instance else workload.chief
+    awaited = isinstance(workload, TrainingJob) and workload.status in ("QUEUING", "PENDING")
+    if not (request.follow and awaited):
+        instance = require_instance(workload, request.instance)
 
+    async def find() -> LogSource:
+        nonlocal workload, instance
+        objects = await _read_objects(api, workload)
+        ended = False
+        if isinstance(objects, training_objects.TrainingObjects):
+            workload = _same_job(objects, workload)
+            instance = workload.instance(request.instance) if request.instance else workload.chief
+            worker = instance is not None and not instance.chief and instance.phase == "Succeeded"
+            ended = workload.finished or worker
+        pod = _pod_of(objects, instance) if instance else None
+        if instance is not None:
+            _require_container(instance, pod, options.container)
+        gone = isinstance(workload, ServiceVersion) and (pod is None or pod.finished)
+        return LogSource(pod, last=ended or gone)
 
-async def _follow(api: Api, find: Callable[[], Awaitable[LogSource]], options: LogOptions) -> None:
-    async for line in follow_log(api, find, options, pod_logs.POLL_S):
-        tables.write_bytes(f"{line}\n".encode())
-
-
-async def _print_log(
-    api: Api, pod: training_objects.TrainingPod | None, options: LogOptions
-) -> bool:
-    """Print a pod's log; return False if it has none yet."""
+    if request.follow:
+        async for line in follow_log(api, find, options, pod_logs.POLL_S):
+            tables.write_bytes(f"{line}\n".encode())
+        return workload
+    pod = (await find()).pod
     container = log_container(pod, options.container) if pod else ""
     if pod is None or not container:
-        return False
+        instance = require_instance(workload, request.instance)
+        raise UserError(f"{instance.name} has no log yet: it is {instance.status}")
     async for block in read_log(api, pod, replace(options, container=container)):
         tables.write_bytes(block)
-    return True
+    return workload
+
+
+def _same_job(objects: training_objects.TrainingObjects, job: Workload) -> TrainingJob:
+    """Return what a job is now. Raises UserError if it has been deleted."""
+    assert isinstance(job, TrainingJob)
+    for known in training_jobs(objects, time.time()):
+        if (known.trainer, known.foreign) == (job.trainer, job.foreign):
+            return known
+    raise UserError(f"job {job.name} not found in namespace {job.namespace}")
 
 
 def _gateway_request(gateway: GatewayChoice) -> GatewayRequest:

@@ -1,20 +1,21 @@
 """Submits trainings to a cluster, follows them, and creates, stops and starts its notebooks."""
 
-import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NoReturn
 
 from fenka.cli import cluster, tables
 from fenka.cli.errors import UserError
 from fenka.cli.options import Target
 from fenka.cli.workload_options import DryRunOutput, print_manifests
-from fenka.cli.workloads.backend import JobTarget, LogRequest, report_submission
+from fenka.cli.workloads import waiting
+from fenka.cli.workloads.backend import JobTarget, report_submission
 from fenka.cli.workloads.cluster_backend import ClusterBackend
+from fenka.cli.workloads.selection import follow_job
+from fenka.cli.workloads.waiting import ProgressLine, polls
 from fenka.cluster import training_objects
-from fenka.core.errors import FAILURE, INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
+from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.collection import Contents, collect
 from fenka.jobs.kubernetes import submission
 from fenka.jobs.kubernetes.submission import submit, submit_notebook
@@ -45,30 +46,8 @@ def submit_to_cluster(spec: TrainingSpec, target: Target, namespace: str, *, fol
     )
     report_submission(spec.name)
     if follow:
-        _follow(spec.name, target, place)
+        follow_job(ClusterBackend(target, place), spec.name)
 
-
-def _follow(name: str, target: Target, namespace: str) -> NoReturn:
-    # Most submissions read nothing of other jobs.
-
-    jobs = ClusterBackend(
-        JobTarget(target.local, target.cluster, target.kubeconfig, target.context), namespace
-    )
-    job = jobs.logs(name, LogRequest(follow=True))
-    assert job is not None
-    sys.exit(_exit_code(job))
-
-
-def _exit_code(job: TrainingJob) -> int:
-    """Return the exit code of a job that has ended: its chief's, or that of another process that failed."""
-    if job.status == "SUCCEEDED":
-        return 0
-    instances = [job.chief, *job.instances]
-    codes = (instance.exit_code for instance in instances if instance is not None)
-    return next(filter(None, codes), FAILURE)
-
-
-POLL_S = 1.0
 
 EXTERNAL_ADDRESS_S = 60.0
 """A cloud's load balancer has an address by then. Clusters without one never have."""
@@ -111,18 +90,10 @@ def start(target: JobTarget, name: str) -> None:
     print(f"{name}: started, see `fenka get {name}`", flush=True)
 
 
-def stop(target: JobTarget, names: Sequence[str]) -> None:
-    """Stop all notebooks named, even if some of them cannot be stopped. Raises UserError."""
-    failures = []
-    for name in names:
-        try:
-            _change(target, name, submission.stop)
-        except FenkaError as why:
-            failures.append(str(why))
-        else:
-            print(f"{name}: stopped")
-    if failures:
-        raise UserError("; ".join(failures))
+def stop(target: JobTarget, name: str) -> str:
+    """Stop a notebook. Return what to say of it. Raises UserError."""
+    _change(target, name, submission.stop)
+    return f"{name}: stopped"
 
 
 def _change(
@@ -162,24 +133,20 @@ def report_address(target: JobTarget, name: str, timeout_s: float | None) -> Non
     timeout_s: the longest wait; None to wait indefinitely. Raises UserError.
     """
     jobs = ClusterBackend(target, target.namespace or cluster.namespace(target))
-    began, ready_at, shown = time.monotonic(), None, ""
-    while True:
+    progress, ready_at = ProgressLine(name), None
+
+    def late() -> str:
+        waited = f"{timeout_s:g} s ({progress.text})"
+        return f"{name} does not answer after {waited}: it stays, see fenka get {name}"
+
+    for _ in polls(timeout_s, waiting.POLL_S, late):
         job, now = jobs.require(name), time.monotonic()
         if job.address:
             ready_at = ready_at or now
             if job.why != EXTERNAL_ADDRESS or now - ready_at > EXTERNAL_ADDRESS_S:
                 break
         _check_alive(job)
-        progress = _progress(jobs, job)
-        if progress != shown:
-            print(tables.escape(f"{name}: {progress}"), file=sys.stderr, flush=True)
-            shown = progress
-        if timeout_s is not None and now - began > timeout_s:
-            raise UserError(
-                f"{name} does not answer after {timeout_s:g} s ({progress}): it stays, see fenka get {name}",
-                TEMPORARY_FAILURE,
-            )
-        time.sleep(POLL_S)
+        progress.show(_progress(jobs, job))
     print(f"{name}: {tables.escape(job.address)}")
 
 

@@ -1,30 +1,38 @@
 """Workloads of this machine, for the commands about them."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.workloads import local_logs
-from fenka.cli.workloads.backend import GatewayChoice, LogRequest, find_replica
-from fenka.cli.workloads.local_logs import LogPart
+from fenka.cli.workloads.backend import GatewayChoice, LogRequest, require_instance
+from fenka.cli.workloads.local_logs import print_log
 from fenka.core.errors import INVALID_INPUT
-from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.service import ServiceSpec
-from fenka.local import notebooks, records, run_jobs, service_commands, training_commands
+from fenka.local import notebooks, records, run_jobs, runs, service_commands, training_commands
 from fenka.local.records import NOTEBOOKS, SERVICES
-from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob
+from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob, Workload
 from fenka.workstation import paths
+from fenka.workstation.client import jobs_called, known_snapshot
 
 
 class LocalBackend:
     """The workloads of this user on this machine; see Backend."""
 
-    @property
-    def namespace(self) -> str:
-        """The user."""
-        return user_name(os.geteuid())
+    def not_found(self, kind: str, name: str) -> str:
+        """Return a sentence: there is none of this kind and name, or it is another user's."""
+        snapshot = known_snapshot()
+        for job in snapshot.jobs if snapshot else ():
+            if name in (job.name, job.gang):
+                return f"job {name} is {job.user}'s: only {job.user} can use it"
+        return f"{kind} {name} not found on this machine: `fenka ps -a` lists all"
+
+    def workloads(
+        self, name: str | None = None, *, positions: bool = False
+    ) -> tuple[list[TrainingJob], list[ServiceVersion]]:
+        """Return what `jobs` and `versions` do."""
+        return self.jobs(name, positions=positions), self.versions(name)
 
     def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
         """Return all jobs, or the one with this name, the newest first. Their positions are known."""
@@ -32,11 +40,13 @@ class LocalBackend:
         jobs = [*training_commands.jobs(name), *notebooks.jobs(name), *run_jobs.jobs(name)]
         return sorted(jobs, key=lambda job: -job.created)
 
-    def events(self, job: TrainingJob) -> list[JobEvent]:
-        """Return what the record tells of the job's past."""
-        if job.trainer == "run":
-            return run_jobs.events(job.name)
-        return [] if job.trainer == "notebook" else training_commands.events(job.name)
+    def events(self, workload: Workload) -> list[JobEvent]:
+        """Return what the record tells of a job's past."""
+        if isinstance(workload, ServiceVersion) or workload.trainer == "notebook":
+            return []
+        if workload.trainer == "run":
+            return run_jobs.events(workload.name)
+        return training_commands.events(workload.name)
 
     def delete_jobs(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs with all that is left of them."""
@@ -90,56 +100,77 @@ class LocalBackend:
             )
         service_commands.split(name, weights)
 
-    def logs(self, workload: str | ServiceVersion, request: LogRequest) -> TrainingJob | None:
-        """Print the log of a job's instance or of a replica. Return the job as it is at the end of it."""
+    def logs(self, workload: Workload, request: LogRequest) -> Workload:
+        """Print the log of an instance of a workload. Return the workload as it is at its end."""
         if isinstance(workload, ServiceVersion):
-            self._print_replica_log(workload, request)
-            return None
-        log = training_commands.log_file(workload, request.instance, request.container)
+            log, alive = _replica_log(workload, request)
+        elif workload.trainer in ("run", "notebook"):
+            log, alive = _program_log(workload, request)
+        else:
+            log, alive = _training_log(workload, request)
         if not (log.exists() or request.follow):
-            status = training_commands.record(workload).status
-            raise UserError(f"{log.parent.name} has no log yet: {workload} is {status}")
+            raise UserError(f"{log.parent.name} has no log yet: see fenka get {workload.name}")
+        print_log(log, request, lambda: not (request.follow and alive()))
+        if isinstance(workload, TrainingJob) and workload.trainer in ("run", "notebook"):
+            number = request.run or runs.last_run(runs.place_of(workload.name))
+            if sentence := runs.run_outcome(workload.name, number):
+                # Not on stdout, which has what the program has printed.
+                print_error(sentence)
+        return workload
 
-        def ended() -> bool:
-            return not request.follow or training_commands.record(workload).finished
-
-        local_logs.print_log(log, _part(request), ended)
-        return self.jobs(workload)[0]
-
-    def _print_replica_log(self, version: ServiceVersion, request: LogRequest) -> None:
-        if request.container:
-            raise UserError(
-                "a replica on this machine has one log: leave out --container", INVALID_INPUT
-            )
-        replica = find_replica(version, request.instance)
-        log = records.replica_log(SERVICES.directory_of(version.name), replica)
-        if not (log.exists() or request.follow):
-            raise UserError(f"replica {replica} has no log yet: see fenka serve get {version.name}")
-
-        def ended() -> bool:
-            return not request.follow or not service_commands.has_replica(version.name, replica)
-
-        local_logs.print_log(log, _part(request), ended)
-
-    def attach(
-        self, workload: TrainingJob | ServiceVersion, request: LogRequest, command: Sequence[str]
-    ) -> NoReturn:
-        """Become a command in the lease of an instance or a replica."""
+    def attach(self, workload: Workload, request: LogRequest, command: Sequence[str]) -> NoReturn:
+        """Become a command in the lease of an instance."""
         name, instance = workload.name, request.instance
-        if isinstance(workload, ServiceVersion):
-            replica = find_replica(workload, instance)
-            sys.stdout.flush()
-            service_commands.attach_to(name, replica, command)
-        if NOTEBOOKS.exists(name):
-            raise UserError(f"{name} is a notebook: open a terminal in it", INVALID_INPUT)
         sys.stdout.flush()
-        if workload.trainer == "run":
+        if isinstance(workload, ServiceVersion):
+            replica = require_instance(workload, instance)
+            service_commands.attach_to(name, replica.name, command)
+        if workload.trainer in ("run", "notebook"):
             run_jobs.attach_to(name, instance, command)
         run_jobs.run(name, instance, command)
 
+    def exit_code(self, job: TrainingJob) -> int:
+        """Return the exit code of a training that has ended."""
+        return training_commands.exit_code(job.name)
 
-def _part(request: LogRequest) -> LogPart:
-    return LogPart(request.tail, request.since_s, request.timestamps)
+
+IsAlive = Callable[[], bool]
+"""Return whether more may be written to a log."""
+
+
+def _training_log(job: TrainingJob, request: LogRequest) -> tuple[Path, IsAlive]:
+    log = training_commands.log_file(job.name, request.instance, request.container)
+    return log, lambda: not training_commands.record(job.name).finished
+
+
+def _replica_log(version: ServiceVersion, request: LogRequest) -> tuple[Path, IsAlive]:
+    if request.container:
+        raise UserError(
+            "a replica on this machine has one log: leave out --container", INVALID_INPUT
+        )
+    name = require_instance(version, request.instance).name
+    log = records.replica_log(SERVICES.directory_of(version.name), name)
+    return log, lambda: service_commands.has_replica(version.name, name)
+
+
+def _program_log(job: TrainingJob, request: LogRequest) -> tuple[Path, IsAlive]:
+    """Return the log of a program or notebook in the background, or of a gang's member. Raises UserError."""
+    name, current = job.name, runs.place_of(job.name)
+    if request.container:
+        raise UserError(f"{name} is one process with one log: leave out --container", INVALID_INPUT)
+    directory = runs.place_of_run(name, request.run) if request.run else current
+    member = "" if request.instance == name else request.instance.removeprefix(f"{name}/")
+    if member and not member.isdecimal():
+        raise UserError(f"job {name} has no instance {member}: fenka get {name} lists them")
+    log = directory / member / "log"
+    if log.exists():
+        return log, lambda: directory == current and bool(jobs_called(paths.current(), name))
+    if request.run and (current / "log").exists():
+        known = ", ".join(map(str, runs.numbers(name)))
+        raise UserError(f"run {request.run} of {name} has no log any more: there are {known}")
+    raise UserError(
+        f"{name} prints to the terminal that it was started from: only --detach keeps a log"
+    )
 
 
 def _refuse_surge(surge: bool | None) -> None:

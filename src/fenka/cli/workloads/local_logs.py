@@ -4,13 +4,13 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from fenka.cli import tables
 from fenka.cli.errors import UserError
+from fenka.cli.workloads.backend import LogRequest
 from fenka.core.errors import INVALID_INPUT
 from fenka.local.supervisor import LogTimes
 
@@ -23,26 +23,11 @@ UNKNOWN = "N/A"
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
-@dataclass(frozen=True, slots=True)
-class LogPart:
-    """Which part of a log to print.
-
-    Attributes:
-        tail: the last lines only; None for all.
-        since_s: lines of the last seconds only; None for all.
-        timestamps: put its time before each line.
-    """
-
-    tail: int | None = None
-    since_s: int | None = None
-    timestamps: bool = False
-
-
-def print_log(log: Path, part: LogPart, ended: Callable[[], bool]) -> None:
+def print_log(log: Path, part: LogRequest, ended: Callable[[], bool]) -> None:
     """Print a log until nothing is added to it. Raises UserError for times where the log has none."""
     since = None if part.since_s is None else time.time() - part.since_s
     while True:
-        # What is printed until then is all there is.
+        # A program that has ended prints no more.
         last = ended()
         if log.exists():
             break

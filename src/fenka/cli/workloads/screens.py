@@ -1,30 +1,40 @@
-"""Training jobs as the articles show them: the layout of arena before 0.2, and fenka's default.
+"""Jobs and services as lines: the layout of arena before 0.2, which is fenka's default.
 
-Parts that the screens of training jobs have in common.
-
-Training jobs as data: arena's keys, and fenka's own after them.
+Jobs in the layout of today's arena are in `compat/arena.py`, which uses the parts here.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from fenka.cli import tables
 from fenka.cli.options import short_duration
+from fenka.cluster.service_objects import TYPES
 from fenka.cluster.training_objects import EVICTED
-from fenka.core.units import MIB
-from fenka.views.workloads import CardUse, JobEvent, JobProcess, TrainingJob, total_cards
+from fenka.views.workloads import (
+    CardUse,
+    JobEvent,
+    JobProcess,
+    ReplicaView,
+    ServiceVersion,
+    TrainingJob,
+    Workload,
+    total_cards,
+)
 
 UNKNOWN = "N/A"
 
-JobColumns = Mapping[str, Callable[[TrainingJob], str]]
+T = TypeVar("T")
+W = TypeVar("W", TrainingJob, ServiceVersion)
+
+Columns = dict[str, Callable[[T], str]]
 
 
-def jobs_table(
-    jobs: Sequence[TrainingJob], columns: JobColumns, *, all_namespaces: bool
-) -> list[str]:
-    """Return a line for each job; its namespace comes first if there may be several."""
-    namespace: JobColumns = {"NAMESPACE": lambda job: job.namespace} if all_namespaces else {}
-    return tables.align(tables.tabulate(jobs, {**namespace, **columns}))
+def table(workloads: Sequence[W], columns: Columns[W], *, all_namespaces: bool) -> list[str]:
+    """Return a line for each workload; its namespace comes first if there may be several."""
+    namespace: Columns[W] = {"NAMESPACE": lambda workload: workload.namespace}
+    shown = {**(namespace if all_namespaces else {}), **columns}
+    return tables.align(tables.tabulate(workloads, shown))
 
 
 def cards(number: float | None) -> str:
@@ -152,9 +162,11 @@ def notebook(job: TrainingJob) -> list[str]:
     return ["", "Notebook:", f"  {job.address}"] if job.address else []
 
 
-def note(job: TrainingJob) -> list[str]:
-    """Return what the user should know of a job; nothing for most jobs."""
-    text = job.note or blocked(job)
+def notes(workload: Workload) -> list[str]:
+    """Return what the user should know of a workload; nothing for most jobs."""
+    if isinstance(workload, ServiceVersion):
+        return ["", *(f"Note: {note}" for note in (workload.note, workload.why) if note)]
+    text = workload.note or blocked(workload)
     return ["", f"Note: {text}"] if text else []
 
 
@@ -165,21 +177,21 @@ def blocked(job: TrainingJob) -> str:
 
 def list_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool) -> list[str]:
     """Return a line for each job."""
-    columns: JobColumns = {
+    columns: Columns[TrainingJob] = {
         "NAME": lambda job: job.name,
         "STATUS": lambda job: job.status,
         "TRAINER": trainer,
         "AGE": lambda job: short_duration(job.age(now)),
         "NODE": chief_address,
     }
-    table = jobs_table(jobs, columns, all_namespaces=all_namespaces)
+    lines = table(jobs, columns, all_namespaces=all_namespaces)
     notes = [f"{job.name}: {blocked(job)}" for job in jobs if job.blocked]
-    return [*table, "", *notes] if notes else table
+    return [*lines, "", *notes] if notes else lines
 
 
 def get_screen(job: TrainingJob, now: float) -> list[str]:
     """Return a line for each instance. AGE is the job's; STATUS is the phase of the instance."""
-    columns: dict[str, Callable[[JobProcess], str]] = {
+    columns: Columns[JobProcess] = {
         "NAME": lambda _: job.name,
         "STATUS": lambda instance: (
             instance.status if instance.status == EVICTED else instance.phase
@@ -208,7 +220,7 @@ def tensorboard_lines(job: TrainingJob) -> list[str]:
 
 def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool) -> list[str]:
     """Return a line for each job, and the cards of all of them."""
-    columns: JobColumns = {
+    columns: Columns[TrainingJob] = {
         "NAME": lambda job: job.name,
         "GPU(Requests)": lambda job: cards(job.requested),
         "GPU(Allocated)": lambda job: cards(job.allocated),
@@ -218,7 +230,7 @@ def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool)
         "NODE": chief_address,
     }
     return [
-        *jobs_table(jobs, columns, all_namespaces=all_namespaces),
+        *table(jobs, columns, all_namespaces=all_namespaces),
         "",
         "",
         "Total Allocated GPUs of Training Job:",
@@ -229,86 +241,72 @@ def top_screen(jobs: Sequence[TrainingJob], now: float, *, all_namespaces: bool)
     ]
 
 
-def is_document(output: str) -> bool:
-    """Return whether this output is data and no table."""
-    return output in ("json", "yaml")
-
-
-def print_document(data: object, output: str) -> bool:
-    """Print data as JSON or YAML; return False if the output is a table."""
-    if output == "json":
-        # As arena: four blanks, no newline at the end.
-        print(tables.json_text(data, 4), end="")
-        return True
-    return output == "yaml" and tables.print_data(data, output)
-
-
-def documents(jobs: Sequence[TrainingJob], now: float) -> list[dict[str, object]]:
-    """Return the data of several jobs."""
-    return [document(job, now) for job in jobs]
-
-
-def document(job: TrainingJob, now: float) -> dict[str, object]:
-    """Return the data of one job. Times are Unix seconds."""
-    return {
-        "uuid": job.uid,
-        "name": job.name,
-        "namespace": job.namespace,
-        "duration": _seconds(job.duration(now)),
-        "status": job.status,
-        "trainer": job.trainer,
-        "tensorboard": job.tensorboard,
-        "chiefName": job.chief.name if job.chief else "",
-        "instances": [_instance(instance, now) for instance in job.instances],
-        "priority": job.priority or UNKNOWN,
-        "requestGPUs": _number(job.requested),
-        "allocatedGPUs": _number(job.allocated),
-        "creationTimestamp": int(job.created),
-        "modelName": "",
-        "modelVersion": "",
-        "modelSource": "",
-        "endTimestamp": None if job.ended is None else int(job.ended),
-        "queuePosition": job.position,
-        "why": job.why,
-        "address": job.address,
-        "note": job.note,
-        "foreign": job.foreign,
+def services_screen(versions: Sequence[ServiceVersion], *, all_namespaces: bool) -> list[str]:
+    """Return a line for each version."""
+    columns: Columns[ServiceVersion] = {
+        "NAME": lambda version: version.name,
+        "TYPE": server,
+        "VERSION": lambda version: version.version,
+        "DESIRED": lambda version: str(version.desired),
+        "AVAILABLE": lambda version: str(version.available),
+        "ADDRESS": _address,
+        "PORTS": _ports,
     }
+    if any(map(_gpu, versions)):
+        columns["GPU"] = lambda version: cards(version.requested)
+    return table(versions, columns, all_namespaces=all_namespaces)
 
 
-def _instance(instance: JobProcess, now: float) -> dict[str, object]:
-    return {
-        "ip": instance.address,
-        "status": instance.status,
-        "name": instance.name,
-        "age": _seconds(now - instance.created),
-        "node": instance.node or UNKNOWN,
-        "nodeIP": instance.node_address or UNKNOWN,
-        "chief": instance.chief,
-        "requestGPUs": _number(instance.requested),
-        "gpuMetrics": {str(card.index): _metrics(card) for card in instance.cards},
-        "creationTimestamp": int(instance.created),
-        "pod": instance.pod,
-        "role": instance.role,
-        "index": instance.index,
-        "phase": instance.phase,
-        "allocatedGPUs": _number(instance.allocated),
-        "exitCode": instance.exit_code,
+def service_screen(version: ServiceVersion, now: float) -> list[str]:
+    """Return a version, and a line for each replica."""
+    fields = {
+        "Name": version.name,
+        "Namespace": version.namespace,
+        "Type": server(version),
+        "Version": version.version,
+        "Desired": str(version.desired),
+        "Available": str(version.available),
+        "Age": short_duration(now - version.created),
+        "Address": _address(version),
+        "Port": _ports(version),
     }
-
-
-def _metrics(card: CardUse) -> dict[str, object]:
-    return {
-        "gpuDutyCycle": card.duty_percent,
-        "usedGPUMemory": None if card.used_mib is None else card.used_mib * MIB,
-        "totalGPUMemory": card.total_mib * MIB,
+    if _gpu(version):
+        fields["GPU"] = cards(version.requested)
+    columns: Columns[ReplicaView] = {
+        "NAME": lambda replica: replica.name,
+        "STATUS": lambda replica: replica.status,
+        "AGE": lambda replica: short_duration(now - replica.created),
+        "READY": lambda replica: f"{replica.ready}/{replica.containers}",
+        "RESTARTS": lambda replica: str(replica.restarts),
+        **({"GPU": lambda replica: cards(replica.requested)} if _gpu(version) else {}),
+        "NODE": lambda replica: replica.node or UNKNOWN,
+        **({"SOCKET": _sockets} if any(replica.sockets for replica in version.instances) else {}),
     }
+    rows = [[cell(replica) for cell in columns.values()] for replica in version.instances]
+    return [
+        *(f"{label + ':':<12}{value}" for label, value in fields.items()),
+        *block("Instances:", [*columns], rows),
+    ]
 
 
-def _number(cards: float | None) -> float | None:
-    """Return whole numbers as integers, as arena's readers expect them."""
-    return int(cards) if cards is not None and cards == int(cards) else cards
+def server(version: ServiceVersion) -> str:
+    """Return what serves the model, in arena's words."""
+    return TYPES[version.kind][1]
 
 
-def _seconds(duration: float | None) -> str:
-    return UNKNOWN if duration is None else f"{max(int(duration), 0)}s"
+def _address(version: ServiceVersion) -> str:
+    share = "" if version.share is None or not version.address else f"({version.share}%)"
+    return (version.address or UNKNOWN) + share
+
+
+def _ports(version: ServiceVersion) -> str:
+    return ",".join(map(str, version.ports)) or UNKNOWN
+
+
+def _sockets(replica: ReplicaView) -> str:
+    return ",".join(replica.sockets) or UNKNOWN
+
+
+def _gpu(version: ServiceVersion) -> bool:
+    """Return whether a version requests cards, or may."""
+    return version.requested != 0

@@ -44,7 +44,7 @@ def _raw_terminal() -> Iterator[None]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        # What was typed in advance is kept.
+        # Keys that were typed in advance are kept.
         tty.setraw(descriptor, termios.TCSADRAIN)
         yield
     finally:

@@ -1,38 +1,26 @@
-"""`fenka ps`, and what other commands do with jobs of this machine: stop, resize, print logs."""
+"""`fenka ps`: programs, trainings, notebooks and services of this machine or a cluster."""
 
 import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
 from fenka.cli import tables
-from fenka.cli.errors import UserError, print_error
 from fenka.cli.options import OutputOption, Target, short_duration
-from fenka.cli.workloads import local_logs
 from fenka.cli.workloads.backend import AllNamespacesOption, JobTarget
-from fenka.cli.workloads.local_logs import LogPart
 from fenka.cli.workloads.selection import open_backend
 from fenka.cli.world import announce, cluster_configured
-from fenka.core.request import ComputeMode
 from fenka.jobs import notebook
 from fenka.views.workloads import WorkloadRow, workload_row
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import (
-    Connection,
-    DaemonUnavailable,
-    get_snapshot,
-    jobs_called,
-    known_snapshot,
-    own_jobs,
-)
+from fenka.workstation.client import DaemonUnavailable, get_snapshot, own_jobs
 from fenka.workstation.protocol import EndedJob, describe_status
 
 Columns = Mapping[str, Callable[[WorkloadRow], str]]
@@ -117,7 +105,7 @@ def _without_lease(snapshot: protocol.Snapshot, *, ended: bool) -> list[Workload
             shown.append(workload_row(job))
     for version in backend.versions():
         # A replica that was started again has a further lease, whose name is its own with a number.
-        replicas = tuple(replica.name for replica in version.replicas)
+        replicas = tuple(replica.name for replica in version.instances)
         if not any(lease.startswith(replicas) for lease in leases):
             shown.append(workload_row(version))
     return shown
@@ -148,7 +136,7 @@ def _print_cluster(target: JobTarget, output: str, *, ended: bool, all_namespace
     """Print the workloads of a cluster. ended: those that have ended, too."""
     target = replace(target, cluster=True)
     backend = open_backend(target, all_namespaces=all_namespaces)
-    jobs, versions = backend.jobs(), backend.versions()
+    jobs, versions = backend.workloads()
     active = [job for job in jobs if ended or not job.finished]
     rows = [*map(workload_row, active), *map(workload_row, versions)]
     if tables.print_data(rows, output):
@@ -231,95 +219,3 @@ def _core(job: protocol.JobView) -> str:
 def _command(job: protocol.JobView) -> str:
     url = notebook.url(paths.jobs_directory() / job.name) if job.kind == "notebook" else None
     return url or shlex.join(job.command)
-
-
-def has_log(name: str) -> bool:
-    """Return whether a job that runs, or ran, in the background has left a log."""
-    return _log_file(name).exists()
-
-
-def print_log(name: str, part: LogPart, *, follow: bool, run: int = 0) -> None:
-    """Print the log of a job that runs, or ran, in the background, and how it ended.
-
-    follow: until the job ends. run: the run of this number; 0 for the last.
-    """
-    log = _log_file(name, run)
-    if not log.exists():
-        raise UserError(_no_log(name, run))
-    current = not run or log.parent == paths.jobs_directory() / name
-    follow = follow and current
-    local_logs.print_log(log, part, lambda: not (follow and jobs_called(paths.current(), name)))
-    from fenka.local import runs
-
-    name, number = name.partition("/")[0], run or runs.last_run(paths.jobs_directory() / name)
-    if sentence := runs.run_outcome(name, number):
-        # Not on stdout, which has what the program has printed.
-        print_error(sentence)
-
-
-def _log_file(name: str, run: int = 0) -> Path:
-    gang, _, member = name.partition("/")
-    directory = paths.jobs_directory() / gang
-    if run:
-        from fenka.local import runs
-
-        directory = runs.place_of_run(gang, run)
-    return directory / member / "log"
-
-
-def _no_log(name: str, run: int) -> str:
-    if run and _log_file(name).exists():
-        from fenka.local import runs
-
-        known = ", ".join(map(str, runs.numbers(name.partition("/")[0])))
-        return f"run {run} of {name} has no log any more: there are {known}"
-    snapshot = known_snapshot()
-    every = snapshot.jobs if snapshot else []
-    jobs = own_jobs(snapshot) or every
-    jobs = [job for job in (*jobs, *every) if name in (job.name, job.gang)]
-    if not jobs:
-        return f"no job called {name} has left a log: `fenka ps` lists jobs"
-    if jobs[0].uid != os.geteuid():
-        return f"job {name} is {jobs[0].user}'s: only {jobs[0].user} can read its log"
-    return f"{name} prints to the terminal that it was started from: only --detach keeps a log"
-
-
-def resize_here(
-    name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: ComputeMode | None
-) -> None:
-    """Change the limits of a running job; its programs have them within a second."""
-    with Connection(paths.current()) as connection:
-        request = protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode)
-        answer = connection.request(request, protocol.Done)
-    print(f"{tables.escape(answer.text)}: resized")
-
-
-def stop_here(names: Sequence[str], grace: float) -> None:
-    """Stop all jobs named, even if some of them cannot be stopped. grace: before SIGKILL, in seconds.
-
-    What waits is cancelled first: otherwise it could start when something else has ended.
-    """
-    # `fenka ps` needs neither, and importing them takes an eighth of its start.
-    from fenka.local import training_commands
-    from fenka.local.records import TRAININGS
-
-    trainings = [name for name in names if TRAININGS.exists(name)]
-    # The daemon would end their processes, which their supervisors may start again.
-    pending = [name for name in trainings if not training_commands.is_running(name)]
-    failures = list[str]()
-    for name in pending:
-        training_commands.stop(name)
-        print(f"{name}: stopped")
-    if others := [name for name in names if name not in trainings]:
-        with Connection(paths.current()) as connection:
-            request = protocol.StopJob(others, grace)
-            answer = connection.request(request, protocol.JobsStopped)
-        failures += answer.failures
-        for name in answer.stopped:
-            print(f"{tables.escape(name)}: stopped")
-    for name in trainings:
-        if name not in pending:
-            training_commands.stop(name)
-            print(f"{name}: stopped")
-    if failures:
-        raise UserError("; ".join(failures))

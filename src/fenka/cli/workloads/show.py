@@ -1,8 +1,8 @@
-"""`fenka list`, `get` and `top job`: training jobs, their instances and their cards."""
+"""`fenka list`, `get` and `top job`, and `fenka serve list`: workloads, their instances and their cards."""
 
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,17 +13,20 @@ from fenka.cli.layouts import LayoutOption
 from fenka.cli.options import WideOutputOption
 from fenka.cli.workloads import screens
 from fenka.cli.workloads.backend import (
+    SERVICE_NAMES,
     AllNamespacesOption,
     InstanceOption,
-    JobArgument,
     JobTarget,
+    NameArgument,
     TypeOption,
+    WorkloadChoice,
 )
-from fenka.cli.workloads.screens import document, documents, is_document, print_document
-from fenka.cli.workloads.selection import find_job, of_type, open_backend
-from fenka.views.workloads import JobProcess, TrainingJob
+from fenka.cli.workloads.json_output import document
+from fenka.cli.workloads.selection import find, find_job, of_type, open_backend
+from fenka.views.workloads import JobProcess, ServiceVersion, TrainingJob
 
 REFRESH_S = 2.0
+DATA = ("json", "yaml")
 
 
 def list_jobs(
@@ -34,38 +37,62 @@ def list_jobs(
     layout: LayoutOption = None,
 ) -> None:
     """Print all jobs, the newest first."""
+    if type_ in SERVICE_NAMES:
+        list_services(target, all_namespaces, output=output)
+        return
     layout_screens = arena if layouts.uses_arena(layout) else screens
     backend = open_backend(target, all_namespaces=all_namespaces)
     jobs, now = of_type(backend.jobs(), type_), time.time()
-    if not print_document(documents(jobs, now), output):
+    if not tables.print_data([document(job, now) for job in jobs], output, arena=True):
         lines = layout_screens.list_screen(jobs, now, all_namespaces=all_namespaces)
         tables.print_lines(lines)
 
 
+def list_services(
+    target: JobTarget,
+    all_namespaces: AllNamespacesOption = False,
+    server: Annotated[
+        Literal["custom", "tensorflow", "tf", "triton"] | None,
+        typer.Option("-T", "--type", help="only services of this kind"),
+    ] = None,
+    output: WideOutputOption = "table",
+) -> None:
+    """Print all versions of services."""
+    backend = open_backend(target, all_namespaces=all_namespaces)
+    kind = "tensorflow" if server == "tf" else server
+    versions = [version for version in backend.versions() if kind in (None, version.kind)]
+    now = time.time()
+    if not tables.print_data([document(version, now) for version in versions], output, arena=True):
+        tables.print_lines(screens.services_screen(versions, all_namespaces=all_namespaces))
+
+
 def get(
     target: JobTarget,
-    name: JobArgument,
+    name: NameArgument,
+    choice: WorkloadChoice,
     events: Annotated[bool, typer.Option("-e", "--events", help="show its events")] = False,
     gpus: Annotated[bool, typer.Option("-g", "--gpus", "--gpu", help="show its cards")] = False,
-    type_: TypeOption = None,
     output: WideOutputOption = "table",
     layout: LayoutOption = None,
 ) -> None:
-    """Print one job."""
+    """Print a workload and its instances."""
     layout_screens = arena if layouts.uses_arena(layout) else screens
     backend = open_backend(target)
-    job = find_job(backend, name, type_, positions=is_document(output))
-    shown_events, now = backend.events(job) if events else [], time.time()
-    if print_document(document(job, now), output):
+    workload = find(backend, name, choice, positions=output in DATA)
+    shown_events, now = backend.events(workload) if events else [], time.time()
+    if tables.print_data(document(workload, now), output, arena=True):
         return
-    lines = layout_screens.get_screen(job, now)
-    if gpus and job.status != "SUCCEEDED":
-        lines += screens.gpus_block(job)
-    lines += layout_screens.tensorboard_lines(job)
-    lines += screens.notebook(job)
+    if isinstance(workload, ServiceVersion):
+        lines = screens.service_screen(workload, now)
+    else:
+        lines = layout_screens.get_screen(workload, now)
+        if gpus and workload.status != "SUCCEEDED":
+            lines += screens.gpus_block(workload)
+        lines += layout_screens.tensorboard_lines(workload)
+        lines += screens.notebook(workload)
     if events:
         lines += screens.events_block(shown_events, now)
-    tables.print_lines([*lines, *screens.note(job)])
+    tables.print_lines([*lines, *screens.notes(workload)])
 
 
 def top_job(
@@ -87,12 +114,12 @@ def top_job(
     backend = open_backend(target, all_namespaces=all_namespaces)
     while True:
         jobs = (
-            [find_job(backend, name, type_, positions=is_document(output))]
+            [find_job(backend, name, type_, positions=output in DATA)]
             if name
             else of_type(backend.jobs(), type_)
         )
         jobs, now = sorted(jobs, key=_most_cards_first), time.time()
-        if not print_document(documents(jobs, now), output):
+        if not tables.print_data([document(job, now) for job in jobs], output, arena=True):
             lines = (
                 _instances_screen(jobs[0], instance, now)
                 if name

@@ -25,8 +25,8 @@ test: build .venv/.test check ## run the unit tests and the demo's checks
 	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal
 	$(BIN)/fenka demo --check
 
-test-fast: build .venv/.test ## run the unit tests that start no process: 90 s on two idle cores
-	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal -m 'not process'
+test-fast: build .venv/.test ## run the unit tests that start no process and are quick: 90 s on two idle cores
+	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal -m 'not process and not slow'
 
 e2e: build .venv/.test ## run the tests on a real Kubernetes with two nodes (root; built the first time)
 	$(BIN)/python -m e2e build

@@ -1,4 +1,4 @@
-"""Marks the tests that start processes. In `make test-fast` any other test fails if it starts one."""
+"""Marks the tests that start processes, or take seconds: `make test-fast` runs the others."""
 
 import ast
 import functools
@@ -11,7 +11,7 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 
-NO_PROCESS = "not process"
+FAST = "not process and not slow"
 """The option -m of `make test-fast`."""
 
 EXAMPLES = 10
@@ -28,12 +28,15 @@ STARTERS = {
 }
 """Names of modules, functions and classes that start processes."""
 
+SLOW = {"alibabacloud_credentials", "alibabacloud_ecs20140526", "boto3", "botocore"}
+"""Names of modules whose import takes seconds, or whose simulations do."""
+
 _EVENTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 """Audit events of Python."""
 
 
 class Tiers:
-    """A plugin of pytest. `make test-fast` runs the tests without the marker `process`."""
+    """A plugin of pytest. `make test-fast` runs the tests without the markers `process` and `slow`."""
 
     def __init__(self) -> None:
         self._unmarked = False
@@ -42,21 +45,31 @@ class Tiers:
 
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
         """Leave out modules whose tests would all be deselected: importing them takes most of the time."""
-        fast = config.option.markexpr == NO_PROCESS and collection_path.suffix == ".py"
-        return True if fast and starts_processes(collection_path) else None
+        if config.option.markexpr != FAST:
+            return None
+        if collection_path.is_dir():
+            return True if is_slow(collection_path / "conftest.py") else None
+        module = collection_path.suffix == ".py"
+        return (
+            True
+            if module and (starts_processes(collection_path) or is_slow(collection_path))
+            else None
+        )
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Mark a test if its module, or that of one of its fixtures, starts processes."""
+        """Mark a test if its module, or that of one of its fixtures, starts processes or is slow."""
         if any(map(starts_processes, {item.path, *_fixture_modules(item)})):
             item.add_marker("process")
-        elif item.config.option.markexpr == NO_PROCESS:
+        elif is_slow(item.path):
+            item.add_marker("slow")
+        elif item.config.option.markexpr == FAST:
             _try_fewer_examples(item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Begin to watch a test without the marker. Other runs may start processes anywhere."""
         self._started.clear()
-        fast = item.config.option.markexpr == NO_PROCESS
+        fast = item.config.option.markexpr == FAST
         self._unmarked = fast and item.get_closest_marker("process") is None
 
     @pytest.hookimpl(wrapper=True)
@@ -75,13 +88,23 @@ class Tiers:
             self._started.append(" ".join(map(str, (event, *arguments[:1]))))
 
 
-@functools.cache
 def starts_processes(module: Path) -> bool:
     """Return whether a module of the tests, or a helper that it imports, names one of STARTERS."""
-    if not module.is_relative_to(TESTS):
-        return False
+    return not STARTERS.isdisjoint(_all_names(module))
+
+
+def is_slow(module: Path) -> bool:
+    """Return whether a module of the tests, or a helper that it imports, names one of SLOW."""
+    return not SLOW.isdisjoint(_all_names(module))
+
+
+@functools.cache
+def _all_names(module: Path) -> frozenset[str]:
+    """Return the names that a module of the tests and its helpers use; none of another or absent module."""
+    if not module.is_relative_to(TESTS) or not module.is_file():
+        return frozenset()
     tree = ast.parse(module.read_text())
-    return not STARTERS.isdisjoint(_names(tree)) or any(map(starts_processes, _helpers(tree)))
+    return frozenset(_names(tree)).union(*map(_all_names, _helpers(tree)))
 
 
 def _try_fewer_examples(item: pytest.Item) -> None:

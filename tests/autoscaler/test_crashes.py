@@ -21,6 +21,8 @@ from tests.autoscaler.snapshots import NOW, config, elastic_node, group
 from tests.builders import T4_MIB, Json, gang_labels
 from tests.coroutines import synchronous
 
+pytestmark = pytest.mark.slow
+
 MOST_STEPS = 60
 """More than an order's life has."""
 

@@ -163,6 +163,7 @@ async def test_take_back_is_the_same_however_often_somebody_looks(tmp_path: Path
     assert left == [True, True, True]
 
 
+@pytest.mark.process
 async def test_command_starts_and_ends_nodes(cloud: SimulatedCloud, tmp_path: Path) -> None:
     """Once each; a start that fails is tried again by the next call."""
     log, fails = tmp_path / "log", tmp_path / "fails"

@@ -505,6 +505,7 @@ def holds(node: NodeHarness) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     "text", ["gpu-mem=6", "gpu-mem=2", "gpu-mem=2,gpu-core=50", "gpu-mem=6,gpu-core=50"]
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import TESTS, starts_processes
+from tests.tiers import FAST, TESTS, is_slow, starts_processes
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,20 @@ from tests.tiers import TESTS, starts_processes
 def test_modules_that_start_processes_are_known(module: str, starts: bool) -> None:
     """By their names and those of their helpers."""
     assert starts_processes(TESTS / module) is starts
+
+
+@pytest.mark.parametrize(
+    ("module", "slow"),
+    [
+        ("cloud/aws/conftest.py", True),
+        ("cloud/aws/test_aws.py", True),
+        ("cloud/conftest.py", False),  # there is none
+        ("cloud/test_simulated.py", False),
+    ],
+)
+def test_modules_that_take_seconds_are_known(module: str, slow: bool) -> None:
+    """By the libraries that they import."""
+    assert is_slow(TESTS / module) is slow
 
 
 def test_unmarked_test_fails_when_it_starts_a_process(tmp_path: Path) -> None:
@@ -41,7 +55,7 @@ def test_unmarked_test_fails_when_it_starts_a_process(tmp_path: Path) -> None:
             "-c",
             "/dev/null",
             "-m",
-            "not process",
+            FAST,
             str(tmp_path),
         ],
         cwd=TESTS.parent,

@@ -10,7 +10,7 @@ import yaml
 from aiohttp import web
 
 from fenka.cli.workloads import waiting
-from fenka.jobs.kubernetes import service_deployment
+from fenka.jobs.kubernetes import service_changes, service_deployment
 from tests.builders import Json, node_json
 from tests.cli.command import Completed, fenka
 from tests.fakes.api_server import FakeApiServer, in_thread
@@ -139,8 +139,11 @@ def test_wait_ends_when_all_replicas_accept_requests(run: Run) -> None:
     assert ok(done).splitlines()[-1].startswith("bert: 2 of 2 replicas accept requests at ")
 
 
-def test_wait_says_why_a_replica_does_not_start(run: Run, server: FakeApiServer) -> None:
+def test_wait_says_why_a_replica_does_not_start(
+    run: Run, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The scheduler's sentence is the progress line, without what terminals would execute."""
+    monkeypatch.setattr(service_changes, "LOOKS", 1)
     ok(run(*V1, *COMMAND))
     server.after = None
     message = "no card fits\x1b[2J"
@@ -161,9 +164,10 @@ def test_wait_says_why_a_replica_does_not_start(run: Run, server: FakeApiServer)
 
 
 def test_wait_after_an_update_is_for_replicas_of_the_new_kind(
-    run: Run, server: FakeApiServer
+    run: Run, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old ones still accept requests."""
+    monkeypatch.setattr(service_changes, "LOOKS", 1)
     ok(run(*V1, *COMMAND))
     server.after = None
     deployment = server.get("deployments", "bert-v1", "default")

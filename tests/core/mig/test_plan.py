@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def test_plan_is_optimal_when_two_small_cards_are_random(seed: int) -> None:
     assert check(case, plan(case)) == best_score(case)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(SEEDS)
 def test_plan_is_optimal_when_one_large_card_is_random(seed: int) -> None:

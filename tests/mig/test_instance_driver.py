@@ -8,10 +8,10 @@ import pytest
 from fenka.core.inventory import Card, InstanceId
 from fenka.formats.mig_parted import CardTarget
 from fenka.hardware.nvml import Hardware
-from fenka.hardware.nvml_mig import MigError, NoRoomForInstance
+from fenka.hardware.nvml_mig import NoRoomForInstance
 from fenka.mig.instance_driver import InstanceDriver
 from fenka.mig.keeper import InstanceRecord
-from fenka.mig.layouts import CardPlan, plan_card
+from fenka.mig.layouts import CardPlan, Step, plan_card
 from fenka.mig.manager import InstanceManager, is_enabled
 from tests.mig.machine import Machine
 
@@ -127,10 +127,14 @@ async def test_plan_of_a_layout_is_made_after_earlier_changes(program: Program) 
 
 async def test_card_keeps_its_mode_when_the_driver_does_not_switch_it(program: Program) -> None:
     """Also later, when what has prevented that has ended."""
+    uuid = program.machine.card
+    card = Card(0, uuid, "A100", 40960, divided=True)
+    disable = CardPlan(card, frozenset(), (Step("disable", card),))
     record = program.make("1g.5gb", 0)
-    with pytest.raises(MigError):
-        await program.driver.run(program.driver.switch(record.card, enabled=False))
+    refused = await program.driver.run(program.driver.carry_out(lambda: disable))
+    assert (refused.done, refused.in_use) == ([], True)
     await asyncio.to_thread(program.keeper.destroy, record)
-    assert is_enabled(record.card)
-    await program.driver.run(program.driver.switch(record.card, enabled=False))
-    assert not is_enabled(record.card)
+    assert is_enabled(uuid)
+    switched = await program.driver.run(program.driver.carry_out(lambda: disable))
+    assert switched.done == ["disable MIG on card 0"]
+    assert not is_enabled(uuid)

@@ -139,7 +139,7 @@ def advance(keeper: InstanceKeeper, machine: Machine, target: CardTarget) -> Pro
         for each in manager.statuses(machine.card, ())
         if each.gpu
     }
-    return carry_out(keeper, plan_card(card, machine.geometry, present, [], target))
+    return carry_out(manager, plan_card(card, machine.geometry, present, [], target))
 
 
 def test_kill_between_any_two_steps_is_made_up_for(

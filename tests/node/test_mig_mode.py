@@ -40,7 +40,7 @@ def closed(node: NodeHarness) -> bool:
 
 def events(node: NodeHarness) -> set[str]:
     """Return the notes of all events about MIG."""
-    return {each["note"] for each in node.api.events if each["reason"] == "FenkaMig"}
+    return {event["note"] for event in node.api.events if event["reason"] == "FenkaMig"}
 
 
 async def test_idle_cards_are_divided_after_the_scheduler_was_told(library: Path) -> None:
@@ -72,7 +72,7 @@ async def test_card_stays_whole_while_a_pod_holds_it(library: Path) -> None:
     async with mig_node(library, divided=False, gpushare="true") as node:
         pod = node.pod("a", 4)
         node.label(**ON_DEMAND)
-        reason = "card 0 stays whole: default/a must end first"
+        reason = "enable MIG on card 0: default/a must end"
         await until(lambda: reason in events(node))
         await node.run(pod)
         node.now += 60
@@ -106,7 +106,7 @@ async def test_card_stays_whole_while_a_process_has_it_open(library: Path) -> No
         node.now += 10
         node.program.trigger()
         name = process_name(client.pid)
-        reason = f"card 0 stays whole: process {client.pid} ({name}) has it open"
+        reason = f"enable MIG on card 0: process {client.pid} ({name}) has card 0 open"
         await until(lambda: reason in events(node))
         client.kill()
         await until(lambda: not published(node))
@@ -129,7 +129,10 @@ async def test_card_becomes_whole_when_no_instance_is_left(library: Path) -> Non
         node.label(**{**ON_DEMAND, "fenka.io/mig": "off"})
         await until(lambda: closed(node))
         end(node, pod)
-        reason = "card 0 stays divided: 0/6 1g.5gb, which is an administrator's, must end first"
+        reason = (
+            "disable MIG on card 0: its instances are in use; "
+            "destroy 0/6 1g.5gb is an administrator's, destroy it with nvidia-smi mig"
+        )
         await until(lambda: reason in events(node))
         administrator_destroys(node, foreign)
         node.program.instances.trigger()

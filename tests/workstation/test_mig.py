@@ -14,6 +14,7 @@ from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated_node import SimulatedNode
 from fenka.isolation import lease_control
+from fenka.procfs import process_name
 from tests.hardware.client import Client
 from tests.workstation.conftest import (
     HOLD,
@@ -505,11 +506,12 @@ def test_layout_waits_for_an_administrators_program_on_the_card(
     """The card stays whole while a program without a lease has it open."""
     station.start("--simulate", "A100-40G")
     client = Client(station.root / "simulated" / "lib").enter()
+    user = f"process {client.pid} ({process_name(client.pid)}) has card 0 open"
     assert apply("seven")[1][:2] == [
-        "waits: enable MIG on card 0: programs have card 0 open",
-        "waits: create 0/0 7g.40gb: programs have card 0 open",
+        f"waits: enable MIG on card 0: {user}",
+        f"waits: create 0/0 7g.40gb: {user}",
     ]
-    assert "waits: enable MIG on card 0: programs have" in station.ok("mig", "list")
+    assert f"waits: enable MIG on card 0: {user}" in station.ok("mig", "list")
     client.kill()
     eventually(lambda: layout(station) == ["0 7g.40gb"])
 

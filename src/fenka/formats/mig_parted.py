@@ -5,7 +5,6 @@ It is YAML 1.1 as there: on, off, yes and no are booleans, and no names.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -42,12 +41,11 @@ class ConfigEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     mig_devices: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class CardTarget:
-    """What one card is to be. counts: the number of instances by profile; none without MIG."""
+class CardTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a card is to be divided. counts: the number of instances by profile; none without MIG."""
 
     enabled: bool
-    counts: Mapping[str, int]
+    counts: Mapping[str, int] = {}
 
 
 def decode(data: bytes, name: str) -> list[ConfigEntry]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fenka.core.inventory import InstanceId
-from fenka.hardware import nvml_mig
-from fenka.hardware.nvml_mig import MigError
 from fenka.isolation.lease_files import describe_os_error
 from fenka.mig.keeper import InstanceRecord
 from fenka.mig.layouts import CardPlan, Progress, carry_out
@@ -137,31 +135,10 @@ class InstanceDriver:
             step.place.on(made.card.uuid) for step in made.steps if step.place is not None
         )
         try:
-            return await self.in_thread(carry_out, self.manager.keeper, made)
+            return await self.in_thread(carry_out, self.manager, made)
         finally:
             self.changing = frozenset()
             await self.show(())
-
-    async def switch(self, card: str, *, enabled: bool) -> None:
-        """Switch the mode of a card on which nothing is.
-
-        Raises:
-            MigError: It stays as it is, also when what uses it has ended.
-            NoDriver, OSError: The same, as far as is known.
-        """
-        try:
-            await self.in_thread(_switch, card, enabled)
-        finally:
-            await self.show(())
-
-
-def _switch(card: str, enabled: bool) -> None:
-    try:
-        nvml_mig.set_mig_mode(card, enabled=enabled)
-    except MigError:
-        # The driver would switch by itself later, perhaps while a lease has the card.
-        nvml_mig.set_mig_mode(card, enabled=not enabled)
-        raise
 
 
 def sentence(error: Exception) -> str:

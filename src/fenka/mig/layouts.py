@@ -1,11 +1,11 @@
 """Divides cards as fixed layouts say, one instance after the other: what is in use stays until it has ended.
 
-`plan_card` has the steps that are possible now, and what the others wait for. The workstation's daemon and
-the node program carry them out.
+`plan_card` has the steps that are possible now, and what the others wait for. `LayoutFollower` says when they
+are tried. The workstation's daemon and the node program connect both to the driver of changes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fenka.core.inventory import Card
@@ -15,7 +15,11 @@ from fenka.formats.mig_parted import CardTarget
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml_mig import InstanceInUse, MigError, ResetRequired
 from fenka.mig.keeper import InstanceKeeper, InstanceRecord
-from fenka.mig.manager import InstanceStatus
+from fenka.mig.manager import InstanceManager, InstanceStatus
+from fenka.procfs import process_name
+
+MAX_NAMED = 3
+"""Processes that a reason names at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CardPlan:
-    """How a card comes nearer to what it is to be.
+    """How a card comes nearer to its target.
 
     Attributes:
         card: the card.
         layout: the instances that it has in the end; None while it cannot be switched to MIG.
-        steps: what can be done now, in order.
-        waiting: what cannot, each as a sentence that names what must end.
+        steps: the steps that are possible now, in order.
+        waiting: the others, each as a sentence that names what must end.
     """
 
     card: Card
@@ -50,13 +54,13 @@ class CardPlan:
 
     @property
     def complete(self) -> bool:
-        """Whether the card is what it is to be."""
+        """Whether the card has reached its target."""
         return not self.steps and not self.waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was done, and what waits for something to end, in sentences.
+    """The steps that were made, and those that wait for something to end, in sentences.
 
     in_use: whether a step failed because a program without a lease uses the instance or the card.
     """
@@ -124,19 +128,80 @@ def present_instances(
     return present
 
 
-def carry_out(keeper: InstanceKeeper, plan: CardPlan) -> Progress:
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How the last change of a card ended.
+
+    Attributes:
+        retry_at: when the next one may begin, in seconds of the follower's clock.
+        waiting: the steps that waited for something to end, in sentences.
+        failure: why the driver refused a step; empty if it did not.
+    """
+
+    retry_at: float
+    waiting: Sequence[str] = ()
+    failure: str = ""
+
+
+@dataclass(eq=False)
+class LayoutFollower:
+    """Says which cards may be changed now. The program makes the changes, and reports how they ended.
+
+    Attributes:
+        clock: Returns seconds.
+        in_use_retry_s: Pause after a program without a lease kept a step from being made.
+        failure_retry_s: Pause after the driver refused a step.
+        targets: The cards' targets by UUID.
+        attempts: The last changes by the cards' UUIDs.
+    """
+
+    clock: Callable[[], float]
+    in_use_retry_s: float
+    failure_retry_s: float
+    targets: Mapping[str, CardTarget] = field(default_factory=dict)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+
+    def follow(self, targets: Mapping[str, CardTarget]) -> None:
+        """Replace all targets. A card with another target than before may be changed at once."""
+        for uuid in self.attempts.keys() & (self.targets.keys() | targets.keys()):
+            if self.targets.get(uuid) != targets.get(uuid):
+                del self.attempts[uuid]
+        self.targets = targets
+
+    def is_due(self, uuid: str) -> bool:
+        """Return whether a card may be changed now."""
+        attempt = self.attempts.get(uuid)
+        return attempt is None or attempt.retry_at <= self.clock()
+
+    def on_progress(self, uuid: str, progress: Progress) -> None:
+        """Note that a card was changed."""
+        pause_s = self.in_use_retry_s if progress.in_use else 0.0
+        self.attempts[uuid] = Attempt(self.clock() + pause_s, progress.waiting)
+
+    def on_failure(self, uuid: str, reason: str) -> None:
+        """Note that the driver refused a step."""
+        self.attempts[uuid] = Attempt(self.clock() + self.failure_retry_s, (), reason)
+
+    def waiting(self, plan: CardPlan) -> list[str]:
+        """Return what a card waits for, in sentences."""
+        attempt = self.attempts.get(plan.card.uuid)
+        tried = attempt.waiting if attempt and plan.steps else ()
+        return list(dict.fromkeys([*tried, *plan.waiting]))
+
+
+def carry_out(manager: InstanceManager, plan: CardPlan) -> Progress:
     """Make the changes that are possible now. What is in use after all stays, and what comes after it waits.
 
     Raises:
         MigError: The driver refuses a step; the rest is not done.
         DriverLost, OSError: The same.
     """
-    done, waiting, in_use = list[str](), list(plan.waiting), False
+    keeper, done, waiting, in_use = manager.keeper, list[str](), list(plan.waiting), False
     for number, step in enumerate(plan.steps):
         try:
             _make(keeper, step)
         except (InstanceInUse, ResetRequired) as why:
-            reason = str(why) if isinstance(why, ResetRequired) else _user(step)
+            reason = str(why) if isinstance(why, ResetRequired) else _user(manager, step)
             waiting[:0] = [f"{step}: {reason}" for step in plan.steps[number:]]
             in_use = True
             break
@@ -169,8 +234,10 @@ def _make(keeper: InstanceKeeper, step: Step) -> None:
         case Step(action):
             try:
                 nvml_mig.set_mig_mode(card, enabled=action == "enable")
-            except InstanceInUse:
-                # Else the driver would switch by itself, also when the layout has been given up.
+            except ResetRequired:
+                raise
+            except MigError:
+                # Else the driver would switch by itself, also when the target is another one by then.
                 nvml_mig.set_mig_mode(card, enabled=action != "enable")
                 raise
 
@@ -179,10 +246,16 @@ def _is_at(record: InstanceRecord, place: Place) -> bool:
     return (record.profile, record.start) == (place.profile.name, place.start)
 
 
-def _user(step: Step) -> str:
-    if step.place is None:
-        return f"programs have card {step.card.index} open"
-    return f"a program that has not ended uses {step.place.name(step.card.index)}"
+def _user(manager: InstanceManager, step: Step) -> str:
+    if step.place is not None:
+        return f"a program that has not ended uses {step.place.name(step.card.index)}"
+    named = [
+        f"process {pid} ({process_name(pid)})" for pid in sorted(manager.users(step.card.uuid))
+    ]
+    users = (
+        f"{', '.join(named[:MAX_NAMED]) or 'programs'}{' and others' * (len(named) > MAX_NAMED)}"
+    )
+    return f"{users} {'has' if len(named) == 1 else 'have'} card {step.card.index} open"
 
 
 def _holder(card: Card, place: Place, names: Sequence[str] | None) -> str:

@@ -4,6 +4,7 @@ The workstation's daemon and the node program each have one manager.
 """
 
 import contextlib
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Hardware
 from fenka.hardware.nvml_mig import CardLost, GpuInstance, MigError, device_files
 from fenka.mig.keeper import InstanceKeeper, InstanceRecord
+from fenka.procfs import users_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,14 @@ class InstanceManager:
                     del foreign[gpu.id]
         for gpu in foreign.values():
             yield InstanceStatus(Place(gpu.profile, gpu.start), "foreign", gpu=gpu)
+
+    def users(self, card: DeviceId) -> set[int]:
+        """Return the other processes that have a context on a card, or its device file open."""
+        driver = self.hardware.driver
+        found = {process.pid for process in driver.processes() if process.uuid == card}
+        if not driver.simulated:
+            found |= users_of(Path(f"/dev/nvidia{driver.minor(card)}"))
+        return found - {os.getpid()}
 
     def learn_context(self, parent: Card, uuid: str) -> None:
         """Learn what a process's context takes on an instance: as on its card, or on the first instance."""

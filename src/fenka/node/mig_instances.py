@@ -8,11 +8,9 @@ scheduler arrive meanwhile.
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -34,7 +32,6 @@ from fenka.mig.instance_driver import InstanceDriver, sentence
 from fenka.mig.keeper import InstanceRecord
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
 from fenka.node.node_api import NodeApi
-from fenka.procfs import users_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -275,21 +272,6 @@ class NodeInstances:
         """
         step = partial(self._create, instances)
         await self.driver.run(self.driver.create(instances, step))
-
-    async def users(self, card: DeviceId, *, idle: bool = False) -> set[int]:
-        """Return the processes that have a context on a card. Raises NoDriver.
-
-        idle: also those that only have its device file open.
-        """
-
-        def find() -> set[int]:
-            with self.manager.hardware.in_use() as driver:
-                found = {process.pid for process in driver.processes() if process.uuid == card}
-                if idle and not driver.simulated:
-                    found |= users_of(Path(f"/dev/nvidia{driver.minor(card)}"))
-            return found - {os.getpid()}
-
-        return await asyncio.to_thread(find)
 
     async def _observe(self, leaving: Collection[InstanceRecord]) -> None:
         before = self.published()

@@ -25,7 +25,7 @@ from fenka.node.lease.report import Denials, Reporter
 from fenka.node.lease.resize import Resizer
 from fenka.node.lease.store import LeaseStore
 from fenka.node.mig_instances import ClosedCards, NodeInstances
-from fenka.node.mig_layouts import LayoutFollower, MigConverter
+from fenka.node.mig_layouts import NodeLayouts
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
@@ -176,15 +176,14 @@ def assemble(edges: Edges) -> Program:
         api, mode, inventory, instances, allocations, plugins, edges.advertised
     )
     closed = ClosedCards(api, instances, edges.clock)
-    converter = MigConverter(api, instances, inventory, allocations, closed, edges.clock)
-    layouts = LayoutFollower(
+    layouts = NodeLayouts(
         api, instances, inventory, allocations, closed, edges.clock, edges.layouts
     )
     overdue = [OverduePods(api, store, edges.kill, edges.clock).end] if edges.kill else []
     phases = (
         *overdue,
         *(leases.reconcile, resizer.reconcile, collector.collect, reporter.publish),
-        *(converter.reconcile, layouts.reconcile),
+        layouts.reconcile,
     )
     agent = Agent(api, kubelet, mode, advertiser, phases, wanted)
     return Program(agent, inventory, instances, closed, plugins, wanted.set)

@@ -20,13 +20,14 @@ from msgspec import Meta
 from fenka import native, procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
+from fenka.formats.mig_parted import CardTarget
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account, lease_files
 from fenka.isolation import lease_files as isolation_files
 from fenka.workstation.job import Job
 from fenka.workstation.lifetime import describe, log
 from fenka.workstation.paths import Runtime
-from fenka.workstation.protocol import MAX_COMMAND_CHARACTERS, EndedJob, LayoutTarget
+from fenka.workstation.protocol import MAX_COMMAND_CHARACTERS, EndedJob
 
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Copies of the native libraries for a system daemon, in directories named by their content."""
@@ -85,7 +86,7 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
 class LayoutFile(msgspec.Struct, forbid_unknown_fields=True):
     """Layouts that wait for something to end, by the cards' UUIDs."""
 
-    cards: dict[str, LayoutTarget]
+    cards: Mapping[str, CardTarget]
     version: Literal[1] = 1
 
 
@@ -170,14 +171,14 @@ def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
     )
 
 
-def load_layouts(runtime: Runtime) -> dict[str, LayoutTarget]:
+def load_layouts(runtime: Runtime) -> Mapping[str, CardTarget]:
     """Return the layouts that wait. Raises InvalidState."""
     advice = "remove it, start again, and apply the layout again"
     file = _load(runtime.layouts, LayoutFile, advice)
     return file.cards if file else {}
 
 
-def save_layouts(runtime: Runtime, cards: dict[str, LayoutTarget]) -> None:
+def save_layouts(runtime: Runtime, cards: Mapping[str, CardTarget]) -> None:
     """Record the layouts that wait. Raises OSError."""
     if cards:
         lease_files.write_atomically(runtime.layouts, msgspec.json.encode(LayoutFile(cards)))

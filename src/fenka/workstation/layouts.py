@@ -5,6 +5,7 @@ is granted that would delay it.
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,14 +18,13 @@ from fenka.formats.mig_parted import CardTarget
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml_mig import CardLost, InstanceInUse, MigError
 from fenka.mig.instance_driver import InstanceDriver, sentence
-from fenka.mig.layouts import CardPlan, Progress, plan_card, present_instances
+from fenka.mig.layouts import CardPlan, LayoutFollower, Progress, plan_card, present_instances
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
 from fenka.views.mig_rows import InstanceView, MigCardView
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import Controller
 from fenka.workstation.lifetime import log
-from fenka.workstation.protocol import LayoutTarget
 
 RETRY_S = 1.0
 """After a step failed, or what it needs is used by a program without a lease."""
@@ -37,11 +37,10 @@ class Layouts:
     controller: Controller
     broker: Broker
     manager: InstanceManager
-    _targets: dict[str, LayoutTarget] = field(default_factory=dict)
-    """Layouts that wait for something to end, by card."""
-    _reasons: dict[str, list[str]] = field(default_factory=dict)
-    """What was left after the last changes, by card."""
-    _pausing: bool = False
+    _follower: LayoutFollower = field(
+        default_factory=lambda: LayoutFollower(time.monotonic, RETRY_S, RETRY_S)
+    )
+    """Its targets are the layouts that wait for something to end."""
     _logged: str = ""
     """The last failure, to be logged once."""
 
@@ -93,14 +92,14 @@ class Layouts:
                 Progress([str(step) for step in plan.steps], [*plan.waiting]) for plan in plans
             )
         # A daemon that is killed from here on leaves the rest to the next one.
-        self._record({**self._targets, **request.cards})
+        self._record({**self._follower.targets, **request.cards})
         try:
             return _answer(await self._carry_out(request.cards))
         except (FenkaError, OSError):
             self._forget(request.cards)
             raise
 
-    async def _carry_out(self, targets: Mapping[str, LayoutTarget]) -> list[Progress]:
+    async def _carry_out(self, targets: Mapping[str, CardTarget]) -> list[Progress]:
         """Make the changes that are possible, and forget the layouts that are complete then."""
         # Nothing is granted on these cards meanwhile.
         self.controller.cards.dividing = set(targets)
@@ -110,9 +109,9 @@ class Layouts:
                 uuid: await self._driver.carry_out(partial(self._plan, uuid, target))
                 for uuid, target in targets.items()
             }
-            left = {uuid: made.waiting for uuid, made in progress.items()}
-            self._reasons |= left
-            self._forget([card for card, waiting in left.items() if not waiting])
+            for uuid, made in progress.items():
+                self._follower.on_progress(uuid, made)
+            self._forget([uuid for uuid, made in progress.items() if not made.waiting])
         finally:
             self._observe()
         return [*progress.values()]
@@ -129,39 +128,36 @@ class Layouts:
     def _complete_later(self) -> None:
         """Go on with the layouts that wait, as far as what they need is not in use any more."""
         known = {card.uuid for card in self._physical()}
-        for uuid in self._targets.keys() & known if not self._pausing else ():
+        for uuid in filter(self._follower.is_due, self._follower.targets.keys() & known):
             try:
-                plan = self._plan(uuid, self._targets[uuid])
+                plan = self._plan(uuid, self._follower.targets[uuid])
             except FenkaError as why:
-                self._pause(str(why))
+                self._on_failure(uuid, str(why))
                 continue
             if plan.steps or plan.complete:
                 self.controller.spawn(self._driver.run(self._complete(uuid)))
 
     async def _complete(self, uuid: str) -> None:
         try:
-            if uuid in self._targets:  # It may have been given up, or another change came first.
-                (made,) = await self._carry_out({uuid: self._targets[uuid]})
+            if target := self._follower.targets.get(uuid):  # It may have been given up.
+                (made,) = await self._carry_out({uuid: target})
                 for step in made.done:
                     log(f"layout: {step}")
-            self._pause()
+                self._retry_later()
         except (FenkaError, OSError) as why:
-            self._pause(sentence(why))
+            self._on_failure(uuid, sentence(why))
 
-    def _pause(self, failure: str = "") -> None:
-        """Try again soon, and not at once: a step may fail again."""
-        if failure and failure != self._logged:
-            log(f"layout: {failure}; trying again")
-            self._logged = failure
-        if not self._pausing:
-            self._pausing = True
-            asyncio.get_running_loop().call_later(RETRY_S, self._go_on)
+    def _on_failure(self, uuid: str, reason: str) -> None:
+        self._follower.on_failure(uuid, reason)
+        if reason != self._logged:
+            log(f"layout: {reason}; trying again")
+            self._logged = reason
+        self._retry_later()
 
-    def _go_on(self) -> None:
-        self._pausing = False
-        self.controller.changes.settle_later()
+    def _retry_later(self) -> None:
+        asyncio.get_running_loop().call_later(RETRY_S, self.controller.changes.settle_later)
 
-    def _plan(self, uuid: str, target: LayoutTarget) -> CardPlan:
+    def _plan(self, uuid: str, target: CardTarget) -> CardPlan:
         """Return what to change. Raises ImpossibleLayout, MigError, NoDriver."""
         card = next((card for card in self._physical() if card.uuid == uuid), None)
         if card is None:
@@ -169,27 +165,26 @@ class Layouts:
         geometry = self._geometry(card)
         existing = self._existing(card) if geometry and card.divided else ()
         present = present_instances(existing, lambda status: self._jobs(status.uuid))
-        wanted = CardTarget(target.enabled, target.counts)
-        return plan_card(card, geometry, present, self._jobs(card.uuid), wanted)
+        return plan_card(card, geometry, present, self._jobs(card.uuid), target)
 
     # --- what waits ---------------------------------------------------------------------------------
 
     def record(self) -> None:
         """Record again the layouts that wait. Raises OSError."""
-        files.save_layouts(self.controller.runtime, self._targets)
+        self._record(self._follower.targets)
 
-    def _record(self, targets: dict[str, LayoutTarget]) -> None:
-        """Record the layouts that wait. Raises OSError."""
+    def _record(self, targets: Mapping[str, CardTarget]) -> None:
         files.save_layouts(self.controller.runtime, targets)
         self._set(targets)
 
-    def _set(self, targets: dict[str, LayoutTarget]) -> None:
-        self._targets = targets
+    def _set(self, targets: Mapping[str, CardTarget]) -> None:
+        self._follower.follow(targets)
         self.controller.cards.waiting = set(targets)
 
     def _forget(self, cards: Iterable[str]) -> None:
         """Forget the layouts of cards that are complete, or whose failure has been reported."""
-        left = {uuid: each for uuid, each in self._targets.items() if uuid not in set(cards)}
+        targets = self._follower.targets
+        left = {uuid: target for uuid, target in targets.items() if uuid not in set(cards)}
         try:
             self._record(left)
         except OSError as why:  # The next daemon would find it complete, or try it once more.
@@ -198,14 +193,13 @@ class Layouts:
 
     def _waiting(self, card: Card) -> list[str]:
         """Return what the layout of a card waits for. Raises NoDriver."""
-        target = self._targets.get(card.uuid)
+        target = self._follower.targets.get(card.uuid)
         if target is None:
             return []
         try:
-            plan = self._plan(card.uuid, target)
+            return self._follower.waiting(self._plan(card.uuid, target))
         except MigError as why:
             return [str(why)]
-        return self._reasons.get(card.uuid, []) if plan.steps else [*plan.waiting]
 
     def _physical(self) -> list[Card]:
         return [card for card in self.broker.node.cards if card.parent is None]

@@ -21,6 +21,7 @@ from fenka import __version__
 from fenka.build import build_id
 from fenka.core.errors import FenkaError
 from fenka.core.request import ComputeMode
+from fenka.formats.mig_parted import CardTarget
 from fenka.isolation.lease_files import decode_json
 from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.job_spec import Isolation, JobSpec
@@ -237,13 +238,6 @@ class GetInstances(Message, tag="get-instances"):
     """Request an InstancesListed."""
 
 
-class LayoutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a card is to be. counts: the number of instances by profile."""
-
-    enabled: bool
-    counts: dict[str, int] = {}
-
-
 class ApplyLayout(Message, tag="apply-layout"):
     """Divide cards, by their UUIDs, as far as nobody uses them. Answered by LayoutApplied or Failure.
 
@@ -253,7 +247,7 @@ class ApplyLayout(Message, tag="apply-layout"):
     dry_run: only report what would be done.
     """
 
-    cards: dict[str, LayoutTarget]
+    cards: dict[str, CardTarget]
     dry_run: bool = False
 
 

@@ -160,10 +160,7 @@ def apply(
     cards = _cards()
     wanted = _targets(file, config, cards)
     uuids = {card.index: card.uuid for card in cards}
-    targets = {
-        uuids[index]: protocol.LayoutTarget(target.enabled, dict(target.counts))
-        for index, target in wanted.items()
-    }
+    targets = {uuids[index]: target for index, target in wanted.items()}
     with Connection(paths.current()) as connection:
         answer = connection.request(protocol.ApplyLayout(targets, dry_run), protocol.LayoutApplied)
     lines = answer.done or ([] if answer.waiting else ["nothing changes"])

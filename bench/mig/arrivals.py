@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from fenka.core.mig.case import Case, Instance, PlannedCard, ProfileRequest, State
+from fenka.core.mig.case import MigCase, PlannedCard, PlannedInstance, ProfileRequest, State
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.layouts import Layout, all_layouts
 from fenka.core.mig.plan import plan
@@ -94,16 +94,16 @@ class Cards:
                 str(number),
                 self.geometry,
                 instances=tuple(
-                    Instance(place, State.MOVABLE, each.name)
+                    PlannedInstance(place, State.MOVABLE, each.name)
                     if each.movable
-                    else Instance(place, State.USED)
+                    else PlannedInstance(place, State.USED)
                     for place, each in held.items()
                 ),
             )
             for number, held in enumerate(self.held)
         )
         request = ProfileRequest(arrival.name, arrival.profile)
-        result = plan(Case(cards, (request,), moves=MOVES))
+        result = plan(MigCase(cards, (request,), moves=MOVES))
         if arrival.name not in result.served:
             return None
         jobs = {each.name: each for held in self.held for each in held.values()}

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.mig.arrivals import ARRIVALS, Preference, arrivals, by_bound, by_rule
 from bench.mig.slices import SIZES, share, ways
-from fenka.core.mig.case import Case, Instance, PlannedCard, ProfileRequest, State
+from fenka.core.mig.case import MigCase, PlannedCard, PlannedInstance, ProfileRequest, State
 from fenka.core.mig.geometry import TABLES, Geometry, Place
 from fenka.core.mig.layouts import Layout, all_layouts, best_place
 from fenka.core.mig.options import Demands
@@ -78,22 +78,24 @@ BASELINES: dict[str, Preference] = {
 }
 
 
-def make_case(rng: random.Random, weights: dict[str, int]) -> Case:
+def make_case(rng: random.Random, weights: dict[str, int]) -> MigCase:
     """Return eight cards with some instances, and a queue."""
     rows = all_layouts(A100)
     cards = []
     for number in range(CARDS):
         layout = sorted(rng.choice(rows), key=lambda place: place.start)[: rng.randrange(3)]
-        held = tuple(Instance(place, rng.choice((State.USED, State.IDLE))) for place in layout)
+        held = tuple(
+            PlannedInstance(place, rng.choice((State.USED, State.IDLE))) for place in layout
+        )
         cards.append(PlannedCard(f"g{number}", A100, instances=held))
     names = rng.choices(list(weights), list(weights.values()), k=REQUESTS)
     requests = (
         ProfileRequest(f"r{n}", name, A100.by_name[name].size) for n, name in enumerate(names)
     )
-    return Case(tuple(cards), tuple(requests))
+    return MigCase(tuple(cards), tuple(requests))
 
 
-def one_by_one(case: Case, choose: Preference) -> int:
+def one_by_one(case: MigCase, choose: Preference) -> int:
     """Return the value that a rule serves. Idle instances count as free."""
     cards = [
         (
@@ -115,21 +117,21 @@ def one_by_one(case: Case, choose: Preference) -> int:
     return value
 
 
-def in_order(case: Case) -> Case:
+def in_order(case: MigCase) -> MigCase:
     """Return the case with an earlier request worth more than all later ones together, as in a queue."""
     last = len(case.requests)
     ranked = (replace(request, value=2 ** (last - n)) for n, request in enumerate(case.requests))
-    return Case(case.cards, tuple(ranked))
+    return MigCase(case.cards, tuple(ranked))
 
 
-def bound(case: Case) -> float:
+def bound(case: MigCase) -> float:
     """Return what memory and compute allow at most."""
     demands = Demands(case)
     nothing = np.zeros((1, len(demands.caps)), dtype=np.int16)
     return float(Bound(demands, case.cards).value(nothing, -1)[0])
 
 
-def served(case: Case, names: Iterable[str]) -> int:
+def served(case: MigCase, names: Iterable[str]) -> int:
     """Return the value of the requests with these names."""
     values = {request.name: request.value for request in case.requests}
     return sum(values[name] for name in names)

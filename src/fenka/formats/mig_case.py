@@ -9,7 +9,7 @@ import msgspec
 
 from fenka.core.errors import InvalidCase
 from fenka.core.mig import case
-from fenka.core.mig.geometry import TABLES, Geometry, Place
+from fenka.core.mig.geometry import TABLES, Geometry, Place, SliceSize
 from fenka.formats import documents
 
 MODELS = ("A100-40G", "H100-80G", "B200", "A30")
@@ -70,7 +70,7 @@ class _Case(_Record, frozen=True):
     allow: _Allow = _Allow()
 
 
-def decode_case(text: bytes) -> case.Case:
+def decode_case(text: bytes) -> case.MigCase:
     """Return a case. Raises InvalidCase with a sentence that names the field, card, profile or request."""
     try:
         record = documents.convert(msgspec.json.decode(text), _Case, "the case")
@@ -81,7 +81,7 @@ def decode_case(text: bytes) -> case.Case:
             f"the case is not understood: it is no valid JSON ({str(why)[:200]})"
         ) from None
     values = _whole_values([request.value for request in record.requests])
-    return case.Case(
+    return case.MigCase(
         tuple(_card(card) for card in record.cards),
         tuple(_request(name, value) for name, value in zip(record.requests, values, strict=True)),
         record.allow.moves,
@@ -99,15 +99,15 @@ def _card(record: _CaseCard) -> case.PlannedCard:
     return case.PlannedCard(record.id, geometry, record.mig, record.busy, instances)
 
 
-def _instance(card: str, geometry: Geometry, record: _CaseInstance) -> case.Instance:
+def _instance(card: str, geometry: Geometry, record: _CaseInstance) -> case.PlannedInstance:
     profile = geometry.by_name.get(record.profile)
     if profile is None:
         raise InvalidCase(
             f"card {card!r}: {geometry.model} has no profile {record.profile!r}, "
             f"but {', '.join(geometry.by_name)}"
         )
-    slices = tuple(case.Room(slice_.memory_mib, slice_.compute) for slice_ in record.slices)
-    return case.Instance(Place(profile, record.start), record.state, record.id or "", slices)
+    slices = tuple(SliceSize(slice_.memory_mib, slice_.compute) for slice_ in record.slices)
+    return case.PlannedInstance(Place(profile, record.start), record.state, record.id or "", slices)
 
 
 def _whole_values(values: Sequence[float]) -> list[int]:
@@ -121,12 +121,12 @@ def _whole_values(values: Sequence[float]) -> list[int]:
     return [round(value * scale) for value in exact]
 
 
-def _request(record: _Request, value: int) -> case.ProfileRequest | case.SliceRequest:
+def _request(record: _Request, value: int) -> case.ProfileRequest | case.PlannedSlice:
     if (record.profile is None) == (record.memory_mib is None):
         raise InvalidCase(f"request {record.id!r} needs either profile or memory_mib")
     if record.memory_mib is not None:
-        return case.SliceRequest(
-            record.id, case.Room(record.memory_mib, record.compute or 0), value
+        return case.PlannedSlice(
+            record.id, SliceSize(record.memory_mib, record.compute or 0), value
         )
     if record.compute is not None:
         raise InvalidCase(
@@ -136,7 +136,7 @@ def _request(record: _Request, value: int) -> case.ProfileRequest | case.SliceRe
     return case.ProfileRequest(record.id, record.profile, value)
 
 
-def plan_record(plan: case.Plan) -> dict[str, object]:
+def plan_record(plan: case.MigPlan) -> dict[str, object]:
     """Return a plan as version 1 has it."""
     return {
         "version": 1,

@@ -4,16 +4,14 @@ import random
 from collections.abc import Sequence
 
 from fenka.core.mig.case import (
-    Case,
-    Instance,
+    MigCase,
     PlannedCard,
+    PlannedInstance,
+    PlannedSlice,
     ProfileRequest,
-    Room,
-    SliceRequest,
     State,
-    room_of,
 )
-from fenka.core.mig.geometry import Geometry
+from fenka.core.mig.geometry import Geometry, SliceSize
 from fenka.core.mig.layouts import all_layouts
 
 STATES = (State.USED, State.USED, State.IDLE, State.MOVABLE, State.SHARED)
@@ -29,15 +27,17 @@ def random_card(rng: random.Random, name: str, geometry: Geometry) -> PlannedCar
     for place in layout[: rng.randrange(4)]:
         state = rng.choice(STATES)
         job = f"{name}-{place.start}" if state is State.MOVABLE else ""
-        room = room_of(geometry, place.profile)
-        slices = (Room(room.memory_mib // 3, room.compute // 3),) if state is State.SHARED else ()
-        instances.append(Instance(place, state, job, slices))
+        room = geometry.largest_slice(place.profile)
+        slices = (
+            (SliceSize(room.memory_mib // 3, room.compute // 3),) if state is State.SHARED else ()
+        )
+        instances.append(PlannedInstance(place, state, job, slices))
     return PlannedCard(name, geometry, instances=tuple(instances))
 
 
 def random_case(
     rng: random.Random, models: Sequence[Geometry], cards: int, requests: int, slices: int
-) -> Case:
+) -> MigCase:
     """Return a case with at most these numbers of cards, requests for profiles and for slices."""
     chosen = [
         random_card(rng, f"g{number}", rng.choice(models))
@@ -53,9 +53,9 @@ def random_case(
     parts = []
     for number in range(rng.randint(0, slices)):
         geometry = rng.choice(geometries)
-        room = room_of(geometry, rng.choice(geometry.profiles))
+        room = geometry.largest_slice(rng.choice(geometry.profiles))
         part = rng.choice((0.3, 0.45, 0.6, 1.0))
         compute = rng.choice((0, int(room.compute * part)))
-        asked = Room(int(room.memory_mib * part), compute)
-        parts.append(SliceRequest(f"s{number}", asked, rng.randint(1, 4)))
-    return Case(tuple(chosen), (*wanted, *parts), rng.randint(0, 2), rng.randint(0, 1))
+        asked = SliceSize(int(room.memory_mib * part), compute)
+        parts.append(PlannedSlice(f"s{number}", asked, rng.randint(1, 4)))
+    return MigCase(tuple(chosen), (*wanted, *parts), rng.randint(0, 2), rng.randint(0, 1))

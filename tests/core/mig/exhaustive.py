@@ -9,19 +9,17 @@ from fractions import Fraction
 from itertools import combinations, product
 
 from fenka.core.mig.case import (
-    Case,
     Create,
     Destroy,
     Enable,
-    Plan,
+    MigCase,
+    MigPlan,
     PlannedCard,
     ProfileRequest,
-    Room,
     State,
-    remaining_room,
-    room_of,
+    remaining_size,
 )
-from fenka.core.mig.geometry import Geometry, Place, Profile
+from fenka.core.mig.geometry import Geometry, Place, Profile, SliceSize
 
 Score = tuple[int, int, int, Fraction, int]
 """Value, -moves, -conversions, flexibility, -idle instances destroyed: the larger the better."""
@@ -97,7 +95,7 @@ def _finals(card: PlannedCard, moves: int) -> Iterator[_Final]:
                 yield _Final(card, layout, [*fixed, *kept], lost)
 
 
-def best_score(case: Case) -> Score:
+def best_score(case: MigCase) -> Score:
     """Return the score of the best plan."""
     best: Score | None = None
     for finals in product(*(list(_finals(card, case.moves)) for card in case.cards)):
@@ -126,7 +124,7 @@ def _remains(finals: tuple[_Final, ...]) -> tuple[Fraction, int]:
     return total, -destroyed
 
 
-def _most_value(case: Case, finals: tuple[_Final, ...]) -> int | None:
+def _most_value(case: MigCase, finals: tuple[_Final, ...]) -> int | None:
     """Return the most value that these layouts serve, None if a job has no instance."""
     free = [(final.card.geometry, place) for final in finals for place in final.free]
     for final in finals:
@@ -143,17 +141,19 @@ def _most_value(case: Case, finals: tuple[_Final, ...]) -> int | None:
                 return None
             free.remove(home)
     shared = [
-        remaining_room(final.card.geometry, each)
+        remaining_size(final.card.geometry, each)
         for final in finals
         for each in final.card.instances
         if each.state is State.SHARED
     ]
-    rooms = [room_of(geometry, place.profile) for geometry, place in free]
+    rooms = [geometry.largest_slice(place.profile) for geometry, place in free]
     names = [place.profile.name for _, place in free]
     return _assign(case, 0, (*rooms, *shared), (*names, *("" for _ in shared)))
 
 
-def _assign(case: Case, number: int, rooms: tuple[Room, ...], names: tuple[str, ...]) -> int:
+def _assign(
+    case: MigCase, number: int, rooms: tuple[SliceSize, ...], names: tuple[str, ...]
+) -> int:
     """Return the most value of the requests from `number` on. names: of instances that nobody has yet."""
     if number == len(case.requests):
         return 0
@@ -167,7 +167,7 @@ def _assign(case: Case, number: int, rooms: tuple[Room, ...], names: tuple[str, 
         if isinstance(request, ProfileRequest):
             if name != request.profile:
                 continue
-            left = Room(0)
+            left = SliceSize(0)
         elif name == "taken" or not room.holds(request.room) or room.memory_mib == 0:
             continue
         else:
@@ -179,7 +179,7 @@ def _assign(case: Case, number: int, rooms: tuple[Room, ...], names: tuple[str, 
     return best
 
 
-def check(case: Case, plan: Plan) -> Score:
+def check(case: MigCase, plan: MigPlan) -> Score:
     """Make the steps one by one, check every rule, and return the score."""
     cards = {card.name: card for card in case.cards}
     enabled = {card.name for card in case.cards if card.mig}
@@ -233,7 +233,7 @@ def _occupied(
 
 
 def _check_users(
-    case: Case, plan: Plan, present: Mapping[str, set[Place]], lost: set[str]
+    case: MigCase, plan: MigPlan, present: Mapping[str, set[Place]], lost: set[str]
 ) -> tuple[int, set[tuple[str, int]]]:
     """Check that requests and jobs have what they need; return the value, and the instances with users."""
     cards = {card.name: card for card in case.cards}
@@ -244,7 +244,7 @@ def _check_users(
         for card in case.cards
         if each in card.instances and each.job
     }
-    rooms: dict[tuple[str, int], Room | None] = {}
+    rooms: dict[tuple[str, int], SliceSize | None] = {}
 
     def place_of(name: str, start: int) -> Place:
         return next(place for place in present[name] if place.start == start)
@@ -277,9 +277,9 @@ def _check_users(
         geometry = cards[target.card].geometry
         if key not in rooms:
             rooms[key] = (
-                remaining_room(geometry, before[target.card, place])
+                remaining_size(geometry, before[target.card, place])
                 if state is State.SHARED
-                else room_of(geometry, place.profile)
+                else geometry.largest_slice(place.profile)
             )
         room = rooms[key]
         assert room is not None

@@ -13,7 +13,7 @@ from fenka.cli.errors import UserError
 from fenka.cli.layouts import free_text
 from fenka.cli.options import OutputOption, Target, group, register
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
-from fenka.core.mig.case import Case, Create, Destroy, Enable, Plan, Step
+from fenka.core.mig.case import Create, Destroy, Enable, MigCase, MigPlan, Step
 from fenka.core.units import MIB
 from fenka.formats import mig_parted
 from fenka.formats.mig_case import decode_case, plan_record
@@ -53,7 +53,7 @@ def plan(
         tables.print_lines(_lines(problem, result))
 
 
-def _lines(case: Case, plan: Plan) -> list[str]:
+def _lines(case: MigCase, plan: MigPlan) -> list[str]:
     lines = [_sentence(step) for step in plan.steps] or ["no layout changes"]
     targets = {**plan.served, **plan.moved}
     lines += [f"{name}: {target.card} at {target.start}" for name, target in targets.items()]

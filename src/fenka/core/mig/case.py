@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from fenka.core.errors import InvalidCase
-from fenka.core.mig.geometry import Geometry, Place, Profile
+from fenka.core.mig.geometry import Geometry, Place, SliceSize
 
 
 class State(StrEnum):
@@ -20,23 +20,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A part of an instance: MiB, and percent of the whole card's compute."""
-
-    memory_mib: int
-    compute: int = 0
-
-    def holds(self, other: "Room") -> bool:
-        """Return whether the other one is not larger in any respect."""
-        return self.memory_mib >= other.memory_mib and self.compute >= other.compute
-
-    def less(self, other: "Room") -> "Room":
-        """Return what remains beside the other one."""
-        return Room(self.memory_mib - other.memory_mib, self.compute - other.compute)
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
+class PlannedInstance:
     """An instance that exists.
 
     Attributes:
@@ -49,7 +33,7 @@ class Instance:
     place: Place
     state: State
     job: str = ""
-    slices: tuple[Room, ...] = ()
+    slices: tuple[SliceSize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +52,7 @@ class PlannedCard:
     geometry: Geometry
     mig: bool = True
     busy: bool = False
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[PlannedInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +65,16 @@ class ProfileRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceRequest:
+class PlannedSlice:
     """A request for a part of an instance, beside others."""
 
     name: str
-    room: Room
+    room: SliceSize
     value: int = 1
 
 
 @dataclass(frozen=True)
-class Case:
+class MigCase:
     """A planning problem. Raises InvalidCase if it contradicts itself.
 
     Attributes:
@@ -101,7 +85,7 @@ class Case:
     """
 
     cards: tuple[PlannedCard, ...]
-    requests: tuple[ProfileRequest | SliceRequest, ...]
+    requests: tuple[ProfileRequest | PlannedSlice, ...]
     moves: int = 0
     conversions: int = 0
 
@@ -119,21 +103,21 @@ class Case:
     def profile_requests(self) -> dict[str, list[ProfileRequest]]:
         """Requests by profile, the most valuable first."""
         by_profile: dict[str, list[ProfileRequest]] = {}
-        for request in sorted(self.requests, key=lambda each: -each.value):
+        for request in sorted(self.requests, key=lambda request: -request.value):
             if isinstance(request, ProfileRequest):
                 by_profile.setdefault(request.profile, []).append(request)
         return by_profile
 
     @cached_property
-    def slice_requests(self) -> dict[Room, list[SliceRequest]]:
+    def slice_requests(self) -> dict[SliceSize, list[PlannedSlice]]:
         """Requests by size, the most valuable first."""
-        by_room: dict[Room, list[SliceRequest]] = {}
-        for request in sorted(self.requests, key=lambda each: -each.value):
-            if isinstance(request, SliceRequest):
+        by_room: dict[SliceSize, list[PlannedSlice]] = {}
+        for request in sorted(self.requests, key=lambda request: -request.value):
+            if isinstance(request, PlannedSlice):
                 by_room.setdefault(request.room, []).append(request)
         return by_room
 
-    def _check_request(self, request: ProfileRequest | SliceRequest) -> None:
+    def _check_request(self, request: ProfileRequest | PlannedSlice) -> None:
         if isinstance(request, ProfileRequest):
             if not any(request.profile in card.geometry.by_name for card in self.cards):
                 raise InvalidCase(
@@ -142,7 +126,7 @@ class Case:
                 )
             return
         rooms = [
-            room_of(card.geometry, profile)
+            card.geometry.largest_slice(profile)
             for card in self.cards
             for profile in card.geometry.profiles
         ]
@@ -153,17 +137,12 @@ class Case:
             )
 
 
-def room_of(geometry: Geometry, profile: Profile) -> Room:
-    """Return what slices in an instance of this profile can have together."""
-    return Room(profile.memory_mib, geometry.compute_percent(profile))
-
-
-def remaining_room(geometry: Geometry, instance: Instance) -> Room:
+def remaining_size(geometry: Geometry, instance: PlannedInstance) -> SliceSize:
     """Return what the slices of an instance leave free."""
-    room = room_of(geometry, instance.place.profile)
-    for slice_ in instance.slices:
-        room = room.less(slice_)
-    return room
+    size = geometry.largest_slice(instance.place.profile)
+    for held in instance.slices:
+        size = size.less(held)
+    return size
 
 
 def _check_names(kind: str, names: Iterable[str]) -> None:
@@ -190,12 +169,12 @@ def _check_card(card: PlannedCard) -> None:
         _check_use(where, card.geometry, instance)
 
 
-def _check_use(where: str, geometry: Geometry, instance: Instance) -> None:
+def _check_use(where: str, geometry: Geometry, instance: PlannedInstance) -> None:
     if bool(instance.job) != (instance.state is State.MOVABLE):
         raise InvalidCase(f"{where} is {instance.state}: movable instances have an id, others none")
     if instance.slices and instance.state is not State.SHARED:
         raise InvalidCase(f"{where} is {instance.state}: only shared instances have slices")
-    if not remaining_room(geometry, instance).holds(Room(0)):
+    if not remaining_size(geometry, instance).holds(SliceSize(0)):
         raise InvalidCase(f"{where}: its slices exceed what the instance has")
 
 
@@ -235,7 +214,7 @@ Step = Enable | Destroy | Create
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PlannedTarget:
     """An instance of the final layout: card and start."""
 
     card: str
@@ -243,7 +222,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MigPlan:
     """Steps in their order, and what they serve.
 
     Attributes:
@@ -253,5 +232,5 @@ class Plan:
     """
 
     steps: tuple[Step, ...] = ()
-    served: dict[str, Target] = field(default_factory=dict)
-    moved: dict[str, Target] = field(default_factory=dict)
+    served: dict[str, PlannedTarget] = field(default_factory=dict)
+    moved: dict[str, PlannedTarget] = field(default_factory=dict)

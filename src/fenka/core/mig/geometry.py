@@ -57,6 +57,22 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceSize:
+    """The size of a part of an instance: MiB, and percent of the whole card's compute."""
+
+    memory_mib: int
+    compute: int = 0
+
+    def holds(self, other: "SliceSize") -> bool:
+        """Return whether the other one is not larger in any respect."""
+        return self.memory_mib >= other.memory_mib and self.compute >= other.compute
+
+    def less(self, other: "SliceSize") -> "SliceSize":
+        """Return what remains beside the other one."""
+        return SliceSize(self.memory_mib - other.memory_mib, self.compute - other.compute)
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A profile at a start: what identifies an instance within a layout."""
 
@@ -109,6 +125,11 @@ class Geometry:
         return {profile.name: profile for profile in self.profiles}
 
     @cached_property
+    def axis(self) -> int:
+        """The slices of the card's memory axis."""
+        return max(profile.size for profile in self.profiles)
+
+    @cached_property
     def places(self) -> tuple[Place, ...]:
         """Every profile at each of its starts."""
         return tuple(Place(profile, start) for profile in self.profiles for start in profile.starts)
@@ -123,6 +144,10 @@ class Geometry:
     def compute_percent(self, profile: Profile) -> int:
         """Return the compute of an instance in percent of the whole card, rounded down."""
         return WHOLE_COMPUTE * profile.sms // self.sms
+
+    def largest_slice(self, profile: Profile) -> SliceSize:
+        """Return what the slices in an instance of this profile can have together."""
+        return SliceSize(profile.memory_mib, self.compute_percent(profile))
 
     def conflict(self, layout: Iterable[Place], place: Place) -> str:
         """Return why a place cannot be added to a legal layout, or an empty string if it can."""
@@ -156,7 +181,7 @@ def profile_name(compute: int, memory_mib: int, total_bytes: int, attribute: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _ProfileShape:
     """A profile without a model: its numbers in NVML, and its place on the memory axis.
 
     Attributes:
@@ -175,39 +200,42 @@ class _Shape:
 
 
 SEVEN_SLICES = (
-    _Shape("1g", 19, 0, 1, 1, (0, 1, 2, 3, 4, 5, 6), 7),
-    _Shape("1g", 20, 7, 1, 1, (0, 1, 2, 3, 4, 5, 6), 1, "+me"),
-    _Shape("double", 15, 9, 1, 2, (0, 2, 4, 6), 4),
-    _Shape("2g", 14, 1, 2, 2, (0, 2, 4), 3),
-    _Shape("3g", 9, 2, 3, 4, (0, 4), 2),
-    _Shape("4g", 5, 3, 4, 4, (0,), 1),
-    _Shape("7g", 0, 4, 7, 8, (0,), 1),
+    _ProfileShape("1g", 19, 0, 1, 1, (0, 1, 2, 3, 4, 5, 6), 7),
+    _ProfileShape("1g", 20, 7, 1, 1, (0, 1, 2, 3, 4, 5, 6), 1, "+me"),
+    _ProfileShape("double", 15, 9, 1, 2, (0, 2, 4, 6), 4),
+    _ProfileShape("2g", 14, 1, 2, 2, (0, 2, 4), 3),
+    _ProfileShape("3g", 9, 2, 3, 4, (0, 4), 2),
+    _ProfileShape("4g", 5, 3, 4, 4, (0,), 1),
+    _ProfileShape("7g", 0, 4, 7, 8, (0,), 1),
 )
 FOUR_SLICES = (
-    _Shape("1g", 14, 0, 1, 1, (0, 1, 2, 3), 4),
-    _Shape("1g", 21, 7, 1, 1, (0, 1, 2, 3), 1, "+me"),
-    _Shape("2g", 5, 1, 2, 2, (0, 2), 2),
-    _Shape("2g", 6, 8, 2, 2, (0, 2), 1, "+me"),
-    _Shape("4g", 0, 3, 4, 4, (0,), 1),
+    _ProfileShape("1g", 14, 0, 1, 1, (0, 1, 2, 3), 4),
+    _ProfileShape("1g", 21, 7, 1, 1, (0, 1, 2, 3), 1, "+me"),
+    _ProfileShape("2g", 5, 1, 2, 2, (0, 2), 2),
+    _ProfileShape("2g", 6, 8, 2, 2, (0, 2), 1, "+me"),
+    _ProfileShape("4g", 0, 3, 4, 4, (0,), 1),
 )
 TWELVE_MEMORY_SLICES = (
-    _Shape("1g", 14, 0, 1, 3, (0, 3, 6, 9), 4),
-    _Shape("1g", 21, 7, 1, 3, (0, 3, 6, 9), 1, "+me"),
-    _Shape("1g", 47, 10, 1, 3, (0, 3, 6, 9), 4, "+gfx"),
-    _Shape("1g", 65, 15, 1, 3, (0, 3, 6, 9), 1, "+me.all"),
-    _Shape("1g", 67, 13, 1, 3, (0, 3, 6, 9), 4, "-me"),
-    _Shape("2g", 5, 1, 2, 6, (0, 6), 2),
-    _Shape("2g", 35, 11, 2, 6, (0, 6), 2, "+gfx"),
-    _Shape("2g", 64, 16, 2, 6, (0, 6), 1, "+me.all"),
-    _Shape("2g", 66, 14, 2, 6, (0, 6), 2, "-me"),
-    _Shape("4g", 0, 3, 4, 12, (0,), 1),
-    _Shape("4g", 32, 12, 4, 12, (0,), 1, "+gfx"),
+    _ProfileShape("1g", 14, 0, 1, 3, (0, 3, 6, 9), 4),
+    _ProfileShape("1g", 21, 7, 1, 3, (0, 3, 6, 9), 1, "+me"),
+    _ProfileShape("1g", 47, 10, 1, 3, (0, 3, 6, 9), 4, "+gfx"),
+    _ProfileShape("1g", 65, 15, 1, 3, (0, 3, 6, 9), 1, "+me.all"),
+    _ProfileShape("1g", 67, 13, 1, 3, (0, 3, 6, 9), 4, "-me"),
+    _ProfileShape("2g", 5, 1, 2, 6, (0, 6), 2),
+    _ProfileShape("2g", 35, 11, 2, 6, (0, 6), 2, "+gfx"),
+    _ProfileShape("2g", 64, 16, 2, 6, (0, 6), 1, "+me.all"),
+    _ProfileShape("2g", 66, 14, 2, 6, (0, 6), 2, "-me"),
+    _ProfileShape("4g", 0, 3, 4, 12, (0,), 1),
+    _ProfileShape("4g", 32, 12, 4, 12, (0,), 1, "+gfx"),
 )
 KINDS = ("1g", "double", "2g", "3g", "4g", "7g")
 
 
-def _seven(model: str, sms: int, gigabytes: str, mib: Iterable[int], each: str) -> Geometry:
-    sizes = dict(zip(KINDS, zip(gigabytes.split(), mib, each.split(), strict=True), strict=True))
+def _seven(
+    model: str, sms: int, gigabytes: str, mib: Iterable[int], multiprocessors: str
+) -> Geometry:
+    columns = zip(gigabytes.split(), mib, multiprocessors.split(), strict=True)
+    sizes = dict(zip(KINDS, columns, strict=True))
     return _geometry(model, 7, sms, SEVEN_SLICES, sizes)
 
 
@@ -215,7 +243,7 @@ def _geometry(
     model: str,
     compute: int,
     sms: int,
-    shapes: Iterable[_Shape],
+    shapes: Iterable[_ProfileShape],
     sizes: Mapping[str, tuple[str, int, str]],
 ) -> Geometry:
     profiles = []

@@ -7,8 +7,8 @@ from fractions import Fraction
 from fenka.core.evaluate import Policy, never_fits
 from fenka.core.gangs import NO_LIMITS, PlacementLimits, PlainPlacer
 from fenka.core.inventory import Card, DeviceId, InstanceId, Node
-from fenka.core.mig.geometry import Geometry, Place, Profile
-from fenka.core.mig.layouts import Layout, best_place, capacity, flexibility_lost
+from fenka.core.mig.geometry import Geometry, Place, Profile, SliceSize
+from fenka.core.mig.layouts import Layout, best_place, capacity, filled, flexibility_lost
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import ANY_INSTANCE, Placement, Request
 from fenka.core.usage import UsageView
@@ -112,7 +112,7 @@ def option_at(parent: Card, geometry: Geometry, layout: Layout, place: Place) ->
     return InstanceOption(
         instance_card(parent, geometry, place),
         flexibility_lost(geometry, layout, place),
-        sum(taken.profile.size for taken in layout),
+        filled(layout),
     )
 
 
@@ -351,20 +351,16 @@ def profiles_for(request: Request, geometries: list[Geometry], node: Node) -> li
             for profile in geometry.profiles
             if profile.plain and _fits(request, profile, geometry, node)
         ]
-        axis = max(profile.size for profile in geometry.profiles)
-        halves = [profile for profile in enough if 2 * profile.size == axis]
-        names |= dict.fromkeys(
-            profile.name
-            for profile in halves or [profile for profile in enough if profile.size == axis]
-        )
+        halves = [profile for profile in enough if 2 * profile.size == geometry.axis]
+        wholes = [profile for profile in enough if profile.size == geometry.axis]
+        names |= dict.fromkeys(profile.name for profile in halves or wholes)
     return list(names)
 
 
 def _fits(request: Request, profile: Profile, geometry: Geometry, node: Node) -> bool:
-    memory: int | None = 0
-    if request.memory is not None:
-        memory = request.memory.mib_on(profile.memory_mib, node.unit_mib)
-    return memory is not None and request.compute <= geometry.compute_percent(profile)
+    size = geometry.largest_slice(profile)
+    memory = request.memory.mib_on(size.memory_mib, node.unit_mib) if request.memory else 0
+    return memory is not None and size.holds(SliceSize(memory, request.compute))
 
 
 def _taken_slices(layout: Layout, place: Place) -> int:
@@ -374,7 +370,6 @@ def _taken_slices(layout: Layout, place: Place) -> int:
 def _slices_for(geometry: Geometry, layout: Layout, name: str) -> int:
     """Return for how many instances enough slices of memory and compute are free, wherever they are."""
     profile = geometry.by_name[name]
-    axis = max(profile.size for profile in geometry.profiles)
-    memory = axis - sum(taken.profile.size for taken in layout)
+    memory = geometry.axis - filled(layout)
     compute = geometry.compute - sum(taken.profile.compute for taken in layout)
     return max(min(memory // profile.size, compute // profile.compute), 0)

@@ -30,19 +30,17 @@ def all_layouts(geometry: Geometry) -> tuple[Layout, ...]:
 
 def capacity(geometry: Geometry, layout: Collection[Place], profile: Profile) -> int:
     """Return how many more instances of one profile alone fit beside a layout."""
-    occupied = 0
-    for place in layout:
-        occupied |= place.mask
-    engines = profile.exclusive and any(place.profile.exclusive for place in layout)
-    compute = geometry.compute - sum(place.profile.compute for place in layout)
-    present = sum(place.profile == profile for place in layout)
-    limit = 0 if engines else min(profile.limit - present, compute // profile.compute)
-    count = 0
+    present = [*layout]
     for start in profile.starts:  # all have one length: taking the first that is free is optimal
-        mask = Place(profile, start).mask
-        if not occupied & mask:
-            count, occupied = count + 1, occupied | mask
-    return max(0, min(count, limit))
+        place = Place(profile, start)
+        if not geometry.conflict(present, place):
+            present.append(place)
+    return len(present) - len(layout)
+
+
+def filled(layout: Collection[Place]) -> int:
+    """Return how many slices of the memory axis are taken."""
+    return sum(place.profile.size for place in layout)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -101,8 +99,7 @@ def best_place(
             continue
         on_card = _best_start(geometry, layout, profile, kept_free[number] if kept_free else 0)
         if on_card is not None:
-            filled = sum(place.profile.size for place in layout)
-            rank = (on_card[0], filled, -number, on_card[1])
+            rank = (on_card[0], filled(layout), -number, on_card[1])
             best = rank if best is None else max(best, rank)
     return best and Choice(-best[2], best[3])
 

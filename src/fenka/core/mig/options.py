@@ -14,8 +14,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from fenka.core.mig.case import Case, PlannedCard, Room, State, remaining_room, room_of
-from fenka.core.mig.geometry import Geometry, Place, Profile
+from fenka.core.mig.case import MigCase, PlannedCard, State, remaining_size
+from fenka.core.mig.geometry import Geometry, Place, Profile, SliceSize
 from fenka.core.mig.layouts import all_layouts, flexibility
 
 SliceCounts = tuple[int, ...]
@@ -35,17 +35,17 @@ class Packer:
     """
 
     def __init__(
-        self, sizes: Sequence[Room], demand: SliceCounts, values: Sequence[Sequence[int]]
+        self, sizes: Sequence[SliceSize], demand: SliceCounts, values: Sequence[Sequence[int]]
     ) -> None:
         self._sizes, self._demand, self._values = sizes, demand, values
         self.single = lru_cache(maxsize=None)(self._single)
         self.packs = lru_cache(maxsize=None)(self._packs)
 
-    def _single(self, room: Room) -> tuple[SliceCounts, ...]:
+    def _single(self, room: SliceSize) -> tuple[SliceCounts, ...]:
         """Return the maximal vectors for one instance."""
         vectors: list[SliceCounts] = []
 
-        def extend(prefix: SliceCounts, left: Room) -> None:
+        def extend(prefix: SliceCounts, left: SliceSize) -> None:
             kind = len(prefix)
             if kind == len(self._sizes):
                 vectors.append(prefix)
@@ -56,14 +56,14 @@ class Packer:
             if size.compute:
                 most = min(most, left.compute // size.compute)
             for count in range(most, -1, -1):
-                used = Room(count * size.memory_mib, count * size.compute)
+                used = SliceSize(count * size.memory_mib, count * size.compute)
                 extend((*prefix, count), left.less(used))
 
         extend((), room)
         return tuple(self._best(vectors))
 
     def _packs(
-        self, rooms: tuple[Room, ...]
+        self, rooms: tuple[SliceSize, ...]
     ) -> tuple[tuple[SliceCounts, tuple[SliceCounts, ...]], ...]:
         """Return the maximal vectors for several instances, each with the vector of every instance."""
         if not rooms:
@@ -77,7 +77,7 @@ class Packer:
 
     def _best(self, vectors: Iterable[SliceCounts]) -> list[SliceCounts]:
         kept: list[SliceCounts] = []
-        for vector in sorted(set(vectors), key=lambda each: (-sum(each), each)):
+        for vector in sorted(set(vectors), key=lambda counts: (-sum(counts), counts)):
             if not any(all(a >= b for a, b in zip(other, vector, strict=True)) for other in kept):
                 kept.append(vector)
         return sorted(kept, key=self._value, reverse=True)[:MOST]
@@ -102,17 +102,13 @@ class LayoutTable:
     Attributes:
         bits: the place of each bit of `places`.
         places: a bit for every place.
-        occupied: the slices of the memory axis, as bits.
         counts: how many of each profile, in the geometry's order.
-        engines: whether the layout has media engines.
         lost: flexibility that the empty card has more, times SCALE.
     """
 
     bits: dict[Place, int]
     places: Ints
-    occupied: Ints
     counts: Ints
-    engines: NDArray[np.bool_]
     lost: Ints
 
 
@@ -128,13 +124,17 @@ def layout_table(geometry: Geometry) -> LayoutTable:
     return LayoutTable(
         bits,
         np.array([sum(bits[place] for place in row) for row in rows], dtype=np.int64),
-        np.array([sum(place.mask for place in row) for row in rows], dtype=np.int64),
         np.array(counts, dtype=np.int64),
-        np.array([any(place.profile.exclusive for place in row) for row in rows], dtype=np.bool_),
         np.array(
             [int(SCALE * (empty - flexibility(geometry, row))) for row in rows], dtype=np.int64
         ),
     )
+
+
+@cache
+def _conflicts(geometry: Geometry, place: Place) -> NDArray[np.bool_]:
+    """Return for each layout whether an instance at a place must go."""
+    return np.array([bool(geometry.conflict(layout, place)) for layout in all_layouts(geometry)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +178,12 @@ class Demands:
     profile, because a job needs an instance of its own model. Last the number of conversions, negative.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: MigCase) -> None:
         self.case = case
         self.profiles, self.rooms = list(case.profile_requests), list(case.slice_requests)
-        slices = [[each.value for each in case.slice_requests[room]] for room in self.rooms]
+        slices = [[request.value for request in case.slice_requests[room]] for room in self.rooms]
         self.values = [
-            *([each.value for each in case.profile_requests[name]] for name in self.profiles),
+            *([request.value for request in case.profile_requests[name]] for name in self.profiles),
             *slices,
         ]
         self.caps = [len(values) for values in self.values]
@@ -260,8 +260,8 @@ class CardOptions:
         return sum(self._table.bits[place] for place in chosen)
 
     def _can_host(self, profile: Profile) -> bool:
-        room = room_of(self._geometry, profile)
-        return any(room.holds(each) for each in self._demands.rooms)
+        room = self._geometry.largest_slice(profile)
+        return any(room.holds(size) for size in self._demands.rooms)
 
     def _layouts(self) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the layouts that can be useful, one for each set of instances that it leaves to requests.
@@ -310,9 +310,7 @@ class CardOptions:
         for instance in self._card.instances:
             if instance.state is State.IDLE:
                 used = (table.places & table.bits[instance.place]) != 0
-                conflict = (table.occupied & instance.place.mask) != 0
-                conflict |= table.engines & instance.place.profile.exclusive
-                destroyed += conflict & ~used
+                destroyed += _conflicts(self._geometry, instance.place) & ~used
         return destroyed
 
     def _expand(self, rows: Ints, costs: Ints, serving: Ints, moved: Ints) -> Options:
@@ -321,7 +319,7 @@ class CardOptions:
         total: list[int] = []
         hostings: list[Hosting] = []
         shared = tuple(
-            remaining_room(self._geometry, instance)
+            remaining_size(self._geometry, instance)
             for instance in self._card.instances
             if instance.state is State.SHARED
         )
@@ -348,9 +346,9 @@ class CardOptions:
         ]
         return (hosts for hosts in product(*ranges) if sum(hosts) <= self._slices)
 
-    def _rooms(self, hosts: tuple[int, ...]) -> tuple[Room, ...]:
+    def _rooms(self, hosts: tuple[int, ...]) -> tuple[SliceSize, ...]:
         return tuple(
-            room_of(self._geometry, profile)
+            self._geometry.largest_slice(profile)
             for profile, count in zip(self._geometry.profiles, hosts, strict=True)
             for _ in range(count)
         )

@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fenka.core.mig.case import (
-    Case,
     Create,
     Destroy,
     Enable,
-    Instance,
-    Plan,
+    MigCase,
+    MigPlan,
     PlannedCard,
+    PlannedInstance,
+    PlannedTarget,
     State,
     Step,
-    Target,
-    remaining_room,
+    remaining_size,
 )
 from fenka.core.mig.geometry import Geometry, Place, Profile
 from fenka.core.mig.options import (
@@ -115,10 +115,9 @@ class _Scale:
 
     @staticmethod
     def memory(geometry: Geometry) -> "_Scale":
-        axis = max(profile.size for profile in geometry.profiles)
         density = max(profile.memory_mib / profile.size for profile in geometry.profiles)
         sizes = {profile.name: profile.size for profile in geometry.profiles}
-        return _Scale(axis, sizes, (density, "memory_mib"))
+        return _Scale(geometry.axis, sizes, (density, "memory_mib"))
 
     @staticmethod
     def compute(geometry: Geometry) -> "_Scale":
@@ -147,7 +146,7 @@ class _Scale:
             if instance.state in (State.USED, State.SHARED):
                 free -= self.profiles[instance.place.profile.name]
             if instance.state is State.SHARED:
-                free += getattr(remaining_room(card.geometry, instance), field) / density
+                free += getattr(remaining_size(card.geometry, instance), field) / density
         return free / self.whole
 
 
@@ -188,7 +187,7 @@ DISCOUNT = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Combination:
     """The best combination.
 
     Attributes:
@@ -247,7 +246,7 @@ class Join:
         cheapest = [int(card.costs.min()) for card in cards]
         self._cost_after = [sum(cheapest[number + 1 :]) for number in range(len(cards))]
 
-    def best(self, width: int, known: Result | None = None) -> Result | None:
+    def best(self, width: int, known: Combination | None = None) -> Combination | None:
         """Return the best combination, keeping at most `width` states after each card.
 
         None if all states that were kept move a job that then has no instance.
@@ -273,7 +272,7 @@ class Join:
         stage = stage if known is None else self._prune(stage, len(self._cards) - 1, 1, known)
         return self._result(stages) if len(stage.costs) else known
 
-    def _result(self, stages: list[_Stage]) -> Result:
+    def _result(self, stages: list[_Stage]) -> Combination:
         rows: list[int] = []
         row = 0
         for stage in reversed(stages):
@@ -281,7 +280,7 @@ class Join:
             row = int(stage.parents[row])
         last = stages[-1]
         value, cost = int(self._demands.value(last.served)[0]), int(last.costs[0])
-        return Result(value, cost, tuple(reversed(rows)))
+        return Combination(value, cost, tuple(reversed(rows)))
 
     def _add(self, stage: _Stage, options: Options, reduce: Callable[[_Stage], _Stage]) -> _Stage:
         """Return every state with every option of the next card, reduced to those that matter."""
@@ -336,7 +335,7 @@ class Join:
         after = _Stage(served, stage.costs, stage.parents, stage.rows)
         return after.keep(housed)
 
-    def _prune(self, stage: _Stage, number: int, width: int, known: Result | None) -> _Stage:
+    def _prune(self, stage: _Stage, number: int, width: int, known: Combination | None) -> _Stage:
         if known is not None:
             bound = self._bound.value(stage.served, number)
             costs = stage.costs + self._cost_after[number]
@@ -364,13 +363,13 @@ WIDTH = 60_000
 """States that are kept after each card. Up to four cards need fewer, so that plans for them are optimal."""
 
 
-def plan(case: Case, width: int = WIDTH) -> Plan:
+def plan(case: MigCase, width: int = WIDTH) -> MigPlan:
     """Return the best steps for a case.
 
     width: how many states are compared after each card. The result is optimal if they suffice.
     """
     if not case.cards:
-        return Plan()
+        return MigPlan()
     demands = Demands(case)
     seen: dict[PlannedCard, Options] = {}
     sizes: list[tuple[PlannedCard, Options]] = []
@@ -381,7 +380,7 @@ def plan(case: Case, width: int = WIDTH) -> Plan:
         sizes.append((card, seen[shape]))
     models = list(dict.fromkeys(card.geometry for card in case.cards))
     # Cards with few options first: their states are few, too.
-    sizes.sort(key=lambda each: (models.index(each[0].geometry), len(each[1].costs)))
+    sizes.sort(key=lambda size: (models.index(size[0].geometry), len(size[1].costs)))
     cards = [card for card, _ in sizes]
     join = Join(
         demands,
@@ -403,13 +402,15 @@ def plan(case: Case, width: int = WIDTH) -> Plan:
 
 def _anonymous(card: PlannedCard) -> PlannedCard:
     """Return the card without its name and those of its jobs, so that equal cards are computed once."""
-    instances = (replace(each, job="job" if each.job else "") for each in _by_start(card))
+    instances = (
+        replace(instance, job="job" if instance.job else "") for instance in _by_start(card)
+    )
     return replace(card, name="", instances=tuple(instances))
 
 
-def _by_start(card: PlannedCard) -> list[Instance]:
+def _by_start(card: PlannedCard) -> list[PlannedInstance]:
     """Return the instances in the order that options are computed in, whatever the case's order is."""
-    return sorted(card.instances, key=lambda each: each.place.start)
+    return sorted(card.instances, key=lambda instance: instance.place.start)
 
 
 @dataclass
@@ -425,14 +426,14 @@ class _Use:
     used: bool = False
 
     @property
-    def target(self) -> Target:
-        return Target(self.card.name, self.place.start)
+    def target(self) -> PlannedTarget:
+        return PlannedTarget(self.card.name, self.place.start)
 
 
 class _Assignment:
     """Turns the chosen option of every card into steps, and names who gets what."""
 
-    def __init__(self, case: Case, chosen: Sequence[Hosting]) -> None:
+    def __init__(self, case: MigCase, chosen: Sequence[Hosting]) -> None:
         self._case = case
         self._kept = [
             _kept_jobs(card, hosting) for card, hosting in zip(case.cards, chosen, strict=True)
@@ -443,11 +444,11 @@ class _Assignment:
             for use in _uses(card, hosting)
         ]
 
-    def plan(self) -> Plan:
+    def plan(self) -> MigPlan:
         """Return the plan."""
         moved = dict(self._move_jobs())
         served = dict(self._serve_profiles()) | dict(self._serve_slices())
-        return Plan(tuple(self._steps()), served, moved)
+        return MigPlan(tuple(self._steps()), served, moved)
 
     def _alone(self, profile: str) -> Iterator[_Use]:
         return (
@@ -456,7 +457,7 @@ class _Assignment:
             if use.contents is None and not use.used and use.place.profile.name == profile
         )
 
-    def _move_jobs(self) -> Iterator[tuple[str, Target]]:
+    def _move_jobs(self) -> Iterator[tuple[str, PlannedTarget]]:
         for card, kept in zip(self._case.cards, self._kept, strict=True):
             for instance in card.instances:
                 if instance.state is State.MOVABLE and instance.place not in kept:
@@ -467,13 +468,13 @@ class _Assignment:
     def _new_home(self, geometry: Geometry, profile: Profile) -> _Use:
         return next(use for use in self._alone(profile.name) if use.card.geometry == geometry)
 
-    def _serve_profiles(self) -> Iterator[tuple[str, Target]]:
+    def _serve_profiles(self) -> Iterator[tuple[str, PlannedTarget]]:
         for name, requests in self._case.profile_requests.items():
             for request, use in zip(requests, list(self._alone(name)), strict=False):
                 use.used = True
                 yield request.name, use.target
 
-    def _serve_slices(self) -> Iterator[tuple[str, Target]]:
+    def _serve_slices(self) -> Iterator[tuple[str, PlannedTarget]]:
         for kind, requests in enumerate(self._case.slice_requests.values()):
             places = (
                 use
@@ -495,9 +496,8 @@ class _Assignment:
             new = [place for place in uses if place not in present]
             layout = [*kept, *new]
             idle = [instance.place for instance in card.instances if instance.state is State.IDLE]
-            for place in (each for each in idle if each in uses):
-                layout.append(place)
-            for place in (each for each in idle if each not in uses):
+            layout += [place for place in idle if place in uses]
+            for place in [place for place in idle if place not in uses]:
                 if card.geometry.conflict(layout, place):
                     destroys.append(Destroy(card.name, place))
                 else:
@@ -533,9 +533,9 @@ def _kept_jobs(card: PlannedCard, hosting: Hosting) -> list[Place]:
 def _uses(card: PlannedCard, hosting: Hosting) -> Iterator[_Use]:
     """Return the instances that are there for requests, shared ones included."""
     contents = iter(hosting.contents)
-    for each in _by_start(card):
-        if each.state is State.SHARED and hosting.contents:
-            yield _Use(card, each.place, next(contents))
+    for instance in _by_start(card):
+        if instance.state is State.SHARED and hosting.contents:
+            yield _Use(card, instance.place, next(contents))
     kept = _kept_jobs(card, hosting)
     serving = [place for place in _layout(card, hosting) if place not in kept]
     for number, profile in enumerate(card.geometry.profiles):

@@ -28,6 +28,8 @@ from tests.builders import T4_MIB, Json
 from tests.coroutines import synchronous
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 NODE = "node-i-000001"
 
 

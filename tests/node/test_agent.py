@@ -426,6 +426,7 @@ async def test_files_are_made_again_when_the_node_rebooted(library: Path) -> Non
         assert await node.kubelet.start_container(pod, "main") == given
 
 
+@pytest.mark.slow
 async def test_every_pod_starts_when_a_hundred_start_at_once(library: Path) -> None:
     """The kubelet admits them one after the other."""
 

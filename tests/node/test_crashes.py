@@ -16,6 +16,8 @@ from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness
 from tests.node.pod_kit import dying, memory_limits
 from tests.waiting import WAIT_S, until
 
+pytestmark = pytest.mark.slow
+
 MAKING = [
     (store, "write_atomically"),
     (store, "fsync_directory"),

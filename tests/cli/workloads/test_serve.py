@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -538,7 +539,8 @@ def test_service_is_found_by_its_name_as_a_job_is(run: Run, server: FakeApiServe
     a_replica(server, "v1", "bert-v1-a")
     server.logs["bert-v1-a", "custom"] = ["2026-11-22T13:00:00Z listens"]
     for words in (("get", "bert", "-o", "json"), ("logs", "bert"), ("get", "bert", "-v", "v1")):
-        assert ok(run(*words)) == ok(run("serve", *words))
+        same, other = (re.sub(r"\d+s", "AGE", ok(run(*verb, *words))) for verb in ((), ("serve",)))
+        assert same == other
     assert ok(run("list", "-T", "service")) == ok(run("serve", "list"))
     assert ok(run("wait", "bert")).startswith("bert: 1 of 1 replicas accept requests at ")
     assert ok(run("delete", "bert")) == "service bert: deleted\n"

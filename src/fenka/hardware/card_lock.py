@@ -1,19 +1,7 @@
 """Locks cards, so that each card of a machine has one owner: a workstation's daemon or a node program.
 
-The lock of a card is a listening Unix socket in the abstract namespace whose name holds the card's UUID. The
-kernel frees it when its owner dies, and names the owner to anyone who connects. Any user can take such a
-name, so it binds ordinary users only. Programs that run as root lock where only root can write:
-
-    /run/fenka/cards/UUID.lock    locked (flock) by the owner
-    /run/fenka/cards/UUID         a socket of the owner's, so that ordinary users' daemons see it
-
-Root's lock has precedence: a name that an ordinary user holds does not prevent root from locking the card.
-The daemon of that user checks for root's lock before each grant (:func:`locked_by_root`) and grants no more
-of that card. Where root cannot write to /run, or is not the machine's root, the name alone decides.
-
-Abstract names belong to a network namespace. A program in a container passes the machine's.
-
-Calls functions in another network namespace: that of the machine, for a program in a container.
+The lock of a card is a listening Unix socket in the abstract namespace, which the kernel frees and whose
+owner it names. Root's lock is a file in /run/fenka/cards, and precedes a name that an ordinary user holds.
 """
 
 import contextlib
@@ -90,6 +78,14 @@ def acquire(
     network: Path | None = None,
 ) -> contextlib.ExitStack:
     """Lock the cards until the result is closed: all of them, or none.
+
+    Programs that run as root lock where only root can write:
+
+        /run/fenka/cards/UUID.lock    locked (flock) by the owner
+        /run/fenka/cards/UUID         a socket of the owner's, so that ordinary users' daemons see it
+
+    Where root cannot write to /run, or is not the machine's root, the name alone decides. Names belong to a
+    network namespace.
 
     Args:
         cards: The cards to lock.

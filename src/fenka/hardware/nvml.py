@@ -1,10 +1,6 @@
-"""The driver's cards, readings and processes, through NVML.
+"""The driver's cards, readings and processes, through NVML. The driver may be lost and return.
 
 Simulated and real cards look alike. Only ``Driver.simulated`` distinguishes them, for screens to show it.
-
-A card's MIG profiles and instances, as NVML reports them: names and sizes differ between drivers.
-
-The driver of this machine, which may be lost and return.
 """
 
 import contextlib

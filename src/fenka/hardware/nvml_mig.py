@@ -1,14 +1,6 @@
-"""GPU instances and compute instances of cards, through NVML.
+"""GPU instances and compute instances of cards, through NVML, and the device files that give access to them.
 
 Every function takes a card by its UUID while a `Driver` is open. It raises DriverLost once that is lost.
-
-The device files by which the kernel lets a process use a MIG instance.
-
-A process needs the files of its GPU instance and its compute instance beside those of the card. Everybody may
-open all of them, so a lease hides those that are not its own (`isolation/sandbox.py`).
-
-The driver has nvidia-modprobe make the files when NVML needs them. In the container of a node program there
-is no nvidia-modprobe, so missing files are made here, by the same rule.
 """
 
 import contextlib
@@ -147,7 +139,7 @@ def instances(card: str, geometry: Geometry) -> tuple[GpuInstance, ...]:
                         if owner == info.id
                     )
                     listed.append(GpuInstance(info.id, profile, info.placement.start, compute))
-        return tuple(sorted(listed, key=lambda each: each.id))
+        return tuple(sorted(listed, key=lambda gpu: gpu.id))
     return ()
 
 
@@ -251,6 +243,9 @@ def administration_files(root: Path = Path("/")) -> list[Path]:
 
 def device_files(card: int, gpu: int, compute: Iterable[int], root: Path = Path("/")) -> list[Path]:
     """Return the device files of a GPU instance and its compute instances; make those that are missing.
+
+    A process needs them beside those of the card. Everybody may open all of them, so a lease hides the others
+    (`isolation/sandbox.py`). In a container there is no nvidia-modprobe to make them.
 
     Args:
         card: N of the card's /dev/nvidiaN.

@@ -1,11 +1,4 @@
-"""The process at the other end of a Unix socket, as the kernel reports it.
-
-Finds the users of local sockets, so that nothing is sent to another user's program.
-
-A client of a Unix socket learns the listener's user. About a TCP socket the kernel is asked, one at a time
-(sock_diag(7)): /proc/net/tcp takes milliseconds on a machine with many connections. Where it has no
-inet_diag, that file is read.
-"""
+"""The process at the other end of a Unix socket and the user of a local one, as the kernel reports them."""
 
 import errno
 import os
@@ -124,7 +117,11 @@ class NotTheOwner(OSError):
 
 
 def listener_uid(place: Place) -> int | None:
-    """Return the user whose program accepts connections to this place; None for none. Raises OSError."""
+    """Return the user whose program accepts connections to this place; None for none. Raises OSError.
+
+    The kernel is asked for one socket (sock_diag(7)): /proc/net/tcp takes milliseconds on a machine with many
+    connections, and is read only where the kernel has no inet_diag.
+    """
     found = _find(place, _ANY)
     if found is not None:
         return found[0]

@@ -2,10 +2,6 @@
 
 Programs load ``<directory>/lib/libcuda.so.1`` and ``libnvidia-ml.so.1``. The layout of the shared memory is
 read from the C header through cffi, so that it is defined once.
-
-MIG of simulated cards: the core's geometries with what only the driver reports of them.
-
-The state file of a simulated node: its cards, in the layout of the simulated driver's shared memory.
 """
 
 import contextlib
@@ -70,7 +66,7 @@ def family(geometry: Geometry) -> str:
 def engines(geometry: Geometry, profile: Profile) -> tuple[int, int, int, int, int]:
     """Return copy engines, decoders, encoders, JPEG and OFA engines."""
     kind = family(geometry)
-    plain = min(each.size for each in geometry.profiles if each.compute == profile.compute)
+    plain = min(other.size for other in geometry.profiles if other.compute == profile.compute)
     column = 1 if profile.size > plain else _COLUMNS[profile.compute]
     decoders = max(_DECODERS[kind][column], int(profile.exclusive))
     media = int(profile.exclusive or profile.compute == geometry.compute)

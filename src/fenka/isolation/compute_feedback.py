@@ -1,18 +1,7 @@
-"""Feedback for programs about their use of cards, ten times a second if their compute is limited.
+"""Tells programs ten times a second how much of a card's time they have used and may use.
 
-It contains two values that no program can determine itself: how much of a card's time its lease has used by
-the driver's figures, which correct the shim's own estimates (native/shim/compute_budget.c); and, for the
-modes soft and weight, how much it may use now, given the demand of other leases.
-
-Programs whose compute is not limited get the first value, too, twice a second: notebooks end when they have
-not used their slice for a time.
-
-A lease that requested no compute has what the shares on its cards leave: while another lease with a share or
-weight is on a card, it is limited like a weight of 100. Otherwise its programs measure nothing.
-
-The workstation's daemon and the node agent call :meth:`ComputeFeedback.add_lease` for each lease, and
-:meth:`ComputeFeedback.update` every ``PERIOD_S``. Cards whose driver measures no processes get no feedback.
-There the shim's estimates decide alone, soft is limited to its share, and weight is not limited.
+No program can determine that itself. The driver's figures correct the shim's estimates
+(native/shim/compute_budget.c); the demand of other leases decides in the modes soft and weight.
 """
 
 import mmap
@@ -169,6 +158,11 @@ def _is_limited(card: Any) -> bool:
 @dataclass(eq=False)
 class ComputeFeedback:
     """Reads the driver and writes the control pages of all leases of one machine.
+
+    Programs without a limit of compute are told their use twice a second: notebooks end when they have not
+    used their slice for a time. While another lease with a share or weight is on its card, a lease without
+    one is limited like a weight of 100. Cards whose driver measures no processes get no feedback: there the
+    shim's estimates decide alone, soft is limited to its share, and weight is not limited.
 
     Attributes:
         _samples: Returns the driver's samples of a card.

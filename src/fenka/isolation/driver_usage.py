@@ -1,13 +1,7 @@
-"""How much memory of cards is in use by no lease, by the driver's figures, with hysteresis. Pure.
+"""Compares leases with the driver's figures: memory in use by no lease, programs that exceed their limits.
 
-The workstation's daemon and the node program count such memory as taken, by the same rules. It may belong
-to a program that was started without a lease, or to no process that the driver names: a job has left it
-behind through a descriptor, or the driver has not freed it yet.
-
-Detects programs that exceed their limits, using driver and kernel data rather than self-reported usage.
-
-Programs write the account themselves, so it proves nothing. NVML's figures and the files that a process has
-mapped do. The workstation's daemon and the node program use the same thresholds.
+The workstation's daemon and the node program use the same thresholds. Programs write the account themselves,
+so it proves nothing.
 """
 
 import threading
@@ -51,7 +45,9 @@ class UnleasedProgram:
 
 @dataclass(frozen=True, slots=True)
 class UnleasedMemory:
-    """Memory of a card that is in use by no lease, in MiB.
+    """Memory of a card that is in use by no lease, in MiB. It counts as taken.
+
+    A job may have left it behind through a descriptor, or the driver has not freed it yet.
 
     Attributes:
         drawn_mib: of processes that only draw.

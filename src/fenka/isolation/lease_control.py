@@ -1,11 +1,7 @@
 """The control page: the limits of one lease's processes on each card.
 
-The daemon or the node agent writes it; the shim reads it inside the programs. The page is a file of fixed
-size with a version. Readers reject values that they do not know.
-
-The layouts of the control page and the account, read from the C header of the shim.
-
-``fenka/lease.h`` is the only definition. This module gives Python its structs, offsets and constants.
+The daemon or the node agent writes it; the shim reads it inside the programs. The C header `fenka/lease.h` is
+the only definition of its layout.
 """
 
 import mmap

@@ -1,17 +1,4 @@
-"""Changes the limits of a lease while its programs run.
-
-The control page alone is in force. This module rejects limits below what programs hold. A program may
-allocate during the check, so it is repeated once the new limits are in force: then none can take more.
-
-The order in which a resize takes effect. Used by the workstation's daemon and by the node program.
-
-1. Record `reserved`: of each slice the larger of both sizes.
-2. `enforce` the new sizes on the control pages.
-3. Record `after`; if step 2 was refused, record `before`.
-
-So a process that is killed at any moment leaves records of at least what programs may use, and the same
-resize can be repeated to complete it. Pure, except for the functions that it is given.
-"""
+"""Changes the limits of a lease while its programs run, for the workstation's daemon and the node program."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +22,8 @@ class InUse(FenkaError):
 
 def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
     """Put limits in force for running programs, from their next allocation on, and return the page.
+
+    A program may allocate during the check, which is therefore repeated: then none can take more.
 
     Args:
         page: The lease's control page.
@@ -153,7 +142,15 @@ Sizes = Mapping[str, Sequence[Slice]]
 
 @dataclass(frozen=True, slots=True)
 class ResizePlan:
-    """A resize of leases. before: the sizes that are in force."""
+    """A resize of leases. before: the sizes that are in force.
+
+    1. Record `reserved`.
+    2. `enforce` the new sizes on the control pages.
+    3. Record `after`; if step 2 was refused, record `before`.
+
+    A process that is killed at any moment leaves records of at least what programs may use, and the same
+    resize can be repeated to complete it.
+    """
 
     before: Sizes
     after: Sizes

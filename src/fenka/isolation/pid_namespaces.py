@@ -1,18 +1,7 @@
 """Finds PID namespaces that have ended, so that the slots of their processes can be emptied.
 
-A process in a lease can only see whether owners in its own PID namespace have ended. If a namespace ends as a
-whole (a sandbox such as bubblewrap or apptainer, or a container before its restart), no process of the lease
-can see that. The agent sees all processes of the machine. `native/include/fenka/lease.h` defines the words
-that they exchange, and explains why no living process is taken for dead.
-
-The workstation's daemon and the node program call `NamespaceReaper.run_once` ten times a second. Tenants can
-write, shorten and lock accounts, so these are accessed in place, in bounded pieces, without waiting.
-
-Reads files of `/proc` that their process can block, in a child process that can be abandoned.
-
-`environ` is the process's own memory, and reading `maps` takes a lock that the process can hold. A program
-that maps a file of its own FUSE server blocks every reader, beyond SIGKILL. So a child reads, and is
-abandoned after the deadline.
+A process in a lease can only see whether owners in its own PID namespace have ended. The daemon and the node
+program see all processes of the machine.
 """
 
 import contextlib
@@ -75,7 +64,12 @@ def _nested(pid: str, proc: Path) -> bool:
 
 
 class NamespaceReaper:
-    """Answers requests in accounts, and scans all accounts every few seconds."""
+    """Answers requests in accounts, and scans all accounts every few seconds. It runs ten times a second.
+
+    `native/include/fenka/lease.h` defines the words, and explains why no living process is taken for dead.
+    Tenants can write, shorten and lock accounts, so these are accessed in place, in bounded pieces, without
+    waiting.
+    """
 
     def __init__(
         self,
@@ -220,9 +214,10 @@ for path in sys.stdin.buffer.read().split(b"\\0"):
 def read_files(
     paths: Sequence[Path], most_bytes: int, timeout_s: float
 ) -> Mapping[Path, bytes | None]:
-    """Return the files' first bytes, or None for a file that cannot be read.
+    """Return the first bytes of files of /proc, or None for a file that cannot be read.
 
-    A file that blocks the reader is missing, as are all files after it.
+    A process can block readers of its `environ` and `maps` beyond SIGKILL, by a FUSE server of its own. So a
+    child reads, and is abandoned after the deadline. Files from the one that blocks it on are missing.
     """
     if not paths:
         return {}

@@ -1,29 +1,7 @@
 """Enters a lease: mounts its files where the shim and the dynamic linker expect them.
 
-The workstation's launcher calls this in the process that becomes the program, so that signals, terminal and
-exit code need no forwarding. A mount namespace holds all mounts. It is inside a user namespace, by which the
-daemon recognises the lease's processes. After the exec an ordinary user's program has no capabilities; root's
-has all of them within the namespace. The program then sees:
-
-    /run/fenka/lease/control        its limits, read-only
-    /run/fenka/lease/libfenka.so    the shim; a bind mount pins its inode, so a rebuild cannot remove it
-    /run/fenka/account/slots        its account
-    /run/fenka/driver/              the driver's libraries; the proxies are mounted over their own paths
-    /etc/ld.so.preload              names the shim; unlike LD_PRELOAD it survives env -i and setuid
-    /etc/ld.so.cache                only with a simulated driver: finds its libraries under env -i too
-
-Programs cannot create further user namespaces, in which they could mount over all of this, unless that is
-allowed. The kernel checks the limits of all enclosing namespaces, so the limit is set where the program has
-no rights: for an ordinary user in the lease's namespace, for root in one around it.
-
 This is fair sharing, not a security boundary: root can undo it from outside, or mount another file over a
 mount.
-
-Keeps the host's /etc/ld.so.preload in place while leases mount their own over it.
-
-Restricts a lease's directory to the lease's user.
-
-System calls for mounts and namespaces that Python 3.11 lacks. Each raises OSError.
 """
 
 import contextlib
@@ -235,7 +213,14 @@ class IsolationError(FenkaError):
 
 @dataclass(frozen=True, slots=True)
 class LeaseMounts:
-    """The sandbox's mounts.
+    """The sandbox's mounts. The program then sees:
+
+        /run/fenka/lease/control        its limits, read-only
+        /run/fenka/lease/libfenka.so    the shim; a bind mount pins its inode, so a rebuild cannot remove it
+        /run/fenka/account/slots        its account
+        /run/fenka/driver/              the driver's libraries; the proxies are mounted over their own paths
+        /etc/ld.so.preload              names the shim; unlike LD_PRELOAD it survives env -i and setuid
+        /etc/ld.so.cache                only with a simulated driver: finds its libraries under env -i too
 
     directory: the lease's directory, with `lease/` and `account/`.
     shim: the libfenka.so to mount.
@@ -264,7 +249,12 @@ Bind = tuple[Path, Path]
 
 
 def enter(mounts: LeaseMounts, binds: Sequence[Bind] = ()) -> None:
-    """Move this single-threaded process into the lease. Raises IsolationError; the process must then end."""
+    """Move this single-threaded process into the lease. Raises IsolationError; the process must then end.
+
+    The process becomes the program, so that signals, terminal and exit code need no forwarding. By its user
+    namespace the daemon recognises the lease's processes. Programs cannot create further ones, in which they
+    could mount over all of this, unless that is allowed: the limit is set where the program has no rights.
+    """
     lock = lock_preload()
     own_users = _unshare()
     _mount_all(mounts)

@@ -1,7 +1,4 @@
-"""The node's cards as the cluster sees them: health from the driver, cordons and resets from annotations.
-
-The health of the node's cards: what the driver shows, and the errors that it has reported.
-"""
+"""The node's cards as the cluster sees them: health from the driver, cordons and resets from annotations."""
 
 import asyncio
 import contextlib

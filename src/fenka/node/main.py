@@ -1,7 +1,4 @@
-"""Wires the node program: the only place that names its concrete parts.
-
-Checks at the start whether this node can share its cards. Each finding is one sentence.
-"""
+"""Wires the node program, and checks at the start whether this node can share its cards."""
 
 import asyncio
 import contextlib

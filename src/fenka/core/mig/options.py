@@ -1,10 +1,4 @@
-"""What one card can contribute to a plan: its layouts, reduced to those that no other one makes pointless.
-
-Slices into instances: the largest sets of slice requests that given instances can hold.
-
-A set is a vector of counts, one for each size of request. Only maximal vectors are kept: what is contained in
-a larger one never has to be considered.
-"""
+"""Computes for one card of a planning case which layouts are useful, and which slices they can hold."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +21,8 @@ miss the optimum."""
 
 class Packer:
     """Packs requests of some sizes into instances, and remembers the results.
+
+    A result is a vector of counts, one for each size. Only maximal vectors are kept.
 
     Args:
         sizes: the sizes of requests.

@@ -1,16 +1,7 @@
-"""Plans for several cards and several requests at once.
+"""Plans instances for several cards and requests at once, by dynamic programming over the cards' options.
 
 The objective, in this order: the most value, the fewest moves, the fewest conversions, the largest
 flexibility of the cards that have MIG in the end, the fewest idle instances destroyed.
-
-`options.py` reduces each card to its useful layouts, `join.py` combines the cards.
-
-An upper bound of what cards can serve, by which the search for a plan drops states early.
-
-Joins the options of several cards by dynamic programming over what is served.
-
-A state says how much of every demand is served. Of equal states the cheapest is kept, which is exact.
-If more than `width` states remain after a card, the most promising ones are kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,7 +206,10 @@ class _Stage:
 
 
 class Join:
-    """Finds the best combination of options.
+    """Finds the best combination of options, card by card.
+
+    A state says how much of every demand is served. Of equal states the cheapest is kept, which is exact. If
+    too many states remain after a card, the most promising ones are kept.
 
     Args:
         demands: the columns.

@@ -10,7 +10,7 @@ from fenka.cli.errors import UserError
 from fenka.cli.workloads import local_logs
 from fenka.cli.workloads.backend import LogRequest
 from fenka.cli.workloads.local_logs import print_log
-from fenka.local.supervisor import LogWriter
+from fenka.local.gang import LogWriter
 
 
 @pytest.fixture

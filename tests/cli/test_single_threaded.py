@@ -14,7 +14,7 @@ import pytest
         "fenka.cli.run",
         "fenka.cli.workloads.selection",
         "fenka.local.launch",
-        "fenka.local.run_jobs",
+        "fenka.local.lease_jobs",
     ],
 )
 def test_module_of_a_command_that_enters_a_lease_starts_no_thread(module: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.local.supervisor import LogTimes, LogWriter, times_file
+from fenka.local.gang import LogTimes, LogWriter, times_file
 
 
 @pytest.fixture

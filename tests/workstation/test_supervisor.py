@@ -11,7 +11,7 @@ PRELUDE = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
-from fenka.local import supervisor
+from fenka.local import gang
 
 def run(size, member, required=None, **options):
     def body(rank, ready):
@@ -20,10 +20,10 @@ def run(size, member, required=None, **options):
         finally:
             os._exit(0)
     members = [
-        supervisor.Member(str(rank), partial(body, rank), required is None or rank in required)
+        gang.Member(str(rank), partial(body, rank), required is None or rank in required)
         for rank in range(size)
     ]
-    ended = supervisor.run(members, started=lambda _: os.write(1, b"started\\n"), **options)
+    ended = gang.run(members, started=lambda _: os.write(1, b"started\\n"), **options)
     print(ended.status, ended.never_started, *[ended.cause] * bool(ended.cause), flush=True)
 
 def say(text):
@@ -165,7 +165,7 @@ def member(rank, ready):
         signal.pause()
 
 ended = lambda rank, code, ending: say(f"{rank} {code} {ending:d}\\n")
-run(2, member, required={0}, ended=ended, limits=supervisor.Limits(grace_s=0.1))
+run(2, member, required={0}, ended=ended, limits=gang.Limits(grace_s=0.1))
 """
     assert python(code) == ["started", "0 0 0", "1 -9 1", "0 None"]
 
@@ -177,7 +177,7 @@ def member(rank, ready):
     ready()
     signal.pause()
 
-run(2, member, limits=supervisor.Limits(timeout_s=0.05))
+run(2, member, limits=gang.Limits(timeout_s=0.05))
 """
     assert python(code) == ["started", "143 None timeout"]
     code = code.replace("0.05", "None").replace(

@@ -147,7 +147,9 @@ def test_options_are_named_when_they_have_no_effect() -> None:
     """The same line as for a cluster works."""
     spec = training(image="a", label={"x": "y"}, interruptible=True, worker=RoleSpec(gpus=1))
     training_plan.refuse_cluster_options(spec)
-    assert workload.ignored_options(spec) == ["--image", "--label", "--interruptible"]
+    announced: list[str] = []
+    workload.announce_ignored(spec, announced.append)
+    assert announced == ["--image, --label, --interruptible have no effect on a workstation"]
 
 
 @pytest.mark.parametrize(

@@ -271,15 +271,15 @@ def tree(station: Workstation, name: str, *words: str) -> str:
 
 
 def processes_of(station: Workstation, name: str) -> dict[str, int]:
-    """Return the guard, the supervisor, and the two members of `tree`."""
+    """Return the supervisor, the process of its group's start, and the two members of `tree`."""
     found = record(station, name)
-    guard = found["pid"]
-    members = {each["role"]: each["pid"] for each in found["instances"]}
-    children = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
-    return {"guard": guard, "supervisor": int(children[0]), **members}
+    supervisor = found["pid"]
+    members = {instance["role"]: instance["pid"] for instance in found["instances"]}
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return {"supervisor": supervisor, "start": int(children[0]), **members}
 
 
-@pytest.mark.parametrize("victim", ["guard", "supervisor", "worker", "ps"])
+@pytest.mark.parametrize("victim", ["supervisor", "start", "worker", "ps"])
 @pytest.mark.parametrize("daemon", [True, False])
 def test_nothing_is_left_when_a_process_is_killed(
     t4: Workstation, victim: str, daemon: bool
@@ -292,7 +292,7 @@ def test_nothing_is_left_when_a_process_is_killed(
         t4.environment["FENKA_START_DAEMON"] = "never"
     kill(victims[victim])
     eventually(lambda: not marked(mark))
-    eventually(lambda: record(t4, "k")["status"] == "FAILED")
+    eventually(lambda: job(t4, "k")["status"] == "FAILED")
     del victims[victim]
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in victims.values()))
     if daemon:
@@ -316,14 +316,14 @@ def bystander() -> Iterator[int]:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("victim", ["guard", "supervisor"])
+@pytest.mark.parametrize("victim", ["supervisor", "start"])
 def test_other_programs_live_when_a_process_is_killed(
     t4: Workstation, bystander: int, victim: str
 ) -> None:
-    """Without a guard the supervisor's parent is init, whose children are everybody's."""
+    """The supervisor's parent is init, whose children are everybody's."""
     tree(t4, "k")
     kill(processes_of(t4, "k")[victim])
-    eventually(lambda: record(t4, "k")["status"] == "FAILED")
+    eventually(lambda: job(t4, "k")["status"] == "FAILED")
     os.kill(bystander, 0)
 
 

@@ -27,7 +27,7 @@ from fenka.jobs.job_spec import generate_name
 from fenka.jobs.notebook import NotebookSpec, validate_idle
 from fenka.jobs.processes import run_attached
 from fenka.jobs.workload import parse_fields
-from fenka.local import notebooks, runs
+from fenka.local import lease_jobs, runs
 from fenka.local.launch import Launcher
 from fenka.local.records import NOTEBOOKS, NotebookRecord
 from fenka.workstation import paths
@@ -178,7 +178,7 @@ def start(
 ) -> None:
     """Start a notebook again; print its URL when it answers."""
     if runs_here(target, target.namespace) or (not target.of_cluster and NOTEBOOKS.exists(name)):
-        record = notebooks.load_stopped(name)
+        record = lease_jobs.load_stopped(name)
         launcher = Launcher(paths.current(), record.spec, report_errors)
         _run_here(record, launcher, detached=True)
     from fenka.cli.workloads import cluster_submission as of_cluster

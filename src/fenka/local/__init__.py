@@ -1,1 +1,1 @@
-"""What users run on a workstation: programs, trainings, services and notebooks, as clients of the daemon."""
+"""The programs, trainings, services and notebooks of a workstation's users, as clients of the daemon."""

@@ -4,21 +4,23 @@ The daemon watches the PID that requested the lease, so signals, terminal and ex
 The process that requests a gang's leases becomes its supervisor; each member is a child with a lease.
 """
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from fenka import procfs
 from fenka.core.errors import INVALID_INPUT, PROGRAM_NOT_FOUND, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
 from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
-from fenka.local import supervisor
+from fenka.local import gang, workload
 from fenka.workstation import protocol
 from fenka.workstation.broker import GRANT_TTL_S
 from fenka.workstation.client import Connection, DaemonUnavailable, connect
@@ -36,6 +38,9 @@ RECONNECT_S = 0.5
 PATIENCE_S = 5.0
 """Until a pending request whose daemon went away reports that root has to start the next one."""
 
+TERMINAL = ("TERM", "COLORTERM", "LINES", "COLUMNS")
+"""Variables that describe this terminal, which is not the one that the program was started from."""
+
 _ROOT_STARTS = (
     "waiting for this machine's daemon: root has to start it, with `fenka daemon --background`"
 )
@@ -47,6 +52,10 @@ class LeaseNotGranted(FenkaError):
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
         self.exit_code = INVALID_INPUT if final else TEMPORARY_FAILURE
+
+
+class NotRunning(FenkaError):
+    """The process does not run now."""
 
 
 class NestedLease(FenkaError):
@@ -66,7 +75,6 @@ class Launcher:
         wait: Queue if nothing is free now.
         timeout_s: The longest wait; None to wait indefinitely.
         environment: Variables to add to the program's own.
-        binds: What the program sees in another place.
     """
 
     runtime: Runtime
@@ -75,7 +83,6 @@ class Launcher:
     wait: bool = True
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    binds: Sequence[sandbox.Bind] = ()
 
     def start(
         self, notify: Notify, started: Callable[[], None] = lambda: None, logs: Path | None = None
@@ -104,31 +111,24 @@ class Launcher:
     def _supervise(
         self, notify: Notify, started: Callable[[], None], logs: Path | None
     ) -> NoReturn:
-        connection, granted = self.acquire(notify)
-        assert isinstance(granted, protocol.GangGranted)
-        jobs = granted.jobs
-        port, port_lock = port_reservations().reserve()
+        size = self.spec.gang or 0
 
-        def become_member(rank: int, ready: supervisor.ReportReady) -> NoReturn:
-            def body() -> None:
-                environment = self.enter_member(jobs[rank])
-                ready()
-                execute(self.spec.command, environment | _member_environment(rank, len(jobs), port))
+        def prepare(opened: contextlib.ExitStack) -> Programs:
+            port, lock = port_reservations().reserve()
+            opened.enter_context(lock)
+            members = [
+                Program(
+                    str(rank), self.spec.command, _member_environment(rank, size, port), lease=rank
+                )
+                for rank in range(size)
+            ]
+            return Programs(members, [port], logs)
 
-            run_child(body, self.report_errors())
-
-        def all_started(_: Sequence[int]) -> None:
-            connection.close()
-            started()
-
-        members = [
-            supervisor.Member(str(rank), partial(become_member, rank)) for rank in range(len(jobs))
-        ]
-        with port_lock:
-            result = supervisor.run(members, started=all_started, logs=logs)
-        if result.status and taken_port([port]):
+        progress = Progress(notify, lambda _: started())
+        result, taken = run_group(self, prepare, self.report_errors, progress)
+        if result.status and taken:
             raise JobNotStarted(
-                f"another program took {self.spec.name}'s MASTER_PORT {port}: run it again, which "
+                f"another program took {self.spec.name}'s MASTER_PORT {taken}: run it again, which "
                 "takes another port",
                 result.status,
             )
@@ -183,15 +183,20 @@ class Launcher:
 
     # --- entering -----------------------------------------------------------------------------------
 
-    def enter_member(self, job: str) -> dict[str, str]:
+    def enter_member(self, job: str, binds: Sequence[sandbox.Bind] = ()) -> dict[str, str]:
         """Move a child of the process that acquired a gang into the lease of this member.
 
         Return the environment for its program. Raises IsolationError, LeaseNotGranted, ProtocolMismatch.
         """
         # The parent's connection stands for the gang as a whole.
-        return self._enter(*_claim_member(self.runtime, job))
+        return self._enter(*_claim_member(self.runtime, job), binds)
 
-    def _enter(self, connection: Connection, granted: protocol.LeaseGranted) -> dict[str, str]:
+    def _enter(
+        self,
+        connection: Connection,
+        granted: protocol.LeaseGranted,
+        binds: Sequence[sandbox.Bind] = (),
+    ) -> dict[str, str]:
         """Move this process into the lease and return the environment for the program.
 
         Raises IsolationError, LeaseNotGranted; the process must then end, and its lease ends with it.
@@ -202,7 +207,7 @@ class Launcher:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
         shim = granted.mounts.shim
         if self.spec.isolation == "namespace":
-            sandbox.enter(granted.mounts, self.binds)
+            sandbox.enter(granted.mounts, binds)
             shim = sandbox.SHIM
         else:
             environment["FENKA_LEASE"] = str(granted.mounts.directory)
@@ -213,6 +218,165 @@ class Launcher:
             _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
         _confirm(connection, granted)
         return {**environment, **self.environment}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of a group, in a process of its own.
+
+    Attributes:
+        name: Begins its lines in the output, and is its directory among the logs.
+        command: The program and its arguments.
+        environment: Variables besides those of the lease.
+        lease: The rank of its lease; None without cards.
+        required: The group succeeds when its required programs have; then the others are ended.
+        before: Called in its process once all are ready.
+    """
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    lease: int | None = None
+    required: bool = True
+    before: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs of a group.
+
+    Attributes:
+        programs: At least one.
+        ports: Those on which they listen.
+        logs: The directory of their logs; None for no logs.
+        directory: Their working directory; empty for that of this process.
+        binds: Files and directories that they see in another place, too.
+        limits: How long they may run.
+        forward: Write their output to this process's, too.
+    """
+
+    programs: Sequence[Program]
+    ports: Collection[int] = ()
+    logs: Path | None = None
+    directory: str = ""
+    binds: Sequence[tuple[str, str]] = ()
+    limits: gang.Limits = gang.DEFAULT_LIMITS
+    forward: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Functions that learn how far a group is.
+
+    Attributes:
+        notify: Receives lines about the wait for the leases.
+        started: Called once all programs have started.
+        ended: Called when one has ended.
+    """
+
+    notify: Notify
+    started: gang.Started
+    ended: gang.Ended = lambda _member, _code, _ending: None
+
+
+def run_group(
+    launcher: Launcher | None,
+    prepare: Callable[[contextlib.ExitStack], Programs],
+    report_errors: ErrorReporter,
+    progress: Progress,
+) -> tuple[gang.GangResult, int | None]:
+    """Run programs that start together and end together, each in its lease if it has one.
+
+    Return how they ended, and one of their ports if another program has taken it.
+
+    Args:
+        launcher: Requests their leases; None if none has cards.
+        prepare: Returns the programs, once the leases are granted. The stack is closed after their end.
+        report_errors: The command's reporter of errors.
+        progress: Learns how far they are.
+
+    Raises:
+        As `Launcher.acquire`.
+    """
+    with contextlib.ExitStack() as opened:
+        jobs = list[str]()
+        if launcher:
+            connection, granted = launcher.acquire(progress.notify)
+            opened.callback(connection.close)
+            assert isinstance(granted, protocol.GangGranted)
+            jobs = granted.jobs
+        group = prepare(opened)
+        binds = [(Path(source), Path(target)) for source, target in group.binds]
+
+        def become(program: Program, ready: gang.ReportReady) -> NoReturn:
+            def body() -> None:
+                environment = dict(os.environ)
+                if launcher and program.lease is not None:
+                    environment = launcher.enter_member(jobs[program.lease], binds)
+                elif binds:
+                    sandbox.enter_without_lease(binds)
+                if group.directory:
+                    workload.change_directory(group.directory)
+                ready()
+                program.before()
+                execute(program.command, {**environment, **program.environment})
+
+            run_child(body, report_errors())
+
+        def started(pids: Sequence[int]) -> None:
+            # The programs hold the leases now.
+            if launcher:
+                connection.close()
+            progress.started(pids)
+
+        result = gang.run(
+            [
+                gang.Member(program.name, partial(become, program), program.required)
+                for program in group.programs
+            ],
+            started=started,
+            ended=progress.ended,
+            logs=group.logs,
+            limits=group.limits,
+            forward=group.forward,
+        )
+    return result, taken_port(group.ports)
+
+
+# --- commands beside a program --------------------------------------------------------------------------
+
+
+def become(name: str, process: tuple[int, int], directory: str, command: Sequence[str]) -> NoReturn:
+    """Become this command in the lease of a process, with its environment. It holds the lease, too.
+
+    Args:
+        name: The name of the process.
+        process: The process and its start, as recorded.
+        directory: The working directory.
+        command: The program and its arguments.
+
+    Raises:
+        NotRunning, IsolationError, JobNotStarted: The command was not started.
+    """
+    pid, start_ticks = process
+    environment = _environment_of(name, pid, start_ticks)
+    environment |= {key: os.environ[key] for key in TERMINAL if key in os.environ}
+    sandbox.join(pid)
+    workload.change_directory(directory)
+    execute([*command], environment)
+
+
+def _environment_of(name: str, pid: int, start_ticks: int) -> dict[str, str]:
+    """Return the environment of a process that runs. Raises NotRunning."""
+    try:
+        content = (procfs.PROC / str(pid) / "environ").read_bytes()
+        lives = procfs.lives(pid, start_ticks)
+    except OSError:
+        lives, content = False, b""
+    if not lives:
+        raise NotRunning(f"{name} is not running")
+    pairs = (os.fsdecode(pair).partition("=") for pair in content.split(b"\0") if b"=" in pair)
+    return {name: value for name, _, value in pairs}
 
 
 def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What is kept on disk of the trainings, services and notebooks of this machine.
+"""The records on disk of this machine's trainings, services and notebooks.
 
 Each has a directory until it is deleted. Programs of the same user can write everything in it, so a record is
 checked when it is read. One that says that something runs is believed only while its supervisor lives.
@@ -183,7 +183,7 @@ def directory_names(home: Callable[[], Path]) -> list[str]:
 
 
 class Supervised(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a supervisor records. boot, pid, start_ticks: its process, or its guard."""
+    """A record of a supervisor. boot, pid, start_ticks: its process, or its guard."""
 
     boot: str = ""
     pid: int = 0
@@ -373,7 +373,7 @@ NOTEBOOKS = RecordStore(
     "it was never started",
     "start it by fenka notebook",
 )
-"""What a notebook was started with, to start it again."""
+"""The options of notebooks, to start them again."""
 
 
 # --- services -----------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceStatus(Supervised, forbid_unknown_fields=True):
-    """What there is of a service.
+    """The state of a service.
 
     Attributes:
         uid: The service's identity.
@@ -505,12 +505,12 @@ SERVICES = RecordStore(
     "`fenka serve list` shows all",
     "remove it with `fenka serve delete {name}`",
 )
-"""What the user wants: commands change it, one at a time."""
+"""The services that the user wants: commands change them, one at a time."""
 
 STATUSES = RecordStore(
     "service", paths.services_directory, "status.json", ServiceStatus, _check_status
 )
-"""What there is: a service's supervisor alone writes it."""
+"""The state of services: a service's supervisor alone writes it."""
 
 
 def service_status(name: str) -> ServiceStatus | None:

@@ -1,6 +1,6 @@
-"""What users do with services of this machine: deploy, change, divide requests, delete.
+"""The commands about services of this machine: deploy, change, divide requests, look, delete.
 
-Services of this machine as values of the screens: records, and what the daemon knows of their leases.
+Screens show a service's records, with the daemon's view of its leases.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from fenka.core.scaling import shares
 from fenka.formats.quantities import InvalidSize
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.notebook import LOOPBACK
-from fenka.jobs.processes import ErrorReporter, JobNotStarted, start_in_background
+from fenka.jobs.processes import ErrorReporter, Notify
 from fenka.jobs.routing_table import check_socket_path
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec, check_change, check_versions
-from fenka.local import records, run_jobs, service_plan, service_supervisor, workload
-from fenka.local.launch import Launcher, LeaseNotGranted
+from fenka.local import records, service_plan, service_supervisor, workload
+from fenka.local.launch import Launcher, LeaseNotGranted, NotRunning, become
 from fenka.local.records import (
     MAX_VERSIONS,
     SERVICES,
@@ -178,11 +178,6 @@ def _note(spec: ServiceSpec, status: ServiceStatus | None) -> str:
     return status.reason
 
 
-STARTED = "started"
-"""The status line after which clients can connect."""
-
-Announce = Callable[[str], None]
-
 _IN_PLACE = ("replicas", "target", "up_after_s", "down_after_s")
 """Fields whose change replaces no replica."""
 
@@ -211,7 +206,7 @@ class ServiceRefused(FenkaError):
 
 
 def deploy(
-    runtime: Runtime, spec: ServiceSpec, announce: Announce, report_errors: ErrorReporter
+    runtime: Runtime, spec: ServiceSpec, announce: Notify, report_errors: ErrorReporter
 ) -> list[str]:
     """Deploy a version; return the versions that there were before. If it fails, nothing is left of it.
 
@@ -240,7 +235,7 @@ def deploy(
         _check_program(spec, directory)
         _check_sockets(spec)
         _check_cards(runtime, spec, announce, report_errors)
-        _announce_ignored(spec, announce)
+        workload.announce_ignored(spec, announce)
         version = VersionRecord(spec, _revision(spec), time.time(), directory, _environment())
         if record is None:
             new = ServiceRecord(
@@ -339,7 +334,7 @@ def _check_sockets(spec: ServiceSpec) -> None:
 
 
 def _check_cards(
-    runtime: Runtime, spec: ServiceSpec, announce: Announce, report_errors: ErrorReporter
+    runtime: Runtime, spec: ServiceSpec, announce: Notify, report_errors: ErrorReporter
 ) -> None:
     """Check that the daemon could ever grant a replica's request. Raises LeaseNotGranted."""
     version = VersionRecord(spec, 0, 0, str(Path.cwd()), {})
@@ -355,12 +350,6 @@ def _check_cards(
     except LeaseNotGranted as why:
         if why.exit_code != TEMPORARY_FAILURE:
             raise
-
-
-def _announce_ignored(spec: ServiceSpec, announce: Announce) -> None:
-    if ignored := workload.ignored_options(spec):
-        have = "have" if len(ignored) > 1 else "has"
-        announce(f"{', '.join(ignored)} {have} no effect on a workstation")
 
 
 def _client_ports(spec: ServiceSpec) -> dict[PortName, int]:
@@ -382,7 +371,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ensure_supervised(
-    runtime: Runtime, name: str, lock: int, announce: Announce, report_errors: ErrorReporter
+    runtime: Runtime, name: str, lock: int, announce: Notify, report_errors: ErrorReporter
 ) -> None:
     """Start the service's supervisor unless it lives. Raises JobNotStarted.
 
@@ -394,21 +383,17 @@ def _ensure_supervised(
         # Not by a replica, or its end would be that of the daemon's parent.
         connect(runtime, announce).close()
 
-    def body(notify: Announce, started: Callable[[], None]) -> None:
+    def body(notify: Notify, started: Callable[[], None]) -> None:
         os.close(lock)
 
         def ready() -> None:
-            notify(STARTED)
+            notify(workload.STARTED)
             started()
 
         service_supervisor.run(runtime, name, ready, report_errors)
 
     log = SERVICES.place_of(name) / "log"
-    with start_in_background(body, log, report_errors) as process:
-        for line in process.status_lines():
-            if line == STARTED:
-                return
-    raise JobNotStarted(f"the supervisor of {name} ended while it started: see {log}", 1)
+    workload.start_supervisor(name, body, log, announce, report_errors)
 
 
 # --- look -----------------------------------------------------------------------------------------------
@@ -439,8 +424,8 @@ def attach_to(name: str, replica: str, command: Sequence[str]) -> NoReturn:
     known = [known for known in status.replicas if known.name == replica] if status else []
     version = record.version(known[0].version) if known else None
     if version is None:
-        raise run_jobs.NotRunning(f"{replica} is not running")
-    run_jobs.become(replica, known[0].program, version.directory, command)
+        raise NotRunning(f"{replica} is not running")
+    become(replica, known[0].program, version.directory, command)
 
 
 def has_replica(name: str, replica: str) -> bool:
@@ -457,7 +442,7 @@ def update(
     name: str,
     version: str,
     change: Callable[[ServiceSpec], ServiceSpec],
-    announce: Announce,
+    announce: Notify,
     report_errors: ErrorReporter,
 ) -> ServiceSpec:
     """Change a version, or the only one if none is named; return it as it is now.
@@ -502,7 +487,7 @@ def update(
 
 
 def undo(
-    runtime: Runtime, name: str, version: str, announce: Announce, report_errors: ErrorReporter
+    runtime: Runtime, name: str, version: str, announce: Notify, report_errors: ErrorReporter
 ) -> ServiceSpec:
     """Make a version what it was before its last update. Return it as it is now. Raises as `update`."""
     chosen = _chosen(SERVICES.load(name), name, version)

@@ -29,15 +29,6 @@ from fenka.local.workload import NO_CARDS, parse_priority
 SURGE = 1
 """How many replicas an update adds before it ends an old one."""
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Before a replica that has ended is started again: doubled each time, up to the limit."""
-
-STABLE_S = 60.0
-"""A replica that ran so long begins with the first pause again."""
-
-END_SLACK_S = 5.0
-"""After the grace period, until the gateway or a replica's own process is killed that has not ended."""
-
 SOME_LOAD = 1e-6
 """Of a version that has answered requests between two looks, none of which was seen in flight."""
 
@@ -49,7 +40,7 @@ _LEASE_NAME_CHARACTERS = 48
 
 
 class AnyReplica(Protocol):
-    """What decisions need of a replica."""
+    """The facts about a replica that decisions need."""
 
     @property
     def name(self) -> str:
@@ -78,7 +69,7 @@ class AnyReplica(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What brings a version nearer to what is wanted.
+    """Steps that bring a version nearer to its wanted state.
 
     Attributes:
         start: How many replicas to add.
@@ -101,20 +92,22 @@ def changes(wanted: int, revision: int, replicas: Sequence[AnyReplica]) -> Chang
         replicas: Those of the version, the oldest first.
     """
     active = [replica for replica in replicas if replica.state in _ACTIVE]
-    current = [each for each in active if each.version.revision == revision]
-    old = [each for each in active if each.version.revision != revision]
-    serving = [each for each in old if each.state == "Ready"]
-    given_up = sorted(enumerate(current), key=lambda each: (_ACTIVE.index(each[1].state), -each[0]))
-    drained = [each for _, each in given_up][: max(len(current) - wanted, 0)]
-    drained += [each for each in old if each.state != "Ready"]
-    kept = [each for each in current if each not in drained]
-    spare = sum(each.state == "Ready" for each in kept) + len(serving) - wanted
-    blocked = any(each.state == "Pending" for each in kept) and len(active) == len(replicas)
+    current = [replica for replica in active if replica.version.revision == revision]
+    old = [replica for replica in active if replica.version.revision != revision]
+    serving = [replica for replica in old if replica.state == "Ready"]
+    given_up = sorted(
+        current, key=lambda replica: (_ACTIVE.index(replica.state), -current.index(replica))
+    )
+    drained = given_up[: max(len(current) - wanted, 0)]
+    drained += [replica for replica in old if replica.state != "Ready"]
+    kept = [replica for replica in current if replica not in drained]
+    spare = sum(replica.state == "Ready" for replica in kept) + len(serving) - wanted
+    blocked = any(replica.state == "Pending" for replica in kept) and len(active) == len(replicas)
     ending = serving[: max(spare, int(blocked and not drained), 0)]
     missing = wanted - len(kept)
     if left := len(serving) - len(ending):
         missing = min(missing, wanted + SURGE - len(kept) - left)
-    return Changes(max(missing, 0), tuple(each.name for each in (*drained, *ending)))
+    return Changes(max(missing, 0), tuple(replica.name for replica in (*drained, *ending)))
 
 
 def is_active(replica: AnyReplica) -> bool:
@@ -122,14 +115,9 @@ def is_active(replica: AnyReplica) -> bool:
     return replica.state in _ACTIVE
 
 
-def pause_s(failures: int) -> float:
-    """Return the seconds before a replica is started again that has ended so many times."""
-    return float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 20), MAX_PAUSE_S))
-
-
 @dataclass(frozen=True, slots=True)
 class GatewayUse:
-    """What the gateway reports.
+    """A report of the gateway.
 
     Attributes:
         waiting: Requests that wait for a replica.
@@ -157,7 +145,7 @@ def loads(
     Args:
         record: The service.
         replicas: All its replicas.
-        use: What the gateway reports.
+        use: A report of the gateway.
         before: What it reported at the last look, if this gateway has.
     """
     uses = {

@@ -1,14 +1,7 @@
-"""Runs a service: passes that compare what is wanted with what there is, until the service is deleted.
+"""Runs a service: the number of its replicas, their readiness, and the gateway, until the service is deleted.
 
 Its guard starts a killed supervisor again, after it has ended all replicas. The guard's sockets stay open
-meanwhile, so clients wait.
-
-Looks at what runs: which replicas answer, and what the gateway reports. A look takes a second at most.
-
-The gateway of a service: a child of the supervisor, started again whenever it has ended.
-
-Its sockets belong to the supervisor and its guard. So a killed gateway refuses no connection, and no other
-program gets its port.
+meanwhile, so clients wait, and no other program gets its ports.
 """
 
 import asyncio
@@ -16,7 +9,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import select
 import shutil
 import signal
 import socket
@@ -24,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,17 +34,10 @@ from fenka.jobs.processes import ErrorReporter, JobNotStarted
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import PortName
 from fenka.local import records, service_plan, workload
-from fenka.local.records import (
-    SERVICES,
-    STATUSES,
-    ServiceRecord,
-    ServiceStatus,
-    VersionRecord,
-    outcome,
-    supervised_by_me,
-)
-from fenka.local.service_plan import END_SLACK_S, GatewayUse
-from fenka.local.service_replicas import Replica, ReplicaHome
+from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus, VersionRecord
+from fenka.local.service_plan import GatewayUse
+from fenka.local.service_replicas import Replica
+from fenka.local.supervisor import END_SLACK_S, ENDING, PASS_S, STABLE_S, Home, Supervisor, pause_s
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
 
@@ -233,7 +218,7 @@ class GatewayProcess:
             return
         self._started_at, self._grace_s = now, grace_s
         listening = [
-            f"--listen={name}=fd:{each.fileno()}" for name, each in self.sockets.clients.items()
+            f"--listen={name}=fd:{client.fileno()}" for name, client in self.sockets.clients.items()
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -272,16 +257,11 @@ class GatewayProcess:
 
 log = logging.getLogger(__name__)
 
-PASS_S = 0.2
-"""Between two passes, if nothing happens."""
-
 LOOK_S = 0.5
 """Between two looks at the gateway's metrics and at the users of replicas' ports."""
 
 PREDECESSOR_S = 60.0
 """An earlier supervisor of the service has ended its replicas by then."""
-
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(
@@ -297,23 +277,23 @@ def run(
         _only_supervisor(directory) as lock,
         contextlib.closing(listen(record.address, record.ports)) as sockets,
     ):
-        status = supervised_by_me(ServiceStatus(uid=record.uid))
+        status = records.supervised_by_me(ServiceStatus(uid=record.uid))
         STATUSES.save(directory, status)
         started()
 
         def supervise() -> int:
-            return Supervisor(
+            return RunningService(
                 runtime, directory, record, status, sockets, lock, report_errors
             ).run()
 
         failures, began = 0, time.monotonic()
         while code := os.waitstatus_to_exitcode(workload.run(supervise)):
-            failures = 1 if time.monotonic() - began > service_plan.STABLE_S else failures + 1
-            log.warning("the supervisor ended with %s and is started again", outcome(code))
-            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-            if signal.sigtimedwait(_ENDING, service_plan.pause_s(failures)):
+            failures = 1 if time.monotonic() - began > STABLE_S else failures + 1
+            log.warning("the supervisor ended with %s and is started again", records.outcome(code))
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+            if signal.sigtimedwait(ENDING, pause_s(failures)):
                 break
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             record, began = _latest(name, record), time.monotonic()
     raise SystemExit(0)
 
@@ -349,7 +329,7 @@ def _only_supervisor(directory: Path) -> Iterator[int]:
 
 @dataclass(slots=True)
 class _Version:
-    """What is known of a version from pass to pass."""
+    """A version, with the facts that a pass leaves to the next."""
 
     record: VersionRecord
     wanted: int
@@ -357,14 +337,14 @@ class _Version:
 
 
 @dataclass(slots=True)
-class Supervisor:
-    """Runs one service.
+class RunningService:
+    """One service, from the start of its supervisor to its end.
 
     Attributes:
         runtime: The daemon's runtime directory.
         directory: The service's directory.
-        record: What is wanted.
-        status: What there is.
+        record: The service as the user wants it.
+        status: The service as others see it.
         sockets: Where clients connect.
         lock: The descriptor that keeps other supervisors away.
         report_errors: The command's reporter of errors.
@@ -377,65 +357,40 @@ class Supervisor:
     sockets: Sockets
     lock: int
     report_errors: ErrorReporter
+    _supervisor: Supervisor[Replica] = field(default_factory=Supervisor)
     _gateway: GatewayProcess = field(init=False)
-    _home: ReplicaHome = field(init=False)
     _versions: dict[str, _Version] = field(default_factory=dict)
-    _replicas: list[Replica] = field(default_factory=list)
     _use: GatewayUse | None = None
     _looked_at: float = 0.0
     _ending: bool = False
     _record_seen: tuple[int, int, int] | None = None
     _published: bytes = b""
-    _wake: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def __post_init__(self) -> None:
         # Of replicas whose supervisor was killed.
         shutil.rmtree(records.sockets_directory(self.directory), ignore_errors=True)
         self._gateway = GatewayProcess(self.directory, self.sockets)
-        self._home = ReplicaHome(self.runtime, self.directory, self.report_errors, self._leave)
-
-    def _leave(self) -> None:
-        """Close, in a replica's process, what belongs to this one."""
-        os.close(self.lock)
-        self.sockets.close()
-        for each in self._wake:
-            each.close()
-        for replica in self._replicas:
-            replica.leave_inherited()
 
     def run(self) -> int:
         """Return 0 when nothing of the service is left."""
-        for each in self._wake:
-            each.setblocking(False)
-        signal.set_wakeup_fd(self._wake[1].fileno(), warn_on_full_buffer=False)
-        for number in (*_ENDING, signal.SIGCHLD):
-            signal.signal(number, self._on_signal)
-        while not (self._ending and not self._replicas and not self._gateway.pid):
-            self._pass(time.monotonic())
-            self._wait()
+        self._supervisor.run(self._step, self._is_drained, self._publish)
         return 0
 
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self._ending = self._ending or number in _ENDING
+    @property
+    def _replicas(self) -> list[Replica]:
+        return self._supervisor.groups
 
-    def _wait(self) -> None:
-        pipes = [replica.reports for replica in self._replicas if replica.reports >= 0]
-        # Not select.select, which knows only the first 1024 descriptors.
-        poll = select.poll()
-        for descriptor in (self._wake[0].fileno(), *pipes):
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(PASS_S * 1000)
-        with contextlib.suppress(BlockingIOError):
-            self._wake[0].recv(1 << 12)
+    def _leave(self) -> None:
+        """Close, in a replica's process, what belongs to the supervisor."""
+        os.close(self.lock)
+        self.sockets.close()
+        self._supervisor.close_inherited()
 
     # --- a pass -------------------------------------------------------------------------------------
 
-    def _pass(self, now: float) -> None:
-        for replica in self._replicas:
-            replica.observe(now)
-        if any(replica.was_killed for replica in self._replicas):
-            self._end_orphans()
-        self._replicas = [replica for replica in self._replicas if not replica.gone]
+    def _step(self, now: float, signals: Sequence[int]) -> bool:
+        """Start and drain replicas. Return whether the service goes on, or its gateway has not ended."""
+        self._ending = self._ending or bool(signals)
         self._read_record()
         self._observe_readiness()
         if now >= self._looked_at + LOOK_S:
@@ -444,14 +399,7 @@ class Supervisor:
             self._gateway.end(now)
         for version in [*self._versions]:
             self._change(version, now)
-        for replica in self._replicas:
-            replica.proceed(now, drained=self._is_drained(replica))
-        self._publish(now)
-
-    def _end_orphans(self) -> None:
-        """End what replicas have left whose own process was killed. Programs of the others are not ours."""
-        known = {self._gateway.pid, *(replica.pid for replica in self._replicas)}
-        workload.end_orphans(known)
+        return not self._ending or bool(self._gateway.pid)
 
     def _read_record(self) -> None:
         try:
@@ -465,7 +413,7 @@ class Supervisor:
             # Somebody has removed the directory, so no command finds the service any more.
             self._ending = True
         except (FenkaError, OSError) as why:
-            # What is known stays in use, as it does for the gateway's table.
+            # The last record stays in use, as the last table does for the gateway.
             self.status.reason = str(why)
         self._ending = self._ending or not self.record.versions
         for version in self.record.versions:
@@ -506,7 +454,7 @@ class Supervisor:
         loads = service_plan.loads(self.record, self._replicas, self._use, before)
         for name, version in self._versions.items():
             if name in loads and version.record.spec.range.scales:
-                active = sum(service_plan.is_active(each) for each in self._of(name))
+                active = sum(map(service_plan.is_active, self._of(name)))
                 version.wanted = version.scaler.step(now, active, loads[name])
 
     def _change(self, name: str, now: float) -> None:
@@ -520,7 +468,10 @@ class Supervisor:
             if replica.name in changes.drain:
                 replica.drain(now)
         for _ in range(changes.start):
-            self._replicas.append(Replica.create(self._home, version.record, now))
+            home = Home(self.runtime, self.directory, self.report_errors, self._leave)
+            replica = Replica(home, version.record)
+            replica.start(now)
+            self._replicas.append(replica)
         if not wanted and not self._of(name) and self.record.version(name) is None:
             del self._versions[name]
 
@@ -546,6 +497,7 @@ class Supervisor:
                 specs = [version.spec for version in self.record.versions]
                 wait_s = max(spec.buffer_timeout_s for spec in specs)
                 self._gateway.start(now, wait_s, max(spec.grace_s for spec in specs))
+                self._supervisor.children = {self._gateway.pid}
             self._publish_status()
 
     def _publish_status(self) -> None:

@@ -1,469 +1,493 @@
-"""Supervises the members of a gang: processes that start together or not at all, and end together.
+"""Runs the groups of a training or a service: starts them, watches them, starts them again, and ends them.
 
-Each member prepares itself, reports that it is ready, and waits. When all are ready, one write starts all of
-them; if this process dies before, none starts. Then it forwards their output, each line prefixed with the
-member's name. Like mpirun, it ends the others when one has failed. It does not depend on cards or leases.
-
-The times of a log's lines, in a file beside it: pairs of a place in the log and a time.
-
-The log itself stays what its process has printed. Programs of the same user can write both files. So a
-reader ignores entries that make no sense, and waits for neither file.
+A group is a gang of processes with the leases of those that have cards: a training, or one replica. Each
+start of it is a child of the supervisor, which waits for the leases, runs the gang in them, and leaves no
+process behind. The daemon ends the programs if that child is killed.
 """
 
-import bisect
 import contextlib
-import ctypes
+import math
 import os
-import selectors
+import select
 import signal
-import struct
+import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Generic, NoReturn, TypeVar
 
-from fenka.isolation.lease_files import open_regular_file
-from fenka.workstation.protocol import EVICTION_SIGNAL
+import msgspec
 
-_ENTRY = struct.Struct("<Qd")
-"""A place in the log, and the Unix time at which the bytes from there on were read."""
+from fenka import procfs
+from fenka.core.errors import FAILURE, FenkaError
+from fenka.jobs.job_spec import JobSpec
+from fenka.jobs.notebook import MAX_TAKEN
+from fenka.jobs.processes import ErrorReporter, run_child
+from fenka.local import workload
+from fenka.local.launch import Launcher, Programs, Progress, run_group
+from fenka.local.records import ReplicaState
+from fenka.workstation import protocol
+from fenka.workstation.client import connect, own_jobs
+from fenka.workstation.paths import Runtime
 
-RESOLUTION_S = 0.001
-"""Bytes that are read within this time share an entry, which bounds the file of times."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""Before a group that has ended is started again: doubled each time, up to the limit."""
 
-_MAX_TIME = 253_402_300_799
-"""The last second of the year 9999."""
+STABLE_S = 60.0
+"""A group that ran longer than this begins with the first pause again."""
 
+END_SLACK_S = 5.0
+"""After the grace period, until a process is killed that has not ended."""
 
-def times_file(log: Path) -> Path:
-    """Return the file with a log's times."""
-    return log.with_name(f"{log.name}-times")
+PASS_S = 0.2
+"""Between two passes, if nothing happens."""
 
+RELEASE_POLL_S = 0.05
+"""Between checks whether the daemon has released a start's leases."""
 
-class LogWriter:
-    """Appends to a log, and to its times. No error ends the program whose output it is."""
+ATTACHED_GRACE_S = 1.0
+"""Between SIGTERM and SIGKILL for what users have started in leases by `fenka attach`."""
 
-    def __init__(self, log: Path, clock: Callable[[], float] = time.time) -> None:
-        """Raises OSError."""
-        self._clock, self._noted_at = clock, 0.0
-        with contextlib.ExitStack() as opened:
-            # First: where there is a log, its times are there.
-            self._times = opened.enter_context(times_file(log).open("ab", buffering=0))
-            self._drop_part()
-            self._log = opened.enter_context(log.open("ab", buffering=0))
-            self._opened = opened.pop_all()
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""The signals that end a supervisor with all its groups."""
 
-    def write(self, data: bytes) -> None:
-        """Append what was read now. Raises OSError."""
-        now = self._clock()
-        if abs(now - self._noted_at) >= RESOLUTION_S:
-            if self._times.write(_ENTRY.pack(self._log.tell(), now)) == _ENTRY.size:
-                self._noted_at = now
-            else:
-                self._drop_part()
-        self._log.write(data)
-
-    def _drop_part(self) -> None:
-        """Remove a part of an entry, as a full disk leaves it: it would shift all later ones."""
-        self._times.truncate(self._times.tell() // _ENTRY.size * _ENTRY.size)
-
-    def close(self) -> None:
-        """Close both files."""
-        self._opened.close()
+# --- one start of a group, in a process of its own ------------------------------------------------------
 
 
-class LogTimes:
-    """Reads the times of a log, which may be growing."""
+class Waiting(msgspec.Struct, tag=True):
+    """The start waits for its leases, or for their release."""
 
-    def __init__(self, log: Path) -> None:
-        """Raises OSError, FileNotFoundError for a log without times."""
-        self._file = open_regular_file(times_file(log))
-        self._entries: list[tuple[int, float]] = []
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def refresh(self) -> None:
-        """Read what was added."""
-        data = self._file.read()
-        # A part of an entry is read again when the rest is there.
-        self._file.seek(-(len(data) % _ENTRY.size), 1)
-        whole = data[: len(data) // _ENTRY.size * _ENTRY.size]
-        added = [entry for entry in _ENTRY.iter_unpack(whole) if 0 <= entry[1] <= _MAX_TIME]
-        if added:
-            self._entries += added
-            self._entries.sort(key=lambda entry: entry[0])
-
-    def at(self, place: int) -> float | None:
-        """Return when the byte at a place was read; None if that is unknown."""
-        number = bisect.bisect_right(self._entries, place, key=lambda entry: entry[0])
-        return self._entries[number - 1][1] if number else None
-
-    def first_since(self, moment: float) -> int | None:
-        """Return the first place that was read at this time or later; None if there is none yet."""
-        return next((place for place, at in self._entries if at >= moment), None)
+    reason: str
 
 
-GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL, as for `fenka stop`."""
+class Started(msgspec.Struct, tag=True):
+    """All programs run. processes: the PID of each, and when it was started."""
 
-DRAIN_S = 1.0
-"""To forward the remaining output after the last member has ended. Its children may still print more."""
-
-MAX_LINE_BYTES = 1 << 16
-"""Longer lines are forwarded in pieces."""
-
-MAX_REASON_BYTES = 400
-"""Of a line that tells why a member has ended."""
-
-_PR_SET_PDEATHSIG = 1
-
-FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-ReportReady = Callable[[], None]
-"""Called by a member when only its program is left to start. Returns when all members have called it."""
-
-Started = Callable[[Sequence[int]], None]
-"""Called with the processes of the members."""
-
-Ended = Callable[[int, int, bool], None]
-"""Called with a member's number, its exit code (negative for a signal), and whether the gang was ending."""
+    processes: list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of a gang.
+class MemberEnded(msgspec.Struct, tag=True):
+    """A program has ended; see gang.Ended."""
+
+    member: int
+    code: int
+    ending: bool
+
+
+class GroupEnd(msgspec.Struct, tag=True):
+    """How a start has ended.
 
     Attributes:
-        name: Begins its lines in the supervisor's output, and is its directory among the logs.
-        body: What it does in its own process.
-        required: The gang succeeds when its required members have; then the others are ended.
-    """
-
-    name: str
-    body: Callable[[ReportReady], NoReturn]
-    required: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long members may run, in seconds.
-
-    Attributes:
-        grace_s: Between SIGTERM and SIGKILL.
-        timeout_s: Until they are ended; None for no limit.
-    """
-
-    grace_s: float = GRACE_S
-    timeout_s: float | None = None
-
-
-DEFAULT_LIMITS = Limits()
-
-Cause = Literal["", "signal", "timeout", "eviction"]
-
-
-@dataclass(frozen=True, slots=True)
-class GangResult:
-    """How a gang ended.
-
-    Attributes:
-        status: The exit code of the first member that failed (128 + the number of a signal that ended it),
-            else 0.
-        never_started: The member that prevented the start, if the gang was not started.
-        cause: Why the supervisor ended the members: a signal to itself, the time limit, or because a
-            request of higher priority needs their cards; else empty.
+        status: As GangResult.status, or the exit code of the start's process, negative for a signal.
+        cause: As GangResult.cause.
+        never_started: As GangResult.never_started.
+        taken: A port that another program has taken.
+        error: Why the programs were not started; empty if they were.
+        lost: The start's process has ended without a report.
     """
 
     status: int
+    cause: str = ""
     never_started: int | None = None
-    cause: Cause = ""
+    taken: int | None = None
+    error: str = ""
+    lost: bool = False
 
 
-def run(
-    members: Sequence[Member],
-    *,
-    started: Started,
-    ended: Ended = lambda _member, _code, _ending: None,
-    logs: Path | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    forward: bool = True,
-) -> GangResult:
-    """Start the members, and return when the last has ended.
+Report = Waiting | Started | MemberEnded | GroupEnd
 
-    Args:
-        members: The members, at least one.
-        started: Called once all have started.
-        ended: Called when one has ended.
-        logs: A directory; their output is also written to `NAME/log` in it, without the prefix.
-        limits: How long they may run.
-        forward: Write their output to this process's, too.
+_decoder = msgspec.json.Decoder[Report](Report)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The parts that all groups of a job share.
+
+    Attributes:
+        runtime: The daemon's runtime directory.
+        directory: The job's directory.
+        report_errors: The command's reporter of errors.
+        leave: Closes in a start's process what belongs to the supervisor.
     """
-    with contextlib.closing(_Supervisor(members, started, ended, logs, limits, forward)) as gang:
-        gang.start()
-        gang.follow()
-        return GangResult(gang.status, gang.never_started, gang.cause)
+
+    runtime: Runtime
+    directory: Path
+    report_errors: ErrorReporter
+    leave: Callable[[], None] = lambda: None
 
 
-def last_line(log: Path) -> str:
-    """Return the last line that a member has printed, cut at its beginning if it is long."""
-    try:
-        with open_regular_file(log) as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - MAX_REASON_BYTES, 0))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1].removeprefix("fenka: ") if lines else ""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a group.
 
+    Attributes:
+        request: The request to the daemon; None without cards.
+        prepare: Returns the programs; see `run_group`.
+        environment: That of the programs, besides their own variables; None for the supervisor's.
+        releases: It ends once its leases are released, because the next start has the same name.
+    """
 
-@dataclass(slots=True)
-class _Stream:
-    """One output stream of one member. rest: the incomplete last line."""
+    request: JobSpec | None
+    prepare: Callable[[contextlib.ExitStack], Programs]
+    environment: Mapping[str, str] | None = None
+    releases: bool = False
 
-    prefix: bytes
-    to: int
-    log: LogWriter | None
-    rest: bytes = b""
-
-    def take(self, data: bytes) -> None:
-        """Forward complete lines; at the end (empty data) also the rest. Raises OSError."""
-        if self.log:
-            with contextlib.suppress(OSError):  # a full disk must not end the program
-                self.log.write(data)
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        if self.rest and (not data or len(self.rest) > MAX_LINE_BYTES):
-            lines, self.rest = [*lines, self.rest], b""
-        if lines:
-            _write(self.to, b"".join(self.prefix + line + b"\n" for line in lines))
-
-
-@dataclass(slots=True)
-class _Process:
-    pid: int
-    pidfd: int
-
-
-@dataclass(slots=True)
-class _Supervisor:
-    members: Sequence[Member]
-    started: Started
-    ended: Ended
-    logs: Path | None
-    limits: Limits
-    forward: bool
-    status: int = 0
-    never_started: int | None = None
-    cause: Cause = ""
-    _required: set[int] = field(default_factory=set)
-    """Required members that have not succeeded yet."""
-    _left: dict[int, _Process] = field(default_factory=dict)
-    _ready: int = 0
-    _all_started: bool = False
-    _ending: bool = False
-    _end_at: float | None = None
-    _kill_at: float | None = None
-    _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
-    _files: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _go: int = -1
-    _streams: list[_Stream] = field(default_factory=list)
-    _forwarded: list[signal.Signals] = field(default_factory=list)
-    """Without signals that this process was started to ignore (nohup)."""
-
-    def close(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {EVICTION_SIGNAL})
-        for number in self._forwarded:
-            signal.signal(number, signal.SIG_DFL)
-        self._selector.close()
-        self._files.close()
-
-    # --- start ------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Fork all members. Signals are blocked meanwhile, so that each reaches all members or none."""
-        (ready, send_ready), (go, self._go), (signals, send_signal) = (os.pipe() for _ in range(3))
-        for ours in (ready, self._go, signals, send_signal):
-            self._files.callback(os.close, ours)
-        os.set_blocking(send_signal, False)
-        handled = (*FORWARDED_SIGNALS, EVICTION_SIGNAL)
-        # An eviction that is requested before is blocked until now, and may be pending.
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, handled) - {EVICTION_SIGNAL}
-        self._forwarded = [
-            number for number in handled if signal.getsignal(number) != signal.SIG_IGN
-        ]
-        self._required = {rank for rank, member in enumerate(self.members) if member.required}
-        for rank, member in enumerate(self.members):
-            outputs = [os.pipe() for _ in range(2)]
-            pid = os.fork()
-            if pid == 0:
-                for ours in (self._go, ready, signals):
-                    os.close(ours)
-                _become_member(outputs, self._forwarded, former)
-                member.body(lambda: _wait_for_start(send_ready, go))
-            # Parent and child both do this, because either may run first.
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, pid)
-            self._left[rank] = _Process(pid, os.pidfd_open(pid))
-            self._listen(self._left[rank].pidfd, lambda rank=rank: self._on_member_end(rank))  # type: ignore[misc]
-            self._connect(rank, outputs)
-        for theirs in (send_ready, go):
-            os.close(theirs)
-        self._listen(ready, lambda: self._count_ready(ready))
-        self._listen(signals, lambda: self._on_signal(os.read(signals, 1)[0]))
-        for number in self._forwarded:
-            signal.signal(number, lambda number, _: os.write(send_signal, bytes([number])))
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
-
-    def _listen(self, descriptor: int, on_readable: Callable[[], None]) -> None:
-        self._selector.register(descriptor, selectors.EVENT_READ, on_readable)
-
-    def _connect(self, rank: int, outputs: list[tuple[int, int]]) -> None:
-        log = self._log(rank)
-        for number, (ours, theirs) in enumerate(outputs, start=1):
-            os.close(theirs)
-            os.set_blocking(ours, False)
-            self._files.callback(os.close, ours)
-            to = number if self.forward else -1
-            stream = _Stream(f"[{self.members[rank].name}] ".encode(), to, log)
-            self._streams.append(stream)
-            self._listen(ours, lambda ours=ours, stream=stream: self._forward(ours, stream))  # type: ignore[misc]
-
-    def _log(self, rank: int) -> LogWriter | None:
-        if self.logs is None:
-            return None
-        directory = self.logs / self.members[rank].name
-        directory.mkdir(mode=0o700, exist_ok=True)
-        return self._files.enter_context(contextlib.closing(LogWriter(directory / "log")))
-
-    def _count_ready(self, ready: int) -> None:
-        reports = os.read(ready, len(self.members))
-        self._ready += len(reports)
-        if not reports:
-            self._selector.unregister(ready)
-        elif self._ready == len(self.members) and not self._ending:
-            self._all_started = True
-            # One write for all: so few bytes are never written in part.
-            os.write(self._go, b"g" * len(self.members))
-            if self.limits.timeout_s is not None:
-                self._end_at = time.monotonic() + self.limits.timeout_s
-            self.started([self._left[rank].pid for rank in sorted(self._left)])
-
-    # --- until the end ----------------------------------------------------------------------------
-
-    def follow(self) -> None:
-        """Wait until the last member has ended and its output is forwarded."""
-        while self._left:
-            self._dispatch(self._time_left())
-            now = time.monotonic()
-            if self._end_at is not None and now >= self._end_at and not self._ending:
-                self.status, self.cause = 128 + signal.SIGTERM, "timeout"
-                self._end(signal.SIGTERM)
-            if self._kill_at is not None and now >= self._kill_at:
-                self._kill_at = None
-                self._signal(signal.SIGKILL)
-        # A member's child may keep the output open indefinitely. What has been written so far is forwarded.
-        until = time.monotonic() + DRAIN_S
-        while self._dispatch(0) and time.monotonic() < until:
-            pass
-        for stream in self._streams:
-            self._take(stream, b"")
-
-    def _dispatch(self, timeout_s: float | None) -> bool:
-        events = self._selector.select(timeout_s)
-        for key, _ in events:
-            key.data()
-        return bool(events)
-
-    def _time_left(self) -> float | None:
-        until = self._kill_at if self._ending else self._end_at
-        return None if until is None else max(until - time.monotonic(), 0)
-
-    def _forward(self, descriptor: int, stream: _Stream) -> None:
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            self._selector.unregister(descriptor)
-        self._take(stream, data)
-
-    def _take(self, stream: _Stream, data: bytes) -> None:
+    def fork(self, home: Home) -> tuple[int, int]:
+        """Start its process. Return its PID, and a pipe from which its reports are read. Raises OSError."""
+        receive, send = os.pipe()
         try:
-            stream.take(data)
+            parent, pid = os.getpid(), os.fork()
         except OSError:
-            # The reader has gone (`| head`, or a closed terminal).
-            stream.to = -1
-            self._end(signal.SIGTERM)
+            os.close(receive)
+            os.close(send)
+            raise
+        if pid == 0:
 
-    def _on_member_end(self, rank: int) -> None:
-        process = self._left.pop(rank)
-        self._selector.unregister(process.pidfd)
-        os.close(process.pidfd)
-        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-        if not self._all_started and not self._ending:
-            self.never_started, code = rank, code or 1
-        self.ended(rank, code, self._ending)
-        if self._ending:
+            def report(event: Report) -> None:
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(send, msgspec.json.encode(event) + b"\n")
+
+            def body() -> NoReturn:
+                signal.set_wakeup_fd(-1)
+                for number in (*ENDING, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
+                workload.die_with_parent(signal.SIGTERM)
+                if os.getppid() != parent:
+                    sys.exit(1)
+                os.close(receive)
+                home.leave()
+                self._run(home, report)
+
+            reporting = home.report_errors(lambda why: report(GroupEnd(FAILURE, error=why)))
+            run_child(body, reporting)
+        os.close(send)
+        os.set_blocking(receive, False)
+        return pid, receive
+
+    def _run(self, home: Home, report: Callable[[Report], None]) -> NoReturn:
+        workload.adopt_orphans()
+        # The members of the gang handle it: before they exist it stays pending.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {protocol.EVICTION_SIGNAL})
+        if self.environment is not None:
+            os.environ.clear()
+            os.environ.update(self.environment)
+        progress = Progress(
+            lambda line: report(Waiting(line)),
+            lambda pids: report(Started([(pid, procfs.start_ticks(pid) or 0) for pid in pids])),
+            lambda member, code, ending: report(MemberEnded(member, code, ending)),
+        )
+        launcher = (
+            Launcher(home.runtime, self.request, home.report_errors) if self.request else None
+        )
+        result, taken = run_group(launcher, self.prepare, home.report_errors, progress)
+        workload.end_orphans()
+        if self.request and self.releases:
+            _await_release(home.runtime, self.request.name, progress.notify)
+        report(GroupEnd(result.status, result.cause, result.never_started, taken))
+        sys.exit(result.status)
+
+
+def _await_release(runtime: Runtime, name: str, notify: Callable[[str], None]) -> None:
+    """Wait until the daemon has released the leases of a gang whose processes have ended."""
+    reason = ""
+    while True:
+        with connect(runtime, lambda _: None) as connection:
+            snapshot = connection.request(protocol.GetSnapshot(), protocol.Snapshot)
+            left = [job for job in own_jobs(snapshot) if job.gang == name]
+            if not left:
+                return
+            # A user may have attached to a lease, which that program holds, too.
+            connection.request(protocol.StopJob([name], ATTACHED_GRACE_S), protocol.JobsStopped)
+        if left[0].reason != reason:
+            reason = left[0].reason
+            notify(f"a lease is not released: {reason}")
+        time.sleep(RELEASE_POLL_S)
+
+
+# --- a group as its supervisor sees it ------------------------------------------------------------------
+
+
+def pause_s(failures: int) -> float:
+    """Return the seconds before a process is started again that has failed this often in a row."""
+    return float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 20), MAX_PAUSE_S))
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a group starts again.
+
+    Evictions, and ports that other programs take, start it again at once and count for no limit.
+
+    Attributes:
+        retries: How often it starts again after a failure, at once; None to start again whenever it has
+            ended, also with success or before it had started, after a pause.
+    """
+
+    retries: int | None
+
+    def pause_s(self, end: GroupEnd, failures: int, in_a_row: int, taken: int) -> float | None:
+        """Return the seconds until the next start; None for no further start.
+
+        Args:
+            end: How the last start has ended.
+            failures: How often the group was started again after a failure.
+            in_a_row: Its ends so far without a long run in between, this one included.
+            taken: How often in a row another program has taken its port, this time included.
+        """
+        if self.retries is not None and (
+            end.error or end.lost or not end.status or end.cause not in ("", "eviction")
+        ):
+            return None
+        if end.cause == "eviction" or 0 < taken <= MAX_TAKEN:
+            return 0
+        if self.retries is None:
+            return pause_s(in_a_row)
+        return None if taken or failures >= self.retries else 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """One group. Times are of the monotonic clock, except for `created_at`.
+
+    Attributes:
+        home: The parts that it shares with the other groups of its job.
+        name: Its name.
+        policy: When it starts again.
+        grace_s: How long its programs may take to end.
+        state: See ReplicaState.
+        pid: The process of its start; 0 for none.
+        program: Its first program's process, and when that was started; zeros for none.
+        reports: The pipe with that process's reports; -1 for none.
+        reason: Why it waits, or why it is started again.
+        served: It has been ready since its start.
+        restarts: How often it was started again.
+        failures: How often it was started again after a failure that its policy counts.
+        times_taken: How often in a row other programs have taken its port.
+        was_killed: In this pass its process was found killed by a signal.
+        end: How it has ended; None while it may start again.
+    """
+
+    home: Home
+    name: str
+    policy: RestartPolicy
+    grace_s: float
+    created_at: float = field(default_factory=time.time)
+    state: ReplicaState = "Backoff"
+    pid: int = 0
+    program: tuple[int, int] = (0, 0)
+    reports: int = -1
+    reason: str = ""
+    served: bool = False
+    restarts: int = 0
+    failures: int = 0
+    times_taken: int = 0
+    was_killed: bool = False
+    end: GroupEnd | None = None
+    _rest: bytes = b""
+    _result: GroupEnd | None = None
+    _in_a_row: int = 0
+    _started_at: float | None = None
+    _next_at: float = 0.0
+    """When it is started again, gets SIGTERM or SIGKILL, by its state."""
+
+    # --- what differs by kind -------------------------------------------------------------------------
+
+    def next_start(self) -> Start:
+        """Return its next start. Raises FenkaError, OSError."""
+        raise NotImplementedError
+
+    def on_report(self, report: Report) -> None:
+        """Note a report of its process."""
+
+    def on_restart(self, end: GroupEnd) -> None:
+        """Note that it is started again after this end."""
+
+    def on_gone(self) -> None:
+        """Remove what is left of it."""
+
+    def close_inherited(self) -> None:
+        """Close, in another group's process, what belongs to this one."""
+        if self.reports >= 0:
+            os.close(self.reports)
+
+    # --- start and end --------------------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        """Start its process."""
+        self.state, self.reason = "Pending", ""
+        self._rest, self._result, self._started_at = b"", None, None
+        try:
+            self.pid, self.reports = self.next_start().fork(self.home)
+        except (FenkaError, OSError) as why:
+            code = why.exit_code if isinstance(why, FenkaError) else FAILURE
+            self._on_end(GroupEnd(code, error=str(why)), now)
+
+    def drain(self, now: float) -> None:
+        """Have it finish its requests, and then end."""
+        if self.pid:
+            self.state, self._next_at = "Draining", now + self.grace_s
+        else:
+            self._leave(GroupEnd(0))
+
+    def stop(self, number: int) -> None:
+        """Pass a signal on that ends it. The second one kills its programs."""
+        self.state, self._next_at = "Ending", math.inf
+        if self.pid:
+            os.kill(self.pid, number)
+        else:
+            self._leave(GroupEnd(128 + number, "signal"))
+
+    def _leave(self, end: GroupEnd) -> None:
+        self.state, self.end = "Ending", end
+        self.on_gone()
+
+    # --- passes ---------------------------------------------------------------------------------------
+
+    def observe(self, now: float) -> None:
+        """Read the reports of its process, and whether it has ended."""
+        self.was_killed = False
+        # Its reports are complete once it has ended.
+        ended, status = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
+        for report in self._read():
+            match report:
+                case Waiting(reason=reason):
+                    self.reason = reason
+                case Started(processes=processes):
+                    self.program = processes[0]
+                    if self.state == "Pending":
+                        self.state, self.reason, self._started_at = "Starting", "", now
+                case GroupEnd():
+                    self._result = report
+            self.on_report(report)
+        if ended:
+            os.close(self.reports)
+            self.pid, self.reports, self.program = 0, -1, (0, 0)
+            self.was_killed = os.WIFSIGNALED(status)
+            code = os.waitstatus_to_exitcode(status)
+            end = self._result or GroupEnd(code, lost=True)
+            if end.error:
+                end.status = code
+            self._on_end(end, now)
+
+    def _read(self) -> list[Report]:
+        with contextlib.suppress(BlockingIOError):
+            while self.reports >= 0 and (part := os.read(self.reports, 1 << 16)):
+                self._rest += part
+        *lines, self._rest = self._rest.split(b"\n")
+        return [*map(_decoder.decode, lines)]
+
+    def _on_end(self, end: GroupEnd, now: float) -> None:
+        """Decide whether it starts again."""
+        if self._started_at is not None and now - self._started_at > STABLE_S:
+            self._in_a_row = 0
+        self._in_a_row += 1
+        self.times_taken = self.times_taken + 1 if end.taken and not self.served else 0
+        counts = self.failures, self._in_a_row, self.times_taken
+        ending = self.state in ("Draining", "Ending")
+        pause = None if ending else self.policy.pause_s(end, *counts)
+        if pause is None:
+            self._leave(end)
             return
-        if code:
-            self.status = code if code > 0 else 128 - code
-            self._end(signal.SIGTERM)
-            return
-        self._required.discard(rank)
-        if not self._required:
-            self._end(signal.SIGTERM)
+        self.state, self.served, self._next_at = "Backoff", False, now + pause
+        self.failures += not (end.cause or self.times_taken)
+        self.on_restart(end)
 
-    def _on_signal(self, number: int) -> None:
-        if number == EVICTION_SIGNAL:
-            if not self._ending:
-                self.status, self.cause = 128 + signal.SIGTERM, "eviction"
-                self._end(signal.SIGTERM)
-            return
-        if self._ending:
-            self._signal(signal.SIGKILL)
-            return
-        self.status, self.cause = 128 + number, "signal"
-        self._end(number)
-
-    def _end(self, number: int) -> None:
-        if self._ending:
-            return
-        self._ending, self._kill_at = True, time.monotonic() + self.limits.grace_s
-        self._signal(number)
-
-    def _signal(self, number: int) -> None:
-        """Send a signal to the process groups of the remaining members."""
-        for process in self._left.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+    def proceed(self, now: float, *, drained: bool) -> None:
+        """Do what is due. drained: it has no requests and gets none."""
+        due = now >= self._next_at
+        if self.state == "Backoff" and due:
+            self.restarts += 1
+            self.start(now)
+        elif self.state == "Draining" and (due or drained or not self.served):
+            self.state, self._next_at = "Ending", now + self.grace_s + END_SLACK_S
+            os.kill(self.pid, signal.SIGTERM)
+        elif self.state == "Ending" and due and self.pid:
+            os.kill(self.pid, signal.SIGKILL)
 
 
-def _become_member(
-    outputs: list[tuple[int, int]],
-    handled: list[signal.Signals],
-    mask: set[int | signal.Signals],
-) -> None:
-    """Set up the child. Its own process group lets Ctrl-C reach it once, through the supervisor."""
-    os.setpgid(0, 0)
-    for passed_on in handled:
-        signal.signal(passed_on, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    for number, (_, theirs) in enumerate(outputs, start=1):
-        os.dup2(theirs, number)
+# --- the supervisor -------------------------------------------------------------------------------------
+
+G = TypeVar("G", bound=Group)
 
 
-def _wait_for_start(send_ready: int, go: int) -> None:
-    # Without a daemon, nothing else would end this process if the supervisor is killed. The setting is made
-    # now, because a process that enters a user namespace loses it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    os.write(send_ready, b"r")
-    # End of file: the supervisor has ended, or ends all members.
-    if os.read(go, 1) != b"g":
-        os._exit(1)
+class Supervisor(Generic[G]):
+    """Runs the groups of one job, until none is left.
 
+    Attributes:
+        groups: Those that have not ended.
+        children: Its other processes.
+    """
 
-def _write(descriptor: int, data: bytes) -> None:
-    if descriptor < 0:
-        return
-    while data:
-        data = data[os.write(descriptor, data) :]
+    def __init__(self) -> None:
+        self.groups = list[G]()
+        self.children = set[int]()
+        self._signals = list[int]()
+        self._woken, self._wake = socket.socketpair()
+
+    def run(
+        self,
+        step: Callable[[float, Sequence[int]], bool] | None = None,
+        drained: Callable[[G], bool] = lambda _: False,
+        publish: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Return when the job is over.
+
+        Args:
+            step: Starts and drains groups. It gets the monotonic clock's seconds and the signals that have
+                told this process to end since the last pass. It returns whether the job may go on without
+                groups. By default all groups get the signals.
+            drained: Returns whether a group has no requests and gets none.
+            publish: Records the groups at the end of a pass.
+        """
+        workload.adopt_orphans()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        for number in (*ENDING, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        goes_on = True
+        while self.groups or goes_on:
+            now = time.monotonic()
+            self._observe(now)
+            signals, self._signals = self._signals, []
+            goes_on = (step or self._pass_on)(now, signals)
+            for group in self.groups:
+                group.proceed(now, drained=drained(group))
+            publish(now)
+            if self.groups or goes_on:
+                self._wait()
+
+    def close_inherited(self) -> None:
+        """Close, in a group's process, what belongs to the groups."""
+        for group in self.groups:
+            group.close_inherited()
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if number in ENDING:
+            self._signals.append(number)
+
+    def _observe(self, now: float) -> None:
+        for group in self.groups:
+            group.observe(now)
+        if any(group.was_killed for group in self.groups):
+            # Its programs. Those of the other groups are no orphans.
+            workload.end_orphans({*self.children, *(group.pid for group in self.groups)})
+        self.groups = [group for group in self.groups if group.end is None]
+
+    def _pass_on(self, _now: float, signals: Sequence[int]) -> bool:
+        for group in self.groups:
+            for number in signals:
+                group.stop(number)
+        return False
+
+    def _wait(self) -> None:
+        # Not select.select, which knows only the first 1024 descriptors.
+        poll = select.poll()
+        pipes = [group.reports for group in self.groups if group.reports >= 0]
+        for descriptor in (self._woken.fileno(), *pipes):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(PASS_S * 1000)
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(1 << 12)

@@ -1,26 +1,25 @@
-"""What users do with trainings of this machine besides submitting them: look, follow, stop, delete.
+"""The commands about trainings of this machine: submit, look, follow, attach, stop, delete.
 
-Submits a training to this machine: checks it, brings its code, and leaves it to its supervisor.
-
-Trainings of this machine as values of the screens: records, and what the daemon knows of their leases.
+Screens show a training's record, with the daemon's view of its leases.
 """
 
-import contextlib
 import os
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from fenka.core.errors import FAILURE
 from fenka.core.request import InvalidRequest
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.collection import without_secrets
-from fenka.jobs.processes import ErrorReporter, Notify, start_in_background
+from fenka.jobs.processes import ErrorReporter
 from fenka.jobs.training import TrainingSpec
 from fenka.local import records, runs, training_plan, training_supervisor, workload
+from fenka.local.launch import NotRunning, become
 from fenka.local.records import (
     OWN,
     TRAININGS,
@@ -30,10 +29,10 @@ from fenka.local.records import (
     UnreadableRecord,
 )
 from fenka.local.views import card_uses, requested_cards
-from fenka.local.workload import end_process, end_writers
+from fenka.local.workload import end_leases, end_process, end_writers
 from fenka.views.workloads import TRAINERS, JobEvent, JobProcess, Phase, TrainingJob, shown_place
-from fenka.workstation import client, paths
-from fenka.workstation.paths import Runtime, UnsafeDirectory
+from fenka.workstation import client
+from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import JobView, Snapshot
 from fenka.workstation.snapshot import address
 
@@ -63,9 +62,7 @@ def submit(
     training_plan.refuse_cluster_options(spec)
     spec, credentials = without_secrets(spec)
     record = _record(spec)
-    if ignored := workload.ignored_options(spec):
-        have = "have" if len(ignored) > 1 else "has"
-        announce(f"{', '.join(ignored)} {have} no effect on a workstation")
+    workload.announce_ignored(spec, announce)
     directory = runs.create_training_directory(runtime, record)
     try:
         training_plan.bring(
@@ -76,7 +73,13 @@ def submit(
         if training_plan.lease_request(spec, training_plan.processes(spec), record.directory):
             # Not by the supervisor, or its end would be that of the daemon's parent.
             client.connect(runtime, announce).close()
-        _start(runtime, directory, announce, report_errors)
+        workload.start_supervisor(
+            spec.name,
+            lambda notify, _: training_supervisor.run(runtime, directory, notify, report_errors),
+            directory / OWN / "log",
+            announce,
+            report_errors,
+        )
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -89,7 +92,7 @@ def _record(spec: TrainingSpec) -> TrainingRecord:
     training_plan.lease_request(spec, planned, directory)
     workload.check_mounts(spec)
     if spec.tensorboard:
-        training_supervisor.check()
+        training_supervisor.check_tensorboard()
     record = TrainingRecord(
         uid=secrets.token_hex(8),
         spec=spec,
@@ -114,24 +117,6 @@ def _working_directory(spec: TrainingSpec) -> str:
             raise InvalidRequest(f"--code {spec.code} is not a directory")
         return str(TRAININGS.place_of(spec.name))
     return workload.working_directory(spec)
-
-
-def _start(
-    runtime: Runtime,
-    directory: Path,
-    announce: Callable[[str], None],
-    report_errors: ErrorReporter,
-) -> None:
-    def body(notify: Notify, _started: Callable[[], None]) -> None:
-        training_supervisor.run(runtime, directory, notify, report_errors)
-
-    log = directory / OWN / "log"
-    with start_in_background(body, log, report_errors) as process:
-        for line in process.status_lines():
-            if line != training_supervisor.STARTED:
-                announce(line)
-            if line == training_supervisor.STARTED or line.startswith("waiting"):
-                return
 
 
 def training_job(record: TrainingRecord, snapshot: Snapshot | None, user: str) -> TrainingJob:
@@ -295,6 +280,24 @@ def log_file(name: str, instance: str = "", container: str = "") -> Path:
     return records.log_of(directory, process.name)
 
 
+def attach_to(name: str, instance: str, command: Sequence[str]) -> NoReturn:
+    """Become this command in the lease of an instance: the chief's if none is named.
+
+    It is ended when the training ends or starts again.
+
+    Raises RecordNotFound, UnreadableRecord, NotRunning, IsolationError, JobNotStarted.
+    """
+    training = record(name)
+    process = training.instance(instance)
+    if process is None:
+        raise RecordNotFound(
+            f"job {name} has no instance {instance[:80]}: fenka get {name} lists them"
+        )
+    if process.ended_at is not None:
+        raise NotRunning(f"{process.name} is not running")
+    become(process.name, (process.pid, process.start_ticks), training.directory, command)
+
+
 def events(name: str) -> list[JobEvent]:
     """Return what the record tells of a training's past, the oldest first. Raises UnreadableRecord."""
     training = record(name)
@@ -359,13 +362,5 @@ def delete(name: str) -> None:
         stop(name)
     except UnreadableRecord:
         end_writers(directory / records.OWN / "log", name, TrainingSpec().grace_s)
-    _release_leases(name)
+    end_leases(name)
     TRAININGS.remove(name)
-
-
-def _release_leases(name: str) -> None:
-    """Have the daemon end what is left in the training's leases. Raises RequestFailed."""
-    with contextlib.suppress(client.DaemonUnavailable, UnsafeDirectory):
-        runtime = paths.current()
-        if client.jobs_called(runtime, name):
-            client.stop_jobs(runtime, [name])

@@ -1,18 +1,24 @@
-"""Renders a training as processes of this machine: values in, values out.
+"""Renders a training as processes of this machine, and brings what they need: code, and files for mpirun.
 
 Each process has an address of its own, 127.0.0.1 and a free port. Roles that request cards are the members
 of one gang in the daemon's queue; the others run outside of leases.
-
-Brings a training's code to its directory, before anything is requested of the daemon.
 """
 
+import contextlib
 import os
+import secrets
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
-from collections.abc import Iterable, Mapping
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
+from pathlib import Path, PurePosixPath
 
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
@@ -28,6 +34,7 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.training import Role, RoleName, TrainingSpec
 from fenka.jobs.workload import RoleSpec
 from fenka.local import workload
+from fenka.local.records import OWN, TrainingRecord
 from fenka.local.workload import NO_CARDS, parse_priority
 from fenka.views.workloads import TRAINERS, instance_name
 
@@ -60,7 +67,7 @@ class Process:
 
     @property
     def gpu(self) -> GpuResources | None:
-        """What it gets of the cards."""
+        """Its share of the cards."""
         return self.role.gpu
 
     @property
@@ -147,6 +154,16 @@ def environment(
     return variables | spec.env
 
 
+def time_left_s(record: TrainingRecord) -> float | None:
+    """Return the seconds until a start must end: by its own limit, or by that of the training."""
+    spec = record.spec
+    limits = [spec.time_limit_s] if spec.time_limit_s is not None else []
+    if spec.running_timeout_s is not None:
+        since = record.started_at or time.time()
+        limits.append(max(since + spec.running_timeout_s - time.time(), 0))
+    return min(limits, default=None)
+
+
 def refuse_cluster_options(spec: TrainingSpec) -> None:
     """Raise InvalidRequest for an option that a workstation cannot provide."""
     parts: dict[str, RoleSpec] = {
@@ -208,3 +225,106 @@ def _copy(source: Path, target: Path) -> None:
             continue  # a submodule
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source / name, target / name, follow_symlinks=False)
+
+
+# --- mpirun ---------------------------------------------------------------------------------------------
+
+# The hosts' names resolve to nothing, because Open MPI starts processes without an agent on a host that is
+# local, and thus outside of the leases. Ranks reach each other through the loopback interface.
+
+POLL_S = 0.02
+"""Between attempts to reach an agent that starts."""
+
+_LOOPBACK = {
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "HYDRA_IFACE": "lo",
+}
+
+
+def _mpi_files(directory: Path) -> Path:
+    """Return the directory of the agent, the key and the lists of hosts."""
+    return directory / OWN / "mpi"
+
+
+def _mpi_sockets(record: TrainingRecord) -> Path:
+    """Return the directory of the agents' sockets and of temporary files, whose paths must be short."""
+    return Path(tempfile.gettempdir()) / f"fenka-{record.uid}"
+
+
+def _mpi_host(worker: str) -> str:
+    """Return the name by which mpirun calls a worker. No name server may know this domain (RFC 6761)."""
+    return f"{worker}.invalid"
+
+
+def prepare_mpi(record: TrainingRecord, directory: Path, workers: Sequence[str]) -> None:
+    """Write all files for an attempt. Raises OSError."""
+    place = _mpi_files(directory)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(mode=0o700)
+    source = resources.files("fenka.jobs.in_pod") / "mpi_agent.py"
+    (place / "agent.py").write_text(source.read_text())
+    (place / "agent").write_text(f'#!/bin/sh\nexec {shlex.join(_mpi_agent(place))} "$@"\n')
+    (place / "agent").chmod(0o700)
+    (place / "key").touch(mode=0o600)
+    (place / "key").write_text(secrets.token_hex(32))
+    hosts = [_mpi_host(worker) for worker in workers]
+    slots = training.slots(record.spec)
+    (place / "hosts").write_text(training.hostfile(hosts, slots, hydra=False))
+    (place / "hydra-hosts").write_text(training.hostfile(hosts, slots, hydra=True))
+    remove_mpi_sockets(record)
+    _mpi_sockets(record).mkdir(mode=0o700)
+    for worker in workers:
+        (_mpi_sockets(record) / worker).mkdir()
+
+
+def remove_mpi_sockets(record: TrainingRecord) -> None:
+    """Remove the directory of the agents' sockets."""
+    shutil.rmtree(_mpi_sockets(record), ignore_errors=True)
+
+
+def mpi_agent_command(directory: Path, worker: str) -> list[str]:
+    """Return the command of a worker."""
+    return [*_mpi_agent(_mpi_files(directory)), "serve", _mpi_host(worker)]
+
+
+def mpi_launcher_environment(record: TrainingRecord, directory: Path) -> dict[str, str]:
+    """Return the variables of the process that calls mpirun."""
+    place = PurePosixPath(_mpi_files(directory))
+    variables = training.mpi_environment(place / "agent", place / "hosts", place / "hydra-hosts")
+    return {
+        **variables,
+        **_LOOPBACK,
+        "FENKA_AGENT_SOCKETS": str(_mpi_sockets(record)),
+        "FENKA_AGENT_KEY": str(place / "key"),
+    }
+
+
+def mpi_worker_environment(record: TrainingRecord, directory: Path, worker: str) -> dict[str, str]:
+    """Return the variables of a worker: the launcher's, and a directory for temporary files of its own.
+
+    Open MPI's daemons take each other's files for their own where several share a host's directory. Its own
+    option for that directory would be passed on, from daemons to those that they start.
+    """
+    return {
+        **mpi_launcher_environment(record, directory),
+        "TMPDIR": str(_mpi_sockets(record) / worker),
+    }
+
+
+def await_agents(record: TrainingRecord, workers: Iterable[str]) -> None:
+    """Return when all agents listen. The supervisor ends this process if one fails."""
+    for worker in workers:
+        while not _listens(_mpi_sockets(record) / _mpi_host(worker)):
+            time.sleep(POLL_S)
+
+
+def _listens(path: Path) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(path))
+        return True
+    return False
+
+
+def _mpi_agent(place: Path) -> list[str]:
+    return [sys.executable, "-IS", str(place / "agent.py")]

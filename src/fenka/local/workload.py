@@ -1,15 +1,11 @@
-"""What trainings and services of this machine have in common: their options, mounts and directories.
+"""The options, mounts and directories of this machine's trainings and services; starts and ends supervisors.
 
-Leaves no process behind, whichever process of a training is killed.
-
-A training has two processes besides its programs. The guard starts the supervisor. Orphans among the
-supervisor's descendants become its children (subreaper); it ends them after each attempt. If it is killed,
-they become the guard's, which ends them. If the guard is killed, the supervisor gets SIGTERM. Neither ever
-ends a process that is not its own child: without a guard the supervisor's parent is init, whose children
-are everybody's. The daemon does the same for programs in leases; this is for those without, and for the
-time without a daemon.
-
-Ends the supervisors of trainings and services.
+No process is left, whichever process of a training or service is killed. Orphans among the descendants of a
+group's start become its children (subreaper), which it ends. If it is killed, they become the supervisor's,
+which ends them. If the supervisor is killed, the start gets SIGTERM, and a service's guard ends the orphans.
+None ever ends a process that is not its own child: the supervisor's parent is init, whose children are
+everybody's. The daemon does the same for programs in leases; this is for those without, and for the time
+without a daemon.
 """
 
 import contextlib
@@ -25,9 +21,9 @@ from pathlib import Path
 from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
-from fenka.jobs.processes import JobNotStarted
+from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, start_in_background
 from fenka.jobs.workload import RoleSpec, WorkloadSpec
-from fenka.workstation.client import DAEMON_MARK
+from fenka.workstation import client, paths
 
 NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 """For processes outside of leases, which could use every card of the machine."""
@@ -85,13 +81,16 @@ def refuse_cluster_options(spec: WorkloadSpec, roles: Mapping[str, RoleSpec]) ->
         raise InvalidRequest(f"--{option} requires a cluster: {advice}")
 
 
-def ignored_options(spec: WorkloadSpec) -> list[str]:
-    """Return the options that have no effect on a workstation."""
-    return [
+def announce_ignored(spec: WorkloadSpec, announce: Notify) -> None:
+    """Name the options that have no effect on a workstation."""
+    ignored = [
         f"--{'no-' if field == 'gang' else ''}{_option(field)}"
         for field in _IGNORED
         if _given(spec, field)
     ]
+    if ignored:
+        have = "have" if len(ignored) > 1 else "has"
+        announce(f"{', '.join(ignored)} {have} no effect on a workstation")
 
 
 def _given(spec: WorkloadSpec, field: str) -> bool:
@@ -163,6 +162,11 @@ def provide_files(spec: WorkloadSpec, directory: Path) -> list[tuple[str, str]]:
     return binds
 
 
+# --- supervisors ----------------------------------------------------------------------------------------
+
+STARTED = "started"
+"""The status line of a supervisor after which its processes run, or clients can connect."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -183,7 +187,6 @@ def run(body: Callable[[], int]) -> int:
         code = 1
         try:
             die_with_parent(signal.SIGTERM)
-            adopt_orphans()
             if os.getppid() == guard:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 code = body()
@@ -258,7 +261,44 @@ def _is_orphan(pid: int) -> bool:
     # Programs may forbid their own user to read it. Daemons do not.
     with contextlib.suppress(OSError):
         environment = (procfs.PROC / str(pid) / "environ").read_bytes()
-    return lives and f"{DAEMON_MARK}=1".encode() not in environment.split(b"\0")
+    return lives and f"{client.DAEMON_MARK}=1".encode() not in environment.split(b"\0")
+
+
+def start_supervisor(
+    name: str,
+    body: Callable[[Notify, Callable[[], None]], object],
+    log: Path,
+    announce: Notify,
+    report_errors: ErrorReporter,
+) -> None:
+    """Start a supervisor in the background. Return when it reports that it has started, or waits.
+
+    Args:
+        name: The job that it supervises.
+        body: What replaces its process; see `start_in_background`.
+        log: The file that receives its output.
+        announce: Receives its other reports.
+        report_errors: The command's reporter of errors.
+
+    Raises:
+        JobNotStarted: It could not be started.
+    """
+    with start_in_background(body, log, report_errors) as process:
+        for line in process.status_lines():
+            if line == STARTED:
+                return
+            announce(line)
+            if line.startswith("waiting"):
+                return
+    raise JobNotStarted(f"the supervisor of {name} ended while it started: see {log}", FAILURE)
+
+
+def end_leases(name: str) -> None:
+    """Have the daemon end what runs, waits or is left in the leases of a name. Raises RequestFailed."""
+    with contextlib.suppress(client.DaemonUnavailable, paths.UnsafeDirectory):
+        runtime = paths.current()
+        if client.jobs_called(runtime, name):
+            client.stop_jobs(runtime, [name])
 
 
 END_TIMEOUT_S = 30.0

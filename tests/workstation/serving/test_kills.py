@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from fenka import procfs
-from fenka.jobs.service import ServiceSpec
-from fenka.local.records import VersionRecord
-from fenka.local.service_replicas import ReplicaProgram
+from fenka.local.launch import Programs
+from fenka.local.supervisor import Home, Start
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import Workstation, eventually, kill, refused
 from tests.workstation.serving.conftest import ANSWER, Service
@@ -132,13 +131,12 @@ def test_no_descriptor_is_kept_when_a_replica_cannot_be_forked(
     def fail() -> int:
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    version = VersionRecord(ServiceSpec(), 1, 0, str(tmp_path), {})
-    runtime = Runtime(tmp_path)
-    program = ReplicaProgram(runtime, "r", None, version, {}, tmp_path, contextlib.nullcontext)
+    start = Start(None, lambda _: Programs([], []))
+    home = Home(Runtime(tmp_path), tmp_path, contextlib.nullcontext)
     monkeypatch.setattr(os, "fork", fail)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(BlockingIOError):
-        program.fork(lambda: None)
+        start.fork(home)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 

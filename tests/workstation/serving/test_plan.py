@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fenka.jobs.routing_table import ReplicaEntry, VersionEntry
 from fenka.jobs.service import PortName, ServiceSpec
-from fenka.local import service_plan
+from fenka.local import service_plan, supervisor
 from fenka.local.records import ReplicaState, ServiceRecord, VersionRecord
 from fenka.local.service_plan import GatewayUse
 
@@ -119,7 +119,7 @@ def test_update_ends_with_what_is_wanted_whatever_there_was(
 
 def test_pause_doubles_up_to_its_limit() -> None:
     """A broken version does not keep the machine busy."""
-    assert [service_plan.pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
+    assert [supervisor.pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
 
 
 IDLE = GatewayUse(0, {}, {"v1": 5}, {})

@@ -10,7 +10,7 @@ from fenka.cli.workloads.backend import GatewayChoice, LogRequest, require_insta
 from fenka.cli.workloads.local_logs import print_log
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceSpec
-from fenka.local import notebooks, records, run_jobs, runs, service_commands, training_commands
+from fenka.local import lease_jobs, records, runs, service_commands, training_commands
 from fenka.local.records import NOTEBOOKS, SERVICES
 from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob, Workload
 from fenka.workstation import paths
@@ -37,7 +37,7 @@ class LocalBackend:
     def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
         """Return all jobs, or the one with this name, the newest first. Their positions are known."""
         del positions
-        jobs = [*training_commands.jobs(name), *notebooks.jobs(name), *run_jobs.jobs(name)]
+        jobs = [*training_commands.jobs(name), *lease_jobs.jobs(name)]
         return sorted(jobs, key=lambda job: -job.created)
 
     def events(self, workload: Workload) -> list[JobEvent]:
@@ -45,16 +45,14 @@ class LocalBackend:
         if isinstance(workload, ServiceVersion) or workload.trainer == "notebook":
             return []
         if workload.trainer == "run":
-            return run_jobs.events(workload.name)
+            return lease_jobs.events(workload.name)
         return training_commands.events(workload.name)
 
     def delete_jobs(self, jobs: Sequence[TrainingJob]) -> None:
         """Delete jobs with all that is left of them."""
         for job in jobs:
-            if job.trainer == "run":
-                run_jobs.delete(job.name)
-            elif NOTEBOOKS.exists(job.name):
-                notebooks.delete(job.name)
+            if job.trainer == "run" or NOTEBOOKS.exists(job.name):
+                lease_jobs.delete(job.name)
             else:
                 training_commands.delete(job.name)
 
@@ -126,8 +124,8 @@ class LocalBackend:
             replica = require_instance(workload, instance)
             service_commands.attach_to(name, replica.name, command)
         if workload.trainer in ("run", "notebook"):
-            run_jobs.attach_to(name, instance, command)
-        run_jobs.run(name, instance, command)
+            lease_jobs.attach_to(name, instance, command)
+        training_commands.attach_to(name, instance, command)
 
     def exit_code(self, job: TrainingJob) -> int:
         """Return the exit code of a training that has ended."""

@@ -12,7 +12,7 @@ from fenka.cli import tables
 from fenka.cli.errors import UserError
 from fenka.cli.workloads.backend import LogRequest
 from fenka.core.errors import INVALID_INPUT
-from fenka.local.supervisor import LogTimes
+from fenka.local.gang import LogTimes
 
 FOLLOW_INTERVAL_S = 0.1
 

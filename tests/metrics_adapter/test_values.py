@@ -14,7 +14,7 @@ from fenka.metrics_adapter.exposition import MAX_VALUE, NoValue
 from fenka.metrics_adapter.values import MAX_GATEWAYS, MAX_PODS, version_selector
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.usage import SliceUsage, UsageSample
+from fenka.node.monitor.usage import NodeUsage, SliceUsage
 from tests.gateway.harness import GET, FakeReplica, Installation, installation, table, version
 from tests.metrics_adapter.harness import (
     LOOPBACK,
@@ -251,7 +251,7 @@ def node_text(*shares: tuple[str, float | None, int]) -> bytes:
     """Return a real node program's metrics. shares: pod, share of the card and requested percent."""
     exporter = Exporter("n1")
     usages = tuple(usage(pod, share, percent) for pod, share, percent in shares)
-    exporter.sample = UsageSample(usages, (card(0),))
+    exporter.sample = NodeUsage(usages, (card(0),))
     registry = CollectorRegistry()
     registry.register(exporter)
     return generate_latest(registry)

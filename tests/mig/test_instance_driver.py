@@ -10,7 +10,7 @@ from fenka.formats.mig_parted import CardTarget
 from fenka.hardware.nvml import Hardware
 from fenka.hardware.nvml_mig import NoRoomForInstance
 from fenka.mig.instance_driver import InstanceDriver
-from fenka.mig.keeper import InstanceRecord
+from fenka.mig.keeper import GpuInstanceRecord
 from fenka.mig.layouts import CardPlan, Step, plan_card
 from fenka.mig.manager import InstanceManager, is_enabled
 from tests.mig.machine import Machine
@@ -28,11 +28,11 @@ class Program:
         self.keeper = manager.keeper
         self.driver = InstanceDriver(manager, lambda: self.leased, self._show)
 
-    async def _show(self, leaving: Collection[InstanceRecord]) -> None:
+    async def _show(self, leaving: Collection[GpuInstanceRecord]) -> None:
         self.shown.append((self.machine.layout(), [record.profile for record in leaving]))
         self.on_show()
 
-    def make(self, profile: str, start: int) -> InstanceRecord:
+    def make(self, profile: str, start: int) -> GpuInstanceRecord:
         """Create an instance."""
         return self.keeper.create(self.machine.card, self.machine.place(profile, start))
 
@@ -63,7 +63,7 @@ async def test_instance_stays_when_a_lease_comes_while_unused_ones_are_sought(
     """The driver is read in a thread, and the program gives leases away meanwhile."""
     record, read = program.make("1g.5gb", 0), program.keeper.unused
 
-    def unused(leased: Collection[str]) -> list[InstanceRecord]:
+    def unused(leased: Collection[str]) -> list[GpuInstanceRecord]:
         found = read(leased)
         program.leased.add(record.uuid)
         return found

@@ -18,8 +18,8 @@ from fenka.node.driver import NodeDriver
 from fenka.node.inventory import CardHealth
 from fenka.node.lease.store import LeaseStore
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.monitor import CardMonitor, Monitor, ViolationPolicy
-from fenka.node.monitor.usage import SliceUsage, UnmanagedProcess, UsageSample
+from fenka.node.monitor.monitor import HealthMonitor, Monitor, ViolationPolicy
+from fenka.node.monitor.usage import NodeUsage, SliceUsage, UnmanagedProcess
 from tests.node.harness import NodeHarness, card, node_harness
 from tests.waiting import until
 
@@ -30,14 +30,14 @@ class FakeUsage:
     def __init__(self, store: LeaseStore, *kinds: str) -> None:
         self._store, self._kinds = store, kinds
 
-    def sample(self, *_: Any) -> UsageSample:
+    def sample(self, *_: Any) -> NodeUsage:
         """Stand in for `Usage.sample`."""
         piece = Slice(0, card(0).uuid, 100, 30)
         usages = tuple(
             SliceUsage(token, lease, piece, 0, 300 << 20, 1, 0.9, 0.3)
             for token, lease in self._store.leases.items()
         )
-        return UsageSample(
+        return NodeUsage(
             over_memory=usages if "memory" in self._kinds else (),
             unmanaged=tuple(
                 UnmanagedProcess(usage.token, usage.lease, 1)
@@ -48,9 +48,9 @@ class FakeUsage:
         )
 
 
-def card_monitor(node: NodeHarness) -> CardMonitor:
+def card_monitor(node: NodeHarness) -> HealthMonitor:
     """Return the card monitor of a node."""
-    return CardMonitor(
+    return HealthMonitor(
         node.node_api,
         node.health,
         node.program.inventory,

@@ -6,7 +6,7 @@ import pytest
 
 from fenka.formats.quantities import InvalidSize
 from fenka.node import main
-from fenka.node.config import Config
+from fenka.node.config import NodeConfig
 from fenka.node.main import (
     PreflightError,
     check_mounts,
@@ -127,4 +127,4 @@ def test_check_unit_rejects_units_when_their_list_is_too_long() -> None:
 def test_run_rejects_options_before_anything_is_changed() -> None:
     """The sentence names what is valid."""
     with pytest.raises(InvalidSize, match="'3' is no unit: use GiB"):
-        main.run(Config("n", unit="3"))
+        main.run(NodeConfig("n", unit="3"))

@@ -22,7 +22,7 @@ from fenka.isolation.lease_files import card_limits
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.usage import SliceUsage, Usage, UsageSample
+from fenka.node.monitor.usage import NodeUsage, SliceUsage, Usage
 from fenka.server.listener import listening_socket
 from fenka.server.probes import serve_probes
 from tests.node.harness import card, lease_files
@@ -288,7 +288,7 @@ def test_metrics_have_their_names_and_labels(tmp_path: Path, lease: Lease) -> No
         'fenka_node_violations_total{kind="compute_limit"}': 0,
         'fenka_node_violations_total{kind="unmanaged_process"}': 0,
     }
-    assert UsageSample().usages == ()
+    assert NodeUsage().usages == ()
 
 
 GPU_MANAGERS = """\
@@ -316,7 +316,7 @@ def test_metrics_in_gpu_managers_names_are_unchanged() -> None:
     slices = [Slice(index, card(index).uuid, 4096, 40) for index in (0, 1)]
     lease = Lease(POD, "default", "p", "c", slices, slices, {})
     exporter = Exporter("n1")
-    exporter.sample = UsageSample(
+    exporter.sample = NodeUsage(
         (
             SliceUsage("t", lease, slices[0], 0, 300 * MIB, 1, 0.25, 0.2),
             SliceUsage("t", lease, slices[1], 0, 0, 1, 0.5, 0.5),

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fenka.core.inventory import InstanceId
 from fenka.isolation.lease_files import describe_os_error
-from fenka.mig.keeper import InstanceRecord
+from fenka.mig.keeper import GpuInstanceRecord
 from fenka.mig.layouts import CardPlan, Progress, carry_out
 from fenka.mig.manager import InstanceManager
 
@@ -32,7 +32,7 @@ class InstanceDriver:
 
     manager: InstanceManager
     leased: Callable[[], Collection[str]]
-    show: Callable[[Collection[InstanceRecord]], Awaitable[None]]
+    show: Callable[[Collection[GpuInstanceRecord]], Awaitable[None]]
     idle: Callable[[], object] = lambda: None
     changing: frozenset[InstanceId] = frozenset()
     _turns: int = 0
@@ -78,7 +78,7 @@ class InstanceDriver:
 
     # --- in a turn ----------------------------------------------------------------------------------
 
-    async def destroy_unused(self) -> list[InstanceRecord]:
+    async def destroy_unused(self) -> list[GpuInstanceRecord]:
         """Destroy the instances that no lease names. Return those that are still in use.
 
         Raises MigError, NoDriver, OSError.
@@ -100,7 +100,7 @@ class InstanceDriver:
     async def create(
         self,
         instances: Collection[InstanceId],
-        step: Callable[[Collection[str], Collection[InstanceRecord]], _Result],
+        step: Callable[[Collection[str], Collection[GpuInstanceRecord]], _Result],
         created: Callable[[_Result], object] = lambda _: None,
     ) -> None:
         """Create instances, after unused ones were destroyed, which may be in their way.
@@ -113,7 +113,7 @@ class InstanceDriver:
         Raises:
             MigError, NoDriver, OSError: They were not created.
         """
-        lingering: Collection[InstanceRecord] = ()
+        lingering: Collection[GpuInstanceRecord] = ()
         try:
             lingering = await self.destroy_unused()
             self.changing = frozenset(instances)

@@ -49,7 +49,7 @@ class InvalidRecords(FenkaError):
     """The file of records is damaged."""
 
 
-class InstanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpuInstanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One instance.
 
     Attributes:
@@ -83,7 +83,7 @@ class RecordFile(msgspec.Struct, forbid_unknown_fields=True):
 
     boot: str
     last: int = 0
-    records: list[InstanceRecord] = []
+    records: list[GpuInstanceRecord] = []
     version: Literal[1] = 1
 
 
@@ -132,7 +132,7 @@ class InstanceKeeper:
         self._file = load(self.path, self.boot)
 
     @property
-    def records(self) -> tuple[InstanceRecord, ...]:
+    def records(self) -> tuple[GpuInstanceRecord, ...]:
         """All records, in the order of their creation."""
         return tuple(self._file.records)
 
@@ -140,13 +140,13 @@ class InstanceKeeper:
         """Write all records again. Raises OSError."""
         save(self.path, self._file)
 
-    def find(self, uuid: str) -> InstanceRecord | None:
+    def find(self, uuid: str) -> GpuInstanceRecord | None:
         """Return the record of a device; None if it is not fenka's."""
         return next((record for record in self._file.records if uuid and record.uuid == uuid), None)
 
     # --- changes ------------------------------------------------------------------------------------
 
-    def create(self, card: str, place: Place, *, kept: bool = False) -> InstanceRecord:
+    def create(self, card: str, place: Place, *, kept: bool = False) -> GpuInstanceRecord:
         """Create an instance that programs can use.
 
         Raises:
@@ -158,7 +158,7 @@ class InstanceKeeper:
             if Place(gpu.profile, gpu.start).mask & place.mask:
                 raise NoRoomForInstance(f"{place} of {card} is taken by GPU instance {gpu.id}")
         number = self._file.last + 1
-        record = InstanceRecord(card, place.profile.name, place.start, number, kept=kept)
+        record = GpuInstanceRecord(card, place.profile.name, place.start, number, kept=kept)
         self._store(record)
         try:
             gpu_id = nvml_mig.create_gpu_instance(card, place.profile, place.start)
@@ -173,7 +173,7 @@ class InstanceKeeper:
             raise
         return self._store(replace(record, stage="ready", uuid=device.uuid))
 
-    def destroy(self, record: InstanceRecord) -> None:
+    def destroy(self, record: GpuInstanceRecord) -> None:
         """Destroy an instance of fenka's. One that is gone, or not fenka's any more, is only forgotten.
 
         Raises:
@@ -193,15 +193,15 @@ class InstanceKeeper:
             nvml_mig.destroy_gpu_instance(record.card, gpu.id)
         self._drop(record)
 
-    def keep(self, record: InstanceRecord, *, kept: bool) -> None:
+    def keep(self, record: GpuInstanceRecord, *, kept: bool) -> None:
         """Change whether an instance stays while nobody uses it. Raises OSError."""
         self._store(replace(record, kept=kept))
 
-    def settle(self, leased: Collection[str]) -> list[InstanceRecord]:
+    def settle(self, leased: Collection[str]) -> list[GpuInstanceRecord]:
         """Destroy what `unused` returns. Return the instances that are still in use. Raises OSError."""
         return self.destroy_all(self.unused(leased))
 
-    def unused(self, leased: Collection[str]) -> list[InstanceRecord]:
+    def unused(self, leased: Collection[str]) -> list[GpuInstanceRecord]:
         """Return what nobody uses and what is unfinished. Raises OSError.
 
         Ask at the start, when a lease has ended, and later while instances are in use.
@@ -216,7 +216,7 @@ class InstanceKeeper:
             if record.uuid not in leased and not (record.stage == "ready" and record.kept)
         ]
 
-    def destroy_all(self, unused: Iterable[InstanceRecord]) -> list[InstanceRecord]:
+    def destroy_all(self, unused: Iterable[GpuInstanceRecord]) -> list[GpuInstanceRecord]:
         """Destroy instances. Return those that are still in use, or on a lost card. Raises OSError."""
         lingering = []
         for record in unused:
@@ -241,7 +241,7 @@ class InstanceKeeper:
             elif record.uuid not in {compute.uuid for compute in gpu.compute}:
                 self._store(replace(record, stage="emptying"))
 
-    def _existing(self, record: InstanceRecord) -> GpuInstance | None:
+    def _existing(self, record: GpuInstanceRecord) -> GpuInstance | None:
         """Return the GPU instance that a record is about, as the driver lists it now. Raises CardLost."""
         if record.card not in self.geometries or record.stage == "lost":
             return None
@@ -249,7 +249,7 @@ class InstanceKeeper:
         return self.existing(record, listed)
 
     @staticmethod
-    def existing(record: InstanceRecord, listed: Iterable[GpuInstance]) -> GpuInstance | None:
+    def existing(record: GpuInstanceRecord, listed: Iterable[GpuInstance]) -> GpuInstance | None:
         """Return the GPU instance that a record is about, if it exists and is fenka's.
 
         With a compute instance that fenka cannot have created, the GPU instance is another's.
@@ -266,18 +266,18 @@ class InstanceKeeper:
 
     # --- records ------------------------------------------------------------------------------------
 
-    def _store(self, record: InstanceRecord) -> InstanceRecord:
+    def _store(self, record: GpuInstanceRecord) -> GpuInstanceRecord:
         """Add a record, or replace the one of the same generation. Raises OSError."""
         self._write([*self._others(record), record])
         return record
 
-    def _drop(self, record: InstanceRecord) -> None:
+    def _drop(self, record: GpuInstanceRecord) -> None:
         self._write([*self._others(record)])
 
-    def _others(self, record: InstanceRecord) -> Iterator[InstanceRecord]:
+    def _others(self, record: GpuInstanceRecord) -> Iterator[GpuInstanceRecord]:
         return (other for other in self._file.records if other.generation != record.generation)
 
-    def _write(self, changed: list[InstanceRecord]) -> None:
+    def _write(self, changed: list[GpuInstanceRecord]) -> None:
         changed.sort(key=lambda record: record.generation)
         last = max([self._file.last, *(record.generation for record in changed)])
         file = RecordFile(self.boot, last, changed)

@@ -14,7 +14,7 @@ from fenka.core.mig.layouts import Layout, plan_layout
 from fenka.formats.mig_parted import CardTarget
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml_mig import InstanceInUse, MigError, ResetRequired
-from fenka.mig.keeper import InstanceKeeper, InstanceRecord
+from fenka.mig.keeper import GpuInstanceRecord, InstanceKeeper
 from fenka.mig.manager import InstanceManager, InstanceStatus
 from fenka.procfs import process_name
 
@@ -211,7 +211,7 @@ def carry_out(manager: InstanceManager, plan: CardPlan) -> Progress:
     return Progress(done, waiting, in_use)
 
 
-def marks(keeper: InstanceKeeper, plan: CardPlan) -> list[tuple[InstanceRecord, bool]]:
+def marks(keeper: InstanceKeeper, plan: CardPlan) -> list[tuple[GpuInstanceRecord, bool]]:
     """Return which records must change: the layout's instances stay, the others go with their programs."""
     return [
         (record, kept)
@@ -242,7 +242,7 @@ def _make(keeper: InstanceKeeper, step: Step) -> None:
                 raise
 
 
-def _is_at(record: InstanceRecord, place: Place) -> bool:
+def _is_at(record: GpuInstanceRecord, place: Place) -> bool:
     return (record.profile, record.start) == (place.profile.name, place.start)
 
 

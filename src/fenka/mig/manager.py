@@ -16,7 +16,7 @@ from fenka.dialects.mig_records import TAKEN, InstanceState
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Hardware
 from fenka.hardware.nvml_mig import CardLost, GpuInstance, MigError, device_files
-from fenka.mig.keeper import InstanceKeeper, InstanceRecord
+from fenka.mig.keeper import GpuInstanceRecord, InstanceKeeper
 from fenka.procfs import users_of
 
 
@@ -44,7 +44,7 @@ class InstanceStatus:
 
     place: Place
     state: InstanceState
-    record: InstanceRecord | None = None
+    record: GpuInstanceRecord | None = None
     gpu: GpuInstance | None = None
 
     @property
@@ -88,7 +88,7 @@ class InstanceManager:
     def create(self, node: Node, planned: Iterable[Card]) -> dict[DeviceId, DeviceId]:
         """Create planned instances, all or none. Return their devices' UUIDs. Raises MigError, OSError."""
         uuids: dict[DeviceId, DeviceId] = {}
-        made: list[InstanceRecord] = []
+        made: list[GpuInstanceRecord] = []
         parents = {card.uuid: card for card in node.cards}
         try:
             for card in planned:
@@ -126,7 +126,7 @@ class InstanceManager:
         return self.view(node, leased)
 
     def view(
-        self, node: Node, leased: Collection[str], leaving: Collection[InstanceRecord] = ()
+        self, node: Node, leased: Collection[str], leaving: Collection[GpuInstanceRecord] = ()
     ) -> Instances:
         """Return what there is. Raises DriverLost.
 
@@ -155,7 +155,7 @@ class InstanceManager:
         return Instances(tuple(cards), Division(geometries, taken, fixed))
 
     def statuses(
-        self, card: str, leased: Collection[str], leaving: Collection[InstanceRecord] = ()
+        self, card: str, leased: Collection[str], leaving: Collection[GpuInstanceRecord] = ()
     ) -> Iterator[InstanceStatus]:
         """Yield what there is on a card, fenka's first; of a lost card only that. Raises DriverLost.
 

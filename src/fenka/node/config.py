@@ -9,7 +9,7 @@ from msgspec import Meta
 SpotNotices = Literal["auto", "always", "never"]
 
 
-class Config(msgspec.Struct, frozen=True):
+class NodeConfig(msgspec.Struct, frozen=True):
     """The options of `fenka node`."""
 
     name: Annotated[

@@ -28,7 +28,7 @@ from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
 from fenka.node.advertiser import Advertised
-from fenka.node.config import Config
+from fenka.node.config import NodeConfig
 from fenka.node.driver import RETRY_S, NodeDriver, lock_cards
 from fenka.node.inventory import CardHealth
 from fenka.node.kubelet import client
@@ -39,7 +39,7 @@ from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from fenka.node.mig_instances import NodeInstances
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.monitor import CardMonitor, FeedbackLoop, Monitor, ViolationPolicy
+from fenka.node.monitor.monitor import FeedbackLoop, HealthMonitor, Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, assemble
@@ -204,7 +204,7 @@ _STATE = Path("/var/lib/fenka")
 _Value = TypeVar("_Value")
 
 
-def run(config: Config) -> None:
+def run(config: NodeConfig) -> None:
     """Serve until told to stop.
 
     Raises FenkaError, FileNotFoundError.
@@ -238,7 +238,7 @@ def run(config: Config) -> None:
 
 
 async def _serve(
-    config: Config,
+    config: NodeConfig,
     driver: NodeDriver,
     health: CardHealth,
     instances: NodeInstances,
@@ -270,7 +270,7 @@ async def _serve(
             )
         )
         exporter = Exporter(config.name)
-        cards = CardMonitor(api, health, program.inventory, instances, program.trigger)
+        cards = HealthMonitor(api, health, program.inventory, instances, program.trigger)
         usage = Usage(hardware.processes, files, driver.busy_ns(hardware, health))
         policy = ViolationPolicy(
             evict=config.over_limit == "evict", kill=config.unmanaged_process == "kill"
@@ -297,7 +297,7 @@ async def _serve(
                 await program.agent.drain()
 
 
-def _metadata_clients(config: Config) -> Sequence[MetadataClient]:
+def _metadata_clients(config: NodeConfig) -> Sequence[MetadataClient]:
     """Return the clients of all clouds' metadata services. Raises InvalidAddress."""
     return (
         MetadataClient(AWS, config.aws_metadata, MACHINE),
@@ -305,7 +305,7 @@ def _metadata_clients(config: Config) -> Sequence[MetadataClient]:
     )
 
 
-async def _warn_of_runtime(config: Config, api: NodeApi) -> None:
+async def _warn_of_runtime(config: NodeConfig, api: NodeApi) -> None:
     """Warn every hour while NVIDIA's runtime is the default."""
     while True:
         while not api.synced:

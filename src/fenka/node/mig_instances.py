@@ -29,7 +29,7 @@ from fenka.hardware.nvml_mig import (
     NoSuchInstance,
 )
 from fenka.mig.instance_driver import InstanceDriver, sentence
-from fenka.mig.keeper import InstanceRecord
+from fenka.mig.keeper import GpuInstanceRecord
 from fenka.mig.manager import InstanceManager, InstanceStatus, is_enabled
 from fenka.node.node_api import NodeApi
 
@@ -78,7 +78,7 @@ class ObservedInstance:
     compute_instance: str
 
 
-def error_key(record: InstanceRecord) -> str:
+def error_key(record: GpuInstanceRecord) -> str:
     """Return the name under which errors of an instance are recorded. An instance made again has none."""
     return f"{record.instance}#{record.generation}"
 
@@ -185,7 +185,7 @@ class NodeInstances:
                     return InstanceDevice(record.uuid, record.generation, compute, files)
         return None
 
-    def unhealthy(self) -> list[tuple[InstanceRecord, str]]:
+    def unhealthy(self) -> list[tuple[GpuInstanceRecord, str]]:
         """Return the instances for which the driver has reported an error, each with it."""
         errors = ((record, self.error(error_key(record))) for record in self.manager.keeper.records)
         return [(record, error) for record, error in errors if error is not None]
@@ -204,7 +204,7 @@ class NodeInstances:
             if uuid in published or uuid in self.on_demand
         )
 
-    def record_of(self, card: str, gpu_instance: int) -> InstanceRecord | None:
+    def record_of(self, card: str, gpu_instance: int) -> GpuInstanceRecord | None:
         """Return fenka's record of a GPU instance by the driver's number; None if it is not fenka's."""
         for record in self.manager.keeper.records:
             if (record.card, record.gpu_instance) == (card, gpu_instance):
@@ -257,7 +257,7 @@ class NodeInstances:
         """
         return bool(self.geometries and await self.driver.run(self._settle()))
 
-    async def _settle(self) -> list[InstanceRecord]:
+    async def _settle(self) -> list[GpuInstanceRecord]:
         lingering = await self.driver.destroy_unused() if self.recovered else []
         await self._observe(lingering)
         return lingering
@@ -273,7 +273,7 @@ class NodeInstances:
         step = partial(self._create, instances)
         await self.driver.run(self.driver.create(instances, step))
 
-    async def _observe(self, leaving: Collection[InstanceRecord]) -> None:
+    async def _observe(self, leaving: Collection[GpuInstanceRecord]) -> None:
         before = self.published()
         self.observed = await self.driver.in_thread(self._read, self._leased(), leaving)
         if self.published() != before:
@@ -291,7 +291,7 @@ class NodeInstances:
     # --- in a thread, in a turn ---------------------------------------------------------------------
 
     def _read(
-        self, leased: Collection[str], leaving: Collection[InstanceRecord]
+        self, leased: Collection[str], leaving: Collection[GpuInstanceRecord]
     ) -> Mapping[str, tuple[InstanceStatus, ...]]:
         observed = dict[str, tuple[InstanceStatus, ...]]()
         for card in self.cards():
@@ -312,7 +312,7 @@ class NodeInstances:
         self._files = {number: self._files[number] for number in self._files.keys() & present}
         return observed
 
-    def _learn(self, card: Card, record: InstanceRecord) -> None:
+    def _learn(self, card: Card, record: GpuInstanceRecord) -> None:
         if record.generation not in self._files:
             self.manager.learn_context(card, record.uuid)
             files = self.manager.capabilities(record.uuid)
@@ -322,7 +322,7 @@ class NodeInstances:
         self,
         instances: Collection[InstanceId],
         leased: Collection[str],
-        lingering: Collection[InstanceRecord],
+        lingering: Collection[GpuInstanceRecord],
     ) -> None:
         cards = {card.uuid: card for card in self.cards()}
         planned = []
@@ -352,7 +352,7 @@ class NodeInstances:
         card: Card,
         place: Place,
         leased: Collection[str],
-        lingering: Collection[InstanceRecord],
+        lingering: Collection[GpuInstanceRecord],
     ) -> None:
         """Raise NoRoomForInstance or InstanceInUse with a sentence if a place is taken."""
         for other in self.manager.statuses(card.uuid, leased):

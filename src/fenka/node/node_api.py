@@ -60,7 +60,7 @@ class _InfoNode(Object):
     status: _InfoStatus = msgspec.field(default_factory=_InfoStatus)
 
 
-class _ChangeListener:
+class _NodeListener:
     """Reports that any object changed."""
 
     def __init__(self, api: "NodeApi") -> None:
@@ -86,7 +86,7 @@ class NodeApi:
         self._api, self.name = api, node
         self.changed: Callable[[], object] = lambda: None
         """Called after every change."""
-        listener = _ChangeListener(self)
+        listener = _NodeListener(self)
         self._pods = Informer(
             api, "/api/v1/pods", NodePod, listener, query={"fieldSelector": f"spec.nodeName={node}"}
         )

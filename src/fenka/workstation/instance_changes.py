@@ -14,7 +14,7 @@ from fenka.core.mig.instances import is_planned
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.nvml_mig import MigError, MigNotPermitted
 from fenka.mig.instance_driver import InstanceDriver, sentence
-from fenka.mig.keeper import InstanceRecord
+from fenka.mig.keeper import GpuInstanceRecord
 from fenka.mig.manager import InstanceManager
 from fenka.workstation.broker import Broker, Effect, GrantLease, RejectJob
 from fenka.workstation.job import Job
@@ -55,7 +55,7 @@ class InstanceChanges:
             self.manager, self.broker.held_devices, self._show, self.settle_later
         )
 
-    async def _show(self, leaving: Collection[InstanceRecord]) -> None:
+    async def _show(self, leaving: Collection[GpuInstanceRecord]) -> None:
         self.publish(leaving)
 
     # --- destruction --------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class InstanceChanges:
         self._retrying = False
         self.settle_later()
 
-    def publish(self, leaving: Collection[InstanceRecord] = ()) -> None:
+    def publish(self, leaving: Collection[GpuInstanceRecord] = ()) -> None:
         """Tell the broker what there is. leaving: what is about to be destroyed. Raises NoDriver."""
         instances = self.manager.view(self.broker.node, self.broker.held_devices(), leaving)
         self.apply(self.broker.update_instances(instances.division, instances.cards, time.time()))

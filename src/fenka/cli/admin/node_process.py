@@ -13,12 +13,12 @@ from typing import NoReturn
 import msgspec
 
 from fenka.cli.errors import report_errors
-from fenka.node.config import Config
+from fenka.node.config import NodeConfig
 
 _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
-def start(config: Config) -> NoReturn:
+def start(config: NodeConfig) -> NoReturn:
     """Replace this process by the node program."""
     options = msgspec.json.encode(config, enc_hook=os.path.abspath).decode()
     words = [sys.executable, "-Pm", "fenka.cli.admin.node_process", options]
@@ -32,7 +32,7 @@ def main() -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     with report_errors():
-        run(msgspec.json.decode(sys.argv[1], type=Config, dec_hook=lambda _, path: Path(path)))
+        run(msgspec.json.decode(sys.argv[1], type=NodeConfig, dec_hook=lambda _, path: Path(path)))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ def scheduler() -> Callable[..., None]:
 def node() -> Callable[..., None]:
     """Return the program on every GPU node of a cluster."""
     from fenka.cli.admin import node_process
-    from fenka.node.config import Config
+    from fenka.node.config import NodeConfig
 
-    def run(config: Config) -> None:
+    def run(config: NodeConfig) -> None:
         node_process.start(config)
 
     return run

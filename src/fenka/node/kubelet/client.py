@@ -120,7 +120,7 @@ def serialize(message: Message) -> bytes:
 # ---- the checkpoint ----
 
 
-class _Entry(msgspec.Struct):
+class _DeviceEntry(msgspec.Struct):
     uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
@@ -129,7 +129,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+    entries: list[_DeviceEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
 
 
 class _Checkpoint(msgspec.Struct):

@@ -12,7 +12,7 @@ from fenka.dialects.gpu_manager import Metric as GpuManagerMetric
 from fenka.dialects.mig_records import DividedCard
 from fenka.node.lease.store import Lease
 from fenka.node.mig_instances import ObservedInstance
-from fenka.node.monitor.usage import SliceUsage, UsageSample
+from fenka.node.monitor.usage import NodeUsage, SliceUsage
 from fenka.server.metrics import ProgramMetrics
 
 _CARD = ("uuid", "index", "model", "node")
@@ -27,7 +27,7 @@ class Exporter(ProgramMetrics):
     def __init__(self, node: str) -> None:
         super().__init__()
         self._node = node
-        self.sample = UsageSample()
+        self.sample = NodeUsage()
         self.divided: Sequence[DividedCard] = ()
         self.instances: Sequence[ObservedInstance] = ()
         self.violations = {"memory_limit": 0, "compute_limit": 0, "unmanaged_process": 0}

@@ -32,7 +32,7 @@ _LISTEN_MS = 1000
 
 
 @dataclass(eq=False)
-class CardMonitor:
+class HealthMonitor:
     """Keeps the cards' health current. trigger: requests a pass of the agent."""
 
     _api: NodeApi
@@ -128,7 +128,7 @@ class Monitor:
 
     _api: NodeApi
     _store: LeaseStore
-    _cards: CardMonitor
+    _cards: HealthMonitor
     _usage: Usage
     _exporter: Exporter
     _policy: ViolationPolicy

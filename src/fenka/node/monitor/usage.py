@@ -100,7 +100,7 @@ class UnmanagedProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageSample:
+class NodeUsage:
     """Usage and violations at one moment."""
 
     usages: tuple[SliceUsage, ...] = ()
@@ -140,7 +140,7 @@ class Usage:
         names: Mapping[str, str],
         cards: tuple[Card, ...],
         readings: Mapping[str, Reading],
-    ) -> UsageSample:
+    ) -> NodeUsage:
         """Take a sample. Takes as long as the driver and the disk take.
 
         Args:
@@ -172,7 +172,7 @@ class Usage:
                 if usage.limit_percent < 100
             },
         )
-        return UsageSample(
+        return NodeUsage(
             usages,
             cards,
             readings,

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from fenka.autoscaler.snapshot import ElasticPod, Snapshot, pods_by_node
+from fenka.autoscaler.snapshot import Snapshot
+from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig, ShapeConfig
 from fenka.cloud.port import Instance, InstanceState, Offer, OfferKey
 from fenka.cluster.objects import Node
@@ -83,7 +84,14 @@ def snapshot(
             "state": ClusterState(read_nodes, read_pods),
             "nodes": {each.metadata.name: each for each in read_nodes},
             "pods": {each.metadata.uid: each for each in read_pods},
-            "pods_on": pods_by_node(read_pods),
+            "pods_on": {
+                made["metadata"]["name"]: [
+                    pod
+                    for pod in read_pods
+                    if pod.spec.node_name == made["metadata"]["name"] and not pod.finished
+                ]
+                for made in nodes
+            },
             "instances": {each.id: each for each in instances},
             "instances_at": NOW,
             "offers": {each.key: each for each in offers},

@@ -34,7 +34,7 @@ def job(name: str, on: str = "", *, of: str = "r", ends: bool = False, **given: 
 def seen(*pods: Json) -> Snapshot:
     """The snapshot of node n, which is taken back, and node m."""
     made = snapshot(nodes=(elastic_node("n", T4_MIB, taints=[TAINT]), elastic_node("m")), pods=pods)
-    return replace(made, evicted=evicted_demand(made.nodes, made.pods_on, made.pods))
+    return replace(made, evicted=evicted_demand(made))
 
 
 def test_pods_of_a_node_that_is_taken_back_are_displaced() -> None:

@@ -22,7 +22,8 @@ from fenka.autoscaler.orders import advance
 from fenka.autoscaler.plan_case import plan_case, unserved_pods
 from fenka.autoscaler.reclaim import decide_reclaims, evicted_demand
 from fenka.autoscaler.scale_in import Marked, decide_scale_in
-from fenka.autoscaler.snapshot import ElasticPod, Shape, Snapshot
+from fenka.autoscaler.snapshot import Shape, Snapshot
+from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud.config import ScaleIn
 from fenka.cluster.autoscaling import (
     GROUP,
@@ -77,7 +78,7 @@ def _world(
         shapes={"t4.x": Shape(cpu_milli=4000, memory_mib=16000, cards=T4.cards)},
     )
     state = ClusterState(made.nodes.values(), made.pods.values(), dialects)
-    evicted = evicted_demand(made.nodes, made.pods_on, made.pods)
+    evicted = evicted_demand(made)
     return replace(made, state=state, evicted=evicted)
 
 

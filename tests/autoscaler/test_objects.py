@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.autoscaler.snapshot import ElasticPod, host_amount
+from fenka.autoscaler.watch import ElasticPod, host_amount
 
 
 def container(cpu: str = "", **fields: Any) -> dict[str, Any]:

@@ -8,10 +8,11 @@ import pytest
 
 from fenka.autoscaler.demand import UNLIMITED_S, pending_demand
 from fenka.autoscaler.plan_case import plan_case, unserved_pods, within_most
-from fenka.autoscaler.snapshot import DaemonSet, Shape, Snapshot
+from fenka.autoscaler.snapshot import Shape, Snapshot
 from fenka.autoscaler.stores import failed_order
-from fenka.autoscaler.supply import TYPE_LABEL
+from fenka.autoscaler.watch import DaemonSet
 from fenka.cloud.config import Limits, ScaleOut, SpotRules
+from fenka.cloud.port import TYPE_LABEL
 from fenka.cluster.autoscaling import (
     CAPACITY,
     GROUP,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fenka.autoscaler.snapshot import DaemonSet, ElasticPod
+from fenka.autoscaler.watch import DaemonSet, ElasticPod
 from fenka.cluster.compact import CompactPod
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import PodGroup

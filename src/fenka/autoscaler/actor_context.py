@@ -1,8 +1,8 @@
-"""What the parts of a pass act with."""
+"""What the parts of a pass act with: API server, cloud, orders, and how refusals are understood."""
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,12 +10,17 @@ from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.stores import OrderStore
 from fenka.cloud.port import Provider
 from fenka.cluster.autoscaling import ElasticNodeStatus
-from fenka.kubernetes.api_client import Api
+from fenka.cluster.objects import Node, node_path
+from fenka.kubernetes import eviction
+from fenka.kubernetes.api_client import Api, if_accepted
 from fenka.kubernetes.events import EventRecorder
 
 log = logging.getLogger(__name__)
 
 MAX_WARNED = 1000
+
+GONE = (404, 409)
+"""The object is gone, or another one has its name, or somebody else writes it: the next pass looks again."""
 
 
 class Warnings:
@@ -51,6 +56,27 @@ class ActorContext:
     leading: Callable[[], bool]
     snapshot: Callable[[], Snapshot]
     warnings: Warnings = field(default_factory=Warnings)
+
+    async def add_taint(self, node: Node, key: str) -> bool:
+        """Return whether the node has the taint now. Raises ApiError, ApiUnreachable."""
+        return await _accepted(eviction.add_taint(self.api, node, key))
+
+    async def remove_taint(self, node: Node, key: str) -> bool:
+        """Return whether the node is without the taint now. Raises ApiError, ApiUnreachable."""
+        return await _accepted(eviction.remove_taint(self.api, node, key))
+
+    async def delete_node(self, node: Node) -> None:
+        """Delete this Node, and no other of its name. Raises ApiError, ApiUnreachable."""
+        body = {"preconditions": {"uid": node.metadata.uid}}
+        await if_accepted(self.api.delete(node_path(node.metadata.name), body), GONE)
+
+
+async def _accepted(request: Awaitable[None]) -> bool:
+    async def answer() -> bool:
+        await request
+        return True
+
+    return await if_accepted(answer(), GONE) is not None
 
 
 class Actor(Protocol):

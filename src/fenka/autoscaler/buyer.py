@@ -1,10 +1,6 @@
-"""Plans for pending pods, writes orders, and asks the cloud for them.
+"""Plans for pending pods, writes the plan's answer as orders, and launches these.
 
-Asks the cloud for written orders. A call that takes long holds back nothing else of a pass.
-
-When to plan: pods that come together are planned for together. Pure: times are passed in.
-
-A plan's answer as orders. Pure.
+Pods that come together are planned for together. A launch that takes long holds back nothing else of a pass.
 """
 
 import asyncio
@@ -23,15 +19,26 @@ from fenka.autoscaler.demand import Demand, pending_demand
 from fenka.autoscaler.metrics import ActivityCounts
 from fenka.autoscaler.orders import answered, launchable, refused
 from fenka.autoscaler.planner import PlanFailed, Planner
-from fenka.autoscaler.snapshot import ElasticPod, Snapshot
+from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.stores import new_name
 from fenka.autoscaler.supply import next_try, pauses
+from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud.config import AutoscalerConfig, ScaleOut
-from fenka.cloud.port import Order, Provider, ProviderError, Throttled, Unknown
+from fenka.cloud.port import Order, Provider, ProviderError, Throttled, Unknown, in_parts
 from fenka.cluster.autoscaling import ElasticNodeStatus, OrderRecord, Slot, encode_time
 from fenka.core.nodes.case import PRICE_DECIMALS, PlanningCase
 from fenka.core.nodes.plan import NewNodes, NodePlan
 
+log = logging.getLogger(__name__)
+
+SCALE_OUT, NO_SCALE_OUT = "FenkaScaleOut", "FenkaNoScaleOut"
+
+REPLAN_S = 1.0
+"""Between two plans, whatever changes."""
+RETRY_MOST_S = 60.0
+"""After a plan that failed. The first retry is after REPLAN_S; the pause doubles."""
+REFUSAL_SETTLES_S = 3.0
+"""Refusals are posted after this time: a gang's members are created one after the other, for example."""
 REPEAT_S = 2.0
 """Between two requests for the same order, while the answer is lost."""
 LAUNCH_TIMEOUT_S = 60.0
@@ -172,7 +179,7 @@ def purchases(
         offer = case.offers[new.group]
         config = snapshot.group(offer.group)
         price = next(group.price for group in case.case.groups if group.name == new.group)
-        for names in _parts(list(plan_case.new_slots(new.group, new.count))):
+        for names in in_parts(list(plan_case.new_slots(new.group, new.count)), MAX_NODES):
             pods = [placed.get(name, []) for name in names]
             in_gang = any(request in gang_members for of_node in pods for request, _ in of_node)
             name = new_name(offer.group, snapshot.now, {*snapshot.orders, *changed})
@@ -207,11 +214,13 @@ def _with_pods(
     """Return the slot with these pods more, and without those that are gone: there is room for few."""
     added = [(case.pods[name], cards) for name, cards in pods]
     there = [
-        each for each in zip(slot.pods, _cards(slot), strict=False) if each[0] in snapshot.pods
+        (uid, cards)
+        for uid, cards in zip(slot.pods, _cards(slot), strict=False)
+        if uid in snapshot.pods
     ]
     both = [*there, *added]
     return structs_replace(
-        slot, pods=tuple(uid for uid, _ in both), cards=tuple(it for _, it in both)
+        slot, pods=tuple(uid for uid, _ in both), cards=tuple(cards for _, cards in both)
     )
 
 
@@ -219,11 +228,6 @@ def _cards(slot: Slot) -> Sequence[tuple[int, ...]]:
     """Return the cards of a slot's pods, one entry for each."""
     missing = len(slot.pods) - len(slot.cards)
     return (*slot.cards, *((),) * missing)
-
-
-def _parts(names: list[str]) -> Iterable[list[str]]:
-    for start in range(0, len(names), MAX_NODES):
-        yield names[start : start + MAX_NODES]
 
 
 def without_stale(snapshot: Snapshot, case: plan_case.PlanCase, plan: NodePlan) -> NodePlan:
@@ -258,14 +262,7 @@ def without_stale(snapshot: Snapshot, case: plan_case.PlanCase, plan: NodePlan) 
 
 def _is_pending(snapshot: Snapshot, uid: str) -> bool:
     pod = snapshot.pods.get(uid)
-    if uid in snapshot.evicted:
-        return True
-    return (
-        pod is not None
-        and not pod.spec.node_name
-        and not pod.finished
-        and pod.metadata.deletion_timestamp is None
-    )
+    return uid in snapshot.evicted or (pod is not None and pod.is_pending)
 
 
 def _is_there(snapshot: Snapshot, slot: tuple[str, int] | None) -> bool:
@@ -290,18 +287,6 @@ def summary(case: plan_case.PlanCase, plan: NodePlan) -> dict[str, str]:
             price = round(count * prices[group], PRICE_DECIMALS)
             sentences[pod.request] = f"{count} {noun} of {name} asked for, {price:g} an hour"
     return sentences
-
-
-log = logging.getLogger(__name__)
-
-SCALE_OUT, NO_SCALE_OUT = "FenkaScaleOut", "FenkaNoScaleOut"
-
-REPLAN_S = 1.0
-"""Between two plans, whatever changes."""
-RETRY_MOST_S = 60.0
-"""After a plan that failed. The first retry is after REPLAN_S; the pause doubles."""
-REFUSAL_SETTLES_S = 3.0
-"""Refusals are posted after this time: a gang's members are created one after the other, for example."""
 
 
 class Buyer:
@@ -514,7 +499,7 @@ def _with_next_try(snapshot: Snapshot, sentences: Mapping[str, str]) -> dict[str
     suffix = ""
     if again is not None:
         # Only the cloud's own sentence says what an operator has to change.
-        denied = sorted({each.why for each in paused.values() if each.failure == "denied"})
+        denied = sorted({pause.why for pause in paused.values() if pause.failure == "denied"})
         suffix = "".join(f"; {why}" for why in denied)
         suffix += f"; the next try is at {encode_time(again)}"
     return {uid: f"{sentence}{suffix}" for uid, sentence in sentences.items()}

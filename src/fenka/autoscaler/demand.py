@@ -12,7 +12,8 @@ from functools import lru_cache
 import msgspec
 from msgspec import structs
 
-from fenka.autoscaler.snapshot import COMING, ElasticAffinity, ElasticPod, ElasticPodSpec, Snapshot
+from fenka.autoscaler.snapshot import LIVE, Snapshot
+from fenka.autoscaler.watch import ElasticAffinity, ElasticPod, ElasticPodSpec
 from fenka.cloud.config import NOT_COUNTED
 from fenka.cluster.autoscaling import GROUP, is_interruptible
 from fenka.cluster.gang_placement import GangMembers
@@ -121,12 +122,7 @@ def pending_demand(snapshot: Snapshot) -> Demand:
 
 def planned_uids(snapshot: Snapshot) -> frozenset[str]:
     """Return the UIDs of pods for which there is a node, or one comes."""
-    live = [
-        slot
-        for record in snapshot.orders.values()
-        for slot in record.slots
-        if slot.state in COMING or slot.state == "offering"
-    ]
+    live = [slot for *_, slot in snapshot.slots(LIVE)]
     waiting = frozenset(pod.metadata.uid for slot in live for pod in snapshot.waiting(slot))
     return waiting | snapshot.evicted.intersection(uid for slot in live for uid in slot.pods)
 

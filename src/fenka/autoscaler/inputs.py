@@ -1,6 +1,6 @@
-"""Options of the program, apart from the program: `fenka autoscaler plan` need not load it.
+"""Options of the program, and cases in files of the format `fenka.plan/1`.
 
-Files of the format `fenka.plan/1`: cases are read from them, plans are written.
+They are apart from the program, so that `fenka autoscaler plan` need not load it.
 """
 
 from pathlib import Path

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -16,7 +16,7 @@ from fenka.autoscaler.buyer import Buyer
 from fenka.autoscaler.orders import REFUSED, listed_missing
 from fenka.autoscaler.providers import CloudCache
 from fenka.autoscaler.reclaim import evicted_demand
-from fenka.autoscaler.snapshot import Snapshot, UnknownShape, coming, offer_of
+from fenka.autoscaler.snapshot import COMING, Snapshot, UnknownShape, offer_of, slots
 from fenka.autoscaler.stores import OrderStore, ShapeStore, StoredMap, WriteLost
 from fenka.autoscaler.supply import pauses, shape_for
 from fenka.autoscaler.watch import ElasticCluster
@@ -77,7 +77,7 @@ def _offers(snapshot: Snapshot) -> list[autoscaling.OfferStatus]:
     paused = pauses(snapshot)
     on_the_way: dict[OfferKey, int] = {}
     arriving = set[str]()
-    for _, _, record, slot in coming(snapshot.orders):
+    for _, _, record, slot in snapshot.coming():
         on_the_way[offer_of(record)] = on_the_way.get(offer_of(record), 0) + 1
         arriving.add(slot.instance)
     statuses = []
@@ -202,16 +202,9 @@ class Loop:
     def snapshot(self) -> Snapshot:
         """Return what is known now."""
         memory, cloud, cluster = self._memory, self._cloud, self._cluster
-        return Snapshot(
-            now=self._now(),
-            config=self._config,
-            state=cluster.state,
-            nodes=cluster.nodes.by_name,
-            pods=cluster.pods.by_uid,
-            pods_on=cluster.pods.by_node,
-            groups=cluster.groups,
-            budgets=cluster.budgets,
-            daemons=cluster.daemons,
+        shown = Snapshot.of_cluster(cluster, self._now(), self._config)
+        return replace(
+            shown,
             orders=memory.orders.records,
             instances=cloud.instances,
             instances_at=cloud.instances_at,
@@ -221,9 +214,7 @@ class Loop:
             shapes=memory.shapes.shapes,
             unhelpful=memory.shapes.unhelpful,
             status=self._status,
-            evicted=evicted_demand(
-                cluster.nodes.by_name, cluster.pods.by_node, cluster.pods.by_uid
-            ),
+            evicted=evicted_demand(shown),
             schedulers=self._schedulers,
             cloud_problem=cloud.problem,
         )
@@ -344,10 +335,8 @@ class Loop:
 
     def _is_busy(self) -> bool:
         """Return whether nodes are coming or going."""
-        orders = self._memory.orders.records
         return (
-            any(True for _ in coming(orders))
-            or any(slot.state == "ending" for order in orders.values() for slot in order.slots)
+            any(slots(self._memory.orders.records, COMING | {"ending"}))
             or bool(self._missing)
             or any(
                 instance.state is not InstanceState.RUNNING

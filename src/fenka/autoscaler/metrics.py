@@ -143,11 +143,9 @@ def node_counts(snapshot: Snapshot) -> dict[tuple[str, str], int]:
             state = "ending"
         key = instance.offer.group, state
         counts[key] = counts.get(key, 0) + 1
-    for record in snapshot.orders.values():
-        for slot in record.slots:
-            if slot.state in ("written", "asked"):
-                key = record.group, "asked"
-                counts[key] = counts.get(key, 0) + 1
+    for _, _, record, _ in snapshot.slots(("written", "asked")):
+        key = record.group, "asked"
+        counts[key] = counts.get(key, 0) + 1
     return counts
 
 

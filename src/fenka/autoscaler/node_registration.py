@@ -1,8 +1,6 @@
 """What is written to nodes and pods when ordered nodes come, and what is learnt of these nodes. Pure.
 
 A plan reaches the scheduler by annotations: each planned pod names its order and slot, and so does the node.
-
-Nodes that came for a part of a gang, of which the rest cannot be had. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,17 +11,15 @@ import msgspec
 
 from fenka.autoscaler.demand import Inexpressible, affinity_rules, case_request, class_key
 from fenka.autoscaler.snapshot import (
-    COMING,
-    ElasticPod,
+    LIVE,
     Shape,
     Snapshot,
     UnknownShape,
-    allocatable,
-    coming,
     common,
     offer_of,
 )
 from fenka.autoscaler.supply import has_whole_cards, protected_until, shape_for
+from fenka.autoscaler.watch import ElasticPod, allocatable
 from fenka.cloud.config import GroupConfig
 from fenka.cloud.port import Instance, OfferKey
 from fenka.cluster import autoscaling
@@ -45,7 +41,7 @@ def is_partial_gang(snapshot: Snapshot, slot: autoscaling.Slot) -> bool:
     if not waiting or None in gangs or _is_used(snapshot, slot.node):
         return False
     arriving = {
-        group_key(pod) for *_, other in coming(snapshot.orders) for pod in snapshot.waiting(other)
+        group_key(pod) for *_, other in snapshot.coming() for pod in snapshot.waiting(other)
     }
     return gangs.isdisjoint(arriving)
 
@@ -92,7 +88,7 @@ class NodeChange:
 def node_changes(snapshot: Snapshot) -> list[NodeChange]:
     """Return what the nodes of orders lack."""
     changes, marked = list[NodeChange](), set[str]()
-    for name, number, record, slot in _slots(snapshot):
+    for name, number, record, slot in snapshot.slots(LIVE):
         node = snapshot.nodes.get(slot.node)
         if node is None:
             continue
@@ -170,7 +166,7 @@ def _missing(wanted: Mapping[str, V], present: Mapping[str, str]) -> dict[str, V
 def planned_annotations(snapshot: Snapshot) -> list[tuple[ElasticPod, str]]:
     """Return the pods that do not say yet which slot they are planned for, with the annotation."""
     changes = []
-    for name, number, _, slot in _slots(snapshot):
+    for name, number, _, slot in snapshot.slots(LIVE):
         text = msgspec.json.encode(autoscaling.Planned(name, number)).decode()
         changes += [
             (pod, text)
@@ -180,19 +176,10 @@ def planned_annotations(snapshot: Snapshot) -> list[tuple[ElasticPod, str]]:
     return changes
 
 
-def _slots(
-    snapshot: Snapshot,
-) -> Iterable[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]:
-    for name, record in snapshot.orders.items():
-        for number, slot in enumerate(record.slots):
-            if slot.state in COMING or slot.state == "offering":
-                yield name, number, record, slot
-
-
 def new_shapes(snapshot: Snapshot) -> dict[str, Shape]:
     """Return by type what nodes that offer their cards are, where that is not known yet."""
     found: dict[str, Shape] = {}
-    for _, _, record, slot in _slots(snapshot):
+    for _, _, record, slot in snapshot.slots(LIVE):
         node = snapshot.nodes.get(slot.node)
         if slot.state == "offering" and node is not None and node.ready:
             shape = shape_of_node(snapshot, node, _expected_cards(snapshot, record))
@@ -267,7 +254,7 @@ def new_unhelpful_offers(snapshot: Snapshot) -> list[UnhelpfulOffer]:
     """
     late = [
         (record, slot)
-        for _, _, record, slot in _slots(snapshot)
+        for _, _, record, slot in snapshot.slots(LIVE)
         if slot.offering_at is not None and snapshot.now > pinned_until(snapshot, slot)
     ]
     if not late:

@@ -1,10 +1,8 @@
-"""The life of orders as a state machine: a snapshot in, changed orders and instructions out. No I/O.
+"""The life of orders: a pure state machine, and the actor that does what it requires.
 
 A slot, one node of an order, goes written -> asked -> known -> joined -> offering -> ending -> gone. It fails
 if its node does not come, or does not offer its cards in time. What cloud and cluster show decides, so that a
 leader that was killed at any step, or lost the ConfigMap, is followed by one that goes on.
-
-Does what the life of orders requires: writes them, ends instances, marks nodes and pods, learns shapes.
 """
 
 import logging
@@ -15,21 +13,28 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from fenka.autoscaler import node_registration
-from fenka.autoscaler.actor_context import ActorContext
+from fenka.autoscaler.actor_context import GONE, ActorContext
 from fenka.autoscaler.metrics import ActivityCounts
 from fenka.autoscaler.snapshot import (
     COMING,
-    ElasticPod,
     Snapshot,
     UnknownShape,
     offer_of,
 )
 from fenka.autoscaler.stores import ShapeStore, failed_order, new_name
 from fenka.autoscaler.supply import has_whole_cards, is_forgotten, shape_for
+from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud import port
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, Object, node_path
-from fenka.kubernetes.api_client import ApiError, if_accepted
+from fenka.kubernetes.api_client import ApiError
+
+log = logging.getLogger(__name__)
+
+NEVER_JOINED, UNHELPFUL_OFFER = "FenkaNeverJoined", "FenkaMisfit"
+
+REFUSED = (400, 403, 413, 422)
+"""The API server or a policy does not accept this change of this object."""
 
 GONE_S = 30.0
 """Between two lists of the cloud without an instance, before it counts as gone."""
@@ -127,7 +132,7 @@ def answered(
 ) -> autoscaling.OrderRecord:
     """Return the order after the cloud has accepted it. ids: the instances that are known by now."""
     known = {slot.instance for slot in record.slots}
-    new = [each for each in ids if each not in known]
+    new = [name for name in ids if name not in known]
     slots = list(_filled(record.slots, new))
     slots = [replace(slot, state="asked") if slot.state == "written" else slot for slot in slots]
     return _settled(replace(record, slots=tuple(slots), asked_at=now), now)
@@ -181,7 +186,9 @@ def advance(snapshot: Snapshot) -> Decision:
             orders[failed] = failed_order(
                 offer_of(record), late[0].failure, late[0].why, snapshot.now
             )
-    changes = {name: each for name, each in orders.items() if each != snapshot.orders.get(name)}
+    changes = {
+        name: record for name, record in orders.items() if record != snapshot.orders.get(name)
+    }
     return Decision(changes, _ends(snapshot, orders), tuple(_removed(snapshot)), tuple(failures))
 
 
@@ -346,7 +353,8 @@ def _new_instances(snapshot: Snapshot, name: str, record: autoscaling.OrderRecor
         and instance.state is not port.InstanceState.ENDING
         and adopted_name(snapshot.config.cluster, instance) == name
     ]
-    return [each.id for each in sorted(own, key=lambda it: (it.launched_at, it.id))]
+    own.sort(key=lambda instance: (instance.launched_at, instance.id))
+    return [instance.id for instance in own]
 
 
 def _settled(record: autoscaling.OrderRecord, now: float) -> autoscaling.OrderRecord:
@@ -369,12 +377,8 @@ def adopted_name(cluster: str, instance: port.Instance) -> str:
 def _with_adopted(snapshot: Snapshot) -> dict[str, autoscaling.OrderRecord]:
     """Return the orders, with those of instances that are of none: the ConfigMap may have been deleted."""
     orders = dict(snapshot.orders)
-    held = {slot.instance for record in orders.values() for slot in record.slots}
-    unanswered = {
-        offer_of(record)
-        for record in orders.values()
-        if any(slot.state == "written" for slot in record.slots)
-    }
+    held = {slot.instance for *_, slot in snapshot.slots()}
+    unanswered = {offer_of(record) for _, _, record, _ in snapshot.slots(("written",))}
     by_provider_id = {
         node.spec.provider_id: node for node in snapshot.nodes.values() if node.spec.provider_id
     }
@@ -430,12 +434,7 @@ def _ends(
 
 def _removed(snapshot: Snapshot) -> Iterable[Node]:
     """Yield the nodes that were bought and whose instances are gone."""
-    ended = {
-        slot.node
-        for record in snapshot.orders.values()
-        for slot in record.slots
-        if slot.state in ("ending", *OVER)
-    }
+    ended = {slot.node for *_, slot in snapshot.slots(("ending", *OVER))}
     for node in snapshot.own_nodes():
         answers = node.ready and node.metadata.name not in ended
         if node.spec.provider_id and is_gone(snapshot, node.spec.provider_id) and not answers:
@@ -447,12 +446,8 @@ def listed_missing(snapshot: Snapshot) -> dict[str, float]:
 
     Instances of slots by their ids, those of nodes by their provider ids.
     """
-    expected = {
-        slot.instance
-        for record in snapshot.orders.values()
-        for slot in record.slots
-        if slot.instance and slot.state not in OVER
-    } - snapshot.instances.keys()
+    expected = {slot.instance for *_, slot in snapshot.slots(_PROGRESS)}
+    expected -= snapshot.instances.keys()
     listed = {instance.provider_id for instance in snapshot.instances.values()}
     expected |= {
         node.spec.provider_id
@@ -461,16 +456,6 @@ def listed_missing(snapshot: Snapshot) -> dict[str, float]:
     }
     at = snapshot.instances_at or snapshot.now
     return {name: snapshot.missing.get(name, at) for name in expected if name}
-
-
-log = logging.getLogger(__name__)
-
-NEVER_JOINED, UNHELPFUL_OFFER = "FenkaNeverJoined", "FenkaMisfit"
-
-REFUSED = (400, 403, 413, 422)
-"""The API server or a policy does not accept this change of this object."""
-GONE = (404, 409)
-"""The object is gone, or another one has its name, or somebody else writes it: the next pass looks again."""
 
 
 class OrderKeeper:
@@ -492,7 +477,8 @@ class OrderKeeper:
         refused = await self._mark(context)
         for node in decision.removed:
             if context.leading():
-                await _delete_node(context, node)
+                log.info("node %s: its instance is gone", node.metadata.name)
+                await context.delete_node(node)
         # Last, and its failure ends nothing else: the cloud may refuse to end an instance for ever.
         refused |= await _end(context, sorted(decision.ends))
         for name, why in refused.items():
@@ -544,9 +530,8 @@ class OrderKeeper:
 def _starting(snapshot: Snapshot) -> dict[str, autoscaling.ElasticNodeStatus]:
     return {
         slot.node: autoscaling.ElasticNodeStatus(record.group, "starting", record.written_at)
-        for record in snapshot.orders.values()
-        for slot in record.slots
-        if slot.node and slot.state == "joined"
+        for _, _, record, slot in snapshot.slots(("joined",))
+        if slot.node
     }
 
 
@@ -580,12 +565,6 @@ async def _patch_node(
         }
     }
     return await _patch(context, node_path(meta.name), Node, body)
-
-
-async def _delete_node(context: ActorContext, node: Node) -> None:
-    log.info("node %s: its instance is gone", node.metadata.name)
-    body = {"preconditions": {"uid": node.metadata.uid}}
-    await if_accepted(context.api.delete(node_path(node.metadata.name), body), GONE)
 
 
 async def _annotate(context: ActorContext, pod: ElasticPod, text: str) -> dict[str, str]:

@@ -1,11 +1,7 @@
-"""The planning case of a snapshot: what `make_plan` is asked, and what its answer means.
+"""The planning case of a snapshot: what `make_plan` is asked, and what its answer means, also for dry runs.
 
 A case cannot express node affinity, the modes of nodes, or offers that were found not to help a pod. Such
 rules become labels of the machines that they admit, and selectors of the requests that have them.
-
-What the loop would plan for a cluster that is read once, for commands: as it is, or with further nodes.
-
-The cloud is not asked: prices and stock are those of the leader's last status.
 """
 
 import asyncio
@@ -17,15 +13,16 @@ from typing import TypeVar
 from fenka.autoscaler import supply
 from fenka.autoscaler.demand import RULE_LABEL, Demand, Rules, pending_demand, planned_uids
 from fenka.autoscaler.reclaim import evicted_demand
-from fenka.autoscaler.snapshot import Snapshot, coming, offer_of
+from fenka.autoscaler.snapshot import Snapshot, offer_of
 from fenka.autoscaler.stores import ShapeStore
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import AutoscalerConfig
-from fenka.cloud.port import InstanceState, Offer, OfferKey
+from fenka.cloud.port import TYPE_LABEL, InstanceState, Offer, OfferKey
 from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.node_admission import AdmissionRule, admission_rule, mode_labels
 from fenka.core.nodes.case import (
     FORMAT,
+    PRICE_DECIMALS,
     BuyLimits,
     CaseNode,
     CaseRequest,
@@ -77,7 +74,7 @@ def plan_case(snapshot: Snapshot) -> PlanCase:
 def unplanned(snapshot: Snapshot, demand: Demand) -> dict[str, CaseRequest]:
     """Return the requests of pods that no slot waits for, by UID."""
     planned = planned_uids(snapshot)
-    return {uid: each for uid, each in demand.requests.items() if uid not in planned}
+    return {uid: request for uid, request in demand.requests.items() if uid not in planned}
 
 
 def is_below_min(snapshot: Snapshot) -> bool:
@@ -108,11 +105,11 @@ def case_of(snapshot: Snapshot, requests: Mapping[str, CaseRequest], demand: Dem
     )
     return PlanCase(
         case=case,
-        pods={each.name: uid for uid, each in requests.items()},
-        offers={each.group.name: each.offer for each in offered},
+        pods={request.name: uid for uid, request in requests.items()},
+        offers={offer.group.name: offer.offer for offer in offered},
         slots={
             supply.coming_name(name, number): (name, number)
-            for name, number, *_ in coming(snapshot.orders)
+            for name, number, *_ in snapshot.coming()
         },
         unserved=demand.unserved,
         most=most,
@@ -150,16 +147,16 @@ def _bounded(
             counts.get(key, 0) for key in {*config.offers, *counts} if key.group == config.name
         )
         left = most[config.name] = max(config.max - total, 0)
-        own = [each for each in offered if each.offer.group == config.name]
-        own.sort(key=lambda each: (each.group.stock == 0, each.group.price))
+        own = [offer for offer in offered if offer.offer.group == config.name]
+        own.sort(key=lambda offer: (offer.group.stock == 0, offer.group.price))
         missing = max(config.min - total, 0)
-        for each in own:
-            size = counts.get(each.offer, 0)
-            least = missing if each is own[0] else 0
-            groups[each.group.name] = replace(
-                each.group, size=size, min=size + least if least else 0, max=size + left
+        for offer in own:
+            size = counts.get(offer.offer, 0)
+            least = missing if offer is own[0] else 0
+            groups[offer.group.name] = replace(
+                offer.group, size=size, min=size + least if least else 0, max=size + left
             )
-    return [groups[each.group.name] for each in offered], most
+    return [groups[offer.group.name] for offer in offered], most
 
 
 def within_most(case: PlanCase, plan: NodePlan) -> PlanningCase | None:
@@ -175,15 +172,15 @@ def within_most(case: PlanCase, plan: NodePlan) -> PlanningCase | None:
     bought = {node.group: node.count for node in plan.nodes}
     bounds: dict[str, int] = {}
     for group, most in case.most.items():
-        own = [each for each in case.case.groups if case.offers[each.name].group == group]
-        if sum(bought.get(each.name, 0) for each in own) <= most:
+        own = [offer for offer in case.case.groups if case.offers[offer.name].group == group]
+        if sum(bought.get(offer.name, 0) for offer in own) <= most:
             continue
         left = most
-        own.sort(key=lambda it: (-highest.get(it.name, MIN_PRIORITY), it.price))
-        for each in own:
-            count = min(bought.get(each.name, 0), left)
+        own.sort(key=lambda offer: (-highest.get(offer.name, MIN_PRIORITY), offer.price))
+        for offer in own:
+            count = min(bought.get(offer.name, 0), left)
             left -= count
-            bounds[each.name] = each.size + count
+            bounds[offer.name] = offer.size + count
     if not bounds:
         return None
     groups = tuple(
@@ -218,7 +215,7 @@ def _limits(snapshot: Snapshot, groups: Sequence[Group]) -> BuyLimits:
         if limits.price is None
         else round(
             max(limits.price - price, sum(group.price * required[group.name] for group in groups)),
-            4,
+            PRICE_DECIMALS,
         ),
         cards=cards,
     )
@@ -241,7 +238,7 @@ def _with_rules(
     of_nodes: list[dict[str, str]] = [{} for _ in nodes]
     names: dict[Rules, str] = {}
     for number, rule in enumerate(distinct):
-        for_groups = [_admits_offer(snapshot, rule, each) for each in offered]
+        for_groups = [_admits_offer(snapshot, rule, offer) for offer in offered]
         for_nodes = [_admits_node(snapshot, rule, node) for node in nodes]
         if all(for_groups) and all(for_nodes):
             continue
@@ -257,8 +254,8 @@ def _with_rules(
         selector = {**request.selector, **({name: "true"} if name else {})}
         selected[uid] = replace(request, selector=selector)
     return (
-        [_labelled(each, labels) for each, labels in zip(groups, of_groups, strict=True)],
-        [_labelled(each, labels) for each, labels in zip(nodes, of_nodes, strict=True)],
+        [_labelled(group, labels) for group, labels in zip(groups, of_groups, strict=True)],
+        [_labelled(node, labels) for node, labels in zip(nodes, of_nodes, strict=True)],
         selected,
     )
 
@@ -281,7 +278,7 @@ def _admits_offer(snapshot: Snapshot, rules: Rules, offered: supply.OfferedGroup
 
 def _admits_node(snapshot: Snapshot, rules: Rules, node: CaseNode) -> bool:
     labels = labels_of(node)
-    offer = OfferKey(node.group, labels.get(supply.TYPE_LABEL, ""), node.zone, node.capacity)
+    offer = OfferKey(node.group, labels.get(TYPE_LABEL, ""), node.zone, node.capacity)
     if rules.pod_class in snapshot.unhelpful.get(offer, ()) or not rules.admit(labels, node.name):
         return False
     if snapshot.state.node(node.name) is None:
@@ -304,8 +301,8 @@ def _admits_mode(rules: Rules, labels: Mapping[str, str]) -> bool:
 def unserved_pods(case: PlanCase, plan: NodePlan) -> dict[str, str]:
     """Return why no node is bought for pods, by UID."""
     sentences = dict(case.unserved)
-    for each in plan.unserved:
-        sentences[case.pods[each.request]] = _without_rule_labels(each.why)
+    for left_out in plan.unserved:
+        sentences[case.pods[left_out.request]] = _without_rule_labels(left_out.why)
     return sentences
 
 
@@ -368,22 +365,16 @@ async def read_snapshot(
         )
         for offer in status.offers
     )
-    return Snapshot(
-        now=now,
-        config=config,
-        state=cluster.state,
-        nodes=cluster.nodes.by_name,
-        pods=cluster.pods.by_uid,
-        pods_on=cluster.pods.by_node,
-        groups=cluster.groups,
-        daemons=cluster.daemons,
+    shown = Snapshot.of_cluster(cluster, now, config)
+    return replace(
+        shown,
         orders=published.orders,
         offers={offer.key: offer for offer in offers},
         shapes=shapes.shapes,
         unhelpful=shapes.unhelpful,
         status=status,
         schedulers=frozenset(status.schedulers),
-        evicted=evicted_demand(cluster.nodes.by_name, cluster.pods.by_node, cluster.pods.by_uid),
+        evicted=evicted_demand(shown),
     )
 
 

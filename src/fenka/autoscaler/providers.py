@@ -1,8 +1,6 @@
-"""Selects the provider of a configuration. A provider's library is loaded only if it is used.
+"""Opens the provider of a configuration, and keeps what the cloud said last.
 
-The access of the provider `karpenter` to NodeClaims, through the API server.
-
-What the cloud said last. Clouds limit calls, so it is asked as seldom as the situation allows.
+A provider's library is loaded only if it is used. Clouds limit calls, so few are made.
 """
 
 import asyncio
@@ -168,13 +166,13 @@ class CloudCache:
         interval = BUSY_S if busy else QUIET_S
         if self._stale or self.instances_at is None or now >= self.instances_at + interval:
             listed = await self._provider.instances()
-            self.instances = {each.id: each for each in listed}
+            self.instances = {instance.id: instance for instance in listed}
             self.instances_at, self._stale = self._now(), False
         if now >= self._offers_until:
             offers = await self._provider.offers()
             self.offers = {offer.key: offer for offer in offers}
-            until = [offer.until for offer in offers if offer.until is not None]
-            self._offers_until = min([now + OFFERS_S, *(max(it, now + 1) for it in until)])
+            ends = [max(offer.until, now + 1) for offer in offers if offer.until is not None]
+            self._offers_until = min([now + OFFERS_S, *ends])
         if spot and now >= self._notices_until:
             self.notices = tuple(await self._provider.notices())
             self._notices_until = now + NOTICES_S

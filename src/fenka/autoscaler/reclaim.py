@@ -1,26 +1,21 @@
-"""What is done when the cloud takes nodes back. Pure; `reclaim_actor.py` does it.
+"""What is done when the cloud takes nodes back: decided by pure functions, done by an actor.
 
-A notice is the Node's annotation, or the provider's. All is decided anew in each pass from what is there, so
-a pass that was interrupted is completed by the next one.
-
-Which pods of nodes that are taken back need room elsewhere before their controllers have made them anew.
-
-A new node takes minutes, and a notice is as short. So these pods are planned for as if they were pending,
-until their successors are. Pure.
-
-Does what is decided for nodes that the cloud takes back.
+A notice is the Node's annotation, or the provider's. Each pass decides again from what is there, so that a
+pass that was interrupted is completed by the next one. A new node takes minutes, and a notice is as short:
+evicted pods are planned for as if they were pending, until their successors exist.
 """
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fenka.autoscaler.actor_context import ActorContext
-from fenka.autoscaler.snapshot import ElasticPod, Snapshot
-from fenka.cloud.port import Instance, InstanceState, OfferKey
+from fenka.autoscaler.actor_context import GONE, ActorContext
+from fenka.autoscaler.snapshot import Snapshot
+from fenka.autoscaler.watch import ElasticPod
+from fenka.cloud.port import TYPE_LABEL, Instance, InstanceState, OfferKey
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, seconds
 from fenka.cluster.pending_queue import is_open
@@ -28,11 +23,15 @@ from fenka.cluster.pod_groups import group_key
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import ApiError
-from fenka.kubernetes.eviction import add_taint, delete_pod, evict, remove_taint
+from fenka.kubernetes.eviction import delete_pod, evict
+
+log = logging.getLogger(__name__)
+
+RECLAIM = "FenkaReclaim"
+TAKEN_BACK: Final = "taken back"
 
 SPARE_S = 10.0
 """Between the end of the last pod and that of the node: its last logs and reports are sent."""
-_TYPE = "node.kubernetes.io/instance-type"
 GRACE_S = 30
 """Kubernetes' default of terminationGracePeriodSeconds."""
 
@@ -78,6 +77,11 @@ class Removal:
     grace_s: int | None
     forced: bool
     gang: str = ""
+
+    @classmethod
+    def of(cls, pod: ElasticPod, grace_s: int | None = None, *, forced: bool = False) -> "Removal":
+        """Return the removal of a pod, which belongs to its gang."""
+        return cls(pod, grace_s, forced, group_key(pod) or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +178,7 @@ def _is_lost(snapshot: Snapshot, node: Node, instance: Instance | None) -> bool:
 
 
 def _ends_by_order(snapshot: Snapshot, instance: Instance) -> bool:
-    return any(
-        slot.instance == instance.id and slot.state == "ending"
-        for record in snapshot.orders.values()
-        for slot in record.slots
-    )
+    return any(slot.instance == instance.id for *_, slot in snapshot.slots(("ending",)))
 
 
 def _runs(node: Node, machines: Machines) -> bool:
@@ -209,7 +209,7 @@ def _offer_to_back_off(
     if autoscaling.ORDER not in node.metadata.labels:
         return None
     labels = node.metadata.labels
-    offer = OfferKey(group_of(node), labels.get(_TYPE, ""), labels.get(ZONE_LABEL, ""), "spot")
+    offer = OfferKey(group_of(node), labels.get(TYPE_LABEL, ""), labels.get(ZONE_LABEL, ""), "spot")
     if instance is not None:
         offer = instance.offer
     elif offer not in snapshot.offers:
@@ -225,28 +225,27 @@ def _offer_to_back_off(
 def _removals(snapshot: Snapshot, takeback: Takeback) -> Iterator[Removal]:
     """Yield the members of gangs that are elsewhere, then the pods of the node."""
     pods = evictable(snapshot.pods_on.get(takeback.node.metadata.name, ()))
-    gangs = {group_key(pod) for pod in pods if pod.metadata.deletion_timestamp is None} - {None}
-    if gangs:
-        yield from gang_members_elsewhere(snapshot, gangs, takeback.node)
+    staying = [pod for pod in pods if not pod.is_ending]
+    for pod in members_elsewhere(snapshot, staying, takeback.node):
+        yield Removal.of(pod)
     for pod in pods:
         removal = _removal(snapshot.now, takeback, pod)
         if removal is not None:
             yield removal
 
 
-def gang_members_elsewhere(
-    snapshot: Snapshot, gangs: set[str | None], node: Node
-) -> Iterator[Removal]:
-    """Yield the members of gangs that run on other nodes and do not end yet."""
-    for pod in snapshot.pods.values():
-        gang = group_key(pod)
-        if (
-            gang in gangs
-            and pod.spec.node_name not in ("", node.metadata.name)
-            and not pod.finished
-            and pod.metadata.deletion_timestamp is None
-        ):
-            yield Removal(pod, None, forced=False, gang=gang or "")
+def members_elsewhere(
+    snapshot: Snapshot, pods: Iterable[ElasticPod], node: Node
+) -> list[ElasticPod]:
+    """Return the other members of these pods' gangs, on other nodes, that do not end yet."""
+    gangs = {group_key(pod) for pod in pods} - {None}
+    return [
+        pod
+        for pod in (snapshot.pods.values() if gangs else ())
+        if pod.spec.node_name not in ("", node.metadata.name)
+        and not pod.is_ending
+        and group_key(pod) in gangs
+    ]
 
 
 def evictable(pods: Iterable[ElasticPod]) -> list[ElasticPod]:
@@ -256,17 +255,17 @@ def evictable(pods: Iterable[ElasticPod]) -> list[ElasticPod]:
 
 def _removal(now: float, takeback: Takeback, pod: ElasticPod) -> Removal | None:
     """Return how the pod ends, None if it ends in time by itself."""
-    gang, ends = group_key(pod) or "", seconds(pod.metadata.deletion_timestamp or "")
+    ends = seconds(pod.metadata.deletion_timestamp or "")
     if not takeback.noticed:
         # A kubelet that is gone confirms nothing.
-        return Removal(pod, int(takeback.node.ready), forced=True, gang=gang)
+        return Removal.of(pod, int(takeback.node.ready), forced=True)
     last = takeback.at - SPARE_S
     grace = max(min(own_grace_s(pod), math.floor(last - now)), 1)
     if pod.metadata.deletion_timestamp is None:
-        return Removal(pod, grace, forced=now >= last - own_grace_s(pod), gang=gang)
+        return Removal.of(pod, grace, forced=now >= last - own_grace_s(pod))
     if ends is None or ends <= max(last, now + 1):
         return None
-    return Removal(pod, grace, forced=True, gang=gang)
+    return Removal.of(pod, grace, forced=True)
 
 
 def own_grace_s(pod: ElasticPod) -> int:
@@ -284,30 +283,20 @@ Owner = tuple[str, str, str]
 """Namespace, kind and name: a JobSet makes its Jobs anew by the same names."""
 
 
-def evicted_demand(
-    nodes: Mapping[str, Node],
-    pods_on: Mapping[str, Sequence[ElasticPod]],
-    pods: Mapping[str, ElasticPod],
-) -> frozenset[str]:
-    """Return UIDs of pods that will be made anew: as many of each controller as have no successor yet.
-
-    Args:
-        nodes: by name.
-        pods_on: pods that are bound and not finished, by node.
-        pods: all, by UID.
-    """
+def evicted_demand(snapshot: Snapshot) -> frozenset[str]:
+    """Return UIDs of pods that will be made anew: as many of each controller as have no successor yet."""
     leaving = [
         pod
-        for name, node in nodes.items()
+        for name, node in snapshot.nodes.items()
         if has_taint(node, autoscaling.RECLAIMED)
-        for pod in evictable(pods_on.get(name, ()))
+        for pod in evictable(snapshot.pods_on.get(name, ()))
     ]
     if not leaving:
         return frozenset()
-    leaving += _rest_of_gangs(leaving, pods.values())
-    successors = Counter(_owner(pod) for pod in pods.values() if is_open(pod))
+    leaving += _rest_of_gangs(leaving, snapshot.pods.values())
+    successors = Counter(_owner(pod) for pod in snapshot.pods.values() if is_open(pod))
     evicted = []
-    for pod in sorted(leaving, key=lambda each: each.metadata.uid):
+    for pod in sorted(leaving, key=lambda pod: pod.metadata.uid):
         owner = _owner(pod)
         if owner is None:
             continue
@@ -344,12 +333,6 @@ def _owner(pod: ElasticPod) -> Owner | None:
     )
 
 
-log = logging.getLogger(__name__)
-
-RECLAIM = "FenkaReclaim"
-TAKEN_BACK: Final = "taken back"
-
-
 class Reclaimer:
     """Keeps pods from nodes that are taken back, and ends theirs in time.
 
@@ -384,15 +367,13 @@ class Reclaimer:
         }
 
     async def _restore(self, context: ActorContext, node: Node) -> None:
-        if context.leading() and await accepted(
-            remove_taint(context.api, node, autoscaling.RECLAIMED)
-        ):
+        if context.leading() and await context.remove_taint(node, autoscaling.RECLAIMED):
             context.recorder.record_on_node(node, RECLAIM, "the take-back was withdrawn")
 
     async def _reclaim(self, context: ActorContext, snapshot: Snapshot, reclaim: Reclaim) -> None:
         node = reclaim.takeback.node
         if reclaim.announce:
-            if not await accepted(add_taint(context.api, node, autoscaling.RECLAIMED)):
+            if not await context.add_taint(node, autoscaling.RECLAIMED):
                 # Somebody else wrote the Node, or it is gone; the pods are told in any case.
                 log.info("the taint of node %s is written again", node.metadata.name)
             else:
@@ -430,22 +411,10 @@ async def _remove(context: ActorContext, removal: Removal) -> bool:
         else:
             await evict(context.api, *pod, grace_s)
     except ApiError as why:
-        # 404: it is gone. 409: another pod has its name.
-        if why.status in (404, 409):
+        if why.status in GONE:
             return True
         context.warnings.warn(removal.pod.full_name, f"it stays for now: {why}")
         return False
-    return True
-
-
-async def accepted(request: Awaitable[None]) -> bool:
-    """Return whether the object was there as expected. Raises ApiError, ApiUnreachable."""
-    try:
-        await request
-    except ApiError as why:
-        if why.status in (404, 409):
-            return False
-        raise
     return True
 
 

@@ -1,13 +1,8 @@
-"""Which nodes end. Pure; `scale_in_actor.py` does it.
+"""Which nodes end, and how: decided by pure functions, done by an actor.
 
 A node is marked with a taint, looked at again, emptied, and ended with its instance. Each pass decides by
-what is there, so a pass that was interrupted anywhere is completed, or taken back, by a later one.
-
-What keeps a node from ending, or a pod where it is. Pure: each function is one rule and its words.
-
-The what-ifs of scale-in, by the planner's own cases without groups: nothing is bought. Pure.
-
-Does what is decided about nodes that nobody needs: taint, second look, evictions, end.
+what is there, so a pass that was interrupted anywhere is completed, or taken back, by a later one. What-ifs
+are the planner's own cases without groups: nothing is bought.
 """
 
 import contextlib
@@ -23,25 +18,32 @@ from msgspec import structs
 from fenka.autoscaler.actor_context import ActorContext
 from fenka.autoscaler.demand import as_pending, class_key, demand_of, first_in_order
 from fenka.autoscaler.plan_case import case_of
-from fenka.autoscaler.reclaim import Removal, accepted, evictable, group_of, has_taint, remove_pods
-from fenka.autoscaler.snapshot import (
-    DO_NOT_DISRUPT,
-    SAFE_TO_EVICT,
-    ElasticPod,
-    Snapshot,
-    coming,
+from fenka.autoscaler.reclaim import (
+    Removal,
+    evictable,
+    group_of,
+    has_taint,
+    members_elsewhere,
+    remove_pods,
 )
+from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.supply import protected_until
+from fenka.autoscaler.watch import DO_NOT_DISRUPT, SAFE_TO_EVICT, ElasticPod
 from fenka.cloud.port import Instance, InstanceState
 from fenka.cluster import autoscaling
-from fenka.cluster.objects import Node, node_path
+from fenka.cluster.objects import Node
 from fenka.cluster.pending_queue import is_open
 from fenka.cluster.pod_groups import group_key
 from fenka.cluster.pod_preemption import budgets_for
 from fenka.core.nodes.case import BuyLimits, CaseRequest, PlanningCase
 from fenka.core.nodes.plan import make_plan
 from fenka.dialects.base import InvalidRecord
-from fenka.kubernetes.eviction import add_taint, remove_taint
+
+log = logging.getLogger(__name__)
+
+SCALE_IN = "FenkaScaleIn"
+UNSEEN_S = 60.0
+"""A taint that was written is seen by then, or was removed at once."""
 
 
 def why_node_is_kept(node: Node) -> str:
@@ -171,7 +173,7 @@ def _placed(snapshot: Snapshot, pods: Sequence[ElasticPod], nodes: Collection[st
     """Return how many of the pods have room, of gangs also a part, and of spot nodes also others' pods."""
     case, _ = _case(snapshot, pods, nodes)
     requests = tuple(
-        replace(each, gang=None, interruptible=True) for each in _distinct(case.requests)
+        replace(request, gang=None, interruptible=True) for request in _distinct(case.requests)
     )
     return len(make_plan(replace(case, requests=requests, gangs={}), _no_time).placements)
 
@@ -284,7 +286,7 @@ class _Pass:
     def __init__(self, snapshot: Snapshot, marked: Mapping[str, Marked]) -> None:
         self._snapshot, self._marked = snapshot, marked
         self._machines = snapshot.instances_by_provider_id()
-        starting = {slot.node for *_, slot in coming(snapshot.orders)}
+        starting = {slot.node for *_, slot in snapshot.coming()}
         self._nodes = [
             node
             for node in snapshot.own_nodes()
@@ -312,7 +314,7 @@ class _Pass:
                 idle.append(node)
             else:
                 self._set(node, IN_USE)
-        for node in sorted(idle, key=lambda each: (-self._price(each), each.metadata.name)):
+        for node in sorted(idle, key=self._dearest_first):
             self._consider(node)
         if self._snapshot.config.scale_in.mode == "repack":
             self._repack()
@@ -331,7 +333,7 @@ class _Pass:
                 self._steps.append(ScaleInStep("end", node))
             return
         pods = self._pods(node)
-        staying = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+        staying = [pod for pod in pods if not pod.is_ending]
         why = next(filter(None, self._changes(node, known, staying)), "")
         if why:
             self._ending.discard(node.metadata.name)
@@ -416,11 +418,11 @@ class _Pass:
     def _repack(self) -> None:
         """Mark one node whose pods all have room elsewhere, if nothing else is going on."""
         snapshot = self._snapshot
-        coming_now = any(True for _ in coming(snapshot.orders))
-        if self._ending or coming_now or self._pending or snapshot.now < self._quiet_at:
+        coming = any(snapshot.coming())
+        if self._ending or coming or self._pending or snapshot.now < self._quiet_at:
             return
         nodes = [node for node in self._nodes if self._could_repack(node)]
-        nodes.sort(key=lambda each: (-self._price(each), each.metadata.name))
+        nodes.sort(key=self._dearest_first)
         if len(nodes) > MAX_REPACK_TRIES:
             first = int(snapshot.now) % len(nodes)
             nodes = [*nodes[first:], *nodes[:first]][:MAX_REPACK_TRIES]
@@ -438,7 +440,7 @@ class _Pass:
         pods, group = self._pods(node), group_min(self._snapshot, node)
         return (
             bool(pods)
-            and all(pod.metadata.deletion_timestamp is None for pod in pods)
+            and not any(pod.is_ending for pod in pods)
             and self._states[name].state == IN_USE
             and snapshot.now >= self._states[name].since + snapshot.config.scale_in.delay
             and self._price(node) > snapshot.config.scale_in.repack_saves
@@ -463,24 +465,10 @@ class _Pass:
 
     def _leaving(self, node: Node, staying: Sequence[ElasticPod]) -> list[ElasticPod]:
         """Return what has to leave with these pods of a node: their gangs, whole."""
-        gangs = {group_key(pod) for pod in staying} - {None}
-        if not gangs:
-            return list(staying)
-        elsewhere = [
-            pod
-            for pod in self._snapshot.pods.values()
-            if pod.spec.node_name not in ("", node.metadata.name)
-            and not pod.finished
-            and pod.metadata.deletion_timestamp is None
-            and group_key(pod) in gangs
-        ]
-        return [*elsewhere, *staying]
+        return [*members_elsewhere(self._snapshot, staying, node), *staying]
 
     def _removals(self, node: Node, staying: Sequence[ElasticPod]) -> tuple[Removal, ...]:
-        return tuple(
-            Removal(pod, None, forced=False, gang=group_key(pod) or "")
-            for pod in self._leaving(node, staying)
-        )
+        return tuple(Removal.of(pod) for pod in self._leaving(node, staying))
 
     def _is_allocated(self, node: Node, beside: Sequence[ElasticPod] = ()) -> bool:
         """Return whether its cards are held, also by pods that only the node still knows."""
@@ -525,6 +513,9 @@ class _Pass:
         ]
         launched = [instance.launched_at for instance in self._snapshot.instances.values()]
         return max([*asked, *launched, 0.0]) + self._snapshot.config.scale_in.cooldown
+
+    def _dearest_first(self, node: Node) -> tuple[float, str]:
+        return -self._price(node), node.metadata.name
 
     def _price(self, node: Node) -> float:
         snapshot, instance = self._snapshot, self._instance(node)
@@ -584,13 +575,6 @@ def _is_being_reclaimed(snapshot: Snapshot, node: Node) -> bool:
     return True
 
 
-log = logging.getLogger(__name__)
-
-SCALE_IN = "FenkaScaleIn"
-UNSEEN_S = 60.0
-"""A taint that was written is seen by then, or was removed at once."""
-
-
 class ScaleInActor:
     """Ends nodes. What it remembers only delays: after a change of the leader each look is repeated."""
 
@@ -636,13 +620,13 @@ class ScaleInActor:
         node, name = step.node, step.node.metadata.name
         match step.action:
             case "mark":
-                if await accepted(add_taint(context.api, node, autoscaling.ENDING)):
+                if await context.add_taint(node, autoscaling.ENDING):
                     # Only from now on schedulers can know.
                     now = context.snapshot().now
                     self._marked[name] = replace(_marked(snapshot, name), since=now, seen=False)
                     context.recorder.record_on_node(node, SCALE_IN, step.why)
             case "unmark":
-                if await accepted(remove_taint(context.api, node, autoscaling.ENDING)):
+                if await context.remove_taint(node, autoscaling.ENDING):
                     del self._marked[name]
                     context.recorder.record_on_node(node, SCALE_IN, step.why)
             case "empty":
@@ -660,8 +644,7 @@ class ScaleInActor:
             log.info("node %s is ended", node.metadata.name)
             context.recorder.record_on_node(node, SCALE_IN, "the node is ended: nothing needs it")
         if context.leading():
-            body = {"preconditions": {"uid": node.metadata.uid}}
-            await accepted(context.api.delete(node_path(node.metadata.name), body))
+            await context.delete_node(node)
 
 
 def _marked(snapshot: Snapshot, name: str) -> Marked:

@@ -1,11 +1,6 @@
-"""What one pass of the autoscaler knows. Each decider is a pure function of it.
+"""What one pass of the autoscaler knows, with the shapes that nodes of each type will have.
 
-The deciders are called in this order: reclaim, orders' lifecycle, planning, scale-in. Each gets a new one.
-It refers to live collections, so it is valid until the decider returns: deciders do not await.
-
-Kubernetes' objects with the fields that only the autoscaler reads.
-
-Shapes: what a node of an instance type will be, before one exists.
+Each decider is a pure function of a snapshot. It refers to live collections: deciders do not await.
 
 Clouds round memory up: 16384 MiB for a T4 whose driver reports 15079. By the cloud's number a pod of 15 units
 would make the planner buy nodes that never fit it. So a shape comes from the first source that is there: a
@@ -13,17 +8,14 @@ node of this type that was seen, the configuration, the drivers' own numbers, th
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
 
-import msgspec
-
+from fenka.autoscaler.watch import DaemonSet, ElasticCluster, ElasticPod
 from fenka.cloud.config import AutoscalerConfig, GroupConfig
 from fenka.cloud.port import Instance, Offer, OfferKey, ReclaimNotice
-from fenka.cluster import autoscaling, objects
-from fenka.cluster.compact import MAX_RESOURCES, kept_annotations, kept_labels, limit_pod
+from fenka.cluster import autoscaling
+from fenka.cluster.objects import Node
 from fenka.cluster.pod_groups import PodGroup
 from fenka.cluster.pod_preemption import PodDisruptionBudget
 from fenka.cluster.state import ClusterState
@@ -31,241 +23,7 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Taint
 from fenka.core.nodes.case import CaseRequest, Group, NewCard
 from fenka.core.nodes.problem import ineligible
-from fenka.core.request import MAX_HOST
-from fenka.core.units import MIB
-from fenka.dialects.base import InvalidRecord, parse_quantity
 from fenka.hardware.card_spec import MODELS
-
-DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
-SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-_READ_ANNOTATIONS = frozenset(
-    (autoscaling.PLANNED, autoscaling.INTERRUPTIBLE, DO_NOT_DISRUPT, SAFE_TO_EVICT, objects.MIRROR)
-)
-DAEMON_SETS_PATH = "/apis/apps/v1/daemonsets"
-
-
-class ElasticPort(objects.Object):
-    """A port of a container."""
-
-    host_port: int | None = None
-
-
-class ElasticContainer(objects.Container):
-    """A container with its ports."""
-
-    ports: tuple[ElasticPort, ...] = ()
-
-
-class Present(objects.Object):
-    """Something of which only the presence matters."""
-
-
-class PodTerms(objects.Object):
-    """Affinity or anti-affinity to pods."""
-
-    required_during_scheduling_ignored_during_execution: tuple[Present, ...] = ()
-
-
-class ElasticAffinity(objects.Affinity):
-    """All affinity of a pod."""
-
-    pod_affinity: PodTerms | None = None
-    pod_anti_affinity: PodTerms | None = None
-
-
-class TopologySpread(objects.Object):
-    """A rule that spreads pods over nodes or zones."""
-
-    when_unsatisfiable: str = ""
-
-
-class ElasticVolume(objects.Object):
-    """A volume of a pod. host_path, empty_dir: None if it is of another kind."""
-
-    name: str = ""
-    host_path: dict[str, Any] | None = None
-    empty_dir: dict[str, Any] | None = None
-
-
-class ElasticPodSpec(objects.PodSpec):
-    """A pod's spec with everything that restricts where it may run, or whether it may be moved."""
-
-    affinity: ElasticAffinity | None = None
-    containers: tuple[ElasticContainer, ...] = ()
-    init_containers: tuple[ElasticContainer, ...] = ()
-    overhead: Mapping[str, str | int] = {}
-    topology_spread_constraints: tuple[TopologySpread, ...] = ()
-    resource_claims: tuple[Present, ...] = ()
-    volumes: tuple[ElasticVolume, ...] = ()
-
-
-def _limit_elastic_spec(spec: ElasticPodSpec) -> None:
-    """Keep of lists of any length only whether they have what is asked for."""
-    for container in (*spec.containers, *spec.init_containers):
-        container.image = ""
-        container.ports = tuple(port for port in container.ports if port.host_port)[:1]
-    if spec.affinity is not None:
-        for terms in (spec.affinity.pod_affinity, spec.affinity.pod_anti_affinity):
-            if terms is not None:
-                required = terms.required_during_scheduling_ignored_during_execution[:1]
-                terms.required_during_scheduling_ignored_during_execution = required
-    spread = spec.topology_spread_constraints
-    spec.topology_spread_constraints = tuple(
-        rule for rule in spread if rule.when_unsatisfiable == "DoNotSchedule"
-    )[:1]
-    spec.resource_claims = spec.resource_claims[:1]
-    local = any(
-        volume.host_path is not None or volume.empty_dir is not None for volume in spec.volumes
-    )
-    spec.volumes = (ElasticVolume(empty_dir={}),) if local else ()
-    if len(spec.overhead) > MAX_RESOURCES:
-        spec.overhead = {}
-
-
-class ElasticPodStatus(objects.PodStatus):
-    """A pod's status. nominated_node_name: where preemption makes room for it."""
-
-    nominated_node_name: str = ""
-
-
-class ElasticPod(objects.Pod):
-    """A pod as the autoscaler keeps it."""
-
-    spec: ElasticPodSpec = msgspec.field(default_factory=ElasticPodSpec)
-    status: ElasticPodStatus = msgspec.field(default_factory=ElasticPodStatus)
-
-    def __post_init__(self) -> None:
-        _limit_elastic_spec(self.spec)
-        limit_pod(self, only_cards=False)
-        meta = self.metadata
-        meta.labels = kept_labels(meta.labels, for_budgets=True)
-        meta.annotations = kept_annotations(meta.annotations, _READ_ANNOTATIONS)
-
-    @property
-    def of_daemon_set(self) -> bool:
-        """Return whether a DaemonSet keeps it on its node."""
-        return any(owner.kind == "DaemonSet" for owner in self.metadata.owner_references)
-
-    @property
-    def mirrors_file(self) -> bool:
-        """Return whether the kubelet runs it from a file, so that nothing else can end it."""
-        return objects.MIRROR in self.metadata.annotations
-
-    def host_amounts(self) -> dict[str, int]:
-        """Return what kube-scheduler counts of it: `cpu` in thousandths, `memory` in MiB, other names whole.
-
-        Init containers run before the others, one after the other, except for sidecars.
-        """
-        return dict(_amounts(msgspec.json.encode(_host(self))))
-
-
-class _Host(objects.Object):
-    containers: tuple[ElasticContainer, ...]
-    init_containers: tuple[ElasticContainer, ...]
-    overhead: Mapping[str, str | int]
-
-
-def _host(pod: ElasticPod) -> _Host:
-    spec = pod.spec
-    return _Host(
-        containers=spec.containers, init_containers=spec.init_containers, overhead=spec.overhead
-    )
-
-
-@lru_cache(maxsize=4096)
-def _amounts(encoded: bytes) -> tuple[tuple[str, int], ...]:
-    """Return the amounts of equal pods, computed once."""
-    host = msgspec.json.decode(encoded, type=_Host)
-    running: dict[str, int] = {}
-    for container in host.containers:
-        _add(running, container)
-    peak, sidecars = dict[str, int](), dict[str, int]()
-    for container in host.init_containers:
-        at_once = dict(sidecars)
-        _add(at_once, container)
-        if container.restart_policy == "Always":
-            _add(running, container)
-            sidecars = at_once
-        for name, amount in at_once.items():
-            peak[name] = max(peak.get(name, 0), amount)
-    total = {name: max(running.get(name, 0), peak.get(name, 0)) for name in {*running, *peak}}
-    for name, quantity in host.overhead.items():
-        total[name] = total.get(name, 0) + host_amount(name, quantity)
-    return tuple(sorted((name, amount) for name, amount in total.items() if amount))
-
-
-def _add(sums: dict[str, int], container: ElasticContainer) -> None:
-    # Without a request the limit is the request.
-    resources = {**container.resources.limits, **container.resources.requests}
-    for name, quantity in resources.items():
-        sums[name] = sums.get(name, 0) + host_amount(name, quantity)
-
-
-def host_amount(name: str, quantity: str | int) -> int:
-    """Return an amount: CPU in thousandths of a core, memory in MiB, rounded up; 0 if it cannot be read."""
-    try:
-        if name == "cpu":
-            return bounded(_milli(quantity))
-        amount = parse_quantity(quantity)
-    except InvalidRecord:
-        return 0
-    return bounded(-(-amount // MIB) if name in ("memory", "ephemeral-storage") else amount)
-
-
-def bounded(amount: int) -> int:
-    """Return the amount within what a case may have: one pod or node must not make a case invalid."""
-    return min(max(amount, 0), MAX_HOST)
-
-
-def _milli(quantity: str | int) -> int:
-    text = str(quantity).strip()
-    if text.endswith("m"):
-        return parse_quantity(text[:-1])
-    # A suffix or exponent is never used for CPU, but allowed; decimals are.
-    whole, dot, decimals = text.partition(".")
-    if dot and decimals.isdecimal() and (whole.isdecimal() or not whole):
-        return int(f"{whole or 0}{decimals[:3]:0<3}") + bool(decimals[3:].strip("0"))
-    return parse_quantity(text) * 1000
-
-
-def allocatable(node: objects.Node) -> Iterator[tuple[str, int]]:
-    """Yield what pods may request of a node: CPU in thousandths, memory in MiB rounded down, others whole."""
-    for name, quantity in node.status.allocatable.items():
-        if name == "memory":
-            try:
-                yield name, bounded(parse_quantity(quantity) // MIB)
-            except InvalidRecord:
-                yield name, 0
-        else:
-            yield name, host_amount(name, quantity)
-
-
-class ElasticTemplate(objects.Object):
-    """The pods of a DaemonSet."""
-
-    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
-    spec: ElasticPodSpec = msgspec.field(default_factory=ElasticPodSpec)
-
-
-class DaemonSetSpec(objects.Object):
-    """The spec of a DaemonSet."""
-
-    template: ElasticTemplate = msgspec.field(default_factory=ElasticTemplate)
-
-
-class DaemonSet(objects.Object):
-    """A DaemonSet, whose pods every new node receives."""
-
-    metadata: objects.ObjectMeta = msgspec.field(default_factory=objects.ObjectMeta)
-    spec: DaemonSetSpec = msgspec.field(default_factory=DaemonSetSpec)
-
-    def __post_init__(self) -> None:
-        objects.drop_notes(self.metadata)
-        template = self.spec.template
-        # Tenants may write DaemonSets, too. The limits are those of the pod that is made of it.
-        objects.drop_notes(template.metadata)
-        ElasticPod(spec=template.spec)
-
 
 CLOUD_MARGIN = 0.08
 """What a cloud's number is lowered by: firmware, the driver and the kubelet keep a part."""
@@ -325,7 +83,7 @@ def shape_of(
 
 def common(one: Shape, other: Shape) -> Shape:
     """Return what nodes of both shapes have: machines of one type differ by a few MiB."""
-    smaller = min(one, other, key=lambda each: [card.memory_mib for card in each.cards])
+    smaller = min(one, other, key=lambda shape: [card.memory_mib for card in shape.cards])
     return Shape(
         cpu_milli=min(one.cpu_milli, other.cpu_milli),
         memory_mib=min(one.memory_mib, other.memory_mib),
@@ -372,7 +130,7 @@ def _has_room(group: Group, daemon: CaseRequest) -> bool:
         daemon.cpu_milli <= group.cpu_milli
         and daemon.memory_mib <= group.memory_mib
         and group.pods > 0
-        and all(it <= group.resources.get(name, 0) for name, it in daemon.resources.items())
+        and all(amount <= group.resources.get(name, 0) for name, amount in daemon.resources.items())
     )
 
 
@@ -392,6 +150,12 @@ def _lowered(amount: int) -> int:
 
 COMING: frozenset[autoscaling.OrderState] = frozenset({"written", "asked", "known", "joined"})
 """States of slots whose nodes do not offer their cards yet."""
+
+LIVE = COMING | {"offering"}
+"""States of slots that have a node, or will."""
+
+Slots = Iterator[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]
+"""Slots with their order's name, their number in it, and the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +186,7 @@ class Snapshot:
     now: float
     config: AutoscalerConfig
     state: ClusterState
-    nodes: Mapping[str, objects.Node] = field(default_factory=dict)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
     pods: Mapping[str, ElasticPod] = field(default_factory=dict)
     pods_on: Mapping[str, Sequence[ElasticPod]] = field(default_factory=dict)
     groups: Mapping[str, PodGroup] = field(default_factory=dict)
@@ -441,19 +205,34 @@ class Snapshot:
     schedulers: frozenset[str] = frozenset()
     cloud_problem: str = ""
 
+    @classmethod
+    def of_cluster(
+        cls, cluster: ElasticCluster, now: float, config: AutoscalerConfig
+    ) -> "Snapshot":
+        """Return what the cluster shows, without the cloud and what is remembered."""
+        return cls(
+            now=now,
+            config=config,
+            state=cluster.state,
+            nodes=cluster.nodes.by_name,
+            pods=cluster.pods.by_uid,
+            pods_on=cluster.pods.by_node,
+            groups=cluster.groups,
+            budgets=cluster.budgets,
+            daemons=cluster.daemons,
+        )
+
     def group(self, name: str) -> GroupConfig | None:
         """Return the configuration of a group, None if it has been removed."""
-        return next((group for group in self.config.groups if group.name == name), None)
+        return self.config.group(name)
 
-    def instance_of(self, node: objects.Node) -> Instance | None:
-        """Return the machine that a node is, None if it is none of this cluster's tag."""
-        wanted = node.spec.provider_id
-        if not wanted:
-            return None
-        return next(
-            (instance for instance in self.instances.values() if instance.provider_id == wanted),
-            None,
-        )
+    def slots(self, states: Collection[str] = ()) -> Slots:
+        """Yield the slots of all orders that are in one of these states; without states all slots."""
+        return slots(self.orders, states)
+
+    def coming(self) -> Slots:
+        """Yield the slots whose nodes are on their way."""
+        return slots(self.orders, COMING)
 
     def instances_by_provider_id(self) -> dict[str, Instance]:
         """Return all instances by their provider ids, for those who look up many."""
@@ -463,7 +242,7 @@ class Snapshot:
             if instance.provider_id
         }
 
-    def node_of(self, instance: Instance) -> objects.Node | None:
+    def node_of(self, instance: Instance) -> Node | None:
         """Return the node of a machine, None if it has not joined or is gone."""
         wanted = instance.provider_id
         if not wanted:
@@ -471,30 +250,19 @@ class Snapshot:
             return None
         return next((node for node in self.nodes.values() if node.spec.provider_id == wanted), None)
 
-    def own_nodes(self) -> list[objects.Node]:
+    def own_nodes(self) -> list[Node]:
         """Return the nodes that were bought, by name. A node is this autoscaler's by its label."""
         own = (node for node in self.nodes.values() if autoscaling.ORDER in node.metadata.labels)
         return sorted(own, key=lambda node: node.metadata.name)
 
     def planned_pods(self, node: str) -> list[ElasticPod]:
         """Return the pending pods that are planned for a node."""
-        return [
-            pod
-            for record in self.orders.values()
-            for slot in record.slots
-            if slot.node == node
-            for pod in self.waiting(slot)
-        ]
+        return [pod for *_, slot in self.slots() if slot.node == node for pod in self.waiting(slot)]
 
     def waiting(self, slot: autoscaling.Slot) -> list[ElasticPod]:
         """Return the pods planned for a slot that exist and have no node yet."""
         return [
-            pod
-            for uid in slot.pods
-            if (pod := self.pods.get(uid)) is not None
-            and not pod.spec.node_name
-            and not pod.finished
-            and pod.metadata.deletion_timestamp is None
+            pod for uid in slot.pods if (pod := self.pods.get(uid)) is not None and pod.is_pending
         ]
 
 
@@ -503,20 +271,12 @@ def offer_of(record: autoscaling.OrderRecord) -> OfferKey:
     return OfferKey(record.group, record.type, record.zone, record.capacity)
 
 
-def coming(
+def slots(
     orders: Mapping[str, autoscaling.OrderRecord],
-) -> Iterable[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]:
-    """Yield the slots whose nodes are on their way, with their order's name and number."""
+    states: Collection[str] = (),
+) -> Slots:
+    """Yield the slots that are in one of these states; without states all slots."""
     for name, record in orders.items():
         for number, slot in enumerate(record.slots):
-            if slot.state in COMING:
+            if not states or slot.state in states:
                 yield name, number, record, slot
-
-
-def pods_by_node(pods: Iterable[ElasticPod]) -> dict[str, list[ElasticPod]]:
-    """Return the pods that are bound and not finished, by node."""
-    bound: dict[str, list[ElasticPod]] = {}
-    for pod in pods:
-        if pod.spec.node_name and not pod.finished:
-            bound.setdefault(pod.spec.node_name, []).append(pod)
-    return bound

@@ -1,8 +1,6 @@
-"""The orders in ConfigMap fenka-orders: written before anything is asked for.
+"""ConfigMaps in which the leader remembers: orders, shapes of nodes, and offers that did not help.
 
-ConfigMaps in which the leader remembers: nothing is written over what another replica has written.
-
-What nodes were, and offers that did not help: ConfigMap fenka-shapes.
+Orders are written before the cloud is called. Nothing is written over what another replica has written.
 """
 
 import hashlib
@@ -116,7 +114,7 @@ class OrderStore:
             name: why for name, why in self.unreadable.items() if name not in changed
         }
         merged = {**self.records, **changed}
-        self.records = {name: each for name, each in merged.items() if each is not None}
+        self.records = {name: record for name, record in merged.items() if record is not None}
 
     async def fail_offer(self, offer: OfferKey, failure: Failure, why: str, now: float) -> None:
         """Remember a failure of an offer without an order, such as a take-back, so that it is backed off."""

@@ -1,13 +1,8 @@
-"""Nodes as a planning case has them: those there, those coming, and offers of new ones.
+"""Converts existing nodes, ordered nodes and offers into nodes and groups of a planning case. Pure.
 
-Nodes that were asked for count with their shape until they offer their cards. Pods planned for a node hold
-their room there until they are bound: nobody buys for them again, and nobody is planned in their place. The
-room of pods that are being deleted counts as free: it is by the time a new node would be there.
-
-How long offers are not tried after they failed. Pure: it follows from the failed orders that are kept.
-
-An offer pauses for `start.backoff`, twice as long after each further failure, up to `start.backoffMost`. A
-failure is forgotten after three hours.
+Ordered nodes count with their shape until they offer their cards. Pods planned for a node hold their room
+there until they are bound. The room of pods that are being deleted counts as free. An offer that failed
+pauses for `start.backoff`, twice as long after each further failure, up to `start.backoffMost`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,25 +10,29 @@ from dataclasses import dataclass, replace
 
 from fenka.autoscaler import demand
 from fenka.autoscaler.snapshot import (
-    DaemonSet,
-    ElasticPod,
     Shape,
     Snapshot,
     UnknownShape,
-    allocatable,
-    bounded,
-    coming,
     offer_of,
     shape_of,
     without_daemons,
 )
+from fenka.autoscaler.watch import DaemonSet, ElasticPod, allocatable, bounded
 from fenka.cloud.config import NOT_COUNTED, GroupConfig, Start
-from fenka.cloud.port import Instance, Offer, OfferKey
+from fenka.cloud.port import TYPE_LABEL, Instance, Offer, OfferKey
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, seconds
 from fenka.cluster.pending_queue import OVERDUE_TTL_S
 from fenka.core.inventory import WHOLE_COMPUTE, Card
-from fenka.core.nodes.case import Capacity, CaseNode, CaseRequest, Group, Held, HeldCard
+from fenka.core.nodes.case import (
+    PRICE_DECIMALS,
+    Capacity,
+    CaseNode,
+    CaseRequest,
+    Group,
+    Held,
+    HeldCard,
+)
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.core.usage import UsageOverlay
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
@@ -116,9 +115,6 @@ def next_try(paused: Mapping[OfferKey, Pause]) -> float | None:
 
 IMPLIED_LABELS = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
 """Labels of nodes where neither configuration nor an earlier node says otherwise."""
-TYPE_LABEL = "node.kubernetes.io/instance-type"
-
-PRICE_DECIMALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +232,8 @@ def _daemons(daemons: Iterable[DaemonSet], labels: Mapping[str, str]) -> Iterabl
                 cpu_milli=host.pop("cpu", 0),
                 memory_mib=host.pop("memory", 0),
                 resources={
-                    name: it
-                    for name, it in host.items()
+                    name: amount
+                    for name, amount in host.items()
                     if name not in NOT_COUNTED and name not in _PLACED
                 },
                 tolerations=demand.case_tolerations(template.spec),
@@ -261,7 +257,7 @@ def case_nodes(snapshot: Snapshot, *, without_cards: bool) -> list[CaseNode]:
 
     without_cards: also nodes that have none, for requests of no cards.
     """
-    arriving = {slot.node for *_, slot in coming(snapshot.orders) if slot.node}
+    arriving = {slot.node for *_, slot in snapshot.coming() if slot.node}
     nodes = [
         case_node(snapshot, node)
         for name, node in snapshot.nodes.items()
@@ -320,16 +316,13 @@ def case_node(snapshot: Snapshot, node: Node, leaving: frozenset[str] = frozense
 
 
 def _slots_of(snapshot: Snapshot, node: str) -> Iterable[autoscaling.Slot]:
-    for record in snapshot.orders.values():
-        for slot in record.slots:
-            if slot.node == node and slot.state == "offering":
-                yield slot
+    return (slot for *_, slot in snapshot.slots(("offering",)) if slot.node == node)
 
 
 def coming_nodes(snapshot: Snapshot) -> list[CaseNode]:
     """Return the nodes that are asked for and do not offer their cards yet, with their planned pods."""
     nodes = []
-    for name, number, record, slot in coming(snapshot.orders):
+    for name, number, record, slot in snapshot.coming():
         config = snapshot.group(record.group)
         if config is None:
             continue

@@ -11,7 +11,7 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fenka.cloud.port import OfferKey
+from fenka.cloud.port import NoOffer, OfferKey
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Taint
 from fenka.core.nodes import case
@@ -168,6 +168,22 @@ class AutoscalerConfig:
     scale_in: ScaleIn = field(default_factory=ScaleIn)
     start: Start = field(default_factory=Start)
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def offers(self) -> list[OfferKey]:
+        """Return what may be bought."""
+        return [key for group in self.groups for key in group.offers]
+
+    def group(self, name: str) -> GroupConfig | None:
+        """Return the group of this name, None if there is none."""
+        return next((group for group in self.groups if group.name == name), None)
+
+    def group_of(self, offer: OfferKey) -> GroupConfig:
+        """Return the group of an offer. Raises Denied if it is no offer of any."""
+        group = self.group(offer.group)
+        if group is None or offer not in group.offers:
+            raise NoOffer(offer)
+        return group
 
 
 MAX_DURATION_S = 365 * 86400

@@ -2,8 +2,6 @@
 
 Karpenter answers later than it is asked: it deletes a claim whose offer is out of stock. So `launch` looks
 at new claims for some seconds. What vanishes later is missing from `instances`, as if it were taken back.
-
-NodeClaims: what Karpenter launches a node for, and the access to them that the provider needs.
 """
 
 import asyncio
@@ -19,14 +17,11 @@ from fenka.cloud import port
 from fenka.cloud.config import AutoscalerConfig, GroupConfig, InvalidConfig
 from fenka.cluster.autoscaling import CAPACITY, GROUP
 from fenka.cluster.objects import Condition, Event, Object, ObjectMeta, seconds
+from fenka.core.nodes.problem import ZONE_LABEL
 
-CLUSTER = "fenka.io/cluster"
-"""Label of the claims of this cluster's autoscaler. Karpenter copies labels and annotations to the node."""
 TOKEN = "fenka.io/token"
-"""Annotation with the token of the order."""
+"""Annotation with the token of the order. Karpenter copies labels and annotations to the node."""
 
-TYPE = "node.kubernetes.io/instance-type"
-ZONE = "topology.kubernetes.io/zone"
 CAPACITY_TYPE = "karpenter.sh/capacity-type"
 
 _UNDISTURBED = {
@@ -73,8 +68,8 @@ class NodeClaim(Object):
         }
         return port.OfferKey(
             self.metadata.labels.get(GROUP, ""),
-            wanted.get(TYPE, ""),
-            wanted.get(ZONE, ""),
+            wanted.get(port.TYPE_LABEL, ""),
+            wanted.get(ZONE_LABEL, ""),
             "spot" if wanted.get(CAPACITY_TYPE) == "spot" else "on-demand",
         )
 
@@ -91,7 +86,9 @@ class NodeClaim(Object):
 
     def is_true(self, condition: str) -> bool:
         """Return whether a condition holds."""
-        return any((it.type, it.status) == (condition, "True") for it in self.status.conditions)
+        return any(
+            (known.type, known.status) == (condition, "True") for known in self.status.conditions
+        )
 
 
 class NodeClaims(Protocol):
@@ -117,7 +114,11 @@ def render(name: str, cluster: str, group: GroupConfig, order: port.Order) -> Ma
     resources: Karpenter does not know fenka's, and would find no type that has them.
     """
     offer = order.offer
-    wanted = {TYPE: offer.type, ZONE: offer.zone, CAPACITY_TYPE: offer.capacity}
+    wanted = {
+        port.TYPE_LABEL: offer.type,
+        ZONE_LABEL: offer.zone,
+        CAPACITY_TYPE: offer.capacity,
+    }
     spec: dict[str, Any] = {
         "nodeClassRef": dict(group.settings["nodeClass"]),
         "requirements": [
@@ -132,7 +133,7 @@ def render(name: str, cluster: str, group: GroupConfig, order: port.Order) -> Ma
             {"key": taint.key, "value": taint.value, "effect": taint.effect}
             for taint in group.taints
         ]
-    labels = {CLUSTER: cluster, GROUP: group.name, CAPACITY: offer.capacity}
+    labels = {port.CLUSTER: cluster, GROUP: group.name, CAPACITY: offer.capacity}
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodeClaim",
@@ -161,8 +162,8 @@ class KarpenterProvider:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Use claims. pause: waits. Raises InvalidConfig for groups that Karpenter cannot serve."""
-        self._cluster, self._claims, self._pause = config.cluster, claims, pause
-        self._groups = {group.name: group for group in config.groups}
+        self._config, self._cluster = config, config.cluster
+        self._claims, self._pause = claims, pause
         self._created: set[str] = set()
         """Names of claims: those that are gone are not created again for the same token."""
         self._ended: set[str] = set()
@@ -172,7 +173,7 @@ class KarpenterProvider:
         """Return all offers at the prices of the configuration."""
         return [
             port.Offer(key, group.price or 0.0)
-            for group in self._groups.values()
+            for group in self._config.groups
             for key in group.offers
         ]
 
@@ -192,9 +193,7 @@ class KarpenterProvider:
 
     async def launch(self, order: port.Order) -> Sequence[str]:
         """Create the claims of an order, and look whether Karpenter keeps them."""
-        group = self._groups.get(order.offer.group)
-        if group is None or order.offer not in [offer.key for offer in await self.offers()]:
-            raise port.Denied(f"there is no offer {order.offer}")
+        group = self._config.group_of(order.offer)
         if order.cap is not None:
             raise port.Denied(_no_cap(group.name))
         names = claim_names(order)
@@ -214,7 +213,7 @@ class KarpenterProvider:
         return ()
 
     async def _listed(self) -> Sequence[NodeClaim]:
-        return await self._claims.list(f"{CLUSTER}={self._cluster}")
+        return await self._claims.list(f"{port.CLUSTER}={self._cluster}")
 
     async def _create(self, name: str, group: GroupConfig, order: port.Order) -> None:
         """Create a claim, unless this was done before for the same order."""

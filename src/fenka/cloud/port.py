@@ -9,11 +9,23 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fenka.cluster.autoscaling import CloudType
 from fenka.core.errors import TEMPORARY_FAILURE, FenkaError
 from fenka.core.nodes.case import Capacity
+
+CLUSTER = "fenka.io/cluster"
+"""The tag, or label, of this cluster's instances."""
+
+TYPE_LABEL = "node.kubernetes.io/instance-type"
+
+T = TypeVar("T")
+
+
+def in_parts(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Return a list in parts of limited length, such as one call may have."""
+    return [items[start : start + most] for start in range(0, len(items), most)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,13 @@ class Throttled(ProviderError):
 
 class Denied(ProviderError):
     """The account may not do this: stop, and tell the operator."""
+
+
+class NoOffer(Denied):
+    """The configuration, or the cloud, has no such offer."""
+
+    def __init__(self, offer: OfferKey) -> None:
+        super().__init__(f"there is no offer {offer}")
 
 
 class Unknown(ProviderError):

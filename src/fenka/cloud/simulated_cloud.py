@@ -1,12 +1,8 @@
-"""A provider without a cloud: a scenario says what can be had, and a command starts and ends nodes.
+"""The provider `simulated`: a scenario says what can be had, and a command starts and ends nodes.
 
-Its state is a file, so that a simulated cloud outlives whoever uses it, as real ones do.
-
-A simulated cloud as values: stock and prices over time, orders, instances, spot's rules.
-
-Spot is as on Alibaba Cloud. A node is launched while the market's price is at most its cap, and is safe for
-an hour. Then price and stock are checked every five minutes. A node that fails a check is taken back five
-minutes later.
+Its state is a file, so that a simulated cloud outlives whoever uses it, as real ones do. Spot is as on Alibaba
+Cloud: a node is launched while the market's price is at most its cap, and is safe for an hour. Then price and
+stock are checked every five minutes. A node that fails a check is taken back five minutes later.
 """
 
 import asyncio
@@ -60,7 +56,7 @@ class SimulatedOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def at(self, seconds: float) -> tuple[Prices, float | None]:
         """Return price and stock then, and until when they hold."""
-        position = bisect_right([it.at for it in self.market], seconds)
+        position = bisect_right([prices.at for prices in self.market], seconds)
         until = self.market[position].at if position < len(self.market) else None
         return self.market[max(position - 1, 0)], until
 
@@ -183,7 +179,7 @@ class Market:
                 raise port.Denied(f"token {order.token} is that of another order")
             return known.ids
         if order.offer not in self._keys:
-            raise port.Denied(f"there is no offer {order.offer}")
+            raise port.NoOffer(order.offer)
         number = self._keys.index(order.offer)
         price = self._scenario.offers[number].at(self._elapsed)[0].price
         if order.cap is not None and price > order.cap:
@@ -194,20 +190,21 @@ class Market:
             raise port.Quota(order.offer.group)
         if stock is not None and stock < least:
             raise port.OutOfStock(order.offer)
-        count = min(it for it in (order.count, stock, room) if it is not None)
-        ids = [f"i-{self.state.next_id + it:06d}" for it in range(count)]
+        count = min(bound for bound in (order.count, stock, room) if bound is not None)
+        first = self.state.next_id
+        ids = [f"i-{number:06d}" for number in range(first, first + count)]
         self.state.next_id += count
-        for each in ids:
-            self.state.machines[each] = SimulatedMachine(
-                each, number, order.token, self._now, order.cap, self._now
+        for name in ids:
+            self.state.machines[name] = SimulatedMachine(
+                name, number, order.token, self._now, order.cap, self._now
             )
         self.state.orders[order.token] = Launched(order.offer, order.count, ids)
         return ids
 
     def end(self, ids: Collection[str]) -> None:
         """End instances."""
-        for each in ids:
-            self._remove(each)
+        for name in ids:
+            self._remove(name)
 
     def notices(self) -> list[port.ReclaimNotice]:
         """Return the take-backs that are announced."""
@@ -280,8 +277,8 @@ class Market:
             for machine in self.state.machines.values()
             if machine.taken_at is not None and machine.taken_at <= moment
         ]
-        for each in gone:
-            self._remove(each)
+        for name in gone:
+            self._remove(name)
 
     def _remove(self, name: str) -> None:
         if self.state.machines.pop(name, None) is not None:

@@ -2,11 +2,7 @@
 
 A group with a launch template is launched exactly (RunInstances). Any other is launched by its scaling group.
 Instances have tags for their cluster and group. Their order is a tag too, or the metadata of the scaling
-activity.
-
-What the compute service (ECS) says of a region's zones, and of instance types.
-
-Prices per hour: the market's and the regular ones, as the compute service (ECS) publishes them.
+activity. Zones, types and prices per hour are those that the compute service (ECS) publishes.
 """
 
 import asyncio
@@ -25,11 +21,10 @@ from fenka.cloud.alibaba.sdk import MarketAboveCap, call, default_credentials, o
 from fenka.cloud.alibaba.settings import group_settings, provider_settings
 from fenka.cloud.config import AutoscalerConfig, GroupConfig
 from fenka.cluster.autoscaling import ORDER, CloudType
+from fenka.dialects.base import GIB_MIB
 
 MOST = 10
 """Types of one call."""
-
-GIB_MIB = 1024
 
 
 class Catalogue:
@@ -50,7 +45,7 @@ class Catalogue:
             )
             if body.zones is None or not body.zones.zone:
                 raise port.Unknown("Alibaba Cloud listed no zones")
-            self._zones = frozenset(it.zone_id for it in body.zones.zone)
+            self._zones = frozenset(zone.zone_id for zone in body.zones.zone)
         return self._zones
 
     async def types(self) -> Mapping[str, CloudType | None]:
@@ -67,7 +62,7 @@ class Catalogue:
             if body.instance_types is None:
                 raise port.Unknown("Alibaba Cloud listed instance types without their properties")
             listed = body.instance_types.instance_type
-            self._types |= {it.instance_type_id: _cloud_type(it) for it in listed}
+            self._types |= {kind.instance_type_id: _cloud_type(kind) for kind in listed}
             del self._missing[:MOST]
         return self._types
 
@@ -119,7 +114,7 @@ class PriceCache:
         """Return the latest prices, None if the type is not sold as spot in the zone."""
         read_at = self._clock()
         listed = await self._history(kind, zone)
-        latest = max(listed, key=lambda it: it.timestamp, default=None)
+        latest = max(listed, key=lambda price: price.timestamp, default=None)
         price = None if latest is None else Price(latest.spot_price, latest.origin_price, read_at)
         self._known[kind, zone], self._read_at[kind, zone] = price, read_at
         return price
@@ -166,7 +161,7 @@ class EssProvider:
             clock: returns the time.
             pause: waits between looks at a scaling activity.
         """
-        self._groups = {group.name: group for group in config.groups}
+        self._config = config
         self._settings = {group.name: group_settings(group) for group in config.groups}
         region, self._clock = config.provider.region, clock
         ess, ecs = clients
@@ -181,12 +176,7 @@ class EssProvider:
     async def offers(self) -> Sequence[port.Offer]:
         """Return all offers. The cloud does not say stock, except that a type is not sold as spot."""
         types, zones = await self._catalogue.types(), await self._catalogue.zones()
-        keys = [
-            key
-            for group in self._groups.values()
-            for key in group.offers
-            if key.type in types and key.zone in zones
-        ]
+        keys = [key for key in self._config.offers if key.type in types and key.zone in zones]
         places = sorted({(key.type, key.zone) for key in keys})
         read = await asyncio.gather(*(self._prices.recent(*place) for place in places))
         prices = dict(zip(places, read, strict=True))
@@ -197,7 +187,7 @@ class EssProvider:
         if price is not None:
             amount = price.spot if key.capacity == "spot" else price.regular
             return port.Offer(key, amount, until=price.read_at + FRESH_S)
-        configured = self._groups[key.group].price
+        configured = self._config.group_of(key).price
         if key.capacity == "spot":
             return port.Offer(key, configured or 0.0, stock=0)
         if configured is None:
@@ -211,13 +201,14 @@ class EssProvider:
         listed = await self._instances.all()
         await self._find_orders(listed)
         return [
-            scaling_groups.as_instance(it, self._orders.get(it.instance_id, "")) for it in listed
+            scaling_groups.as_instance(instance, self._orders.get(instance.instance_id, ""))
+            for instance in listed
         ]
 
     async def _find_orders(self, listed: Sequence[Any]) -> None:
         """Find the orders of new instances; an instance never changes its order."""
-        known = {it.instance_id: self._orders.get(it.instance_id, "") for it in listed}
-        self._orders = {name: order for name, order in known.items() if order}
+        names = {instance.instance_id for instance in listed}
+        self._orders = {name: order for name, order in self._orders.items() if name in names}
         groups = set()
         for instance in listed:
             tags = scaling_groups.tags_of(instance)
@@ -233,7 +224,7 @@ class EssProvider:
 
         Raises Unknown while a scaling group is still busy with it. Launching it again says what became of it.
         """
-        group = self._group_of(order.offer)
+        group = self._config.group_of(order.offer)
         settings = self._settings[group.name]
         try:
             if settings.exact:
@@ -241,12 +232,6 @@ class EssProvider:
             return await self._scaling_groups.launch(group, order)
         except MarketAboveCap:
             raise await self._too_dear(order) from None
-
-    def _group_of(self, offer: port.OfferKey) -> GroupConfig:
-        group = self._groups.get(offer.group)
-        if group is None or offer not in group.offers:
-            raise port.Denied(f"there is no offer {offer}")
-        return group
 
     async def _too_dear(self, order: port.Order) -> port.TooDear | port.OutOfStock:
         price = await self._prices.now(order.offer.type, order.offer.zone)
@@ -277,7 +262,8 @@ class EssProvider:
         listed = await self._instances.all(lock_reason="Recycling")
         before = now - NOTICE_S if self._looked_at is None else self._looked_at
         earliest = max(before + NOTICE_S, now)
-        self._taken = {it.instance_id: self._taken.get(it.instance_id, earliest) for it in listed}
+        names = [instance.instance_id for instance in listed]
+        self._taken = {name: self._taken.get(name, earliest) for name in names}
         self._looked_at = now
         return [
             port.ReclaimNotice(name, at, "the market's price is above the limit, or stock is short")

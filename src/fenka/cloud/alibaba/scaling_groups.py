@@ -1,12 +1,8 @@
-"""Scaling groups (ESS): launches what they can choose, finds orders of instances, removes.
+"""The two ways to launch: exactly, by the compute service (ECS), and through scaling groups (ESS).
 
 A scaling group chooses type and zone. An order goes to it if it has one of each, or if its plan for this
 order is what was ordered. Orders are the metadata of scaling activities. Groups and their rules are never
 changed.
-
-Instances of the compute service (ECS): lists those of a cluster, launches exactly, deletes.
-
-Whether a scaling group is set up for what is ordered. Pure: it judges what the cloud has answered.
 """
 
 import json
@@ -25,7 +21,6 @@ from fenka.cloud.alibaba.settings import GroupSettings
 from fenka.cloud.config import GroupConfig
 from fenka.cluster.autoscaling import GROUP, ORDER
 
-CLUSTER = "fenka.io/cluster"
 SCALING_GROUP = "acs:autoscaling:scalingGroupId"
 """The tag that ESS sets on the instances of its groups."""
 
@@ -56,7 +51,7 @@ class EcsInstances:
                 self._client.describe_instances_async,
                 ecs.DescribeInstancesRequest(
                     region_id=self._region,
-                    tag=[ecs.DescribeInstancesRequestTag(key=CLUSTER, value=self._cluster)],
+                    tag=[ecs.DescribeInstancesRequestTag(key=port.CLUSTER, value=self._cluster)],
                     max_results=MOST_INSTANCES,
                     next_token=token or None,
                     **filters,
@@ -75,7 +70,7 @@ class EcsInstances:
         """Return those of some instances that exist and have the cluster's tag."""
         return [
             instance
-            for part in parts(sorted(set(ids)), MOST_INSTANCES)
+            for part in port.in_parts(sorted(set(ids)), MOST_INSTANCES)
             for instance in await self.all(instance_ids=json.dumps(part))
         ]
 
@@ -86,7 +81,7 @@ class EcsInstances:
         if offer.capacity == "spot":
             strategy = "SpotAsPriceGo" if order.cap is None else "SpotWithPriceLimit"
             limit = None if order.cap is None else price_limit(order.cap)
-        tags = {CLUSTER: self._cluster, GROUP: offer.group, ORDER: order.token}
+        tags = {port.CLUSTER: self._cluster, GROUP: offer.group, ORDER: order.token}
         body = await call(
             self._client.run_instances_async,
             ecs.RunInstancesRequest(
@@ -111,18 +106,13 @@ class EcsInstances:
 
     async def delete(self, ids: Sequence[str]) -> None:
         """End instances that exist."""
-        for part in parts(ids, MOST_INSTANCES):
+        for part in port.in_parts(ids, MOST_INSTANCES):
             await call(
                 self._client.delete_instances_async,
                 ecs.DeleteInstancesRequest(
                     region_id=self._region, instance_id=list(part), force=True
                 ),
             )
-
-
-def parts(ids: Sequence[str], most: int) -> list[Sequence[str]]:
-    """Divide a list into lists of limited length."""
-    return [ids[start : start + most] for start in range(0, len(ids), most)]
 
 
 def price_limit(cap: float) -> float:
@@ -197,7 +187,7 @@ def check_group(order: port.Order, cluster: str, group: Any, configuration: Any)
             raise port.Denied(
                 f"scaling group {name} would replace nodes that are replaced already: switch its {title} off"
             )
-    _check_tags(name, {CLUSTER: cluster, GROUP: offer.group}, group, configuration)
+    _check_tags(name, {port.CLUSTER: cluster, GROUP: offer.group}, group, configuration)
     types = list(configuration.instance_types or ()) or [configuration.instance_type]
     if offer.type not in types:
         raise port.Denied(
@@ -291,7 +281,7 @@ class ScalingGroups:
         )
         tokens = {
             activity.scaling_activity_id: _token(activity)
-            for part in parts(ids, MOST)
+            for part in port.in_parts(ids, MOST)
             for activity in await self._activities(list(part))
         }
         found = {
@@ -301,7 +291,7 @@ class ScalingGroups:
 
     async def remove(self, group: str, ids: Sequence[str]) -> None:
         """End members of a group."""
-        for part in parts(ids, MOST):
+        for part in port.in_parts(ids, MOST):
             await call(
                 self._client.remove_instances_async,
                 ess.RemoveInstancesRequest(

@@ -1,7 +1,4 @@
-"""Calls of Alibaba Cloud's SDK: clients, time limits, errors, pages.
-
-Alibaba Cloud's errors as those of the port.
-"""
+"""Calls of Alibaba Cloud's SDK: clients, time limits, pages, and errors as those of the port."""
 
 import asyncio
 import logging

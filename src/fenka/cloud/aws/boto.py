@@ -1,12 +1,11 @@
-"""Calls AWS in threads, because boto3 blocks. Nothing is repeated here: the autoscaler does that.
+"""Calls AWS in threads, because boto3 blocks, and translates its errors. The autoscaler repeats calls.
 
-What AWS's errors mean to the port. Sources: the API references of EC2 and of EC2 Auto Scaling.
-
-A code that is not listed is a definite no for a status below 500, and tells nothing otherwise.
+Sources of the codes: the API references of EC2 and of EC2 Auto Scaling. A code that is not listed is a
+definite no for a status below 500, and tells nothing otherwise.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -162,9 +161,4 @@ def tag(key: str, value: str) -> Answer:
 
 def tags_of(described: Answer) -> dict[str, str]:
     """Return the tags of something described."""
-    return {each["Key"]: each["Value"] for each in described.get("Tags", ())}
-
-
-def in_parts(ids: Sequence[str], most: int) -> list[Sequence[str]]:
-    """Return ids in parts that one call may have."""
-    return [ids[start : start + most] for start in range(0, len(ids), most)]
+    return {pair["Key"]: pair["Value"] for pair in described.get("Tags", ())}

@@ -2,31 +2,35 @@
 
 An order's token is AWS's ClientToken, so that a repeated call answers with the instances of the first one.
 A fleet tags its instances when they are created. LaunchInstances cannot: instances of a group have the
-group's tags at once, and the order's as soon as their ids are known.
-
-What AWS says of instance types: where they are sold, and their shape where the configuration has none.
-
-What an Auto Scaling group must be, so that the autoscaler alone decides about its nodes.
-
-Without the tags nothing would find its instances again; with AZRebalance, or a minimum, AWS ends and starts
-nodes by itself.
+group's tags at once, and the order's as soon as their ids are known. A group must leave its size and its
+zones to the autoscaler: with AZRebalance, or a minimum, AWS ends and starts nodes by itself.
 """
 
 import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from fenka.cloud import port
-from fenka.cloud.aws.boto import Answer, Calls, in_parts, port_error, tag, tags_of
+from fenka.cloud.aws.boto import Answer, Calls, port_error, tag, tags_of
 from fenka.cloud.aws.group_settings import check_settings, client_token, launch_template, subnet_of
 from fenka.cloud.config import AutoscalerConfig, GroupConfig
-from fenka.cluster.autoscaling import CloudType
+from fenka.cloud.port import CLUSTER, in_parts
+from fenka.cluster.autoscaling import GROUP, ORDER, CloudType
+
+log = logging.getLogger(__name__)
+
+MOST = 100
+"""Instances of one call."""
+MOST_DETACHED = 20
+
+NOTICE_S = 120.0
+"""From the notice to a spot instance until its end."""
 
 
 class InstanceTypes:
@@ -46,9 +50,9 @@ class InstanceTypes:
         """
         if self._sold is None:
             listed = [
-                each
+                offering
                 for part in in_parts(self._wanted, MOST)
-                for each in await self._calls.pages(
+                for offering in await self._calls.pages(
                     "ec2",
                     "describe_instance_type_offerings",
                     "InstanceTypeOfferings",
@@ -56,7 +60,9 @@ class InstanceTypes:
                     Filters=[{"Name": "instance-type", "Values": part}],
                 )
             ]
-            self._sold = frozenset((each["InstanceType"], each["Location"]) for each in listed)
+            self._sold = frozenset(
+                (offering["InstanceType"], offering["Location"]) for offering in listed
+            )
         return self._sold
 
     async def described(self) -> Mapping[str, CloudType]:
@@ -70,7 +76,7 @@ class InstanceTypes:
             listed = await self._calls.pages(
                 "ec2", "describe_instance_types", "InstanceTypes", InstanceTypes=part
             )
-            self._known |= {each["InstanceType"]: _cloud_type(each) for each in listed}
+            self._known |= {kind["InstanceType"]: _cloud_type(kind) for kind in listed}
         return self._known
 
 
@@ -88,9 +94,6 @@ def _cloud_type(described: Answer) -> CloudType:
     )
 
 
-CLUSTER_TAG = "fenka.io/cluster"
-GROUP_TAG = "fenka.io/group"
-ORDER_TAG = "fenka.io/order"
 SCALING_GROUP_TAG = "aws:autoscaling:groupName"
 """AWS sets it on each instance of a group."""
 
@@ -110,11 +113,11 @@ def room(described: Described) -> int:
 
 
 def _tag(cluster: str, described: Described) -> str:
-    for each in described.get("Tags", ()):
-        if (each["Key"], each["Value"]) == (CLUSTER_TAG, cluster) and each["PropagateAtLaunch"]:
+    for pair in described.get("Tags", ()):
+        if (pair["Key"], pair["Value"]) == (CLUSTER, cluster) and pair["PropagateAtLaunch"]:
             return ""
     return (
-        f"does not tag its instances with {CLUSTER_TAG}={cluster}: "
+        f"does not tag its instances with {CLUSTER}={cluster}: "
         "add this tag to it, with PropagateAtLaunch"
     )
 
@@ -133,7 +136,7 @@ def _zones(group: GroupConfig, described: Described) -> str:
 
 
 def _rebalance(_group: GroupConfig, described: Described) -> str:
-    suspended = {each["ProcessName"] for each in described.get("SuspendedProcesses", ())}
+    suspended = {process["ProcessName"] for process in described.get("SuspendedProcesses", ())}
     if len(described["AvailabilityZones"]) < 2 or "AZRebalance" in suspended:
         return ""
     return "balances its zones, which ends nodes in use: suspend its process AZRebalance"
@@ -180,15 +183,6 @@ def _market(group: GroupConfig, described: Described) -> str:
 _CHECKS: tuple[Check, ...] = (_template, _zones, _rebalance, _minimum, _market, _cap)
 
 
-log = logging.getLogger(__name__)
-
-MOST = 100
-"""Instances of one call."""
-MOST_DETACHED = 20
-
-NOTICE_S = 120.0
-"""From the notice to a spot instance until its end."""
-
 _STATES = {
     "pending": port.InstanceState.STARTING,
     "running": port.InstanceState.RUNNING,
@@ -207,7 +201,7 @@ class _Launch:
     group: str
 
     def tags(self) -> list[Answer]:
-        return [tag(ORDER_TAG, self.token), tag(GROUP_TAG, self.group)]
+        return [tag(ORDER, self.token), tag(GROUP, self.group)]
 
 
 class AwsProvider:
@@ -215,8 +209,8 @@ class AwsProvider:
 
     def __init__(self, config: AutoscalerConfig, calls: Calls, clock: Callable[[], float]) -> None:
         """Use clients. Raises InvalidConfig for groups that AWS cannot serve."""
-        self._cluster, self._calls, self._clock = config.cluster, calls, clock
-        self._groups = {group.name: group for group in config.groups}
+        self._config, self._cluster = config, config.cluster
+        self._calls, self._clock = calls, clock
         self._types = InstanceTypes(calls, config.groups)
         self._untagged: dict[str, _Launch] = {}
         """Launches of new instances that EC2 did not list yet, by their ids."""
@@ -226,12 +220,11 @@ class AwsProvider:
         """Return all offers. The stock is what fits into an Auto Scaling group, if there is one."""
         types, sold = await self._types.described(), await self._types.sold()
         described, prices = await asyncio.gather(
-            self._described_groups(*self._groups.values()), self._spot_prices()
+            self._described_groups(*self._config.groups), self._spot_prices()
         )
         offers = []
-        keys = [key for group in self._groups.values() for key in group.offers]
-        for key in [key for key in keys if (key.type, key.zone) in sold]:
-            group = self._groups[key.group]
+        for key in [key for key in self._config.offers if (key.type, key.zone) in sold]:
+            group = self._config.group_of(key)
             price = prices.get((key.type, key.zone)) if key.capacity == "spot" else group.price
             stock = room(described[group.id]) if group.id else None
             # A type that has no spot price in a zone is not sold there.
@@ -241,19 +234,17 @@ class AwsProvider:
 
     async def instances(self) -> Sequence[port.Instance]:
         """Return all instances with this cluster's tag."""
-        return [self._instance(each) for each in await self._described_instances()]
+        return [self._instance(listed) for listed in await self._described_instances()]
 
     async def launch(self, order: port.Order) -> Sequence[str]:
         """Launch an order. AWS answers when it knows which instances come."""
-        group = self._groups.get(order.offer.group)
-        if group is None or order.offer not in group.offers:
-            raise port.Denied(f"there is no offer {order.offer}")
+        group = self._config.group_of(order.offer)
         if order.whole and order.count > MOST:
             raise port.Denied(
                 f"{order.count} instances at once are too many: AWS launches {MOST} in a call"
             )
         answer = await (self._into_group if group.id else self._as_fleet)(group, order)
-        ids = [each for them in answer.get("Instances", ()) for each in them["InstanceIds"]]
+        ids = [name for fleet in answer.get("Instances", ()) for name in fleet["InstanceIds"]]
         errors = answer.get("Errors", ())
         if not ids:
             raise await self._error(order, errors)
@@ -284,18 +275,19 @@ class AwsProvider:
         )
         if not marked:
             return []
-        ours = {each["InstanceId"]: each for each in await self._described_instances()}
-        taken = [each for each in marked if each.get("InstanceId") in ours]
+        described = await self._described_instances()
+        ours = {instance["InstanceId"]: instance for instance in described}
+        taken = [request for request in marked if request.get("InstanceId") in ours]
         with suppress(port.ProviderError):
             # Whatever fails here is tried again with the next look, until the instance is gone.
-            await self._detach([ours[each["InstanceId"]] for each in taken])
+            await self._detach([ours[request["InstanceId"]] for request in taken])
         return [
             port.ReclaimNotice(
-                each["InstanceId"],
-                each["Status"]["UpdateTime"].timestamp() + NOTICE_S,
-                each["Status"].get("Message") or "EC2 takes the spot instance back",
+                request["InstanceId"],
+                request["Status"]["UpdateTime"].timestamp() + NOTICE_S,
+                request["Status"].get("Message") or "EC2 takes the spot instance back",
             )
-            for each in taken
+            for request in taken
         ]
 
     # ---- launching ----
@@ -328,7 +320,7 @@ class AwsProvider:
         options = {"SingleInstanceType": True, "SingleAvailabilityZone": True}
         least = {"MinTargetCapacity": count} if order.whole else {}
         capacity = order.offer.capacity
-        tags = [tag(CLUSTER_TAG, self._cluster), *_Launch(order.token, group.name).tags()]
+        tags = [tag(CLUSTER, self._cluster), *_Launch(order.token, group.name).tags()]
         return await self._calls.ec2(
             "create_fleet",
             order.offer,
@@ -372,11 +364,11 @@ class AwsProvider:
     async def _tag_late(self, described: Sequence[Answer]) -> None:
         """Tag instances that were launched before EC2 listed them."""
         by_launch: dict[_Launch, list[str]] = defaultdict(list)
-        for each in described:
-            launch = self._untagged.get(each["InstanceId"])
+        for instance in described:
+            launch = self._untagged.get(instance["InstanceId"])
             if launch is not None:
-                by_launch[launch].append(each["InstanceId"])
-                each["Tags"] = [*each.get("Tags", ()), *launch.tags()]
+                by_launch[launch].append(instance["InstanceId"])
+                instance["Tags"] = [*instance.get("Tags", ()), *launch.tags()]
         for launch, ids in by_launch.items():
             try:
                 await self._calls.ec2("create_tags", Resources=ids, Tags=launch.tags())
@@ -389,32 +381,29 @@ class AwsProvider:
     # ---- reading and ending ----
 
     async def _described_instances(self) -> list[Answer]:
-        listed = await self._calls.pages(
-            "ec2",
-            "describe_instances",
-            "Reservations",
-            Filters=[
-                {"Name": f"tag:{CLUSTER_TAG}", "Values": [self._cluster]},
-                {"Name": "instance-state-name", "Values": list(_STATES)},
-            ],
-        )
-        described = [each for them in listed for each in them["Instances"]]
+        described = await self._listed(_STATES)
         await self._tag_late(described)
         return described
 
     async def _ours(self, ids: Sequence[str]) -> list[Answer]:
         """Return the instances of ours that have not ended, by their ids; unknown ones are no error."""
-        listed = await self._calls.pages(
+        return await self._listed(
+            ("pending", "running", "stopped"), {"Name": "instance-id", "Values": list(ids)}
+        )
+
+    async def _listed(self, states: Iterable[str], *filters: Answer) -> list[Answer]:
+        """Return the instances with this cluster's tag that are in one of these states."""
+        reservations = await self._calls.pages(
             "ec2",
             "describe_instances",
             "Reservations",
             Filters=[
-                {"Name": f"tag:{CLUSTER_TAG}", "Values": [self._cluster]},
-                {"Name": "instance-state-name", "Values": ["pending", "running", "stopped"]},
-                {"Name": "instance-id", "Values": list(ids)},
+                {"Name": f"tag:{CLUSTER}", "Values": [self._cluster]},
+                {"Name": "instance-state-name", "Values": list(states)},
+                *filters,
             ],
         )
-        return [each for them in listed for each in them["Instances"]]
+        return [instance for listed in reservations for instance in listed["Instances"]]
 
     async def _detach(self, described: Sequence[Answer]) -> None:
         """Remove instances from their Auto Scaling groups, which shrink by as many."""
@@ -449,7 +438,7 @@ class AwsProvider:
             "AutoScalingGroups",
             AutoScalingGroupNames=names,
         )
-        described = {each["AutoScalingGroupName"]: each for each in listed}
+        described = {group["AutoScalingGroupName"]: group for group in listed}
         if missing := [name for name in names if name not in described]:
             raise port.Denied(f"there is no Auto Scaling group {missing[0]} in this region")
         return described
@@ -458,7 +447,7 @@ class AwsProvider:
         """Return the market's prices by type and zone."""
         wanted = {
             kind
-            for group in self._groups.values()
+            for group in self._config.groups
             if group.capacity == "spot"
             for kind in group.types
         }
@@ -475,10 +464,10 @@ class AwsProvider:
             StartTime=now,
             EndTime=now,
         )
-        history.sort(key=lambda each: each["Timestamp"])
+        history.sort(key=lambda entry: entry["Timestamp"])
         return {
-            (each["InstanceType"], each["AvailabilityZone"]): float(each["SpotPrice"])
-            for each in history
+            (entry["InstanceType"], entry["AvailabilityZone"]): float(entry["SpotPrice"])
+            for entry in history
         }
 
     def _instance(self, described: Answer) -> port.Instance:
@@ -486,12 +475,12 @@ class AwsProvider:
         scaling_group = tags.get(SCALING_GROUP_TAG)
         names = [
             group.name
-            for group in self._groups.values()
+            for group in self._config.groups
             if scaling_group and group.id == scaling_group
         ]
         zone = described["Placement"]["AvailabilityZone"]
         key = port.OfferKey(
-            names[0] if names else tags.get(GROUP_TAG, ""),
+            names[0] if names else tags.get(GROUP, ""),
             described["InstanceType"],
             zone,
             "spot" if described.get("InstanceLifecycle") == "spot" else "on-demand",
@@ -500,7 +489,7 @@ class AwsProvider:
             described["InstanceId"],
             f"aws:///{zone}/{described['InstanceId']}",
             key,
-            tags.get(ORDER_TAG, ""),
+            tags.get(ORDER, ""),
             _STATES[described["State"]["Name"]],
             described["LaunchTime"].timestamp(),
         )
@@ -521,6 +510,6 @@ async def open_provider(
 def _by_scaling_group(described: Sequence[Answer]) -> dict[str, list[str]]:
     """Return ids by the Auto Scaling group that they are in, "" for none."""
     ids: dict[str, list[str]] = defaultdict(list)
-    for each in described:
-        ids[tags_of(each).get(SCALING_GROUP_TAG, "")].append(each["InstanceId"])
+    for instance in described:
+        ids[tags_of(instance).get(SCALING_GROUP_TAG, "")].append(instance["InstanceId"])
     return ids

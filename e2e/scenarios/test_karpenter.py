@@ -19,8 +19,14 @@ from e2e.pki import Authority
 from e2e.programs import KARPENTER, build
 from e2e.scenarios.installation import CHART
 from fenka.autoscaler.providers import ApiNodeClaims
-from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig
-from fenka.cloud.karpenter import KarpenterProvider, open_provider
+from fenka.cloud.config import ProviderConfig
+from fenka.cloud.karpenter import (
+    KarpenterConfig,
+    KarpenterGroup,
+    KarpenterProvider,
+    NodeClass,
+    open_provider,
+)
 from fenka.cloud.port import InstanceState, OfferKey, Order, OutOfStock
 from fenka.cluster.autoscaling import ORDER, ORDERS_MAP, decode_order
 from fenka.core.inventory import Card, DeviceId
@@ -125,21 +131,21 @@ def plane() -> Iterator[ControlPlane]:
         yield cluster
 
 
-def configuration() -> AutoscalerConfig:
+def configuration() -> KarpenterConfig:
     """Return two groups. Without its node class, Karpenter's simulation has no stock of the second."""
     groups = [
-        GroupConfig(
+        KarpenterGroup(
             name=key.group,
             types=(TYPE,),
             zones=(ZONE,),
             capacity=key.capacity,
             price=1.0,
             labels={"gpushare": "true"},
-            settings={"nodeClass": NODE_CLASS | {"name": name}},
+            node_class=NodeClass(**NODE_CLASS | {"name": name}),
         )
         for key, name in ((SPOT, "default"), (MISSING, "missing"))
     ]
-    return AutoscalerConfig(
+    return KarpenterConfig(
         cluster="demo", provider=ProviderConfig(kind="karpenter"), groups=tuple(groups)
     )
 

@@ -6,7 +6,13 @@ import msgspec
 
 from fenka.autoscaler.snapshot import Snapshot
 from fenka.autoscaler.watch import ElasticPod
-from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig, ShapeConfig
+from fenka.cloud.config import (
+    AutoscalerConfig,
+    CardConfig,
+    GroupConfig,
+    ProviderConfig,
+    ShapeConfig,
+)
 from fenka.cloud.port import Instance, InstanceState, Offer, OfferKey
 from fenka.cluster.objects import Node
 from fenka.cluster.state import ClusterState
@@ -14,8 +20,9 @@ from fenka.core.nodes.case import NewCard
 from tests.builders import T4_MIB, Json, node_json
 
 NOW = 1_800_000_000.0
+T4_CARD = NewCard(model="Tesla T4", memory_mib=T4_MIB)
 T4 = ShapeConfig(
-    cpu_milli=4000, memory_mib=16000, cards=(NewCard(model="Tesla T4", memory_mib=T4_MIB),)
+    cpu_milli=4000, memory_mib=16000, cards=(CardConfig(model="Tesla T4", memory_mib=T4_MIB),)
 )
 
 

@@ -87,7 +87,10 @@ MISTAKES: list[tuple[object, str]] = [
         case(groups=[{**T4, "min": 3}], limits={"cards": {"Tesla T4": 2}}),
         "limits.cards.Tesla T4 is 2, but the groups' min requires 3 cards",
     ),
-    (case(groups=[{**T4, "capacity": "cheap"}]), "groups[0].capacity must not be 'cheap'"),
+    (
+        case(groups=[{**T4, "capacity": "cheap"}]),
+        "groups[0].capacity must be on-demand or spot, not 'cheap'",
+    ),
     (case(groups=[{**T4, "cpu_milli": -1}]), "groups[0] (t4).cpu_milli is -1: it must be 0 to"),
     (case(groups=[{"name": "g"}]), "groups[0] has no cpu_milli"),
     (case(request(count=-1), groups=[]), "requests[0] (r).count is -1: it must be 0 to"),
@@ -99,7 +102,10 @@ MISTAKES: list[tuple[object, str]] = [
         "requests[0].cards must be a whole number, not true or false",
     ),
     (case(groups=[], nodes=[node("new:t4:0")]), "names of new nodes begin so"),
-    ({**case(groups=[]), "format": "fenka.plan/2"}, "format must not be 'fenka.plan/2'"),
+    (
+        {**case(groups=[]), "format": "fenka.plan/2"},
+        "format must be fenka.plan/1, not 'fenka.plan/2'",
+    ),
     ([], "the case must be an object, not a list"),
 ]
 

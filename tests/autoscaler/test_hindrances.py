@@ -29,7 +29,7 @@ from fenka.core.nodes.case import NewCard, check_case
 from fenka.core.nodes.plan import make_plan
 from fenka.kubernetes.events import BURST
 from tests.autoscaler.harness import NAMESPACE, World, scenario, world
-from tests.autoscaler.snapshots import T4, config, elastic_node, group, snapshot
+from tests.autoscaler.snapshots import T4_CARD, config, elastic_node, group, snapshot
 from tests.builders import pod_json
 from tests.coroutines import synchronous
 from tests.waiting import until
@@ -221,7 +221,7 @@ def test_group_of_two_types_keeps_that_of_the_highest_priority_when_both_exceed_
     """The dear type serves the pod of high priority, and the cheap one another pod."""
     card = NewCard(model="NVIDIA A10", memory_mib=23028)
     big = Shape(cpu_milli=4000, memory_mib=16000, cards=(card,))
-    small = Shape(cpu_milli=4000, memory_mib=16000, cards=T4.cards)
+    small = Shape(cpu_milli=4000, memory_mib=16000, cards=(T4_CARD,))
     settings = config(group(types=("small", "big"), max=1, shape=None, price=None))
     prices = {"small": 4.0, "big": 7.0}
     offers = [Offer(OfferKey("t4", it, "a", "on-demand"), price) for it, price in prices.items()]

@@ -39,7 +39,7 @@ from fenka.core.nodes.problem import Problem
 from fenka.dialects.base import Dialect
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from tests.autoscaler.hostile import hostile_pods
-from tests.autoscaler.snapshots import NOW, T4, config, elastic_node, instance, snapshot
+from tests.autoscaler.snapshots import NOW, T4_CARD, config, elastic_node, instance, snapshot
 from tests.builders import T4_MIB, Json, gang_labels, on_card, pod_json, unschedulable
 
 _TAINTS = st.sampled_from([(), (), ("fenka.io/reclaimed",), ("fenka.io/ending",)])
@@ -75,7 +75,7 @@ def _world(
                 "idle": ElasticNodeStatus("t4", "idle", NOW - 9999),
             }
         ),
-        shapes={"t4.x": Shape(cpu_milli=4000, memory_mib=16000, cards=T4.cards)},
+        shapes={"t4.x": Shape(cpu_milli=4000, memory_mib=16000, cards=(T4_CARD,))},
     )
     state = ClusterState(made.nodes.values(), made.pods.values(), dialects)
     evicted = evicted_demand(made)

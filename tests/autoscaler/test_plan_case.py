@@ -11,7 +11,7 @@ from fenka.autoscaler.plan_case import plan_case, unserved_pods, within_most
 from fenka.autoscaler.snapshot import Shape, Snapshot
 from fenka.autoscaler.stores import failed_order
 from fenka.autoscaler.watch import DaemonSet
-from fenka.cloud.config import Limits, ScaleOut, SpotRules
+from fenka.cloud.config import ScaleOut, SpotRules
 from fenka.cloud.port import TYPE_LABEL
 from fenka.cluster.autoscaling import (
     CAPACITY,
@@ -24,7 +24,7 @@ from fenka.cluster.autoscaling import (
     encode_time,
 )
 from fenka.cluster.node_admission import exclusion
-from fenka.core.nodes.case import CaseNode, CaseRequest, Group, NewCard, PlanningCase
+from fenka.core.nodes.case import BuyLimits, CaseNode, CaseRequest, Group, NewCard, PlanningCase
 from fenka.core.nodes.plan import NodePlan, make_plan
 from fenka.core.nodes.problem import ZONE_LABEL
 from tests.autoscaler.snapshots import (
@@ -468,7 +468,7 @@ def test_max_is_that_of_all_offers_of_a_group() -> None:
 
 def test_nodes_that_there_are_count_for_max_and_limits() -> None:
     """One is running, one is asked for: of three one may be bought, of the price 12 - 8."""
-    settings = config(group(max=3), limits=Limits(nodes=3, price=12.0, cards={"Tesla T4": 3}))
+    settings = config(group(max=3), limits=BuyLimits(nodes=3, price=12.0, cards={"Tesla T4": 3}))
     given = snapshot(
         config=settings,
         orders={"t4-2": order(Slot(state="asked"))},

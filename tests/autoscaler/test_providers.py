@@ -1,9 +1,9 @@
 """Tests how the provider of a configuration is selected."""
 
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from fenka.autoscaler.providers import ProviderMissing, open_provider
 from fenka.cloud.config import ProviderConfig

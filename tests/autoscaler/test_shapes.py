@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as structs_replace
 
 from fenka.autoscaler.node_registration import new_shapes
 from fenka.autoscaler.snapshot import Shape, UnknownShape, shape_of, without_daemons
@@ -10,7 +11,7 @@ from fenka.cluster.autoscaling import CloudType, Slot
 from fenka.core.inventory import Taint, Toleration
 from fenka.core.nodes.case import CaseRequest, NewCard
 from fenka.core.nodes.plan import make_plan
-from tests.autoscaler.snapshots import T4, config, elastic_node, snapshot
+from tests.autoscaler.snapshots import T4, T4_CARD, config, elastic_node, snapshot
 from tests.autoscaler.snapshots import group as group_config
 from tests.autoscaler.test_plan_case import order
 from tests.builders import T4_MIB
@@ -111,7 +112,7 @@ def test_shape_is_learnt_once_when_nodes_of_a_type_differ() -> None:
 
 @pytest.mark.parametrize(
     ("whole", "learnt"),
-    [("0", {}), ("1", {}), ("2", {"t4.x": T4.cards * 2})],
+    [("0", {}), ("1", {}), ("2", {"t4.x": (T4_CARD,) * 2})],
 )
 def test_cards_stay_known_when_a_node_does_not_show_them(
     whole: str, learnt: dict[str, tuple[NewCard, ...]]
@@ -122,7 +123,7 @@ def test_cards_stay_known_when_a_node_does_not_show_them(
     """
     node = elastic_node("m", T4_MIB, T4_MIB, provider_id="sim:///a/m")
     node["status"]["allocatable"] |= {"aliyun.com/gpu-mem": "0", "nvidia.com/gpu": whole}
-    pair = config(group_config(shape=replace(T4, cards=T4.cards * 2)))
+    pair = config(group_config(shape=structs_replace(T4, cards=T4.cards * 2)))
     slot = Slot(state="offering", node="m", instance="m")
     seen = snapshot(nodes=(node,), orders={"t4-1": order(slot)}, config=pair)
     assert {kind: shape.cards for kind, shape in new_shapes(seen).items()} == learnt

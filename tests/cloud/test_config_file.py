@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenka.cloud.alibaba.settings import EssConfig, EssGroup, EssProviderConfig
 from fenka.cloud.config import (
-    AutoscalerConfig,
+    CardConfig,
     GroupConfig,
     InvalidConfig,
-    Limits,
-    ProviderConfig,
     ScaleIn,
     ScaleOut,
     ShapeConfig,
@@ -21,8 +20,9 @@ from fenka.cloud.config import (
 )
 from fenka.cloud.config_file import check_shapes, decode_config, read_config
 from fenka.cloud.port import OfferKey
+from fenka.cloud.simulated_cloud import SimulatedConfig, SimulatedProviderConfig
 from fenka.core.inventory import Taint
-from fenka.core.nodes.case import NewCard
+from fenka.core.nodes.case import BuyLimits
 from tests.cloud.contract import refusal
 
 HEAD = """
@@ -59,10 +59,10 @@ groups:
 def test_configuration_has_the_defaults_when_only_what_is_required_is_given() -> None:
     """They are those of the documentation."""
     config = decode_config(f"{HEAD}groups: [{{{T4}}}]".encode())
-    assert config == AutoscalerConfig(
+    assert config == EssConfig(
         cluster="demo",
-        provider=ProviderConfig(kind="ess", region="cn-beijing"),
-        groups=(GroupConfig(name="t4", types=("gn6i",), zones=("g",)),),
+        provider=EssProviderConfig(kind="ess", region="cn-beijing"),
+        groups=(EssGroup(name="t4", types=("gn6i",), zones=("g",)),),
     )
     assert (config.scale_in.delay, config.scale_in.cooldown, config.start.timeout) == (
         600,
@@ -75,17 +75,18 @@ def test_configuration_is_read_when_everything_is_given(tmp_path: Path) -> None:
     """Durations in seconds, quantities in thousandths of cores and MiB, the provider's keys as settings."""
     path = tmp_path / "config.yaml"
     path.write_text(COMPLETE)
-    assert read_config(path) == AutoscalerConfig(
+    assert read_config(path) == SimulatedConfig(
         cluster="demo",
-        provider=ProviderConfig(
+        provider=SimulatedProviderConfig(
             kind="simulated",
             region="cn-beijing",
-            settings={"scenario": "cloud.json", "command": ("start", "3")},
+            scenario="cloud.json",
+            command=("start", "3"),
         ),
         scale_out=ScaleOut(window=0.5, window_most=10, delay=60, time_limit=1.5, pin=90),
         scale_in=ScaleIn(delay=1200, cooldown=0, mode="repack", repack_saves=0.5),
         start=Start(timeout=3600, backoff=120, backoff_most=120),
-        limits=Limits(nodes=20, price=500, cards={"Tesla T4": 8}),
+        limits=BuyLimits(nodes=20, price=500, cards={"Tesla T4": 8}),
         groups=(
             GroupConfig(
                 name="t4-spot",
@@ -114,9 +115,8 @@ def test_configuration_is_read_when_everything_is_given(tmp_path: Path) -> None:
                     memory_mib=13824,
                     resources={"nvidia.com/mig-1g.10gb": 7},
                     cards=(
-                        NewCard(model="Tesla T4", memory_mib=15079),
-                        NewCard(model="Tesla T4", memory_mib=15079),
-                        NewCard(memory_mib=40960),
+                        CardConfig(model="Tesla T4", memory_mib=15079, count=2),
+                        CardConfig(memory_mib=40960),
                     ),
                 ),
             ),
@@ -163,24 +163,24 @@ def with_section(section: str) -> str:
 
 
 MISTAKES = [
-    ("", "the configuration must be a mapping: write key: value"),
-    ("[]", "the configuration must be a mapping: write key: value"),
+    ("", "the configuration must be an object, not empty"),
+    ("[]", "the configuration must be an object, not a list"),
     ("a: [", "the configuration is no YAML: line 1, column 5: "),
     ("a: &x 1\nb: *x", "the configuration has an anchor or alias in line 1: write the value itself"),
-    (HEAD, "groups is missing: add it"),
+    (HEAD, "the configuration has no groups: add it"),
     (f"{HEAD}groups: []", "groups is empty: add the first group"),
-    (f"{HEAD}groups: {{}}", "groups must be a list: write it in brackets, or each item after a dash"),
-    (f"{HEAD}groups: [t4]", "groups[0] must be a mapping: write key: value"),
-    ("cluster: demo\ngroups: []", "provider is missing: add it"),
-    ("cluster: demo\nprovider: ess", "provider must be a mapping: write key: value"),
+    (f"{HEAD}groups: {{}}", "groups must be a list, not an object"),
+    (f"{HEAD}groups: [t4]", "groups[0] must be an object, not a text"),
+    ("cluster: demo\ngroups: []", "the configuration has no provider: add it"),
+    ("cluster: demo\nprovider: ess", "provider must be an object, not a text"),
     (
         "cluster: demo\nprovider: {kind: gce}",
         "provider.kind must be ess, aws, karpenter or simulated, not 'gce'",
     ),
     ("provider: {kind: ess, scenario: x}", "provider.scenario is not known: remove it"),
     ("provider: {kind: simulated, scenari: x}", "provider.scenari is not known: did you mean scenario?"),
-    ("provider: {kind: simulated, command: run}", "provider.command must be a list: write it in brackets"),
-    (of_group("vSwitches: [a]"), "groups[0].vSwitches must be a mapping: write key: value"),
+    ("provider: {kind: simulated, command: run}", "provider.command must be a list, not a text"),
+    (of_group("vSwitches: [a]"), "groups[0].vSwitches must be an object, not a list"),
     (of_group("subnets: {}"), "groups[0].subnets is not known: remove it"),
     (with_section("scaleout: {}"), "scaleout is not known: did you mean scaleOut?"),
     (with_section("scale_in: {}"), "scale_in is not known: did you mean scaleIn?"),
@@ -190,13 +190,14 @@ MISTAKES = [
     (of_group("maxx: 3"), "groups[0].maxx is not known: did you mean max?"),
     (of_group("settings: {}"), "groups[0].settings is not known: remove it"),
     (of_group("min: 3, max: 2"), "groups[0].max is 2, less than its min of 3: raise max or lower min"),
-    (of_group("max: -1"), "groups[0].max must be a whole number of 0 to 100000, not -1"),
-    (of_group("max: 2.5"), "groups[0].max must be a whole number of 0 to 100000, not 2.5"),
-    (of_group("max: true"), "groups[0].max must be a whole number of 0 to 100000, not True"),
-    (of_group('max: "3"'), "groups[0].max must be a whole number of 0 to 100000, not '3'"),
-    (of_group(f"max: {'9' * 5000}"), "groups[0].max must be a whole number of 0 to 100000, not '9999"),
-    (of_group("max: []"), "groups[0].max must be a whole number of 0 to 100000"),
-    (of_group("max: null"), "groups[0].max must be a whole number of 0 to 100000, not None"),
+    (of_group("max: -1"), "groups[0].max must be a whole number >= 0"),
+    (of_group("max: 100001"), "groups[0].max must be a whole number <= 100000"),
+    (of_group("max: 2.5"), "groups[0].max must be a whole number, not a number"),
+    (of_group("max: true"), "groups[0].max must be a whole number, not true or false"),
+    (of_group('max: "3"'), "groups[0].max must be a whole number, not a text"),
+    (of_group(f"max: {'9' * 5000}"), "groups[0].max must be a whole number, not a text"),
+    (of_group("max: []"), "groups[0].max must be a whole number, not a list"),
+    (of_group("max: null"), "groups[0].max must be a whole number, not empty"),
     (
         f"{HEAD}groups: [{{{T4}}}, {{{T4}, id: x}}]",
         "groups[1].name is 't4', as groups[0].name is: write another",
@@ -210,8 +211,8 @@ MISTAKES = [
         "groups[0].types[2] is 'a', as groups[0].types[0] is: remove it",
     ),
     (f"{HEAD}groups: [{{name: t4, types: [], zones: [g]}}]", "groups[0].types is empty: name one at least"),
-    (f"{HEAD}groups: [{{name: t4, zones: [g]}}]", "groups[0].types is missing: add it"),
-    (f"{HEAD}groups: [{{name: t4, types: gn6i, zones: [g]}}]", "groups[0].types must be a list: write it"),
+    (f"{HEAD}groups: [{{name: t4, zones: [g]}}]", "groups[0] has no types: add it"),
+    (f"{HEAD}groups: [{{name: t4, types: gn6i, zones: [g]}}]", "groups[0].types must be a list, not a text"),
     (f"{HEAD}groups: [{{name: t4, types: [1], zones: [g]}}]", "groups[0].types[0] must be a text: write it"),
     (f"{HEAD}groups: [{{name: T4, types: [a], zones: [g]}}]", "groups[0].name is 'T4': write lower-case"),
     (f"{HEAD}groups: [{{name: {'a' * 45}, types: [a], zones: [g]}}]", "groups[0].name and cluster have more"),
@@ -219,13 +220,13 @@ MISTAKES = [
     (of_group("spot: {cap: 3}"), "groups[0].spot needs capacity: spot: add it, or remove spot"),
     (of_group("spot: {}"), "groups[0].spot needs capacity: spot: add it, or remove spot"),
     (of_group("capacity: spot, spot: {admit: some}"), "groups[0].spot.admit must be marked or all, not 's"),
-    (of_group("price: -1"), "groups[0].price must be a price of 0 to 10000000, not -1"),
-    (of_group("price: 1.23456"), "groups[0].price has more than 4 decimals: write 1.2346"),
-    (of_group("price: .nan"), "groups[0].price must be a price of 0 to 10000000, not '.nan'"),
-    (of_group("price: .inf"), "groups[0].price must be a price of 0 to 10000000, not '.inf'"),
-    (of_group("price: 1e99"), "groups[0].price must be a price of 0 to 10000000, not 1e+99"),
-    (of_group("price: nan"), "groups[0].price must be a price of 0 to 10000000, not 'nan'"),
-    (with_section("limits: {price: -0.5}"), "limits.price must be a price of 0 to 10000000, not -0.5"),
+    (of_group("price: -1"), "groups[0].price is -1: it must be 0 to 10000000"),
+    (of_group("price: 1.23456"), "groups[0].price is 1.23456: it may have 4 decimals"),
+    (of_group("price: .nan"), "groups[0].price must be a number or empty, not a text"),
+    (of_group("price: .inf"), "groups[0].price must be a number or empty, not a text"),
+    (of_group("price: 1e99"), "groups[0].price is 1e+99: it must be 0 to 10000000"),
+    (of_group("price: nan"), "groups[0].price must be a number or empty, not a text"),
+    (with_section("limits: {price: -0.5}"), "limits.price is -0.5: it must be 0 to 10000000"),
     (of_group("startup: 180"), "groups[0].startup must be a duration with its unit: write 180s"),
     (of_group("startup: 1w"), "groups[0].startup must be a duration with its unit: write 30s or 10m"),
     (of_group("startup: -3"), "groups[0].startup must be a duration with its unit: write 30s or 10m"),
@@ -249,15 +250,15 @@ MISTAKES = [
     (of_group("labels: {a: b/c}"), "groups[0].labels has 'a' with 'b/c', which Kubernetes does not allow"),
     (of_group("labels: {-a: b}"), "groups[0].labels has '-a' with 'b', which Kubernetes does not allow"),
     (of_group("labels: {fenka.io/group: b}"), "groups[0].labels has fenka.io/group, which the autoscaler "),
-    (of_group("taints: [{key: a}]"), "groups[0].taints[0].effect is missing: add it"),
+    (of_group("taints: [{key: a}]"), "groups[0].taints[0] has no effect: add it"),
     (of_group("taints: [{key: a, effect: No}]"), "groups[0].taints[0].effect must be NoSchedule, PreferNo"),
-    (of_group("shape: {cpu: 4}"), "groups[0].shape.memory is missing: add it"),
+    (of_group("shape: {cpu: 4}"), "groups[0].shape has no memory: add it"),
     (of_group("shape: {cpu: four, memory: 4Gi}"), "groups[0].shape.cpu must be a number of cores: write 4"),
     (of_group("shape: {cpu: [], memory: 4Gi}"), "groups[0].shape.cpu must be a number of cores: write 4 or"),
     (of_group("shape: {cpu: 4, memory: 15079}"), "groups[0].shape.memory must be an amount of memory with"),
     (of_group("shape: {cpu: 4, memory: 1k}"), "groups[0].shape.memory must be an amount of memory: write "),
     (
-        of_group("shape: {cpu: 4, memory: 4Gi, cards: [{memory: 4Gi, count: 2000}]}"),
+        of_group("shape: {cpu: 4, memory: 4Gi, cards: [{memory: 4Gi, count: 999}, {memory: 4G, count: 99}]}"),
         "groups[0].shape.cards are more than 1024: count them again",
     ),
     *(

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any, cast
 
+from fenka.cloud.aws.group_settings import AwsConfig
 from fenka.cloud.aws.provider import AwsProvider
 from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.config_file import decode_config
-from fenka.cloud.karpenter import KarpenterProvider
+from fenka.cloud.karpenter import KarpenterConfig, KarpenterProvider
 
 PAGE = Path(__file__).parents[2] / "docs" / "autoscaling.md"
 
@@ -20,6 +21,7 @@ def documented(section: str) -> AutoscalerConfig:
 def test_configuration_of_aws_is_accepted() -> None:
     """A group with `id`, and one without."""
     config = documented("AWS")
+    assert isinstance(config, AwsConfig)
     assert [group.id for group in config.groups] == ["asg-t4-spot", ""]
     AwsProvider(config, cast("Any", None), lambda: 0.0)
 
@@ -27,5 +29,7 @@ def test_configuration_of_aws_is_accepted() -> None:
 def test_configuration_of_karpenter_is_accepted() -> None:
     """With its node class."""
     config = documented("Karpenter")
-    assert config.groups[0].settings["nodeClass"]["kind"] == "EC2NodeClass"
+    assert isinstance(config, KarpenterConfig)
+    assert config.groups[0].node_class is not None
+    assert config.groups[0].node_class.kind == "EC2NodeClass"
     KarpenterProvider(config, cast("Any", None))

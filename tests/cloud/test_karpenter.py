@@ -6,13 +6,18 @@ import pytest
 
 from fenka.autoscaler.providers import CLAIMS, ApiNodeClaims
 from fenka.cloud.config import (
-    AutoscalerConfig,
-    GroupConfig,
     InvalidConfig,
     ProviderConfig,
     SpotRules,
 )
-from fenka.cloud.karpenter import LOOK_S, LOOKS, KarpenterProvider
+from fenka.cloud.karpenter import (
+    LOOK_S,
+    LOOKS,
+    KarpenterConfig,
+    KarpenterGroup,
+    KarpenterProvider,
+    NodeClass,
+)
 from fenka.cloud.port import (
     Denied,
     InstanceState,
@@ -62,7 +67,7 @@ class KarpenterCloud(Cloud):
         self.config = configuration(group(ON_DEMAND, 11.63), group(SPOT, 3.49))
         self.provider = self.provider_of(self.config)
 
-    def provider_of(self, config: AutoscalerConfig) -> KarpenterProvider:
+    def provider_of(self, config: KarpenterConfig) -> KarpenterProvider:
         """Return a provider, as after a restart."""
         return KarpenterProvider(config, ApiNodeClaims(self.api), self._pause)  # type: ignore[arg-type]
 
@@ -119,17 +124,19 @@ class KarpenterCloud(Cloud):
         claim["status"] = {"providerID": f"aws:///a/i-{name}", "conditions": [launched]}
 
 
-def group(key: OfferKey, price: float | None, **more: Any) -> GroupConfig:
+def group(key: OfferKey, price: float | None, **more: Any) -> KarpenterGroup:
     """Return the group of an offer."""
-    fields = {"types": (key.type,), "zones": (key.zone,), "settings": {"nodeClass": NODE_CLASS}}
-    return GroupConfig(name=key.group, capacity=key.capacity, price=price, **fields | more)
+    fields: dict[str, Any] = {
+        "types": (key.type,),
+        "zones": (key.zone,),
+        "node_class": NodeClass(**NODE_CLASS),
+    }
+    return KarpenterGroup(name=key.group, capacity=key.capacity, price=price, **fields | more)
 
 
-def configuration(*groups: GroupConfig) -> AutoscalerConfig:
+def configuration(*groups: KarpenterGroup) -> KarpenterConfig:
     """Return a configuration."""
-    return AutoscalerConfig(
-        cluster="demo", provider=ProviderConfig(kind="karpenter"), groups=groups
-    )
+    return KarpenterConfig(cluster="demo", provider=ProviderConfig(kind="karpenter"), groups=groups)
 
 
 @pytest.fixture
@@ -298,12 +305,11 @@ async def test_api_servers_error_is_the_ports(
     [
         (group(SPOT, 3.49, spot=SpotRules(cap=4.0)), "has a `cap`"),
         (group(SPOT, None), "has no `price`"),
-        (group(SPOT, 3.49, settings={}), "needs `nodeClass"),
-        (group(SPOT, 3.49, settings={"nodeClass": {"name": "gpu"}}), "needs `nodeClass"),
+        (group(SPOT, 3.49, node_class=None), "needs `nodeClass"),
     ],
 )
 def test_group_that_karpenter_cannot_serve_is_an_error_at_the_start(
-    cloud: KarpenterCloud, wrong: GroupConfig, sentence: str
+    cloud: KarpenterCloud, wrong: KarpenterGroup, sentence: str
 ) -> None:
     """A limit that nobody enforces is an error."""
     with pytest.raises(InvalidConfig, match=sentence):

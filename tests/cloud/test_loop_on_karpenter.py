@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
+
 from fenka.autoscaler.providers import ApiNodeClaims
-from fenka.cloud.config import AutoscalerConfig, ProviderConfig
-from fenka.cloud.karpenter import KarpenterProvider
+from fenka.cloud.config import ProviderConfig
+from fenka.cloud.karpenter import KarpenterConfig, KarpenterGroup, KarpenterProvider, NodeClass
 from fenka.cluster.autoscaling import ORDER
 from tests.autoscaler.harness import World, briefly, scenario
 from tests.autoscaler.snapshots import elastic_node, group
@@ -13,11 +15,11 @@ from tests.coroutines import synchronous
 from tests.fakes.api_server import api_server
 from tests.fakes.in_process import FakeApi
 
-NODE_CLASS = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "gpu"}
-CONFIG = AutoscalerConfig(
+NODE_CLASS = NodeClass(group="karpenter.k8s.aws", kind="EC2NodeClass", name="gpu")
+CONFIG = KarpenterConfig(
     cluster="demo",
     provider=ProviderConfig(kind="karpenter"),
-    groups=(group(settings={"nodeClass": NODE_CLASS}),),
+    groups=(KarpenterGroup(**msgspec.structs.asdict(group()), node_class=NODE_CLASS),),
 )
 
 

@@ -187,5 +187,5 @@ def test_scenario_is_read_from_json(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(scenario))
     assert read_scenario(path) == scenario
     path.write_text(json.dumps({"offers": [], "quotas": {}}))
-    with pytest.raises(Denied, match="unknown field `quotas`"):
+    with pytest.raises(Denied, match="quotas is not known: did you mean quota"):
         read_scenario(path)

@@ -92,7 +92,7 @@ UUID = 'uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"'
             'version = 1\n[[card]]\nmodel = "T4"\nmemory = 5',
             "memory is not known: did you mean memory_mib?",
         ),
-        ('version = 2\n[[card]]\nmodel = "T4"', "version must not be 2"),
+        ('version = 2\n[[card]]\nmodel = "T4"', "version must be 1, not 2"),
         ('[[card]]\nmodel = "T4"', "has no version"),
         ("version = 1\n[[card]]\ncount = 1", "card[0] has no model"),
         (

@@ -61,11 +61,7 @@ def read_case(path: Path) -> PlanningCase:
 def decode_case(text: bytes) -> PlanningCase:
     """Return the case of this JSON. Raises InvalidCase for anything that is not understood."""
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
-        raise InvalidCase(f"the case is no JSON: {why}") from None
-    try:
-        case = documents.convert(value, PlanningCase, "the case")
+        case = documents.decode_json(text, PlanningCase, "the case")
     except documents.InvalidDocument as why:
         raise InvalidCase(str(why)) from None
     check_case(case)

@@ -32,6 +32,7 @@ from fenka.core.nodes.case import (
     Group,
     Held,
     HeldCard,
+    NewCard,
 )
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.core.usage import UsageOverlay
@@ -155,7 +156,11 @@ def shape_for(snapshot: Snapshot, config: GroupConfig, kind: str) -> Shape:
             memory_mib=given.memory_mib,
             pods=given.pods,
             resources=given.resources,
-            cards=given.cards,
+            cards=tuple(
+                NewCard(model=cards.model, memory_mib=cards.memory_mib)
+                for cards in given.cards
+                for _ in range(cards.count)
+            ),
         )
     cloud = next(
         (

@@ -1,51 +1,41 @@
-"""Reads the autoscaler's configuration (docs/autoscaling.md). An error names the field of its mistake.
-
-Checks what one provider alone requires of a configuration, without its library and without a cloud.
-"""
+"""Reads the autoscaler's configuration (docs/autoscaling.md). An error names the field of its mistake."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fenka.cloud import karpenter, simulated_cloud
-from fenka.cloud.alibaba import settings as alibaba
-from fenka.cloud.aws import group_settings as aws
+from msgspec.structs import replace
+
+from fenka.cloud.alibaba.settings import EssConfig
+from fenka.cloud.aws.group_settings import AwsConfig
 from fenka.cloud.config import (
+    NOT_COUNTED,
     AutoscalerConfig,
     GroupConfig,
     InvalidConfig,
-    ProviderConfig,
     ScaleOut,
+    ShapeConfig,
     Start,
-    read_value,
-    similar,
 )
+from fenka.cloud.karpenter import KarpenterConfig
 from fenka.cloud.port import OfferKey
+from fenka.cloud.simulated_cloud import SimulatedConfig
 from fenka.cluster.autoscaling import CAPACITY, GROUP, ORDER
-from fenka.formats.documents import MAX_BYTES, InvalidYaml, parse_yaml
+from fenka.core.errors import InvalidCase
+from fenka.core.nodes.case import check_limits, check_price
+from fenka.core.request import MAX_CARDS
+from fenka.formats import documents
+from fenka.formats.documents import MAX_BYTES, InvalidYaml, parse_yaml, similar
 
-Settings = Mapping[str, Any]
-"""Types of values by their keys."""
-
-SETTINGS: Mapping[str, tuple[Settings, Settings]] = {
-    "ess": (
-        {"essEndpoint": str, "ecsEndpoint": str, "protocol": Literal["HTTP", "HTTPS"]},
-        {"launchTemplate": str, "launchTemplateVersion": int, "vSwitches": Mapping[str, str]},
-    ),
-    "aws": (
-        {"endpoint": str},
-        {"launchTemplate": str, "launchTemplateVersion": Any, "subnets": Mapping[str, str]},
-    ),
-    "karpenter": ({}, {"nodeClass": Mapping[str, str]}),
-    "simulated": ({"scenario": str, "state": str, "command": tuple[str, ...]}, {}),
+CONFIGS: Mapping[str, type[AutoscalerConfig]] = {
+    "ess": EssConfig,
+    "aws": AwsConfig,
+    "karpenter": KarpenterConfig,
+    "simulated": SimulatedConfig,
 }
-"""What this provider alone understands: keys of `provider:`, and of a group."""
-
-PROTECTION_S = {"ess": 3600.0, "simulated": 3600.0}
-"""How long a new spot node is certainly not taken back, by `provider.kind`."""
+"""By `provider.kind`."""
 
 MAX_NAMES = 48
 """Characters of the cluster's and a group's name together: an order's token has both, and 64 at most."""
@@ -68,25 +58,25 @@ def decode_config(data: bytes) -> AutoscalerConfig:
     """Return the configuration of this YAML. Raises InvalidConfig for anything that is not understood."""
     try:
         document = parse_yaml(data)
+        provider = document.get("provider") if isinstance(document, dict) else None
+        kind = provider.get("kind") if isinstance(provider, dict) else None
+        known = CONFIGS.get(str(kind), AutoscalerConfig)
+        config = documents.convert(document, known, "the configuration")
+        groups = (
+            _with_protection(group, f"groups[{number}]", document["groups"][number], known)
+            for number, group in enumerate(config.groups)
+        )
+        config = replace(config, groups=tuple(groups))
+        _check(config)
     except InvalidYaml as why:
         raise InvalidConfig(f"the configuration {why}") from None
-    provider = document.get("provider") if isinstance(document, dict) else None
-    kind = provider.get("kind") if isinstance(provider, dict) else None
-    of_provider, of_group = SETTINGS.get(str(kind), ({}, {}))
-    config: AutoscalerConfig = read_value(
-        document, AutoscalerConfig, "", {ProviderConfig: of_provider, GroupConfig: of_group}
-    )
-    groups = [
-        _with_protection(group, f"groups[{number}]", document["groups"][number], str(kind))
-        for number, group in enumerate(config.groups)
-    ]
-    config = replace(config, groups=tuple(groups))
-    _check(config)
+    except (documents.InvalidDocument, InvalidCase) as why:
+        raise InvalidConfig(str(why)) from None
     return config
 
 
 def _with_protection(
-    group: GroupConfig, path: str, given: Mapping[str, Any], kind: str
+    group: GroupConfig, path: str, given: Mapping[str, Any], kind: type[AutoscalerConfig]
 ) -> GroupConfig:
     """Return the group with the cloud's protection of spot nodes, where the file does not say another."""
     if group.capacity != "spot":
@@ -95,7 +85,7 @@ def _with_protection(
         return group
     if "protection" in given.get("spot", {}):
         return group
-    return replace(group, spot=replace(group.spot, protection=PROTECTION_S.get(kind, 0)))
+    return replace(group, spot=replace(group.spot, protection=kind.protection_s))
 
 
 def check_offers(config: AutoscalerConfig, offers: Iterable[OfferKey]) -> None:
@@ -146,6 +136,8 @@ def _check(config: AutoscalerConfig) -> None:
     for number, group in enumerate(config.groups):
         _check_group(f"groups[{number}]", group, config.cluster)
     _check_times(config.scale_out, config.start)
+    check_price("scaleIn.repackSaves", config.scale_in.repack_saves)
+    check_limits(config.limits, ())
     least = sum(group.min for group in config.groups)
     if config.limits.nodes is not None and config.limits.nodes < least:
         raise InvalidConfig(
@@ -186,13 +178,26 @@ def _check_group(path: str, group: GroupConfig, cluster: str) -> None:
         raise InvalidConfig(
             f"{path}.max is {group.max}, less than its min of {group.min}: raise max or lower min"
         )
+    for name, price in (("price", group.price), ("spot.cap", group.spot.cap)):
+        if price is not None:
+            check_price(f"{path}.{name}", price)
+    if group.shape is not None:
+        _check_shape(f"{path}.shape", group.shape)
     _check_labels(path, group)
+
+
+def _check_shape(path: str, shape: ShapeConfig) -> None:
+    if sum(cards.count for cards in shape.cards) > MAX_CARDS:
+        raise InvalidConfig(f"{path}.cards are more than {MAX_CARDS}: count them again")
+    for name in shape.resources:
+        if name in NOT_COUNTED:
+            raise InvalidConfig(f"{path}.resources.{name} is no counted resource: remove it")
 
 
 def _check_labels(path: str, group: GroupConfig) -> None:
     pairs = chain(
         ((f"{path}.labels", key, value) for key, value in group.labels.items()),
-        ((f"{path}.taints[{i}]", each.key, each.value) for i, each in enumerate(group.taints)),
+        ((f"{path}.taints[{n}]", taint.key, taint.value) for n, taint in enumerate(group.taints)),
     )
     for title, key, value in pairs:
         if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
@@ -227,17 +232,3 @@ def _check_distinct(path: str, key: str, values: Sequence[str]) -> None:
                 f"{path}[{number}]{suffix} is {value!r}, as {path}[{first}]{suffix} is: "
                 + ("write another" if key else "remove it")
             )
-
-
-CHECKS = {
-    "ess": alibaba.check_settings,
-    "aws": aws.check_settings,
-    "karpenter": karpenter.check_settings,
-    "simulated": simulated_cloud.check_settings,
-}
-"""By `provider.kind`."""
-
-
-def check_required(config: AutoscalerConfig) -> None:
-    """Raise InvalidConfig for the first setting that the provider misses."""
-    CHECKS[config.provider.kind](config)

@@ -14,7 +14,14 @@ from typing import Any, Protocol
 import msgspec
 
 from fenka.cloud import port
-from fenka.cloud.config import AutoscalerConfig, GroupConfig, InvalidConfig
+from fenka.cloud.config import (
+    AutoscalerConfig,
+    GroupConfig,
+    InvalidConfig,
+    Section,
+    Text,
+    group_of,
+)
 from fenka.cluster.autoscaling import CAPACITY, GROUP
 from fenka.cluster.objects import Condition, Event, Object, ObjectMeta, seconds
 from fenka.core.nodes.problem import ZONE_LABEL
@@ -29,6 +36,40 @@ _UNDISTURBED = {
     "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true",
 }
 """Annotations that keep other autoscalers from ending the node."""
+
+
+class NodeClass(Section, frozen=True, kw_only=True):
+    """The object by which Karpenter configures nodes of one cloud."""
+
+    group: Text
+    kind: Text
+    name: Text
+
+
+class KarpenterGroup(GroupConfig, frozen=True, kw_only=True):
+    """A group. node_class: None is an error at the start of the program."""
+
+    node_class: NodeClass | None = None
+
+
+class KarpenterConfig(AutoscalerConfig, frozen=True, kw_only=True):
+    """The configuration."""
+
+    groups: tuple[KarpenterGroup, ...]
+
+    def check_settings(self) -> None:
+        """Raise InvalidConfig for the first group that Karpenter cannot serve."""
+        for group in self.groups:
+            if group.node_class is None:
+                raise InvalidConfig(
+                    f"group {group.name} needs `nodeClass: {{group: …, kind: …, name: …}}`: add it"
+                )
+            if group.price is None:
+                raise InvalidConfig(
+                    f"group {group.name} has no `price`, and NodeClaims tell none: add it"
+                )
+            if group.spot.cap is not None:
+                raise InvalidConfig(_no_cap(group.name))
 
 
 class Requirement(Object):
@@ -107,7 +148,7 @@ class NodeClaims(Protocol):
         """Return the events on the claim with this name, also if it is gone."""
 
 
-def render(name: str, cluster: str, group: GroupConfig, order: port.Order) -> Mapping[str, Any]:
+def render(name: str, cluster: str, group: KarpenterGroup, order: port.Order) -> Mapping[str, Any]:
     """Return a claim for one node of an order.
 
     It has no label `karpenter.sh/nodepool`, so that Karpenter does not consolidate it. It requests no
@@ -120,7 +161,7 @@ def render(name: str, cluster: str, group: GroupConfig, order: port.Order) -> Ma
         CAPACITY_TYPE: offer.capacity,
     }
     spec: dict[str, Any] = {
-        "nodeClassRef": dict(group.settings["nodeClass"]),
+        "nodeClassRef": msgspec.to_builtins(group.node_class),
         "requirements": [
             {"key": key, "operator": "In", "values": [value]} for key, value in wanted.items()
         ],
@@ -157,7 +198,7 @@ class KarpenterProvider:
 
     def __init__(
         self,
-        config: AutoscalerConfig,
+        config: KarpenterConfig,
         claims: NodeClaims,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -167,7 +208,7 @@ class KarpenterProvider:
         self._created: set[str] = set()
         """Names of claims: those that are gone are not created again for the same token."""
         self._ended: set[str] = set()
-        check_settings(config)
+        config.check_settings()
 
     async def offers(self) -> Sequence[port.Offer]:
         """Return all offers at the prices of the configuration."""
@@ -193,7 +234,7 @@ class KarpenterProvider:
 
     async def launch(self, order: port.Order) -> Sequence[str]:
         """Create the claims of an order, and look whether Karpenter keeps them."""
-        group = self._config.group_of(order.offer)
+        group = group_of(self._config.groups, order.offer)
         if order.cap is not None:
             raise port.Denied(_no_cap(group.name))
         names = claim_names(order)
@@ -215,7 +256,7 @@ class KarpenterProvider:
     async def _listed(self) -> Sequence[NodeClaim]:
         return await self._claims.list(f"{port.CLUSTER}={self._cluster}")
 
-    async def _create(self, name: str, group: GroupConfig, order: port.Order) -> None:
+    async def _create(self, name: str, group: KarpenterGroup, order: port.Order) -> None:
         """Create a claim, unless this was done before for the same order."""
         if name in self._created:
             return
@@ -269,7 +310,7 @@ class KarpenterProvider:
 
 @asynccontextmanager
 async def open_provider(
-    config: AutoscalerConfig, claims: NodeClaims
+    config: KarpenterConfig, claims: NodeClaims
 ) -> AsyncIterator[KarpenterProvider]:
     """Provide the nodes of a configuration whose provider is `karpenter`. Raises InvalidConfig."""
     yield KarpenterProvider(config, claims)
@@ -284,19 +325,3 @@ def claim_names(order: port.Order) -> list[str]:
 
 def _no_cap(group: str) -> str:
     return f"group {group} has a `cap`, but NodeClaims have no maximum price: leave it out"
-
-
-def check_settings(config: AutoscalerConfig) -> None:
-    """Raise InvalidConfig for the first group that Karpenter cannot serve."""
-    for group in config.groups:
-        reference = group.settings.get("nodeClass")
-        if not isinstance(reference, Mapping) or set(reference) != {"group", "kind", "name"}:
-            raise InvalidConfig(
-                f"group {group.name} needs `nodeClass: {{group: …, kind: …, name: …}}`: add it"
-            )
-        if group.price is None:
-            raise InvalidConfig(
-                f"group {group.name} has no `price`, and NodeClaims tell none: add it"
-            )
-        if group.spot.cap is not None:
-            raise InvalidConfig(_no_cap(group.name))

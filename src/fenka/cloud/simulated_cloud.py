@@ -1,8 +1,8 @@
 """The provider `simulated`: a scenario says what can be had, and a command starts and ends nodes.
 
-Its state is a file, so that a simulated cloud outlives whoever uses it, as real ones do. Spot is as on Alibaba
-Cloud: a node is launched while the market's price is at most its cap, and is safe for an hour. Then price and
-stock are checked every five minutes. A node that fails a check is taken back five minutes later.
+Its state is a file, so that a simulated cloud outlives whoever uses it, as real ones do. Spot is as on
+Alibaba Cloud: a node is launched while the market's price is at most its cap, and is safe for an hour. Then
+price and stock are checked every five minutes. A node that fails a check is taken back five minutes later.
 """
 
 import asyncio
@@ -14,19 +14,42 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
 from fenka.cloud import port
-from fenka.cloud.config import AutoscalerConfig, InvalidConfig
+from fenka.cloud.config import AutoscalerConfig, InvalidConfig, ProviderConfig, Text
+from fenka.formats import documents
 
 SAFE_S = 3600.0
 CHECK_S = 300.0
 NOTICE_S = 300.0
 
 
-class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SimulatedProviderConfig(ProviderConfig, frozen=True, kw_only=True):
+    """The files of a simulated cloud. command: starts and ends nodes (`SimulatedProvider`)."""
+
+    scenario: Text = ""
+    state: Text = ""
+    command: tuple[Text, ...] = ()
+
+
+class SimulatedConfig(AutoscalerConfig, frozen=True, kw_only=True):
+    """The configuration."""
+
+    protection_s: ClassVar[float] = 3600
+
+    provider: SimulatedProviderConfig
+
+    def check_settings(self) -> None:
+        """Raise InvalidConfig for the first setting that is missing."""
+        for name in ("scenario", "state"):
+            if not getattr(self.provider, name):
+                raise InvalidConfig(f"provider.{name} is missing: name a file for it")
+
+
+class Prices(msgspec.Struct, frozen=True):
     """Price and stock from a time on, in seconds since the scenario's start. stock: None for any number."""
 
     price: float
@@ -34,7 +57,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stock: int | None = None
 
 
-class SimulatedOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SimulatedOffer(msgspec.Struct, frozen=True):
     """An offer over time.
 
     Attributes:
@@ -61,7 +84,7 @@ class SimulatedOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.market[max(position - 1, 0)], until
 
 
-class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Fault(msgspec.Struct, frozen=True):
     """A call that fails.
 
     Attributes:
@@ -77,7 +100,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: bool = False
 
 
-class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Scenario(msgspec.Struct, frozen=True):
     """What happens in a simulated cloud, whatever is bought. quota: nodes by group."""
 
     offers: tuple[SimulatedOffer, ...]
@@ -305,28 +328,20 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def open_provider(
-    config: AutoscalerConfig, clock: Callable[[], float] = time.time
+    config: SimulatedConfig, clock: Callable[[], float] = time.time
 ) -> AsyncIterator["SimulatedProvider"]:
     """Provide what the scenario of a configuration offers. Raises InvalidConfig, Denied, OSError."""
-    check_settings(config)
-    settings = config.provider.settings
-    scenario = read_scenario(Path(settings["scenario"]))
-    command = tuple(settings.get("command", ()))
-    yield SimulatedProvider(scenario, Path(settings["state"]), clock, command)
-
-
-def check_settings(config: AutoscalerConfig) -> None:
-    """Raise InvalidConfig for the first setting that is missing."""
-    for name in ("scenario", "state"):
-        if name not in config.provider.settings:
-            raise InvalidConfig(f"provider.{name} is missing: name a file for it")
+    config.check_settings()
+    settings = config.provider
+    scenario = read_scenario(Path(settings.scenario))
+    yield SimulatedProvider(scenario, Path(settings.state), clock, settings.command)
 
 
 def read_scenario(path: Path) -> Scenario:
     """Return the scenario of a file. Raises Denied with one sentence, OSError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Scenario)
-    except msgspec.MsgspecError as why:
+        return documents.decode_json(path.read_bytes(), Scenario, "the scenario")
+    except documents.InvalidDocument as why:
         raise port.Denied(f"{path} is no scenario of a simulated cloud: {why}") from None
 
 

@@ -10,8 +10,7 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from itertools import islice
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -39,6 +38,25 @@ class InvalidDocument(FenkaError):
     exit_code = INVALID_INPUT
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """Says in an `Annotated` type how people write a value of it.
+
+    read: returns the value of what is written; raises InvalidDocument with the end of a sentence.
+    """
+
+    read: Callable[[Any], Any]
+
+
+def decode_json(data: bytes, kind: type[T], whole: str) -> T:
+    """Return a JSON document as this type. Raises InvalidDocument. whole: see `convert`."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise InvalidDocument(f"{whole} is no JSON: {why}") from None
+    return convert(value, kind, whole)
+
+
 def convert(value: Any, kind: type[T], whole: str, *, known_only: bool = True) -> T:
     """Return a document as this type.
 
@@ -52,7 +70,9 @@ def convert(value: Any, kind: type[T], whole: str, *, known_only: bool = True) -
         InvalidDocument: for unknown keys, or values of other types.
     """
     if known_only:
-        check_names(value, kind)
+        reader = _Reader()
+        value = reader.read(value, kind)
+        reader.raise_first()
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as why:
@@ -70,9 +90,9 @@ def without_nulls(value: Any) -> Any:
 
 def check_names(value: Any, kind: Any) -> None:
     """Raise InvalidDocument for keys that no field has."""
-    unknown = list(islice(_unknown_keys(value, kind, ""), MAX_NAMED))
-    if unknown:
-        raise InvalidDocument("; ".join(unknown))
+    reader = _Reader(names_only=True)
+    reader.read(value, kind)
+    reader.raise_first()
 
 
 def similar(text: str, known: Collection[str]) -> str:
@@ -81,37 +101,85 @@ def similar(text: str, known: Collection[str]) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def _unknown_keys(value: Any, kind: Any, path: str) -> Iterator[str]:
-    """Yield a sentence for each key that no field has. Values of another type are msgspec's to reject."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        yield from _unknown_keys(value, arguments[0], path)
-    elif origin in (Union, types.UnionType):
-        for alternative in arguments:
-            yield from _unknown_keys(value, alternative, path)
-    elif origin in (tuple, list) and isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _unknown_keys(item, arguments[0], f"{path}[{number}]")
-    elif origin in (Mapping, dict) and isinstance(value, dict):
+class _Reader:
+    """Reads what people write in their own way; values of other types are msgspec's to reject.
+
+    Attributes:
+        problems: a sentence for each key that no field has, and each value that is not understood.
+    """
+
+    def __init__(self, *, names_only: bool = False) -> None:
+        self.problems: list[str] = []
+        self._names_only = names_only
+
+    def read(self, value: Any, kind: Any, path: str = "") -> Any:
+        """Return the value as msgspec converts it to this type."""
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            return self._annotated(value, arguments, path)
+        if origin in (Union, types.UnionType):
+            for alternative in arguments if value is not None else ():
+                # A choice is one of several forms: msgspec says which there are.
+                if get_origin(alternative) is not Literal:
+                    value = self.read(value, alternative, path)
+        elif origin is Literal and not self._names_only and value not in arguments:
+            *others, last = map(str, arguments)
+            words = f"{', '.join(others)} or {last}" if others else last
+            given = "" if isinstance(value, dict | list) else f", not {value!r:.60}"
+            self.problems.append(f"{path} must be {words}{given}")
+        elif origin in (tuple, list) and isinstance(value, list):
+            return [self.read(item, arguments[0], f"{path}[{n}]") for n, item in enumerate(value)]
+        elif origin in (Mapping, dict) and isinstance(value, dict):
+            return {
+                self.read(key, arguments[0], path): self.read(
+                    item, arguments[1], _joined(path, key)
+                )
+                for key, item in value.items()
+            }
+        elif isinstance(value, dict) and (fields := _fields(kind)):
+            return self._record(value, fields, path)
+        return value
+
+    def raise_first(self) -> None:
+        """Raise InvalidDocument if there are problems."""
+        if self.problems:
+            raise InvalidDocument("; ".join(self.problems[:MAX_NAMED]))
+
+    def _annotated(self, value: Any, arguments: tuple[Any, ...], path: str) -> Any:
+        kind, *notes = arguments
+        written = next((note for note in notes if isinstance(note, Written)), None)
+        if self._names_only or written is None:
+            return self.read(value, kind, path)
+        try:
+            return written.read(value)
+        except InvalidDocument as why:
+            self.problems.append(f"{path} {why}")
+            return value
+
+    def _record(self, value: dict[str, Any], fields: dict[str, Any], path: str) -> dict[str, Any]:
+        known = {}
         for key, item in value.items():
-            yield from _unknown_keys(item, arguments[1], f"{path}.{key}")
-    elif isinstance(value, dict) and (fields := _fields(kind)):
-        for key, item in value.items():
-            name = f"{path}.{key}" if path else str(key)
+            name = _joined(path, key)
             if key in fields:
-                yield from _unknown_keys(item, fields[key], name)
+                known[key] = self.read(item, fields[key], name)
             else:
-                shown = name[:80] if name.isprintable() else repr(name[:80])
-                yield f"{shown} is not known{similar(str(key), fields) or ': remove it'}"
+                self.problems.append(f"{name} is not known{similar(key, fields) or ': remove it'}")
+        return known
+
+
+def _joined(path: str, key: str) -> str:
+    """Return the path of a key. One that cannot be printed, or is very long, is quoted."""
+    name = key if len(key) <= MAX_SHOWN and key.isprintable() else shown(key)
+    return f"{path}.{name}" if path else name
 
 
 @cache
 def _fields(kind: Any) -> dict[str, Any]:
     """Return the types of a record's fields by their names in documents; none of any other type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind, include_extras=True)
         return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
-    return get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    return get_type_hints(kind, include_extras=True) if dataclasses.is_dataclass(kind) else {}
 
 
 def _sentence(error: str, whole: str) -> str:
@@ -120,9 +188,7 @@ def _sentence(error: str, whole: str) -> str:
     where = path.removesuffix("`").lstrip(".") or whole
     named = text.partition("`")[2].partition("`")[0]
     if text.startswith("Object missing"):
-        return f"{where} has no {named}"
-    if text.startswith("Invalid enum value"):
-        return f"{where} must not be {text.removeprefix('Invalid enum value ')}"
+        return f"{where} has no {named}: add it"
     expected, _, given = text.removeprefix("Expected ").partition(", got ")
     words = f"{where} must be {_words(expected)}"
     return f"{words}, not {_words(given)}" if given else words

@@ -1,6 +1,5 @@
 """The fake as a cloud of the port's contract: two offers, a clock that stands, providers of it."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +9,7 @@ from alibabacloud_credentials.models import Config as CredentialsConfig
 
 from fenka.cloud.alibaba.ess import EssProvider
 from fenka.cloud.alibaba.sdk import open_clients
-from fenka.cloud.alibaba.settings import provider_settings
-from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig
+from fenka.cloud.alibaba.settings import EssConfig, EssGroup, EssProviderConfig
 from fenka.cloud.port import OfferKey
 from fenka.cloud.simulated_cloud import Prices, SimulatedOffer
 from tests.cloud.alibaba.state import Fault, FaultKind, Folder, Landscape, ScalingGroup, State
@@ -47,7 +45,7 @@ def landscape() -> Landscape:
     )
 
 
-EXACT = {"launchTemplate": "lt-1", "vSwitches": {"g": "vsw-g"}}
+EXACT = {"launch_template": "lt-1", "v_switches": {"g": "vsw-g"}}
 
 
 class AlibabaCloud(Cloud):
@@ -143,25 +141,25 @@ class AlibabaCloud(Cloud):
         credentials = Credentials(
             CredentialsConfig(type="access_key", access_key_id="key", access_key_secret=secret)
         )
-        settings = provider_settings(config(self.address, {}))
-        return open_clients(REGION, settings, credentials)
+        return open_clients(config(self.address, {}).provider, credentials)
 
     async def pause(self, seconds: float) -> None:
         """Let time pass while the provider waits."""
         self.wait(seconds)
 
 
-def config(address: str, group_settings: Mapping[str, Any], **fields: Any) -> AutoscalerConfig:
+def config(address: str, group_settings: Mapping[str, Any], **fields: Any) -> EssConfig:
     """Return the configuration of the contract's two groups. fields: more of both groups."""
     groups = [
-        GroupConfig(name="t4", id="asg-t4", types=("gn6i",), zones=("g",)),
-        GroupConfig(name="t4-spot", id="asg-spot", types=("gn6i",), zones=("g",), capacity="spot"),
+        EssGroup(name="t4", id="asg-t4", types=("gn6i",), zones=("g",)),
+        EssGroup(name="t4-spot", id="asg-spot", types=("gn6i",), zones=("g",), capacity="spot"),
     ]
-    settings = {"essEndpoint": address, "ecsEndpoint": address, "protocol": "HTTP"}
-    return AutoscalerConfig(
+    return EssConfig(
         cluster="demo",
-        provider=ProviderConfig(kind="ess", region=REGION, settings=settings),
+        provider=EssProviderConfig(
+            kind="ess", region=REGION, ess_endpoint=address, ecs_endpoint=address, protocol="HTTP"
+        ),
         groups=tuple(
-            dataclasses.replace(group, settings=group_settings, **fields) for group in groups
+            msgspec.structs.replace(group, **group_settings, **fields) for group in groups
         ),
     )

@@ -1,14 +1,13 @@
 """The autoscaler with Alibaba Cloud's provider, over HTTP: one order is one set of machines."""
 
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fenka.cloud.alibaba.ess import EssProvider
-from fenka.cloud.config import AutoscalerConfig
 from fenka.cloud.port import Order
 from fenka.cloud.simulated_cloud import CloudState
 from fenka.cluster.autoscaling import ORDER
@@ -28,11 +27,13 @@ class AlibabaWorld(World):
     """A world whose cloud is the fake, with the time of the world."""
 
     def __init__(
-        self, server: Any, folder: Path, cloud: AlibabaCloud, settings: AutoscalerConfig
+        self, server: Any, folder: Path, cloud: AlibabaCloud, settings: Mapping[str, Any]
     ) -> None:
-        super().__init__(server, folder, scenario(), settings)
+        """settings: of the groups."""
+        made = config(cloud.address, settings, shape=T4)
+        super().__init__(server, folder, scenario(), made)
         self.fake = cloud
-        self.settings_of_groups = settings.groups[0].settings
+        self.settings_of_groups = settings
 
     def provider(self) -> Any:
         """Return a provider that takes the world's steps."""
@@ -77,8 +78,7 @@ async def alibaba_world(
 ) -> AsyncIterator[AlibabaWorld]:
     """Yield a cluster without nodes beside the fake."""
     async with api_server() as server:
-        made = config(cloud.address, settings, shape=T4)
-        there = AlibabaWorld(server, folder, cloud, made)
+        there = AlibabaWorld(server, folder, cloud, settings)
         try:
             yield there
         finally:

@@ -167,9 +167,8 @@ async def test_notice_is_at_once_when_it_is_not_known_since_when(cloud: AlibabaC
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"launchTemplat": "lt-1"}, "launchTemplat"),
-        ({"launchTemplate": "lt-1"}, "no vSwitch for g"),
-        ({"vSwitches": {"g": "vsw-g"}}, "vSwitches but no launchTemplate"),
+        ({"launch_template": "lt-1"}, "no vSwitch for g"),
+        ({"v_switches": {"g": "vsw-g"}}, "vSwitches but no launchTemplate"),
     ],
 )
 def test_settings_are_refused_when_they_are_not_understood(

@@ -251,7 +251,7 @@ async def test_exact_group_launches_the_type_and_zone_that_are_ordered(
     cloud: AlibabaCloud, zones: EssProvider
 ) -> None:
     """Whatever its scaling group would choose."""
-    settings = {**EXACT, "vSwitches": {"g": "vsw-g", "h": "vsw-h"}}
+    settings = {**EXACT, "v_switches": {"g": "vsw-g", "h": "vsw-h"}}
     exact = cloud.open(settings, zones=("g", "h"))
     await exact.launch(Order("a-1", OTHER_ZONE, 2, whole=True))
     assert [it.offer for it in await zones.instances()] == [OTHER_ZONE] * 2

@@ -3,8 +3,9 @@
 from typing import Any
 
 from fenka.cloud.aws.boto import Calls
+from fenka.cloud.aws.group_settings import AwsConfig, AwsGroup, AwsProviderConfig
 from fenka.cloud.aws.provider import AwsProvider
-from fenka.cloud.config import AutoscalerConfig, GroupConfig, ProviderConfig, SpotRules
+from fenka.cloud.config import SpotRules
 from fenka.cloud.port import OfferKey
 from tests.cloud.aws.fake import Aws
 from tests.cloud.aws.proxy import REGION
@@ -25,19 +26,19 @@ SPOT_POLICY = {
 }
 
 
-def configuration(*groups: GroupConfig, cluster: str = "demo") -> AutoscalerConfig:
+def configuration(*groups: AwsGroup, cluster: str = "demo") -> AwsConfig:
     """Return a configuration."""
-    return AutoscalerConfig(
-        cluster=cluster, provider=ProviderConfig(kind="aws", region=REGION), groups=groups
+    return AwsConfig(
+        cluster=cluster, provider=AwsProviderConfig(kind="aws", region=REGION), groups=groups
     )
 
 
-def group(key: OfferKey, **more: Any) -> GroupConfig:
+def group(key: OfferKey, **more: Any) -> AwsGroup:
     """Return the group of an offer."""
     rules = SpotRules(cap=SPOT_CAP) if key.capacity == "spot" else SpotRules()
     price = None if key.capacity == "spot" else 11.63
     fields = {"types": (key.type,), "zones": (key.zone,), "spot": rules, "price": price} | more
-    return GroupConfig(name=key.group, capacity=key.capacity, **fields)  # type: ignore[arg-type]
+    return AwsGroup(name=key.group, capacity=key.capacity, **fields)  # type: ignore[arg-type]
 
 
 class AwsCloud(Cloud):
@@ -56,13 +57,12 @@ class AwsCloud(Cloud):
             self.config = configuration(group(ON_DEMAND, id="asg"), group(SPOT, id="asg-spot"))
         else:
             aws.make_template("node", TYPE)
-            settings = {"launchTemplate": "node"}
             self.config = configuration(
-                group(ON_DEMAND, settings=settings), group(SPOT, settings=settings)
+                group(ON_DEMAND, launch_template="node"), group(SPOT, launch_template="node")
             )
         self.provider = self.provider_of(self.config)
 
-    def provider_of(self, config: AutoscalerConfig) -> AwsProvider:
+    def provider_of(self, config: AwsConfig) -> AwsProvider:
         """Return a provider for other groups."""
         return AwsProvider(config, self.calls, self.aws.clock)
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from fenka.cloud.aws.group_settings import AwsGroup
 from fenka.cloud.aws.provider import open_provider
-from fenka.cloud.config import GroupConfig, InvalidConfig, ShapeConfig
+from fenka.cloud.config import InvalidConfig, ShapeConfig
 from fenka.cloud.port import (
     Denied,
     InstanceState,
@@ -69,8 +70,7 @@ async def test_types_and_zones_that_aws_does_not_sell_are_no_offers(
     fleets: AwsCloud, shape: ShapeConfig | None, fields: dict[str, Any], sentence: str
 ) -> None:
     """The program that starts says so. Where types are sold is read once."""
-    settings = {"launchTemplate": "node"}
-    config = configuration(group(ON_DEMAND, settings=settings, shape=shape, **fields))
+    config = configuration(group(ON_DEMAND, launch_template="node", shape=shape, **fields))
     provider = fleets.provider_of(config)
     for _ in range(2):
         keys = [offer.key for offer in await provider.offers()]
@@ -96,8 +96,8 @@ async def test_launch_goes_into_the_zone_of_the_offer(grouped: AwsCloud) -> None
     aws.autoscaling.suspend_processes(
         AutoScalingGroupName="asg-2", ScalingProcesses=["AZRebalance"]
     )
-    settings = {"subnets": {OTHER_ZONE: subnet}}
-    two = group(ON_DEMAND, id="asg-2", zones=(ZONE, OTHER_ZONE), settings=settings)
+    subnets = {OTHER_ZONE: subnet}
+    two = group(ON_DEMAND, id="asg-2", zones=(ZONE, OTHER_ZONE), subnets=subnets)
     provider = grouped.provider_of(configuration(two))
     for zone in (ZONE, OTHER_ZONE):
         await provider.launch(Order(f"a-{zone}", OfferKey("t4", TYPE, zone, "on-demand"), 1))
@@ -368,7 +368,7 @@ async def test_offer_that_does_not_exist_is_denied(cloud: AwsCloud) -> None:
     ],
 )
 async def test_group_that_aws_cannot_serve_is_an_error_at_the_start(
-    wrong: GroupConfig, sentence: str
+    wrong: AwsGroup, sentence: str
 ) -> None:
     """Before any call."""
     with pytest.raises(InvalidConfig, match=sentence):

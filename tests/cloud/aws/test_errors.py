@@ -1,6 +1,5 @@
 """What AWS's errors mean, and what an Auto Scaling group must be: tables."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 from botocore.parsers import ResponseParserError
+from msgspec.structs import replace
 
 from fenka.cloud.aws.boto import port_error, port_errors
 from fenka.cloud.aws.provider import room, unfit

@@ -21,15 +21,16 @@ class AwsWorld(World):
             ON_DEMAND,
             shape=T4,
             id="asg" if cloud.grouped else "",
-            settings={} if cloud.grouped else {"launchTemplate": "node"},
+            launch_template="" if cloud.grouped else "node",
         )
-        super().__init__(server, folder, scenario(), configuration(on_demand))
+        self.config = configuration(on_demand)
+        super().__init__(server, folder, scenario(), self.config)
         self.aws = cloud
         self.time.now = cloud.aws.clock()
 
     def provider(self) -> AwsProvider:  # type: ignore[override]
         """A provider of the one cloud."""
-        return self.aws.provider_of(self.settings)
+        return self.aws.provider_of(self.config)
 
     def named(self) -> list[str]:
         """The instances that orders name."""

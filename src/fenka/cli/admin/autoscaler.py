@@ -23,7 +23,7 @@ from fenka.cli.admin.elastic import AutoscalerNamespaceOption, published
 from fenka.cli.errors import UserError, print_error
 from fenka.cli.options import ClusterTarget, OutputOption, group, register, register_bare
 from fenka.cloud.config import AutoscalerConfig, ProviderConfig
-from fenka.cloud.config_file import check_required, decode_config, read_config
+from fenka.cloud.config_file import decode_config, read_config
 from fenka.cluster.autoscaling import AutoscalerStatus, encode_time
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.nodes.case import PlanningCase, with_nodes
@@ -267,7 +267,7 @@ def check(
 ) -> None:
     """Print what a configuration allows. Raises InvalidConfig, UserError."""
     config = from_file(read_config, file)
-    check_required(config)
+    config.check_settings()
     offers = sum(len(group.types) * len(group.zones) for group in config.groups)
     most = sum(group.max for group in config.groups)
     nodes = most if config.limits.nodes is None else min(most, config.limits.nodes)

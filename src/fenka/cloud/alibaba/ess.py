@@ -18,8 +18,8 @@ from alibabacloud_ecs20140526 import models as ecs
 from fenka.cloud import port
 from fenka.cloud.alibaba import scaling_groups
 from fenka.cloud.alibaba.sdk import MarketAboveCap, call, default_credentials, open_clients
-from fenka.cloud.alibaba.settings import group_settings, provider_settings
-from fenka.cloud.config import AutoscalerConfig, GroupConfig
+from fenka.cloud.alibaba.settings import EssConfig
+from fenka.cloud.config import GroupConfig, group_of
 from fenka.cluster.autoscaling import ORDER, CloudType
 from fenka.dialects.base import GIB_MIB
 
@@ -148,7 +148,7 @@ class EssProvider:
 
     def __init__(
         self,
-        config: AutoscalerConfig,
+        config: EssConfig,
         clients: tuple[Any, Any],
         clock: Callable[[], float],
         pause: scaling_groups.Pause,
@@ -162,7 +162,7 @@ class EssProvider:
             pause: waits between looks at a scaling activity.
         """
         self._config = config
-        self._settings = {group.name: group_settings(group) for group in config.groups}
+        config.check_settings()
         region, self._clock = config.provider.region, clock
         ess, ecs = clients
         self._instances = scaling_groups.EcsInstances(ecs, region, config.cluster)
@@ -187,7 +187,7 @@ class EssProvider:
         if price is not None:
             amount = price.spot if key.capacity == "spot" else price.regular
             return port.Offer(key, amount, until=price.read_at + FRESH_S)
-        configured = self._config.group_of(key).price
+        configured = group_of(self._config.groups, key).price
         if key.capacity == "spot":
             return port.Offer(key, configured or 0.0, stock=0)
         if configured is None:
@@ -224,11 +224,10 @@ class EssProvider:
 
         Raises Unknown while a scaling group is still busy with it. Launching it again says what became of it.
         """
-        group = self._config.group_of(order.offer)
-        settings = self._settings[group.name]
+        group = group_of(self._config.groups, order.offer)
         try:
-            if settings.exact:
-                return await self._instances.run(order, settings)
+            if group.exact:
+                return await self._instances.run(order, group)
             return await self._scaling_groups.launch(group, order)
         except MarketAboveCap:
             raise await self._too_dear(order) from None
@@ -272,7 +271,8 @@ class EssProvider:
 
 
 @asynccontextmanager
-async def open_provider(config: AutoscalerConfig) -> AsyncIterator[EssProvider]:
+async def open_provider(config: EssConfig) -> AsyncIterator[EssProvider]:
     """Open the provider of a configuration. Raises InvalidConfig."""
-    clients = open_clients(config.provider.region, provider_settings(config), default_credentials())
+    config.check_settings()
+    clients = open_clients(config.provider, default_credentials())
     yield EssProvider(config, clients, time.time, asyncio.sleep)

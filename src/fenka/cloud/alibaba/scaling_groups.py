@@ -17,7 +17,7 @@ from alibabacloud_ess20220222 import models as ess
 
 from fenka.cloud import port
 from fenka.cloud.alibaba.sdk import ESS_PAGE, all_ess, call, refused
-from fenka.cloud.alibaba.settings import GroupSettings
+from fenka.cloud.alibaba.settings import EssGroup
 from fenka.cloud.config import GroupConfig
 from fenka.cluster.autoscaling import GROUP, ORDER
 
@@ -74,7 +74,7 @@ class EcsInstances:
             for instance in await self.all(instance_ids=json.dumps(part))
         ]
 
-    async def run(self, order: port.Order, settings: GroupSettings) -> list[str]:
+    async def run(self, order: port.Order, group: EssGroup) -> list[str]:
         """Launch an order: all of it or none if it is `whole`, else at least one. Return the ids."""
         offer, amount = order.offer, min(order.count, MOST_INSTANCES)
         strategy, limit = "NoSpot", None
@@ -87,11 +87,11 @@ class EcsInstances:
             ecs.RunInstancesRequest(
                 region_id=self._region,
                 client_token=order.token,
-                launch_template_id=settings.launch_template,
-                launch_template_version=settings.launch_template_version,
+                launch_template_id=group.launch_template,
+                launch_template_version=group.launch_template_version,
                 instance_type=offer.type,
                 zone_id=offer.zone,
-                v_switch_id=settings.v_switches[offer.zone],
+                v_switch_id=group.v_switches[offer.zone],
                 amount=order.count if order.whole else amount,
                 min_amount=None if order.whole else 1,
                 spot_strategy=strategy,

@@ -13,7 +13,7 @@ from alibabacloud_tea_openapi.exceptions import AlibabaCloudException
 from alibabacloud_tea_openapi.utils_models import Config as SdkConfig
 from Tea.exceptions import TeaException
 
-from fenka.cloud.alibaba.settings import ProviderSettings
+from fenka.cloud.alibaba.settings import EssProviderConfig
 from fenka.cloud.port import Denied, OfferKey, OutOfStock, ProviderError, Quota, Throttled, Unknown
 
 OUT_OF_STOCK = frozenset(
@@ -93,13 +93,13 @@ def default_credentials() -> Any:
     return Credentials()
 
 
-def open_clients(region: str, settings: ProviderSettings, credentials: Any) -> tuple[Any, Any]:
+def open_clients(settings: EssProviderConfig, credentials: Any) -> tuple[Any, Any]:
     """Return the clients of ESS and ECS."""
 
     def config(endpoint: str) -> Any:
         return SdkConfig(
             credential=credentials,
-            region_id=region,
+            region_id=settings.region,
             endpoint=endpoint or None,
             protocol=settings.protocol,
             connect_timeout=CONNECT_MS,

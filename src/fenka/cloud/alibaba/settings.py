@@ -1,17 +1,12 @@
-"""What only this provider understands of the configuration: `settings` of the provider and of groups."""
+"""The configuration of the provider `ess`."""
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-import msgspec
-
-from fenka.cloud.config import AutoscalerConfig, GroupConfig, InvalidConfig
-
-T = TypeVar("T")
+from fenka.cloud.config import AutoscalerConfig, GroupConfig, InvalidConfig, ProviderConfig, Text
 
 
-class ProviderSettings(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
-):
+class EssProviderConfig(ProviderConfig, frozen=True, kw_only=True):
     """How to reach the cloud.
 
     Attributes:
@@ -21,15 +16,13 @@ class ProviderSettings(
         protocol: HTTP is for tests.
     """
 
-    ess_endpoint: str = ""
-    ecs_endpoint: str = ""
-    protocol: str = "HTTPS"
+    ess_endpoint: Text = ""
+    ecs_endpoint: Text = ""
+    protocol: Literal["HTTP", "HTTPS"] = "HTTPS"
 
 
-class GroupSettings(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
-):
-    """How to launch exactly what is ordered; without it the scaling group launches.
+class EssGroup(GroupConfig, frozen=True, kw_only=True):
+    """A group, with how to launch exactly what is ordered; without it the scaling group launches.
 
     Attributes:
         launch_template: its ID; it joins instances to the cluster.
@@ -37,9 +30,9 @@ class GroupSettings(
         v_switches: by zone, for every zone of the group.
     """
 
-    launch_template: str = ""
+    launch_template: Text = ""
     launch_template_version: int | None = None
-    v_switches: dict[str, str] = {}
+    v_switches: Mapping[Text, Text] = {}
 
     @property
     def exact(self) -> bool:
@@ -47,41 +40,32 @@ class GroupSettings(
         return bool(self.launch_template)
 
 
-def check_settings(config: AutoscalerConfig) -> None:
-    """Raise InvalidConfig for the first setting that is missing or not understood."""
-    provider_settings(config)
-    for group in config.groups:
-        group_settings(group)
+class EssConfig(AutoscalerConfig, frozen=True, kw_only=True):
+    """The configuration."""
+
+    protection_s: ClassVar[float] = 3600
+
+    provider: EssProviderConfig
+    groups: tuple[EssGroup, ...]
+
+    def check_settings(self) -> None:
+        """Raise InvalidConfig for the first setting that is missing."""
+        if not self.provider.region:
+            raise InvalidConfig("provider.region is missing: name the region, such as cn-beijing")
+        for group in self.groups:
+            _check_group(group)
 
 
-def provider_settings(config: AutoscalerConfig) -> ProviderSettings:
-    """Return the provider's settings. Raises InvalidConfig."""
-    if not config.provider.region:
-        raise InvalidConfig("provider.region is missing: name the region, such as cn-beijing")
-    return _convert(config.provider.settings, ProviderSettings, "provider")
-
-
-def group_settings(group: GroupConfig) -> GroupSettings:
-    """Return a group's settings. Raises InvalidConfig."""
-    settings = _convert(group.settings, GroupSettings, f"group {group.name}")
-    if not settings.exact:
-        if not group.id:
+def _check_group(group: EssGroup) -> None:
+    if group.exact:
+        if missing := [zone for zone in group.zones if zone not in group.v_switches]:
             raise InvalidConfig(
-                f"group {group.name} cannot be launched: set id to a scaling group, or launchTemplate and "
-                "vSwitches"
+                f"group {group.name} has no vSwitch for {', '.join(missing)}: set vSwitches"
             )
-        if settings.v_switches:
-            raise InvalidConfig(f"group {group.name} has vSwitches but no launchTemplate: set both")
-        return settings
-    if missing := [zone for zone in group.zones if zone not in settings.v_switches]:
+    elif not group.id:
         raise InvalidConfig(
-            f"group {group.name} has no vSwitch for {', '.join(missing)}: set vSwitches"
+            f"group {group.name} cannot be launched: set id to a scaling group, or launchTemplate and "
+            "vSwitches"
         )
-    return settings
-
-
-def _convert(settings: Any, kind: type[T], owner: str) -> T:
-    try:
-        return msgspec.convert(settings, kind)
-    except msgspec.ValidationError as why:
-        raise InvalidConfig(f"the settings of {owner} are not understood: {why}") from None
+    elif group.v_switches:
+        raise InvalidConfig(f"group {group.name} has vSwitches but no launchTemplate: set both")

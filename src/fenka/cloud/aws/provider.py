@@ -18,8 +18,8 @@ from typing import Any
 
 from fenka.cloud import port
 from fenka.cloud.aws.boto import Answer, Calls, port_error, tag, tags_of
-from fenka.cloud.aws.group_settings import check_settings, client_token, launch_template, subnet_of
-from fenka.cloud.config import AutoscalerConfig, GroupConfig
+from fenka.cloud.aws.group_settings import AwsConfig, AwsGroup, client_token, launch_template
+from fenka.cloud.config import GroupConfig, group_of
 from fenka.cloud.port import CLUSTER, in_parts
 from fenka.cluster.autoscaling import GROUP, ORDER, CloudType
 
@@ -207,14 +207,14 @@ class _Launch:
 class AwsProvider:
     """A `Provider` for the groups of a configuration."""
 
-    def __init__(self, config: AutoscalerConfig, calls: Calls, clock: Callable[[], float]) -> None:
+    def __init__(self, config: AwsConfig, calls: Calls, clock: Callable[[], float]) -> None:
         """Use clients. Raises InvalidConfig for groups that AWS cannot serve."""
         self._config, self._cluster = config, config.cluster
         self._calls, self._clock = calls, clock
         self._types = InstanceTypes(calls, config.groups)
         self._untagged: dict[str, _Launch] = {}
         """Launches of new instances that EC2 did not list yet, by their ids."""
-        check_settings(config)
+        config.check_settings()
 
     async def offers(self) -> Sequence[port.Offer]:
         """Return all offers. The stock is what fits into an Auto Scaling group, if there is one."""
@@ -224,7 +224,7 @@ class AwsProvider:
         )
         offers = []
         for key in [key for key in self._config.offers if (key.type, key.zone) in sold]:
-            group = self._config.group_of(key)
+            group = group_of(self._config.groups, key)
             price = prices.get((key.type, key.zone)) if key.capacity == "spot" else group.price
             stock = room(described[group.id]) if group.id else None
             # A type that has no spot price in a zone is not sold there.
@@ -238,7 +238,7 @@ class AwsProvider:
 
     async def launch(self, order: port.Order) -> Sequence[str]:
         """Launch an order. AWS answers when it knows which instances come."""
-        group = self._config.group_of(order.offer)
+        group = group_of(self._config.groups, order.offer)
         if order.whole and order.count > MOST:
             raise port.Denied(
                 f"{order.count} instances at once are too many: AWS launches {MOST} in a call"
@@ -292,11 +292,11 @@ class AwsProvider:
 
     # ---- launching ----
 
-    async def _into_group(self, group: GroupConfig, order: port.Order) -> Answer:
+    async def _into_group(self, group: AwsGroup, order: port.Order) -> Answer:
         described = await self._described_groups(group)
         if why := unfit(group, self._cluster, described[group.id]):
             raise port.Denied(why)
-        subnet = subnet_of(group, order.offer.zone)
+        subnet = group.subnets.get(order.offer.zone)
         place = {"SubnetIds": [subnet]} if subnet else {"AvailabilityZones": [order.offer.zone]}
         # A repeated call must have the same parameters: it may not depend on the room that is left.
         count = min(order.count, MOST)
@@ -315,7 +315,7 @@ class AwsProvider:
                 raise port.Quota(group.name) from None
             raise
 
-    async def _as_fleet(self, group: GroupConfig, order: port.Order) -> Answer:
+    async def _as_fleet(self, group: AwsGroup, order: port.Order) -> Answer:
         count = min(order.count, MOST)
         options = {"SingleInstanceType": True, "SingleAvailabilityZone": True}
         least = {"MinTargetCapacity": count} if order.whole else {}
@@ -497,10 +497,10 @@ class AwsProvider:
 
 @asynccontextmanager
 async def open_provider(
-    config: AutoscalerConfig, clock: Callable[[], float] = time.time
+    config: AwsConfig, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[AwsProvider]:
     """Provide the nodes of a configuration whose provider is `aws`. Raises Denied, InvalidConfig."""
-    calls = Calls(config.provider.region, config.provider.settings.get("endpoint"))
+    calls = Calls(config.provider.region, config.provider.endpoint)
     try:
         yield AwsProvider(config, calls, clock)
     finally:

@@ -259,7 +259,7 @@ def check_case(case: PlanningCase) -> None:
         _check_node(f"nodes[{number}] ({node.name})", node)
     for number, request in enumerate(case.requests):
         check_request(f"requests[{number}] ({request.name})", request)
-    _check_limits(case.limits, case.groups)
+    check_limits(case.limits, case.groups)
 
 
 def _check_names(title: str, names: Sequence[str]) -> None:
@@ -273,14 +273,14 @@ def _check_names(title: str, names: Sequence[str]) -> None:
             raise InvalidCase(f"{title} has {name!r} {count} times: names must differ")
 
 
-def _check_limits(limits: BuyLimits, groups: Sequence[Group]) -> None:
-    """Check the limits, also that they allow what the groups' min requires."""
+def check_limits(limits: BuyLimits, groups: Sequence[Group]) -> None:
+    """Raise InvalidCase for a limit that nothing can have, or below what the groups' min requires."""
     required = [max(group.min - group.size, 0) for group in groups]
     if limits.nodes is not None:
         _check_range("limits.nodes", limits.nodes, MAX_COUNT)
         _check_required("limits.nodes", limits.nodes, sum(required), "nodes")
     if limits.price is not None:
-        _check_price("limits.price", limits.price)
+        check_price("limits.price", limits.price)
         price = sum(
             count * whole_price(group.price) for count, group in zip(required, groups, strict=True)
         )
@@ -302,7 +302,7 @@ def _check_required(title: str, limit: float, required: float, measure: str) -> 
 
 
 def _check_group(title: str, group: Group) -> None:
-    _check_price(f"{title}.price", group.price)
+    check_price(f"{title}.price", group.price)
     for name in ("min", "size", "max"):
         _check_range(f"{title}.{name}", getattr(group, name), MAX_COUNT)
     if group.stock is not None:
@@ -367,7 +367,8 @@ def _check_range(title: str, value: int, most: int) -> None:
         raise InvalidCase(f"{title} is {value}: it must be 0 to {most}")
 
 
-def _check_price(title: str, price: float) -> None:
+def check_price(title: str, price: float) -> None:
+    """Raise InvalidCase if nothing can have this price an hour. title: what the message calls it."""
     if not 0 <= price <= MAX_PRICE:
         raise InvalidCase(f"{title} is {price:g}: it must be 0 to {MAX_PRICE}")
     if abs(price * PRICE_UNIT - whole_price(price)) > 1e-3:

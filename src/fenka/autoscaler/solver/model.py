@@ -1,9 +1,4 @@
-"""A linear or integer program that is minimised by HiGHS: columns and rows by number.
-
-The rows that each program of a plan shares: counts of nodes, pods served, gangs, limits, priorities.
-
-Which nodes: an integer program of counts alone, with what is known of what they can hold.
-"""
+"""Programs that HiGHS minimises, the rows that all programs of a plan share, and the program of counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -192,28 +187,28 @@ class ServiceColumns:
         self._problem = problem
         costs = costs_of(problem, goals)
         self.nodes = {
-            number: model.column(costs.get(number, 0.0), each.least, each.most, integer=True)
-            for number, each in enumerate(problem.types)
-            if each.most
+            number: model.column(costs.get(number, 0.0), type_.least, type_.most, integer=True)
+            for number, type_ in enumerate(problem.types)
+            if type_.most
         }
         self.pods: dict[int, int] = {}
         full = {level: problem.servable_pods_of(level) for level in problem.levels}
-        in_gangs = {each for gang in problem.gangs for option in gang.options for each in option}
-        for each in sorted(problem.servable):
-            level = problem.level_of(each)
+        in_gangs = problem.in_gangs
+        for class_ in sorted(problem.servable):
+            level = problem.level_of(class_)
             low = 0.0
-            demand = float(problem.classes[each].demand)
-            if each not in in_gangs and goals.served.get(level) == full[level]:
+            demand = float(problem.classes[class_].demand)
+            if class_ not in in_gangs and goals.served.get(level) == full[level]:
                 low = demand
             cost = -1.0 if goals.level == level else 0.0
-            self.pods[each] = model.column(cost, low, demand, integer=True)
+            self.pods[class_] = model.column(cost, low, demand, integer=True)
         self._gangs(model)
         self._limits(model, goals)
         for level, least in goals.served.items():
             of_level = [
                 (column, 1.0)
-                for each, column in self.pods.items()
-                if problem.level_of(each) == level
+                for class_, column in self.pods.items()
+                if problem.level_of(class_) == level
             ]
             model.row(least, INFINITY, of_level)
 
@@ -225,9 +220,9 @@ class ServiceColumns:
             for number, column in self.nodes.items()
         }
         served: Counter[int] = sum((fill.counts for fill in known.fills), Counter())
-        values |= {column: float(served[each]) for each, column in self.pods.items()}
+        values |= {column: float(served[class_]) for class_, column in self.pods.items()}
         values |= {
-            column: float(all(served[each] for each in option))
+            column: float(all(served[class_] for class_ in option))
             for option, column in self._options.items()
         }
         return values
@@ -240,9 +235,9 @@ class ServiceColumns:
                 serves = model.column(0.0, 0.0, 1.0, integer=True)
                 self._options[option] = serves
                 whole.append((serves, 1.0))
-                for each in option:
-                    demand = float(self._problem.classes[each].demand)
-                    model.row(0.0, 0.0, [(self.pods[each], 1.0), (serves, -demand)])
+                for class_ in option:
+                    demand = float(self._problem.classes[class_].demand)
+                    model.row(0.0, 0.0, [(self.pods[class_], 1.0), (serves, -demand)])
             model.row(-INFINITY, 1.0, whole)
 
     def _limits(self, model: Model, goals: Goals) -> None:
@@ -310,8 +305,10 @@ class Cut:
 
     def violation(self, counts: Counts) -> float:
         """Return by how much the pods' dual values exceed what the nodes can hold, by the largest of them."""
-        dual_value = sum(it * counts.pods.get(each, 0) for each, it in self.dual_values.items())
-        held = sum(it * self.bounds.get(number, 0.0) for number, it in counts.nodes.items())
+        dual_value = sum(
+            value * counts.pods.get(class_, 0) for class_, value in self.dual_values.items()
+        )
+        held = sum(count * self.bounds.get(number, 0.0) for number, count in counts.nodes.items())
         return (dual_value - held) / max(self.dual_values.values(), default=1.0)
 
 
@@ -343,7 +340,9 @@ class CutMaster:
         nodes = {
             number: round(result.values[column]) for number, column in self._service.nodes.items()
         }
-        pods = {each: round(result.values[column]) for each, column in self._service.pods.items()}
+        pods = {
+            class_: round(result.values[column]) for class_, column in self._service.pods.items()
+        }
         return Counts(nodes, pods), result.bound
 
     def _cut(self, cut: Cut) -> None:
@@ -354,7 +353,8 @@ class CutMaster:
             (column, cut.bounds[number] / scale) for number, column in self._service.nodes.items()
         ]
         dual_values = [
-            (self._service.pods[each], -it / scale) for each, it in cut.dual_values.items()
+            (self._service.pods[class_], -value / scale)
+            for class_, value in cut.dual_values.items()
         ]
         self._model.row(0.0, INFINITY, [*holds, *dual_values])
 
@@ -367,8 +367,8 @@ class CutMaster:
                 choice = self._model.column(0.0, 0.0, 1.0, integer=True)
                 self._model.row(0.0, INFINITY, [(column, 1.0), (choice, -float(more))])
                 choices.append((choice, 1.0))
-        for each, column in self._service.pods.items():
-            demand, served = self._problem.classes[each].demand, counts.pods.get(each, 0)
+        for class_, column in self._service.pods.items():
+            demand, served = self._problem.classes[class_].demand, counts.pods.get(class_, 0)
             if served:
                 choice = self._model.column(0.0, 0.0, 1.0, integer=True)
                 fewer = float(demand - served + 1)

@@ -1,6 +1,6 @@
-"""Programs over patterns: contents of one node, each chosen so many times; made as the duals ask for them.
+"""Programs over patterns: contents of one node, made as the duals ask for them, each chosen several times.
 
-What one node of a type can hold at most, by the dual values of pods: guesses, bounds, the exact answer.
+The dual values of pods say what one node of a type can hold at most: guesses, bounds, the exact answer.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class Pricing:
 
     def dual_value(self, fill: Fill, dual_values: DualValues) -> float:
         """Return the sum of the dual values of a content's pods."""
-        return sum(dual_values.get(each, 0.0) for each, _ in fill.items)
+        return sum(dual_values.get(class_, 0.0) for class_, _ in fill.items)
 
     def guesses(self, dual_values: DualValues, demand: Sequence[int]) -> list[Fill]:
         """Return contents of large dual value, greedily, by several measures of size.
@@ -62,10 +62,12 @@ class Pricing:
         fills = []
         wanted = [class_ for class_ in self.classes if dual_values.get(class_, 0.0) > 0]
         for size in ("share", "bottleneck", "dual_value"):
-            order = sorted(wanted, key=lambda each: -dual_values[each] / self._size(each, size))
+            order = sorted(
+                wanted, key=lambda class_: -dual_values[class_] / self._size(class_, size)
+            )
             left = [0] * len(self._problem.classes)
-            for each in order:
-                left[each] = demand[each]
+            for class_ in order:
+                left[class_] = demand[class_]
             items = fill_room(self._problem, self.number, self._type.room(), order, left)
             fills.append(Fill(self.number, tuple(items)))
         return fills
@@ -98,12 +100,12 @@ class Pricing:
         """Add one node of the type to a model."""
         return NodeVariables(model, self._problem, self.number, self._needs)
 
-    def _size(self, each: int, measure: str) -> float:
+    def _size(self, class_: int, measure: str) -> float:
         if measure == "dual_value":
             return 1.0
         if measure == "share":
-            return max(self._needs[each].share, 1e-9)
-        return max(float(self._shares[each]), 1e-9)
+            return max(self._needs[class_].share, 1e-9)
+        return max(float(self._shares[class_]), 1e-9)
 
 
 class _NodeModel:
@@ -120,8 +122,8 @@ class _NodeModel:
         """Return what `Pricing.exact` does."""
         self.model.set_costs(
             {
-                column: max(dual_values.get(each, 0.0), 0.0)
-                for each, column in self._node.pods.items()
+                column: max(dual_values.get(class_, 0.0), 0.0)
+                for class_, column in self._node.pods.items()
             }
         )
         result = self.model.solve_integer(seconds, nodes=nodes)
@@ -143,48 +145,53 @@ class NodeVariables:
         node_type = problem.types[number]
         self._needs = needs
         self.pods = {
-            need: model.column(high=problem.classes[need].demand, integer=True) for need in needs
+            class_: model.column(high=problem.classes[class_].demand, integer=True)
+            for class_ in needs
         }
         self._slices: dict[tuple[int, int], int] = {}
         for dimension, total in enumerate(node_type.host):
             uses = [
-                (self.pods[each], float(amount))
-                for each, need in needs.items()
+                (self.pods[class_], float(amount))
+                for class_, need in needs.items()
                 for of, amount in need.host
                 if of == dimension
             ]
             if uses:
                 model.row(-INFINITY, float(max(total, 0)), uses)
-        for each, need in needs.items():
+        for class_, need in needs.items():
             if need.cards:
-                self._spread(model, each, need, problem, number)
+                self._spread(model, class_, need, problem, number)
         for card, room in enumerate(node_type.rooms):
-            on = [(each, column) for (each, it), column in self._slices.items() if it == card]
-            memory = [(column, float(needs[each].mib[card] or 0)) for each, column in on]
-            compute = [(column, float(needs[each].compute)) for each, column in on]
+            on = [
+                (class_, column)
+                for (class_, sliced), column in self._slices.items()
+                if sliced == card
+            ]
+            memory = [(column, float(needs[class_].mib[card] or 0)) for class_, column in on]
+            compute = [(column, float(needs[class_].compute)) for class_, column in on]
             model.row(-INFINITY, float(max(room.free_mib, 0)), memory)
             model.row(-INFINITY, float(max(room.free_compute, 0)), compute)
 
     def items(self, values: Sequence[float]) -> tuple[Item, ...]:
         """Return the pods with their cards."""
         items: list[Item] = []
-        for each, need in self._needs.items():
-            count = round(values[self.pods[each]])
+        for class_, need in self._needs.items():
+            count = round(values[self.pods[class_]])
             slices = Counter(
                 {
                     card: round(values[column])
                     for (of, card), column in self._slices.items()
-                    if of == each
+                    if of == class_
                 }
             )
             for _ in range(count):
                 # The cards with the most slices left first: so each pod has different ones.
-                cards = sorted(slices, key=lambda it: (-slices[it], it))[: need.cards]
+                cards = sorted(slices, key=lambda card: (-slices[card], card))[: need.cards]
                 slices.subtract(cards)
-                items.append((each, tuple(sorted(cards))))
+                items.append((class_, tuple(sorted(cards))))
         return tuple(items)
 
-    def _spread(self, model: Model, each: int, need: Need, problem: Problem, number: int) -> None:
+    def _spread(self, model: Model, class_: int, need: Need, problem: Problem, number: int) -> None:
         """Add a column for each card: how many of the class's pods have a slice of it."""
         columns = []
         for card, room in enumerate(problem.types[number].rooms):
@@ -192,14 +199,14 @@ class NodeVariables:
             fits = mib is not None and mib <= room.free_mib and need.compute <= room.free_compute
             if not fits or (need.whole and not room.idle):
                 continue
-            column = model.column(high=problem.classes[each].demand, integer=True)
-            self._slices[each, card] = column
+            column = model.column(high=problem.classes[class_].demand, integer=True)
+            self._slices[class_, card] = column
             columns.append(column)
             # A pod's slices are on different cards.
             if need.cards > 1:
-                model.row(-INFINITY, 0.0, [(column, 1.0), (self.pods[each], -1.0)])
+                model.row(-INFINITY, 0.0, [(column, 1.0), (self.pods[class_], -1.0)])
         slices = [(column, 1.0) for column in columns]
-        model.row(0.0, 0.0, [*slices, (self.pods[each], -float(need.cards))])
+        model.row(0.0, 0.0, [*slices, (self.pods[class_], -float(need.cards))])
 
 
 TOLERANCE = 1e-6
@@ -228,8 +235,8 @@ class PatternPool:
         classes = sorted(problem.servable)
         self.pricings = {
             number: Pricing(problem, number, classes)
-            for number, each in enumerate(problem.types)
-            if each.most
+            for number, type_ in enumerate(problem.types)
+            if type_.most
         }
         self._known: set[tuple[int, frozenset[tuple[int, int]]]] = set()
         self.fills: list[Fill] = []
@@ -270,8 +277,8 @@ class PatternProgram:
         self._model = Model()
         self._service = ServiceColumns(self._model, self._problem, goals)
         self._covers = {
-            each: self._model.row(0.0, INFINITY, [(column, -1.0)])
-            for each, column in self._service.pods.items()
+            class_: self._model.row(0.0, INFINITY, [(column, -1.0)])
+            for class_, column in self._service.pods.items()
         }
         self._types = {
             number: self._model.row(-INFINITY, 0.0, [(column, -1.0)])
@@ -313,7 +320,10 @@ class PatternProgram:
 
     def bounds(self, duals: Duals) -> dict[int, float]:
         """Return a rough bound by type of what a node holds."""
-        return {it: each.at_most(duals.dual_values) for it, each in self._pool.pricings.items()}
+        return {
+            number: pricing.at_most(duals.dual_values)
+            for number, pricing in self._pool.pricings.items()
+        }
 
     def price(
         self, duals: Duals, types: Sequence[int], nodes: int = PRICING_NODES
@@ -339,7 +349,7 @@ class PatternProgram:
 
     def duals(self, result: ModelResult) -> Duals:
         """Return the duals of a solved linear program."""
-        dual_values = {each: max(result.duals[row], 0.0) for each, row in self._covers.items()}
+        dual_values = {class_: max(result.duals[row], 0.0) for class_, row in self._covers.items()}
         nodes = {number: max(-result.duals[row], 0.0) for number, row in self._types.items()}
         return Duals(dual_values, nodes)
 
@@ -394,8 +404,8 @@ class PatternProgram:
                 count = max(int(left[column] + TOLERANCE), 1)
                 fixed[column] += count
                 self._model.set_bounds(column, fixed[column], INFINITY)
-                for each, pods in fills[column].counts.items():
-                    self._demand[each] = max(self._demand[each] - count * pods, 0)
+                for class_, pods in fills[column].counts.items():
+                    self._demand[class_] = max(self._demand[class_] - count * pods, 0)
         else:
             return None
         return solution_of(
@@ -410,10 +420,10 @@ class PatternProgram:
             value = float(counts.nodes.get(number, 0))
             self._model.set_bounds(column, value, value)
         self._model.set_costs(dict.fromkeys(self._service.nodes.values(), 0.0))
-        for each, column in self._service.pods.items():
-            value = float(counts.pods.get(each, 0))
+        for class_, column in self._service.pods.items():
+            value = float(counts.pods.get(class_, 0))
             self._model.set_bounds(column, value, value)
-            missing = [(self._covers[each], 1.0)]
+            missing = [(self._covers[class_], 1.0)]
             self._model.column(1.0, 0.0, value, missing, integer=True)
         self._model.set_costs(dict.fromkeys(self._service.pods.values(), 0.0))
 
@@ -431,14 +441,16 @@ class PatternProgram:
         if self.counts is not None and not self.counts.nodes.get(fill.type):
             return
         entries = [(self._types[fill.type], 1.0)]
-        entries += [(self._covers[each], float(it)) for each, it in fill.counts.items()]
+        entries += [(self._covers[class_], float(pods)) for class_, pods in fill.counts.items()]
         column = self._model.column(0.0, 0.0, INFINITY, entries, integer=True)
         self._patterns.append((column, fill))
 
     def _start(self, known: Solution) -> dict[int, float]:
         """Return values of columns for a solution whose patterns are known."""
         values = self._service.start(known)
-        columns = {(fill.type, frozenset(fill.counts.items())): it for it, fill in self._patterns}
+        columns = {
+            (fill.type, frozenset(fill.counts.items())): column for column, fill in self._patterns
+        }
         for fill in known.fills:
             column = columns.get((fill.type, frozenset(fill.counts.items())))
             if column is not None:
@@ -448,4 +460,5 @@ class PatternProgram:
 
 def cut_of(duals: Duals, bounds: Mapping[int, float]) -> Cut:
     """Return the cut that these dual values and bounds make."""
-    return Cut({each: it for each, it in duals.dual_values.items() if it > 0}, dict(bounds))
+    values = {class_: value for class_, value in duals.dual_values.items() if value > 0}
+    return Cut(values, dict(bounds))

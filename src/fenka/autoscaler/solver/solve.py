@@ -1,7 +1,4 @@
-"""Improves a plan: patterns made as needed, then counts of nodes and cuts (docs/autoscaling.md).
-
-Packs pods on a given number of nodes exactly: one integer program of all nodes and cards.
-"""
+"""Improves a plan: patterns made as needed, then counts of nodes and cuts (docs/autoscaling.md)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,9 +46,9 @@ def packed(pool: PatternPool, counts: Counts, seconds: float) -> Solution | None
             nodes.append((number, pricing.columns(model)))
             if model.columns > MAX_COLUMNS:
                 return None
-    for each, count in counts.pods.items():
+    for class_, count in counts.pods.items():
         if count:
-            pods = [(of.pods[each], 1.0) for _, of in nodes if each in of.pods]
+            pods = [(of.pods[class_], 1.0) for _, of in nodes if class_ in of.pods]
             model.row(float(count), INFINITY, pods)
     result = model.solve_integer(seconds)
     if result is None:
@@ -209,8 +206,10 @@ class _Search:
 
     def _rough_cut(self) -> Cut:
         """Return the cut that the quick plan's weights make."""
-        weights = {each: it / PRICE_UNIT for each, it in enumerate(base_weights(self._problem))}
-        return Cut(weights, {it: each.at_most(weights) for it, each in self._pool.pricings.items()})
+        base = base_weights(self._problem)
+        weights = {class_: weight / PRICE_UNIT for class_, weight in enumerate(base)}
+        pricings = self._pool.pricings.items()
+        return Cut(weights, {number: pricing.at_most(weights) for number, pricing in pricings})
 
     def _pack(self, counts: Counts, goals: Goals) -> bool:
         """Pack the pods on these nodes, or learn why they cannot be. Return False if neither is known."""
@@ -256,7 +255,7 @@ class _Search:
         if solution is None:
             return False
         served: Counter[int] = sum((fill.counts for fill in solution.fills), Counter())
-        return all(served[each] >= count for each, count in counts.pods.items())
+        return all(served[class_] >= count for class_, count in counts.pods.items())
 
     def _consider(self, solution: Solution | None) -> None:
         if solution is not None and solution.rank < self.best.rank:

@@ -1,10 +1,7 @@
 """A case: groups that may grow, nodes there, pending requests. Its fields are those of `fenka.plan/1`.
 
-`autoscaler/case_file.py` decodes them; the live loop makes them. Docs: docs/autoscaling.md.
-
-Would pending requests start if certain nodes were there?
-
-The answer is the plan of a case whose only choice is which requests these nodes serve.
+`with_nodes` asks whether requests would start if certain nodes were there: its case has no other choice than
+which requests these nodes serve. Docs: docs/autoscaling.md.
 """
 
 from collections import Counter

@@ -1,11 +1,8 @@
 """Planning: which new nodes serve the most pending requests, by priority, for the least money.
 
 `make_plan` is the function for the live loop, dry runs and what-ifs. Its quick plan needs nothing but
-Python; a solver that is passed in improves it and says how far it is from the best.
-
-The last step of planning: `evaluate` judges every placement in turn, on nodes there and new ones.
-
-Sentences for requests that a plan leaves out: why no group helps.
+Python; a solver that is passed in improves it and says how far it is from the best. As the last step
+`evaluate` judges every placement in turn.
 """
 
 from collections import Counter
@@ -101,8 +98,8 @@ class _World:
         if pod.node not in self._nodes:
             self._add(pod.node, machine)
         node = self._nodes[pod.node]
-        counted = {"": 1, **{name: it for name, it in request.resources.items() if it}}
-        if any(it > self._counted.get((pod.node, name), 0) for name, it in counted.items()):
+        counted = {"": 1, **{name: amount for name, amount in request.resources.items() if amount}}
+        if any(amount > self._counted.get((pod.node, name), 0) for name, amount in counted.items()):
             return False
         placement = self._judge(request, node, pod.cards)
         if placement is None:
@@ -142,7 +139,7 @@ class _World:
         )
         self._nodes[name] = Node(name, cards, machine.cpu_milli, machine.memory_mib)
         self._counted[name, ""] = machine.pods
-        self._counted.update({(name, key): it for key, it in machine.resources.items()})
+        self._counted.update({(name, key): amount for key, amount in machine.resources.items()})
         if isinstance(machine, Group):
             return
         self._counted[name, ""] -= machine.held.pods
@@ -264,7 +261,7 @@ def _limit(
             return f"beyond the price limit of {limits.price:g} an hour", 0, ""
     for model, most in limits.cards.items():
         per_node = [sum(card.model == model for card in group.cards) for group in groups]
-        have = sum(count * each for count, each in zip(new, per_node, strict=True))
+        have = sum(count * cards for count, cards in zip(new, per_node, strict=True))
         if per_node[number] and have + per_node[number] > most:
             return f"beyond the limit of {most} new {model} cards", 0, ""
     return None
@@ -418,7 +415,7 @@ def _plan_of(problem: Problem, solved: Solved) -> NodePlan:
     slots: dict[str, AnyMachine] = {node.name: node for node in case.nodes}
     bought = [0] * len(case.groups)
     placed: list[tuple[str, Fill]] = []
-    there = {number: list(each.nodes) for number, each in enumerate(problem.types)}
+    there = {number: list(type_.nodes) for number, type_ in enumerate(problem.types)}
     for fill in solution.fills:
         group = problem.types[fill.type].group
         if group is None:
@@ -445,8 +442,8 @@ def _plan_of(problem: Problem, solved: Solved) -> NodePlan:
         optimal=solved.optimal,
         placements=tuple(pods),
         unserved=tuple(
-            Unserved(each.name, count, unserved_reason(case, each, bought))
-            for each, count in left
+            Unserved(request.name, count, unserved_reason(case, request, bought))
+            for request, count in left
             if count
         ),
     )

@@ -67,7 +67,7 @@ def price_bound(problem: Problem, served: Sequence[int]) -> int:
         problem: what is planned.
         served: the numbers of pods by priority, the highest first.
     """
-    shapes = {each.shape: number for number, each in enumerate(problem.types) if each.most}
+    shapes = {type_.shape: number for number, type_ in enumerate(problem.types) if type_.most}
     sizes = {
         shape: ResourceSizes(problem, number, sorted(problem.servable))
         for shape, number in shapes.items()
@@ -81,7 +81,7 @@ def price_bound(problem: Problem, served: Sequence[int]) -> int:
     best = 0.0
     for weights in _weights(problem, list(sizes.values())):
         rest = _least_weight(problem, weights, served)
-        rest -= sum(sizes[shape].at_most(weights, list(it)) for shape, it in there.items())
+        rest -= sum(sizes[shape].at_most(weights, list(totals)) for shape, totals in there.items())
         rates = [
             offer.price / sizes[offer.shape].at_most(weights, totals_of(offer)) for offer in offers
         ]
@@ -113,8 +113,8 @@ def _least_weight(problem: Problem, weights: np.ndarray, served: Sequence[int]) 
     total = 0.0
     for level, count in zip(problem.levels, served, strict=True):
         left = count
-        members = (it for it in problem.servable if problem.level_of(it) == level)
-        for position in sorted(members, key=lambda it: float(weights[it])):
+        members = (class_ for class_ in problem.servable if problem.level_of(class_) == level)
+        for position in sorted(members, key=lambda class_: float(weights[class_])):
             taken = min(left, problem.classes[position].demand)
             total += taken * float(weights[position])
             left -= taken

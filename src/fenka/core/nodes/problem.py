@@ -1,9 +1,7 @@
-"""A case as numbers: classes of equal pods, types of equal nodes, and what each takes of each.
-
-What a node has free, as plain numbers, and what a pod takes of it.
+"""A case as numbers: classes of equal pods, types of equal nodes, and what each class takes of each type.
 
 Planning tries very many placements, and `evaluate` is too slow for that. Both read the same sizes; each
-placement of the plan that is chosen is judged by `evaluate` at the end (`check.py`).
+placement of the plan that is chosen is judged by `evaluate` at the end (`plan.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -206,7 +204,12 @@ class Problem:
     @property
     def offers(self) -> list[int]:
         """Return the types that can be bought."""
-        return [number for number, each in enumerate(self.types) if each.group is not None]
+        return [number for number, type_ in enumerate(self.types) if type_.group is not None]
+
+    @property
+    def in_gangs(self) -> set[int]:
+        """Return the classes of gangs."""
+        return {class_ for gang in self.gangs for option in gang.options for class_ in option}
 
     @property
     def levels(self) -> list[int]:
@@ -220,8 +223,7 @@ class Problem:
 
     def servable_pods_of(self, level: int) -> int:
         """Return those of one priority."""
-        in_gangs = {each for gang in self.gangs for option in gang.options for each in option}
-        classes = set(self.servable - in_gangs)
+        classes = set(self.servable - self.in_gangs)
         for gang in self.gangs:
             classes.update(*self.servable_options(gang)[:1])
         return sum(
@@ -241,7 +243,9 @@ class Problem:
         shape = self.types[number].shape
         if not self._needs[shape]:
             machine = self._machines[shape]
-            self._needs[shape] = [self._need(it, shape, machine) for it in range(len(self.classes))]
+            self._needs[shape] = [
+                self._need(class_, shape, machine) for class_ in range(len(self.classes))
+            ]
         return self._needs[shape]
 
     def without_nodes(self, served: Mapping[int, int]) -> "Problem":
@@ -256,8 +260,8 @@ class Problem:
             for type_ in self.types
         ]
         rest.classes = [
-            replace(each, demand=each.demand - served.get(number, 0))
-            for number, each in enumerate(self.classes)
+            replace(class_, demand=class_.demand - served.get(number, 0))
+            for number, class_ in enumerate(self.classes)
         ]
         return rest
 
@@ -362,12 +366,12 @@ class Problem:
         ]
         return classes, gangs
 
-    def _rule(self, each: RequestClass) -> int:
+    def _rule(self, class_: RequestClass) -> int:
         """Return the number of its rules about nodes as such."""
-        request = each.request
+        request = class_.request
         selector = tuple(sorted(request.selector.items()))
         spot = request.interruptible, request.duration_s
-        key = selector, request.tolerations, spot, each.zone
+        key = selector, request.tolerations, spot, class_.zone
         return self._rules.setdefault(key, len(self._rules))
 
     def _servable(self) -> frozenset[int]:
@@ -376,7 +380,7 @@ class Problem:
             number
             for number in range(len(self.classes))
             if not self.classes[number].demand
-            or any(self._fits_alone(number, each) for each in range(len(self.types)))
+            or any(self._fits_alone(number, kind) for kind in range(len(self.types)))
         }
         for gang in self.gangs:
             for option in gang.options:
@@ -389,14 +393,14 @@ class Problem:
         return need is not None and node_type.most > 0 and node_type.room().take(need) is not None
 
     def _need(self, number: int, shape: int, machine: AnyMachine) -> Need | None:
-        each, rule = self.classes[number], self._class_rules[number]
+        class_, rule = self.classes[number], self._class_rules[number]
         if (rule, shape) not in self._eligible:
-            self._eligible[rule, shape] = not ineligible(each.request, machine) and (
-                each.zone is None or each.zone == machine.zone
+            self._eligible[rule, shape] = not ineligible(class_.request, machine) and (
+                class_.zone is None or class_.zone == machine.zone
             )
         if not self._eligible[rule, shape] or self._not_offered[number]:
             return None
-        request = each.request
+        request = class_.request
         counted = (request.resources.get(name, 0) for name in self._resources)
         host = (request.cpu_milli, request.memory_mib, 1, *counted)
         total = self._host(machine)

@@ -61,13 +61,13 @@ def base_weights(problem: Problem) -> list[float]:
     held: dict[tuple[int, int], int] = {}
     for number in problem.offers:
         offer, needs = problem.types[number], problem.needs(number)
-        for each in problem.servable if offer.most else ():
-            key = offer.shape, each
+        for class_ in problem.servable if offer.most else ():
+            key = offer.shape, class_
             if key not in held:
-                held[key] = _held(offer.room(), needs[each])
+                held[key] = _held(offer.room(), needs[class_])
             price = max(offer.price, 1) / held[key] if held[key] else 0.0
-            if price and (not weights[each] or price < weights[each]):
-                weights[each] = price
+            if price and (not weights[class_] or price < weights[class_]):
+                weights[class_] = price
     # What only fits nodes there weighs something too.
     return [weight or 1.0 for weight in weights]
 
@@ -87,12 +87,12 @@ def _learned(
     learned = list(weights)
     for fill in solution.fills:
         price = problem.types[fill.type].price
-        total = sum(base[each] for each, _ in fill.items)
+        total = sum(base[class_] for class_, _ in fill.items)
         for count in fill.counts if price else ():
             learned[count] = (1 - LEARNING) * learned[count] + LEARNING * base[
                 count
             ] * price / total
-    noise = (((number + 1) * (each + 7) * GOLDEN) % 1.0 for each in range(len(learned)))
+    noise = (((number + 1) * (class_ + 7) * GOLDEN) % 1.0 for class_ in range(len(learned)))
     return [
         max(weight, 1e-9) * (1 - NOISE / 2 + NOISE * draw)
         for weight, draw in zip(learned, noise, strict=True)
@@ -121,8 +121,8 @@ def _plan(problem: Problem, weights: list[float], number: int) -> Solution:
         if not dropped:
             break
         # The gang of the lowest priority gives way to the others.
-        last = min(problem.level_of(each) for each in dropped)
-        classes -= {each for each in dropped if problem.level_of(each) == last}
+        last = min(problem.level_of(class_) for class_ in dropped)
+        classes -= {class_ for class_ in dropped if problem.level_of(class_) == last}
     assert best is not None
     return best
 
@@ -133,7 +133,7 @@ def _other_options(
     """Yield the classes of zones that gangs do not use in this plan."""
 
     def price(option: tuple[int, ...]) -> float:
-        return sum(weights[each] * problem.classes[each].demand for each in option)
+        return sum(weights[class_] * problem.classes[class_].demand for class_ in option)
 
     for position, gang in enumerate(problem.gangs):
         options = sorted(problem.servable_options(gang), key=price)
@@ -161,7 +161,7 @@ class _Greedy:
         self._orders: dict[int, list[int]] = {}
         self._budget = Budget(problem)
         self._open: list[tuple[int, NodeRoom, list[Item]]] = []
-        self._by_price = sorted(problem.offers, key=lambda it: problem.types[it].price)
+        self._by_price = sorted(problem.offers, key=lambda type_: problem.types[type_].price)
         self._refilled: dict[tuple[int, Fill], Fill | None] = {}
         self._open_nodes()
         for classes in levels:
@@ -189,9 +189,9 @@ class _Greedy:
         # The fullest nodes first, so that large rooms stay; then those that are bought in any case.
         order = sorted(
             range(len(types)),
-            key=lambda it: (
-                types[it].price,
-                sum(max(room.free_mib, 0) for room in types[it].rooms),
+            key=lambda type_: (
+                types[type_].price,
+                sum(max(room.free_mib, 0) for room in types[type_].rooms),
             ),
         )
         for number in order:
@@ -210,7 +210,7 @@ class _Greedy:
                 need = needs[class_]
                 if need is not None:
                     scored.append((-weights[class_] / max(need.share, 1e-9), class_))
-            self._orders[shape] = [each for _, each in sorted(scored)]
+            self._orders[shape] = [class_ for _, class_ in sorted(scored)]
         return self._orders[shape]
 
     def _buy(self, classes: frozenset[int]) -> None:
@@ -230,19 +230,19 @@ class _Greedy:
                 left, room = list(self.left), self._problem.types[number].room()
                 items = fill_room(self._problem, number, room, self._order(number, classes), left)
                 if items:
-                    gain = sum(self._weights[each] for each, _ in items)
+                    gain = sum(self._weights[class_] for class_, _ in items)
                     price = 1 if self._by_node else max(self._problem.types[number].price, 1)
                     heappush(heap, (-gain / price, bought, number, items, room))
                 continue
-            counts = Counter(each for each, _ in items)
+            counts = Counter(class_ for class_, _ in items)
             # As many as pods are left for: other offers have not become better since.
-            copies = min(self.left[each] // count for each, count in counts.items())
+            copies = min(self.left[class_] // count for class_, count in counts.items())
             for _ in range(copies):
                 if self._budget.allows(number):
                     self._open.append((number, room.copy(), list(items)))
                     self._budget.buy(number)
-                    for each, count in counts.items():
-                        self.left[each] -= count
+                    for class_, count in counts.items():
+                        self.left[class_] -= count
             bought += 1
             heappush(heap, (-float("inf"), -1, number, [], room))
 

@@ -91,7 +91,7 @@ def incomplete(problem: Problem, left: Sequence[int]) -> set[int]:
     """Return the classes of gangs' options that have pods left over; also of a second complete option."""
     dropped: set[int] = set()
     for gang in problem.gangs:
-        complete = [option for option in gang.options if not any(left[it] for it in option)]
+        complete = [option for option in gang.options if not any(left[class_] for class_ in option)]
         for option in gang.options:
             if option not in complete[:1]:
                 dropped.update(option)
@@ -129,14 +129,13 @@ def topped_up(problem: Problem, solution: Solution) -> Solution:
     for fill in solution.fills:
         for number, _ in fill.items:
             left[number] -= 1
-    in_gangs = {each for gang in problem.gangs for option in gang.options for each in option}
-    order = [each for each in problem.servable - in_gangs if left[each]]
-    order.sort(key=lambda each: (-problem.level_of(each), each))
+    order = [class_ for class_ in problem.servable - problem.in_gangs if left[class_]]
+    order.sort(key=lambda class_: (-problem.level_of(class_), class_))
     used = solution.copies()
     unused = [
         Fill(number, ())
-        for number, each in enumerate(problem.types)
-        for _ in range(each.most - used[number] if each.group is None else 0)
+        for number, type_ in enumerate(problem.types)
+        for _ in range(type_.most - used[number] if type_.group is None else 0)
     ]
     fills = []
     for fill in [*solution.fills, *unused] if order else solution.fills:

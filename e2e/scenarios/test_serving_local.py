@@ -17,8 +17,8 @@ from e2e.scenarios.backfilling import attempts, steps
 from e2e.scenarios.jobs import PROGRAMS as TRAININGS
 from e2e.scenarios.services import PROGRAMS
 from e2e.scenarios.serving.load import read
+from tests.ports import free_port
 from tests.workstation.conftest import Workstation, workstation_at
-from tests.workstation.serving.conftest import free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

@@ -23,6 +23,7 @@ from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, decode, encode
 from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.gateway.harness import LOOPBACK, table, version
 from tests.gateway.test_endpoints import endpoint, endpoint_slice
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 
@@ -55,13 +56,6 @@ def replica() -> Iterator[ReplicaEntry]:
     yield ReplicaEntry(LOOPBACK, {"http": server.server_address[1]})
     _Handler.held.set()
     server.shutdown()
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def command(*words: object) -> list[str]:

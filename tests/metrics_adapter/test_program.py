@@ -27,8 +27,9 @@ from fenka.server.certificate_files import ADAPTER, AUTHORITY, InvalidCredential
 from fenka.server.certificates import Leaf, due, new_authority, new_leaf
 from fenka.server.listener import HttpListener, listening_socket, serve_app
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
-from tests.gateway.test_program import free_port, get
+from tests.gateway.test_program import get
 from tests.metrics_adapter.harness import LOOPBACK, OWN
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 HOST = f"fenka-metrics-adapter.{OWN}.svc"

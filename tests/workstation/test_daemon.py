@@ -341,11 +341,12 @@ def test_ps_shows_used_memory(t4: Workstation) -> None:
     assert line[:2] + line[3:8] == ["user", "run", "running", "0", f"{CAP}MiB", "-", "1000MiB"]
 
 
-def test_no_files_are_left_when_the_daemon_was_stopped(t4: Workstation) -> None:
+def test_no_files_are_left_when_the_daemon_was_stopped(station: Workstation) -> None:
     """After --stop no process, socket or state file is left."""
-    node = t4.root / "simulated"
-    assert t4.ok("daemon", "--stop") == "the fenka daemon has ended\n"
-    left = {path.name for path in t4.root.iterdir()}
+    station.start("--simulate", "T4")
+    node = station.root / "simulated"
+    assert station.ok("daemon", "--stop") == "the fenka daemon has ended\n"
+    left = {path.name for path in station.root.iterdir()}
     assert left <= {"daemon.lock", "daemon.log", "leases", "jobs"}
     assert not node.exists()
 

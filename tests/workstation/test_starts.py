@@ -187,13 +187,14 @@ def test_daemon_serves_or_ends_when_run_is_interrupted(
 @pytest.mark.parametrize("detach", [[], ["--detach"]])
 @pytest.mark.parametrize("point", ["jobs/n", "leases/*"])
 def test_notebook_ends_when_it_is_interrupted_before_its_url(
-    started: Callable[..., Start], t4: Workstation, point: str, detach: list[str]
+    started: Callable[..., Start], station: Workstation, point: str, detach: list[str]
 ) -> None:
     """Its URL has not been printed yet, so the notebook ends, also if detached."""
+    station.start("--simulate", "T4")
     words = ("notebook", "--gpu-mem", "14", "--name", "n", *detach)
-    start = started(*words, FENKA_RUNTIME=str(t4.root))
+    start = started(*words, FENKA_RUNTIME=str(station.root))
     start.until_there(point)
     assert start.interrupt() == 130, start.printed()
     assert "Traceback" not in start.printed()
     eventually(lambda: not start.left())
-    eventually(lambda: not t4.jobs())
+    eventually(lambda: not station.jobs())

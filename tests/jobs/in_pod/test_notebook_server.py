@@ -20,6 +20,7 @@ from fenka.isolation.lease_control import Control, Limit, layout
 from fenka.jobs.in_pod import notebook_server
 from fenka.jobs.in_pod.notebook_server import STALE_NS, IdleClock, LeaseUsage, read_usage
 from tests.jupyter_login import login
+from tests.ports import free_port
 from tests.waiting import WAIT_S, wait_until
 
 PROGRAM = Path(notebook_server.__file__)
@@ -242,13 +243,6 @@ def test_sentence_tells_what_is_missing_when_the_image_has_no_jupyter(tmp_path: 
         127,
         "fenka: this image has no Jupyter: install jupyterlab in it\n",
     )
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.workstation.conftest import (
     PROGRAMS,
     Workstation,
@@ -26,13 +26,6 @@ from tests.workstation.conftest import (
 __all__ = ["station", "t4", "workstation_at"]
 
 ANSWER = [sys.executable, str(PROGRAMS / "answer.py")]
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @dataclass

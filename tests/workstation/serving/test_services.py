@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.workstation.conftest import HOLD, Workstation, eventually, refused
-from tests.workstation.serving.conftest import ANSWER, Service, free_port
+from tests.workstation.serving.conftest import ANSWER, Service
 
 
 def test_service_answers_when_it_is_deployed(service: Service, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.workstation.conftest import Workstation, eventually, kill, refused
-from tests.workstation.serving.conftest import Service, free_port
+from tests.workstation.serving.conftest import Service
 
 
 def socket_of(replica: Any) -> Path:

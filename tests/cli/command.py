@@ -4,7 +4,7 @@ import contextlib
 import io
 from dataclasses import dataclass
 
-from fenka.cli.errors import report_errors
+from fenka.cli.error_report import report_errors
 from fenka.cli.main import run
 
 

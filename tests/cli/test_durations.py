@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.cli.errors import UserError
-from fenka.cli.options import parse_duration, short_duration
+from fenka.cli.common_options import parse_duration, short_duration
+from fenka.cli.error_report import UserError
 
 
 @pytest.mark.parametrize(

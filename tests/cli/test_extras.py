@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.errors import EXTRAS
+from fenka.cli.error_report import EXTRAS
 from tests.fakes.certificates import fresh
 
 BLOCKED = """

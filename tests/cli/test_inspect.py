@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.compat import gpushare
+from fenka.cli.compat import inspect_gpushare
 from fenka.core.inventory import Card, DeviceId
 from fenka.dialects.nodes import encode_inventory
 from tests.builders import node, on_card, pod, sharing, units
@@ -17,7 +17,7 @@ WIRE = Path(__file__).parent / "golden" / "wire"
 def run(server: FakeApiServer, folder: Path, *arguments: str) -> None:
     """The plugin, asking this server."""
     with in_thread(server, folder) as kubeconfig, pytest.raises(SystemExit) as ended:
-        gpushare.main([*arguments, "--kubeconfig", str(kubeconfig)])
+        inspect_gpushare.main([*arguments, "--kubeconfig", str(kubeconfig)])
     if ended.value.code:
         raise ended.value
 
@@ -146,7 +146,7 @@ def test_inspect_fails_when_there_is_no_kubeconfig(
 ) -> None:
     """One sentence that names the file."""
     with pytest.raises(SystemExit):
-        gpushare.main(["--kubeconfig", str(tmp_path / "none")])
+        inspect_gpushare.main(["--kubeconfig", str(tmp_path / "none")])
     out = capsys.readouterr().out
     assert out.startswith("Failed due to no cluster can be reached by")
     assert str(tmp_path / "none") in out
@@ -159,7 +159,7 @@ def test_inspect_uses_the_kubeconfig_of_the_environment(
     with in_thread(FakeApiServer.of(nodes=[sharing("a")]), tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         with pytest.raises(SystemExit):
-            gpushare.main(["-o", "json"])
+            inspect_gpushare.main(["-o", "json"])
     assert json.loads(capsys.readouterr().out)[0]["name"] == "a"
 
 

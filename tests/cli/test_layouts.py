@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.errors import UserError
-from fenka.cli.layouts import CONFIGURATION, uses_arena
+from fenka.cli.error_report import UserError
+from fenka.cli.screen_layouts import CONFIGURATION, uses_arena
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.cli.workloads import local_logs
 from fenka.cli.workloads.backend import LogRequest
 from fenka.cli.workloads.local_logs import print_log

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.compat import gpushare
+from fenka.cli.compat import inspect_gpushare
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import TABLES, Place
 from fenka.dialects.mig_records import DividedCard, InstanceState, encode_instances
@@ -159,5 +159,5 @@ def test_plugin_shows_instances_as_the_command_does(
     """`kubectl inspect gpushare` and `fenka inspect` are the same."""
     server = FakeApiServer.of(nodes=[a100s()], pods=pods())
     with in_thread(server, tmp_path) as kubeconfig, pytest.raises(SystemExit):
-        gpushare.main(["a100", "--kubeconfig", str(kubeconfig)])
+        inspect_gpushare.main(["a100", "--kubeconfig", str(kubeconfig)])
     assert capsys.readouterr().out == (GOLDEN / "mig-inspect.txt").read_text()

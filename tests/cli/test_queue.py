@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fenka.cli import tables
-from fenka.cli.queue import table
+from fenka.cli.queue_command import table
 from fenka.local.views import queue_rows
 from fenka.views.workloads import QueueRow
 from fenka.workstation.protocol import CardView, JobView, Snapshot

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from fenka.cli.options import Target
-from fenka.cli.queue import rows_of
+from fenka.cli.common_options import Target
+from fenka.cli.queue_command import rows_of
 from fenka.cluster import queue_snapshot
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.core.queue import Fairness

@@ -10,7 +10,7 @@ import pytest
     "module",
     [
         "fenka.cli.control",
-        "fenka.cli.notebook",
+        "fenka.cli.notebook_command",
         "fenka.cli.run",
         "fenka.cli.workloads.selection",
         "fenka.local.launch",

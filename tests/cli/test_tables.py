@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fenka.cli import errors, tables
+from fenka.cli import error_report, tables
 
 HOSTILE = "a\x1b]0;title\x07\x9b2J\u202eb\u2028\ud800\tc\nd"
 SHOWN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2028\ud800\tc\nd"
@@ -56,7 +56,7 @@ def test_columns_are_left_out_when_the_terminal_is_narrow(
 def test_print_lines_and_print_error_escape_their_text(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever prints them."""
     tables.print_lines(["fine", HOSTILE])
-    errors.print_error(HOSTILE)
+    error_report.print_error(HOSTILE)
     out, err = capsys.readouterr()
     assert out == f"fine\n{SHOWN}\n"
     assert err == f"fenka: {SHOWN}\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fenka.cli import world
-from fenka.cli.errors import UserError
-from fenka.cli.options import Target
+from fenka.cli.common_options import Target
+from fenka.cli.error_report import UserError
 from fenka.cli.workloads.backend import JobTarget
 from fenka.cli.world import runs_here
 from fenka.workstation.paths import Runtime

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.errors import UserError, report_errors
+from fenka.cli.error_report import UserError, report_errors
 from fenka.jobs.processes import JobNotStarted, run_attached, start_in_background
 
 pytestmark = pytest.mark.process  # forks

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fenka.build import build_id
-from fenka.cli.admin.daemon import stop_daemon, unit_of
+from fenka.cli.admin.daemon_command import stop_daemon, unit_of
 from fenka.workstation import protocol
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import HOLD, Program, Workstation, eventually, refused

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fenka.cli import cluster, options
+from fenka.cli import common_options, world
 from fenka.cli.admin import doctor
-from fenka.cli.errors import report_errors
+from fenka.cli.error_report import report_errors
 from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.local import launch
 from fenka.local.launch import Launcher, LeaseNotGranted
@@ -272,7 +272,7 @@ def test_cluster_is_shown_when_the_default_directory_is_another_user_s(
 ) -> None:
     """The cluster's screens need no daemon on this machine."""
     with default_directory_of(victim, stranger):
-        assert victim.do(lambda: cluster.local(options.Target())) is None
+        assert victim.do(lambda: world.snapshot_here(common_options.Target())) is None
         (check,) = victim.do(doctor._daemon)
         assert check.status == "wrong"
         assert f"belongs to user {stranger.uid}" in check.detail

@@ -1,7 +1,4 @@
-"""Reads what a screen shows: this machine's daemon if its socket answers, else the kubeconfig's cluster.
-
-Options select one of them. A cluster is listed, not watched, because a screen is printed once.
-"""
+"""Asks the kubeconfig's cluster. It is listed, not watched, because a screen is printed once."""
 
 import asyncio
 import os
@@ -9,19 +6,14 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from fenka.cli.errors import UserError
-from fenka.cli.options import Target
+from fenka.cli.common_options import Target
+from fenka.cli.error_report import UserError
 from fenka.cli.startup import no_collection
 from fenka.cli.tables import escape
-from fenka.cli.world import announce
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths
-
-if TYPE_CHECKING:
-    from fenka.workstation.protocol import Snapshot
-
 
 T = TypeVar("T")
 
@@ -34,25 +26,6 @@ _DENIED = re.compile(
 
 _ESCALATION = re.compile(r'user "([^"]*)" .*is attempting to grant RBAC permissions', re.DOTALL)
 """The API server's sentence about a Role with rights that its creator lacks."""
-
-
-def local(target: Target) -> "Snapshot | None":
-    """Return the state of this machine's daemon; None if the cluster is to be shown.
-
-    Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
-    """
-    if target.of_cluster:
-        return None
-    from fenka.workstation.client import DaemonUnavailable, get_snapshot
-
-    try:
-        snapshot = get_snapshot(paths.current())
-    except (DaemonUnavailable, paths.UnsafeDirectory):
-        if target.local:
-            raise
-        return None
-    announce(target, here=True)
-    return snapshot
 
 
 def ask(

@@ -9,13 +9,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fenka.cli import cluster, options
-from fenka.cli.errors import UserError, print_error
+from fenka.cli import cluster, common_options
+from fenka.cli.error_report import UserError, print_error
 from fenka.cli.tables import escape
 from fenka.cli.workloads import waiting
 from fenka.cli.workloads.backend import (
     AllNamespacesOption,
-    Backend,
     CommandArgument,
     ContainerOption,
     InstanceOption,
@@ -31,6 +30,7 @@ from fenka.cli.workloads.backend import (
     WorkloadChoice,
 )
 from fenka.cli.workloads.selection import (
+    Backend,
     WorkloadNotFound,
     find,
     find_job,
@@ -39,6 +39,7 @@ from fenka.cli.workloads.selection import (
     open_backend,
 )
 from fenka.cli.workloads.waiting import polls, wait_until_available
+from fenka.cli.world import snapshot_here
 from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.dialects.base import GIB_MIB, InvalidRecord
@@ -171,15 +172,15 @@ _LOOK_S = 0.1
 
 
 def resize(
-    target: options.Target,
+    target: common_options.Target,
     name: Annotated[str, typer.Argument(help="a running job or pod, or NAMESPACE/NAME")],
-    gpu_mem: options.MemoryOption = "",
-    gpu_core: options.CoreOption = None,
-    gpu_core_mode: options.CoreModeOption = None,
+    gpu_mem: common_options.MemoryOption = "",
+    gpu_core: common_options.CoreOption = None,
+    gpu_core_mode: common_options.CoreModeOption = None,
     container: Annotated[
         str, typer.Option("-c", "--container", help="for pods in which several have a slice")
     ] = "",
-    namespace: options.NamespaceOption = "",
+    namespace: common_options.NamespaceOption = "",
     wait: Annotated[
         bool,
         typer.Option(
@@ -195,7 +196,7 @@ def resize(
         raise UserError(
             "nothing to change: give --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT
         )
-    here = cluster.local(target)
+    here = snapshot_here(target)
     before, slash, after = name.partition("/")
     # A gang's member here has a slash in its name too.
     if here is not None and (not slash or any(job.name == name for job in here.jobs)):
@@ -285,7 +286,7 @@ def logs(
     run: RunOption = None,
 ) -> None:
     """Print the log of the chief or the oldest replica, or of the instance that is named."""
-    since_s = options.parse_duration("--since", since) if since else None
+    since_s = common_options.parse_duration("--since", since) if since else None
     name, instance = split_member(name, instance)
     backend = open_backend(target, here=is_here(target, name))
     workload = find(backend, name, choice)
@@ -356,7 +357,7 @@ def prune(
     all_namespaces: AllNamespacesOption = False,
 ) -> None:
     """Delete jobs that ended some time ago."""
-    age_s = options.parse_duration("--since", since)
+    age_s = common_options.parse_duration("--since", since)
     backend = open_backend(target, all_namespaces=all_namespaces)
     now = time.time()
     ended: Sequence[TrainingJob] = [

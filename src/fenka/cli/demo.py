@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.core.errors import FenkaError
 from fenka.core.units import card_units, units_to_mib
 from fenka.formats.quantities import UNITS_MIB
@@ -297,12 +297,12 @@ def _start(demonstration: Demonstration) -> int:
     """Start four notebooks of which three fit; return their size in MiB."""
     card = demonstration.snapshot().cards[0]
     units = card_units(card.memory_mib, GIB_MIB)
-    each = notebook_units(units)
+    notebook = notebook_units(units)
     for name in NAMES:
         demonstration.fenka(
-            *("notebook", "--local", "--gpu-mem", str(each), "--name", name, "--detach")
+            *("notebook", "--local", "--gpu-mem", str(notebook), "--name", name, "--detach")
         )
-    return units_to_mib(each, card.memory_mib, GIB_MIB)
+    return units_to_mib(notebook, card.memory_mib, GIB_MIB)
 
 
 def notebook_units(units: int) -> int:

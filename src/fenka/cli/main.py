@@ -23,111 +23,82 @@ class Command:
 
     Attributes:
         name: The word after `fenka`, or after `fenka admin`.
-        function: `MODULE:NAME` of the function or of the group's `typer.Typer`.
+        function: `MODULE:NAME` of the function or of the group's `typer.Typer`. Without NAME it is the word.
         summary: One sentence for `fenka --help` and for the command's own help.
-        passes_arguments: All words after the command's own options belong to another program.
         aliases: Other words for it, as arena's users type them.
-        deferred: The function returns the command: its options are declared by a program's own modules.
+        passes_arguments: All words after the command's own options belong to another program.
     """
 
     name: str
     function: str
     summary: str
-    passes_arguments: bool = False
     aliases: tuple[str, ...] = ()
-    deferred: bool = False
+    passes_arguments: bool = False
 
 
 Groups = Mapping[str, tuple[Command, ...]]
 
 COMMANDS: Groups = {
     "Use": (
-        Command("run", "run:run", "Run a program with a slice of a GPU.", passes_arguments=True),
-        Command("notebook", "notebook:notebook", "Start a Jupyter server with a slice of a GPU."),
+        Command("run", "run", "Run a program with a slice of a GPU.", passes_arguments=True),
+        Command("notebook", "notebook_command", "Start a Jupyter server with a slice of a GPU."),
         Command("submit", "submit:app", "Submit a distributed training."),
         Command("serve", "serve:app", "Serve models, and manage the services."),
-        Command("logs", "control:logs", "Show the output of a workload.", aliases=("log",)),
-        Command("stop", "control:stop", "End programs, and release their slices."),
-        Command("resize", "control:resize", "Change the slice of a running job or pod."),
-        Command("delete", "control:delete", "Delete workloads.", aliases=("del",)),
+        Command("logs", "control", "Show the output of a workload.", ("log",)),
+        Command("stop", "control", "End programs, and release their slices."),
+        Command("resize", "control", "Change the slice of a running job or pod."),
+        Command("delete", "control", "Delete workloads.", ("del",)),
     ),
     "Look": (
-        Command("ps", "ps:ps", "List your jobs, trainings, notebooks and services."),
-        Command("get", "workloads.show:get", "Show a workload and its instances."),
-        Command("queue", "queue:queue", "List pending requests in the order of their service."),
+        Command("ps", "ps", "List your jobs, trainings, notebooks and services."),
+        Command("get", "workloads.show", "Show a workload and its instances."),
+        Command("queue", "queue_command", "List pending requests in the order of their service."),
         Command("top", "top:app", "Show how much of the cards nodes and jobs have."),
-        Command("nodes", "admin.elastic:nodes", "List nodes, and elastic ones on their way."),
-        Command("why", "why:why", "Explain why a pod or job is pending, and what would help."),
+        Command("nodes", "admin.elastic", "List nodes, and elastic ones on their way."),
+        Command("why", "why", "Explain why a pod or job is pending, and what would help."),
     ),
     "Operate": (
-        Command("doctor", "admin.doctor:doctor", "Check drivers, cards, limits and the daemon."),
+        Command("doctor", "admin.doctor", "Check drivers, cards, limits and the daemon."),
         Command("admin", "", ADMIN_SUMMARY),
     ),
 }
 """The rows of `fenka --help`."""
 
 MORE = (
-    Command("start", "notebook:start", "Start a notebook again that was stopped or was idle."),
-    Command("attach", "control:attach", "Run a command in an instance of a workload."),
-    Command("wait", "control:wait", "Wait until a job has ended or a service is ready."),
-    Command("prune", "control:prune", "Delete training jobs that ended some time ago."),
-    Command("list", "workloads.show:list_jobs", "List training jobs.", aliases=("ls",)),
-    Command(
-        "traffic-split",
-        "control:traffic_split",
-        "Divide a service's requests among its versions.",
-    ),
-    Command("inspect", "compat.gpushare:inspect", "Show what `kubectl inspect gpushare` shows."),
-    Command("demo", "demo:demo", "Watch three notebooks share one card; a fourth waits."),
+    Command("start", "notebook_command", "Start a notebook again that was stopped or was idle."),
+    Command("attach", "control", "Run a command in an instance of a workload."),
+    Command("wait", "control", "Wait until a job has ended or a service is ready."),
+    Command("prune", "control", "Delete training jobs that ended some time ago."),
+    Command("list", "workloads.show:list_jobs", "List training jobs.", ("ls",)),
+    Command("traffic-split", "control", "Divide a service's requests among its versions."),
+    Command("inspect", "compat.inspect_gpushare", "Show what `kubectl inspect gpushare` shows."),
+    Command("demo", "demo", "Watch three notebooks share one card; a fourth waits."),
 )
 """Commands that `fenka --help` shows by name only."""
 
 ADMIN: Groups = {
     "Workstation": (
         Command(
-            "daemon", "admin.daemon:daemon", "Lease this machine's cards. Other commands start it."
+            "daemon", "admin.daemon_command", "Lease this machine's cards. Other commands start it."
         ),
         Command("proxy", "admin.proxy:app", "Install and check libraries in front of the driver."),
     ),
     "Cluster": (
         Command("autoscaler", "admin.autoscaler:app", "Plan and operate elastic GPU nodes."),
-        Command(
-            "groups", "admin.elastic:groups", "Show groups of elastic nodes: prices, stock, limits."
-        ),
-        Command(
-            "certificates", "admin.certificates:certificates", "Manage the extender's certificates."
-        ),
+        Command("groups", "admin.elastic", "Show groups of elastic nodes: prices, stock, limits."),
+        Command("certificates", "admin.certificate_secrets", "Manage the extender's certificates."),
         Command("mig", "admin.mig:app", "Plan layouts of cards divided into MIG instances."),
-        Command("uninstall", "admin.uninstall:uninstall", "Remove what fenka leaves in a cluster."),
+        Command("uninstall", "admin.uninstall", "Remove what fenka leaves in a cluster."),
     ),
     "Simulate": (
         Command("sim", "admin.sim:app", "Operate simulated cards and nodes."),
-        Command(
-            "simulate", "admin.autoscaler:simulate", "Say which pods would start on further nodes."
-        ),
+        Command("simulate", "admin.autoscaler", "Say which pods would start on further nodes."),
     ),
     "Programs of the chart": (
-        Command(
-            "scheduler",
-            "admin.programs:scheduler",
-            "Serve kube-scheduler as its extender.",
-            deferred=True,
-        ),
-        Command(
-            "node", "admin.programs:node", "Serve this node's cards to its kubelet.", deferred=True
-        ),
-        Command(
-            "gateway",
-            "admin.programs:gateway",
-            "Pass a service's requests on to its replicas.",
-            deferred=True,
-        ),
-        Command(
-            "metrics-adapter",
-            "admin.programs:metrics_adapter",
-            "Serve figures of services to autoscalers.",
-            deferred=True,
-        ),
+        Command("scheduler", "admin.programs", "Serve kube-scheduler as its extender."),
+        Command("node", "admin.programs", "Serve this node's cards to its kubelet."),
+        Command("gateway", "admin.programs", "Pass a service's requests on to its replicas."),
+        Command("metrics-adapter", "admin.programs", "Serve figures of services to autoscalers."),
     ),
 }
 """The rows of `fenka admin --help`. The words work without `admin` too, as scripts and units have them."""
@@ -197,13 +168,14 @@ def _listed(groups: Groups) -> list[str]:
 def _load(command: Command) -> "Typer":
     from typer import Typer
 
-    from fenka.cli.options import register, single
+    from fenka.cli.common_options import register, single
 
     module, _, name = command.function.partition(":")
-    function = getattr(import_module(f"fenka.cli.{module}"), name)
+    function = getattr(import_module(f"fenka.cli.{module}"), name or command.name.replace("-", "_"))
     if isinstance(function, Typer):
         return function
-    function = function() if command.deferred else function
+    # Programs of the chart declare their options in their own modules.
+    function = function() if module == "admin.programs" else function
     app = single()
     register(app, function, command.summary, passes_arguments=command.passes_arguments)
     return app
@@ -211,7 +183,7 @@ def _load(command: Command) -> "Typer":
 
 def main() -> None:
     """Run the command line. An expected failure ends in one sentence and its exit code."""
-    from fenka.cli.errors import report_errors
+    from fenka.cli.error_report import report_errors
 
     with report_errors():
         run(sys.argv[1:])

@@ -13,14 +13,14 @@ import msgspec
 import typer
 
 from fenka.cli import tables
-from fenka.cli.options import OutputOption, Target, short_duration
+from fenka.cli.common_options import OutputOption, short_duration
 from fenka.cli.workloads.backend import AllNamespacesOption, JobTarget
 from fenka.cli.workloads.selection import open_backend
-from fenka.cli.world import announce, cluster_configured
+from fenka.cli.world import cluster_configured, snapshot_here
 from fenka.jobs import notebook
 from fenka.views.workloads import WorkloadRow, workload_row
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonUnavailable, get_snapshot, own_jobs
+from fenka.workstation.client import own_jobs
 from fenka.workstation.protocol import EndedJob, describe_status
 
 Columns = Mapping[str, Callable[[WorkloadRow], str]]
@@ -39,7 +39,9 @@ def ps(
     On this machine an exclamation mark after USED marks a job that exceeds its limits. A line below the table
     gives details. Further lines name the cards with memory that no lease uses: it counts as taken.
     """
-    snapshot = None if target.namespace or all_namespaces else _snapshot_here(target)
+    snapshot = None
+    if not (target.namespace or all_namespaces):
+        snapshot = snapshot_here(target, required=not cluster_configured())
     if snapshot is None:
         _print_cluster(target, output, ended=ended, all_namespaces=all_namespaces)
         return
@@ -65,23 +67,6 @@ def ps(
         head = ("NAME", "RUN", "USER", "GPU", "PEAK", "WAITED", "RAN", "ENDED", "RESULT")
         newest = sorted(past, key=lambda job: -job.ended_at)
         tables.print_lines(["", *tables.align_wrapped([head, *map(_ended_row, newest)])])
-
-
-def _snapshot_here(target: Target) -> protocol.Snapshot | None:
-    """Return this machine's state; None if the cluster is to be shown.
-
-    Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
-    """
-    if target.of_cluster:
-        return None
-    try:
-        snapshot = get_snapshot(paths.current())
-    except (DaemonUnavailable, paths.UnsafeDirectory):
-        if target.local or not cluster_configured():
-            raise
-        return None
-    announce(target, here=True)
-    return snapshot
 
 
 def _without_lease(snapshot: protocol.Snapshot, *, ended: bool) -> list[WorkloadRow]:

@@ -13,8 +13,8 @@ import msgspec
 import typer
 
 from fenka.cli import tables
-from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption, parse_duration
+from fenka.cli.common_options import CoreModeOption, CoreOption, MemoryOption, parse_duration
+from fenka.cli.error_report import UserError, print_error, report_errors
 from fenka.core.errors import INVALID_INPUT, NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from fenka.jobs import notebook as jupyter
 from fenka.jobs.job_spec import GpuResources, Isolation, JobKind, JobSpec, generate_name

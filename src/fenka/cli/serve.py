@@ -1,25 +1,29 @@
 """`fenka serve`: models that answer requests, on a cluster or on this machine."""
 
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from typer.core import TyperGroup
 
 from fenka.cli import workload_options
+from fenka.cli.common_options import group, register
 from fenka.cli.control import attach, delete, logs, traffic_split
-from fenka.cli.errors import UserError
-from fenka.cli.options import group, register
+from fenka.cli.error_report import UserError
 from fenka.cli.tables import escape
-from fenka.cli.workloads.backend import GatewayChoice, JobTarget, SurgeOption, VersionOption
+from fenka.cli.workloads.backend import (
+    GatewayChoice,
+    JobTarget,
+    SurgeOption,
+    VersionOption,
+    report_submission,
+)
 from fenka.cli.workloads.selection import open_backend
 from fenka.cli.workloads.show import get, list_services
 from fenka.cli.workloads.waiting import wait_until_available
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceKind, ServiceSpec
-from fenka.jobs.workload import merge, parse_fields, read_file
+from fenka.jobs.workload import merge, parse_fields
 
 _KINDS: dict[ServiceKind, tuple[str, tuple[str, ...]]] = {
     "custom": ("a program of one's own", ()),
@@ -46,15 +50,8 @@ _ALIASES = {
 _VERSION_FORMAT = "%Y%m%d%H%M%S"
 
 
-class _Group(TyperGroup):
-    """Finds a command by all of its names."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
-
-
-app = group("Serve models.", _Group)
-_updates = group("Change a version of a service; its replicas are replaced one by one.", _Group)
+app = group("Serve models.", _ALIASES)
+_updates = group("Change a version of a service; its replicas are replaced one by one.", _ALIASES)
 
 WaitOption = Annotated[bool, typer.Option("--wait", help="until all replicas accept requests")]
 TimeoutOption = Annotated[
@@ -78,7 +75,7 @@ def _add(kind: ServiceKind, server: str) -> None:
         where: JobTarget,
         **values: Any,
     ) -> None:
-        fields = _fields(kind, file, values, command)
+        fields = workload_options.merged_fields(ServiceSpec, kind, file, values, command)
         version = {"version": datetime.now().strftime(_VERSION_FORMAT)}
         spec = parse_fields({**version, **fields, "kind": kind}, ServiceSpec)
         spec.validate()
@@ -102,7 +99,7 @@ def _add(kind: ServiceKind, server: str) -> None:
         where: JobTarget,
         **values: Any,
     ) -> None:
-        given = _fields(kind, file, values, command)
+        given = workload_options.merged_fields(ServiceSpec, kind, file, values, command)
         name, version = given.get("name", ""), given.get("version", "")
         if not name:
             raise UserError("--name is required: the service to change", INVALID_INPUT)
@@ -167,19 +164,6 @@ register(app, undo, "Make a version what it was before its last update.")
 register(app, traffic_split, "Divide a service's requests among versions.", name="traffic-split")
 
 
-def _fields(
-    kind: ServiceKind, file: Path | None, values: dict[str, Any], command: list[str] | None
-) -> dict[str, Any]:
-    """Return the fields of the options and the file. Raises UserError, InvalidRequest."""
-    given = workload_options.given_fields(values, workload_options.SERVICE)
-    fields = merge(read_file(file, ServiceSpec), given) if file else given
-    if fields.get("kind", kind) != kind:
-        raise UserError(
-            f"{file} describes a service of kind {fields['kind']}, not {kind}", INVALID_INPUT
-        )
-    return {**fields, "command": command} if command else fields
-
-
 def _print_objects(
     spec: ServiceSpec,
     where: JobTarget,
@@ -195,8 +179,7 @@ def _print_objects(
         render_version,
     )
 
-    if where.local:
-        raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)
+    workload_options.refuse_local(where)
     namespace = where.namespace or cluster.namespace(where)
     objects = render_version(spec, Contents(config_files=read_config_files(spec)))
     objects.append(render_address(spec, gateway=spec.range.scales))
@@ -205,17 +188,11 @@ def _print_objects(
             gateway.gateway_image or "fenka", replicas=gateway.gateway_replicas
         )
         objects += render_gateway(spec, namespace, settings)
-    for item in objects:
-        item["metadata"]["namespace"] = namespace
-    workload_options.print_manifests(objects, output)
+    workload_options.print_manifests(objects, namespace, output)
 
 
 def _report(spec: ServiceSpec, before: list[str]) -> None:
-    print(f"The Job {spec.name} has been submitted successfully")
-    print(
-        f"You can run `fenka serve get {spec.name} -v {spec.version}` to check the job status",
-        flush=True,
-    )
+    report_submission(spec.name, f"fenka serve get {spec.name} -v {spec.version}")
     if before:
         others = " ".join(f"-v {version}:WEIGHT" for version in (*before, spec.version))
         print(

@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from fenka.cli import workload_options
-from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.options import NamespaceOption, Target, group, register
+from fenka.cli.common_options import NamespaceOption, Target, group, register
+from fenka.cli.error_report import print_error, report_errors
 from fenka.cli.startup import no_collection
 from fenka.cli.workloads.backend import TYPE_NAMES, report_submission
 from fenka.cli.world import runs_here
-from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.training import TrainingKind, TrainingSpec
+from fenka.jobs.workload import parse_fields
 from fenka.views.workloads import TRAINERS
 
 _SUMMARIES: dict[TrainingKind, str] = {
@@ -35,14 +34,7 @@ _REFUSED = {
 _ALIASES = {alias: names[0] for names in (*TYPE_NAMES.values(), *_REFUSED) for alias in names[1:]}
 
 
-class _Kinds(TyperGroup):
-    """Finds a kind of training by all of its names. Its dozens of options are made only once."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
-
-
-app = group("Submit a distributed training.", _Kinds)
+app = group("Submit a distributed training.", _ALIASES)
 
 
 def _add(kind: TrainingKind, name: str, summary: str) -> None:
@@ -81,16 +73,8 @@ def _training(
     kind: TrainingKind, file: Path | None, values: dict[str, Any], command: list[str]
 ) -> TrainingSpec:
     """Return the training of the options and the file. Raises UserError, InvalidRequest."""
-    from fenka.jobs.workload import merge, parse_fields, read_file
-
-    given = workload_options.given_fields(values, workload_options.TRAINING)
-    fields = merge(read_file(file, TrainingSpec), given) if file else given
-    if fields.get("kind", kind) != kind:
-        raise UserError(
-            f"{file} describes a training of kind {fields['kind']}, not {kind}", INVALID_INPUT
-        )
-    words = {"command": command} if command else {}
-    spec = parse_fields({**fields, "kind": kind, **words}, TrainingSpec)
+    fields = workload_options.merged_fields(TrainingSpec, kind, file, values, command)
+    spec = parse_fields({**fields, "kind": kind}, TrainingSpec)
     spec.validate()
     return spec
 
@@ -102,13 +86,10 @@ def _print_objects(
     from fenka.jobs.collection import collect
     from fenka.jobs.manifests.training_manifest import render
 
-    if target.local:
-        raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)
+    workload_options.refuse_local(target)
     rendered = render(*collect(spec))
     objects = [rendered.root, *rendered.dependents]
-    for item in objects:
-        item["metadata"]["namespace"] = namespace or cluster.namespace(target)
-    workload_options.print_manifests(objects, output)
+    workload_options.print_manifests(objects, namespace or cluster.namespace(target), output)
 
 
 def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool) -> None:
@@ -128,7 +109,7 @@ def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     from fenka.workstation import paths
 
     submit(paths.current(), spec, print_error, report_errors)
-    report_submission(spec.name)
+    report_submission(spec.name, f"fenka get {spec.name}")
     if not follow:
         sys.exit(0)
     follow_job(LocalBackend(), spec.name)

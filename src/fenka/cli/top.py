@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import UserError
-from fenka.cli.layouts import LayoutOption, instances_screen, uses_arena
-from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
+from fenka.cli.common_options import DetailsOption, OutputOption, Target, group, register
+from fenka.cli.error_report import UserError
+from fenka.cli.screen_layouts import LayoutOption, instances_screen, uses_arena
 from fenka.cli.workloads.show import top_job
+from fenka.cli.world import snapshot_here
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
 from fenka.kubernetes.api_client import Api
@@ -46,7 +47,7 @@ class ViewOptions:
 
 def node_rows(target: Target) -> list[NodeRow]:
     """Return the nodes of the workstation or cluster that the options name."""
-    snapshot = cluster.local(target)
+    snapshot = snapshot_here(target)
     if snapshot is not None:
         from fenka.local.views import node_row
 

@@ -9,8 +9,9 @@ import typer
 
 from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import out_of_date
-from fenka.cli.errors import UserError
-from fenka.cli.options import NamespaceOption, OutputOption, Target
+from fenka.cli.common_options import NamespaceOption, OutputOption, Target
+from fenka.cli.error_report import UserError
+from fenka.cli.world import snapshot_here
 from fenka.cluster.autoscaling import AutoscalerStatus
 from fenka.cluster.explain import (
     NodeVerdict,
@@ -63,7 +64,7 @@ def why(
 
 def _explained_here(target: Target, name: str, output: str) -> bool:
     """Explain a job of this machine; return False if it has none of this name. Raises UserError."""
-    snapshot = cluster.local(target)
+    snapshot = snapshot_here(target)
     explanations = explain_jobs(snapshot, name) if snapshot else []
     if not explanations:
         if target.local:
@@ -203,9 +204,4 @@ def _grouped(verdicts: Sequence[NodeVerdict]) -> list[tuple[str, str]]:
     for verdict in sorted(verdicts, key=lambda verdict: not verdict.gpu):
         text = "has room" if verdict.fits else "; ".join(verdict.reasons)
         groups.setdefault((verdict.gpu, text), []).append(verdict.node)
-    return [(_names(names), text) for (_, text), names in groups.items()]
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return [(tables.listed(names, MAX_NAMES), text) for (_, text), names in groups.items()]

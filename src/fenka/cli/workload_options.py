@@ -16,12 +16,12 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
-from fenka.cli.errors import UserError
-from fenka.cli.options import modern_option, register
+from fenka.cli.common_options import Target, modern_option, register
+from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceSpec
 from fenka.jobs.training import TrainingSpec
-from fenka.jobs.workload import RoleSpec
+from fenka.jobs.workload import RoleSpec, merge, read_file
 
 FileOption = Annotated[
     Path | None,
@@ -232,6 +232,24 @@ def given_fields(values: Mapping[str, Any], options: Iterable[_Field]) -> dict[s
     return fields
 
 
+def merged_fields(
+    struct: type[TrainingSpec | ServiceSpec],
+    kind: str,
+    file: Path | None,
+    values: Mapping[str, Any],
+    command: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return the fields of the options and the file. Raises UserError, InvalidRequest."""
+    given = given_fields(values, TRAINING if struct is TrainingSpec else SERVICE)
+    fields = merge(read_file(file, struct), given) if file else given
+    if fields.get("kind", kind) != kind:
+        noun = "training" if struct is TrainingSpec else "service"
+        raise UserError(
+            f"{file} describes a {noun} of kind {fields['kind']}, not {kind}", INVALID_INPUT
+        )
+    return {**fields, "command": command} if command else fields
+
+
 class SubmitCommand(TyperCommand):
     """Parses options before the command, with arena's spellings.
 
@@ -309,8 +327,16 @@ DryRunOutputOption = Annotated[
 ]
 
 
-def print_manifests(objects: list[Any], output: DryRunOutput) -> None:
-    """Print objects so that `kubectl apply -f -` creates them."""
+def refuse_local(target: Target) -> None:
+    """Raise UserError for `--dry-run` on this machine."""
+    if target.local:
+        raise UserError("--dry-run prints objects of Kubernetes: leave out --local", INVALID_INPUT)
+
+
+def print_manifests(objects: list[Any], namespace: str, output: DryRunOutput) -> None:
+    """Print objects so that `kubectl apply -f -` creates them in a namespace."""
+    for manifest in objects:
+        manifest["metadata"]["namespace"] = namespace
     if output == "json":
         everything = {"apiVersion": "v1", "kind": "List", "items": objects}
         print(msgspec.json.format(msgspec.json.encode(everything), indent=4).decode())

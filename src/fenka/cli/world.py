@@ -3,9 +3,13 @@
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fenka.cli.options import Target
+from fenka.cli.common_options import Target
 from fenka.workstation import paths
+
+if TYPE_CHECKING:
+    from fenka.workstation.protocol import Snapshot
 
 
 def cluster_configured() -> bool:
@@ -33,6 +37,27 @@ def announce(target: Target, *, here: bool) -> None:
     else:
         return
     print(f"# {line}", file=sys.stderr, flush=True)
+
+
+def snapshot_here(target: Target, *, required: bool = False) -> "Snapshot | None":
+    """Return the state of this machine's daemon; None if the cluster is to be shown.
+
+    required: Raise DaemonUnavailable, UnsafeDirectory if no daemon answers, as with `--local`.
+
+    Raises ProtocolMismatch.
+    """
+    if target.of_cluster:
+        return None
+    from fenka.workstation.client import DaemonUnavailable, get_snapshot
+
+    try:
+        snapshot = get_snapshot(paths.current())
+    except (DaemonUnavailable, paths.UnsafeDirectory):
+        if target.local or required:
+            raise
+        return None
+    announce(target, here=True)
+    return snapshot
 
 
 def runs_here(target: Target, namespace: str = "") -> bool:

@@ -166,9 +166,9 @@ def units_by_card(
         return {}
     unrecorded = peak - sum(total.values())
     if unrecorded > 0:
-        each, rest = divmod(unrecorded, len(total))
+        share, rest = divmod(unrecorded, len(total))
         total = {
-            index: units + each + (number < rest)
+            index: units + share + (number < rest)
             for number, (index, units) in enumerate(sorted(total.items()))
         }
     return {index: units for index, units in sorted(total.items()) if units}

@@ -6,7 +6,7 @@ the id of an instance is its place, `<UUID of the card>/<start>/<profile>`, and 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -70,7 +70,7 @@ class _Profile(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     enum: _Number
     compute: _Slices
     size: _Slices
-    starts: list[_Start]
+    starts: tuple[_Start, ...]
     limit: _Slices
     memory_mib: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMORY_MIB)]
     sms: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -126,19 +126,7 @@ def encode_instances(cards: Sequence[DividedCard]) -> str:
                     geometry.model,
                     geometry.compute,
                     geometry.sms,
-                    [
-                        _Profile(
-                            *(
-                                profile.name,
-                                profile.profile_id,
-                                profile.enum,
-                                profile.compute,
-                                profile.size,
-                            ),
-                            *(list(profile.starts), profile.limit, profile.memory_mib, profile.sms),
-                        )
-                        for profile in geometry.profiles
-                    ],
+                    [_Profile(*astuple(profile)) for profile in geometry.profiles],
                 )
                 for geometry in geometries
             ],
@@ -172,19 +160,7 @@ def decode_instances(annotations: Mapping[str, str]) -> tuple[DividedCard, ...]:
                 geometry.model,
                 geometry.compute,
                 geometry.sms,
-                tuple(
-                    Profile(
-                        *(
-                            profile.name,
-                            profile.profile_id,
-                            profile.enum,
-                            profile.compute,
-                            profile.size,
-                        ),
-                        *(tuple(profile.starts), profile.limit, profile.memory_mib, profile.sms),
-                    )
-                    for profile in geometry.profiles
-                ),
+                tuple(Profile(*msgspec.structs.astuple(profile)) for profile in geometry.profiles),
             )
         )
         for geometry in record.geometries

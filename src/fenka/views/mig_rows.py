@@ -149,7 +149,7 @@ def _divided(
     taken = shared.division.taken.get(card.uuid, {})
     layout = layout_of(shared.node, shared.division, card.uuid)
     instances = []
-    for place in sorted(layout, key=lambda each: each.start):
+    for place in sorted(layout, key=lambda place: place.start):
         instance = instance_card(card, geometry, place)
         holders = dict.fromkeys(piece.holder for piece in slices.get(instance.uuid, ()))
         instances.append(

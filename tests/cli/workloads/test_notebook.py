@@ -230,7 +230,7 @@ def test_password_is_overwritten_when_it_is_on_the_command_line(words: list[str]
     """All users can read the arguments of all processes."""
     program = (
         "import pathlib, sys\n"
-        "from fenka.cli.notebook import PasswordOptions\n"
+        "from fenka.cli.notebook_command import PasswordOptions\n"
         f"assert PasswordOptions({PASSWORD[:4]!r} + {PASSWORD[4:]!r}).read(ask=False)\n"
         "sys.stdout.buffer.write(pathlib.Path('/proc/self/cmdline').read_bytes())\n"
     )

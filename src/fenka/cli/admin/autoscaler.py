@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -20,8 +20,8 @@ from fenka.autoscaler.inputs import AutoscalerOptions, read_case
 from fenka.autoscaler.solver import available_solver
 from fenka.cli import cluster, tables
 from fenka.cli.admin.elastic import AutoscalerNamespaceOption, published
-from fenka.cli.errors import UserError, print_error
-from fenka.cli.options import ClusterTarget, OutputOption, group, register, register_bare
+from fenka.cli.common_options import ClusterTarget, OutputOption, group, register, register_bare
+from fenka.cli.error_report import UserError, print_error
 from fenka.cloud.config import AutoscalerConfig, ProviderConfig
 from fenka.cloud.config_file import decode_config, read_config
 from fenka.cluster.autoscaling import AutoscalerStatus, encode_time
@@ -71,27 +71,38 @@ def plan(
     output: OutputOption = "table",
 ) -> None:
     """Print a plan; nothing is bought. Raises InvalidCase, InvalidConfig, UserError."""
-    limit = seconds_of("--time-limit", time_limit)
-    if case is not None:
-        if config is not None:
-            raise UserError(
-                "--config is for a plan on the cluster: leave it out, or leave out --case",
-                INVALID_INPUT,
-            )
-        read = from_file(read_case, case)
-        begin = time.monotonic()
-        result = make_plan(read, remaining_of(limit), available_solver(print_error))
-    else:
-        from fenka.autoscaler.plan_case import dry_run, plan_case
+    if case is not None and config is not None:
+        raise UserError(
+            "--config is for a plan on the cluster: leave it out, or leave out --case",
+            INVALID_INPUT,
+        )
+    planned = _planned(case, time_limit, {}, lambda: read_once(cluster_target, namespace, config))
+    if not tables.print_data(document(*planned[1:]), output):
+        tables.print_lines(screen(*planned))
 
-        snapshot = read_once(cluster_target, namespace, config)
+
+def _planned(
+    file: Path | None,
+    time_limit: str,
+    added: Mapping[str, int],
+    read_cluster: Callable[[], "Snapshot"],
+) -> tuple[PlanningCase, NodePlan, float]:
+    """Return the case of a file or of the cluster with further nodes, its plan, and the seconds it took."""
+    limit, solver = seconds_of("--time-limit", time_limit), available_solver(print_error)
+    if file is not None:
+        case = from_file(read_case, file)
+        case = with_nodes(case, added) if added else case
+        begin = time.monotonic()
+        result = make_plan(case, remaining_of(limit), solver)
+    else:
+        from fenka.autoscaler.plan_case import dry_run, plan_case, what_if
+
+        snapshot = read_cluster()
         begin = time.monotonic()
         made = plan_case(snapshot)
-        read = made.case
-        result = dry_run(snapshot, made, remaining_of(limit), available_solver(print_error))
-    seconds = round(time.monotonic() - begin, 3)
-    if not tables.print_data(document(result, seconds), output):
-        tables.print_lines(screen(read, result, seconds))
+        made = what_if(snapshot, made, added) if added else made
+        case, result = made.case, dry_run(snapshot, made, remaining_of(limit), solver)
+    return case, result, round(time.monotonic() - begin, 3)
 
 
 def snapshot(
@@ -214,16 +225,15 @@ def nodes_lines(case: PlanningCase, result: NodePlan) -> list[str]:
 def left_out_lines(result: NodePlan) -> list[str]:
     """Return who is left out, by reason."""
     by_reason: dict[str, list[Unserved]] = {}
-    for each in result.unserved:
-        by_reason.setdefault(each.why, []).append(each)
-    return [f"{_left_out(those)} left out: {why}" for why, those in by_reason.items()]
+    for request in result.unserved:
+        by_reason.setdefault(request.why, []).append(request)
+    return [f"{_left_out(requests)} left out: {why}" for why, requests in by_reason.items()]
 
 
 def _left_out(requests: list[Unserved]) -> str:
     """Return how many pods of which requests are left out."""
-    names = [request.request for request in requests[:MAX_NAMES]]
-    more = f" and {len(requests) - MAX_NAMES} more" if len(requests) > MAX_NAMES else ""
-    return f"{sum(request.count for request in requests)} of {', '.join(names)}{more}"
+    names = tables.listed([request.request for request in requests], MAX_NAMES)
+    return f"{sum(request.count for request in requests)} of {names}"
 
 
 def _names(requests: list[str]) -> str:
@@ -305,27 +315,19 @@ def simulate(
     output: OutputOption = "table",
 ) -> None:
     """Print which pods would start where. Raises InvalidCase, InvalidConfig, UserError."""
-    added = _added(add_nodes)
-    limit = seconds_of("--time-limit", time_limit)
-    if case is not None:
-        read = with_nodes(from_file(read_case, case), added)
-        begin = time.monotonic()
-        result = make_plan(read, remaining_of(limit), available_solver(print_error))
-    else:
-        from fenka.autoscaler.plan_case import dry_run, plan_case, what_if
-
-        snapshot = read_once(cluster_target, without=NO_AUTOSCALER)
-        made = what_if(snapshot, plan_case(snapshot), added)
-        read = made.case
-        begin = time.monotonic()
-        result = dry_run(snapshot, made, remaining_of(limit), available_solver(print_error))
-    if not tables.print_data(document(result, round(time.monotonic() - begin, 3)), output):
+    read, result, seconds = _planned(
+        case,
+        time_limit,
+        _added(add_nodes),
+        lambda: read_once(cluster_target, without=NO_AUTOSCALER),
+    )
+    if not tables.print_data(document(result, seconds), output):
         tables.print_lines(_screen(read, result))
 
 
 def _screen(case: PlanningCase, result: NodePlan) -> list[str]:
     started = len(result.placements)
-    total = started + sum(each.count for each in result.unserved)
+    total = started + sum(request.count for request in result.unserved)
     if not total:
         return ["no pod is pending"]
     cost = f", for {result.cost:g} more an hour" if result.cost else ""

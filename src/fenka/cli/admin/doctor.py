@@ -7,7 +7,7 @@ import msgspec
 
 from fenka import native
 from fenka.cli import tables
-from fenka.cli.options import OutputOption
+from fenka.cli.common_options import OutputOption
 from fenka.core.units import card_units
 from fenka.formats.quantities import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver

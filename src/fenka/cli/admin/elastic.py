@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import UserError, print_error
-from fenka.cli.options import ClusterTarget, OutputOption, Target, short_duration
+from fenka.cli.common_options import ClusterTarget, OutputOption, Target, short_duration
+from fenka.cli.error_report import UserError, print_error
+from fenka.cli.world import snapshot_here
 from fenka.cluster.autoscaling import AutoscalerStatus, OfferStatus
 from fenka.core.units import format_units
 from fenka.kubernetes.api_client import Api, ApiError
@@ -59,7 +60,7 @@ def nodes(
     output: OutputOption = "table",
 ) -> None:
     """Print the nodes of this machine or cluster, and those that an autoscaler has ordered."""
-    here = None if namespace else cluster.local(target)
+    here = None if namespace else snapshot_here(target)
     state, rows = None, list[NodeSummary]()
     if here is not None:
         from fenka.local.views import node_row

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import UserError
-from fenka.cli.layouts import free_text
-from fenka.cli.options import OutputOption, Target, group, register
+from fenka.cli.common_options import OutputOption, Target, group, register
+from fenka.cli.error_report import UserError
+from fenka.cli.screen_layouts import free_text
+from fenka.cli.world import snapshot_here
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.core.mig.case import Create, Destroy, Enable, MigCase, MigPlan, Step
 from fenka.core.units import MIB
@@ -82,7 +83,7 @@ register(app, plan, SUMMARY)
 
 def list_instances(target: Target, output: OutputOption = "table") -> None:
     """Print each card with its instances and what else fits; of a cluster, each divided card."""
-    if cluster.local(target) is None:
+    if snapshot_here(target) is None:
         nodes = cluster.ask(target, _cluster_cards, cluster.explain_cluster_denial)
         if not tables.print_data(nodes, output):
             rows = [(node.name, *row) for node in nodes for row in _rows(node.cards)]

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import msgspec
 
-from fenka.cli.errors import report_errors
+from fenka.cli.error_report import report_errors
 from fenka.node.config import NodeConfig
 
 _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fenka.cli.errors import UserError
-from fenka.cli.options import group, register
+from fenka.cli.common_options import group, register
+from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.isolation import proxy_install
 from fenka.isolation.proxy_install import has_symbol_versions

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from fenka.cli.errors import UserError
-from fenka.cli.options import group, register
+from fenka.cli.common_options import group, register
+from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.hardware import host_tree
 from fenka.hardware.card_spec import SimulatedCard, parse_spec
@@ -21,7 +21,7 @@ app = group("Operate simulated cards and nodes.")
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class CardChange:
     """A change of a simulated card."""
 
     temperature: Annotated[
@@ -62,7 +62,7 @@ class Changes:
 
 def card(
     card: Annotated[str, typer.Argument(help="index or UUID")],
-    changes: Changes,
+    changes: CardChange,
 ) -> None:
     """Provoke faults and readings of a card of this machine's daemon."""
     _check(changes)
@@ -78,7 +78,7 @@ def card(
         print(f"card {index}: {sentence}")
 
 
-def _check(changes: Changes) -> None:
+def _check(changes: CardChange) -> None:
     if changes.temperature is not None and changes.no_temperature:
         raise UserError("--temperature and --no-temperature exclude each other", INVALID_INPUT)
     if changes.lose and changes.recover:
@@ -93,7 +93,7 @@ def _check(changes: Changes) -> None:
     ):
         if value is not None and not low <= value <= high:
             raise UserError(f"{option} takes {low} to {high}, not {value}", INVALID_INPUT)
-    if changes == Changes():
+    if changes == CardChange():
         raise UserError(
             "nothing to do: give --temperature, --no-temperature, --xid, --ecc-errors, --lose, "
             "--recover, --mig-pending or --mig-failures",
@@ -101,7 +101,7 @@ def _check(changes: Changes) -> None:
         )
 
 
-def _provoke(node: SimulatedNode, index: int, changes: Changes) -> list[str]:
+def _provoke(node: SimulatedNode, index: int, changes: CardChange) -> list[str]:
     """Apply the changes; return one sentence for each. ECC comes first, because only it can be refused."""
     done = []
     if changes.ecc_errors is not None:

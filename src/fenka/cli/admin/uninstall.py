@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import UserError
-from fenka.cli.options import ClusterTarget
+from fenka.cli.common_options import ClusterTarget
+from fenka.cli.error_report import UserError
 from fenka.cluster.autoscaling import KEPT_FROM_OTHERS, ORDER, ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.cluster.objects import Node, Object, Pod, node_path
 from fenka.core.errors import INVALID_INPUT
@@ -179,9 +179,10 @@ async def _uninstall(
 
 def _bought_sentence(bought: Sequence[Node], how: str) -> str:
     count = f"{len(bought)} node{'s' * (len(bought) > 1)}"
+    names = tables.listed([node.metadata.name for node in bought], MAX_NAMED)
     return (
         f"{count} bought by fenka's autoscaler will run, and cost money, until ended "
-        f"({_named([node.metadata.name for node in bought])}): {how} --end-nodes --config FILE to end them, "
+        f"({names}): {how} --end-nodes --config FILE to end them, "
         "or --hand-over to leave them to you and to other autoscalers"
     )
 
@@ -199,8 +200,8 @@ async def _check_nothing_runs(api: Api, options: UninstallOptions) -> None:
     while pods := await _own_pods(api, namespace):
         if time.monotonic() > waiting_until:
             raise UserError(
-                f"pods of fenka still run in namespace {namespace} ({_named(pods)}): end them, since they "
-                "would write what is removed"
+                f"pods of fenka still run in namespace {namespace} ({tables.listed(pods, MAX_NAMED)}): "
+                "end them, since they would write what is removed"
             )
         await asyncio.sleep(1)
 
@@ -223,7 +224,8 @@ async def _check_idle(api: Api, bought: Sequence[Node]) -> None:
     ]
     if holders:
         raise UserError(
-            f"pods run on nodes that would end ({_named(holders)}): end them first, or add --force"
+            f"pods run on nodes that would end ({tables.listed(holders, MAX_NAMED)}): end them first, or "
+            "add --force"
         )
 
 
@@ -281,8 +283,3 @@ async def _delete_objects(api: Api, options: UninstallOptions) -> list[str]:
 async def _deleted(api: Api, path: str) -> bool:
     await api.delete(path)
     return True
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -12,7 +12,7 @@ cards that an instance holds are allocated.
 from collections.abc import Callable, Sequence
 
 from fenka.cli import tables
-from fenka.cli.options import short_duration
+from fenka.cli.common_options import short_duration
 from fenka.cli.workloads import screens
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import MIB, format_units

@@ -1,21 +1,17 @@
-"""The workloads of a cluster or of this machine as commands use them, and the options of these commands."""
+"""Options of commands about workloads, and the requests that both backends understand."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from fenka.cli.errors import UserError
-from fenka.cli.options import NamespaceOption, Target
-from fenka.jobs.service import ServiceSpec
+from fenka.cli.common_options import NamespaceOption, Target
+from fenka.cli.error_report import UserError
 from fenka.views.workloads import (
-    JobEvent,
     JobProcess,
     ReplicaView,
     ServiceVersion,
     Trainer,
-    TrainingJob,
     Workload,
 )
 
@@ -149,71 +145,10 @@ class GatewayChoice:
     ] = 1
 
 
-class Backend(Protocol):
-    """Workloads of a cluster or of this machine. All methods raise FenkaError."""
-
-    def not_found(self, kind: str, name: str) -> str:
-        """Return a sentence: there is none of this kind and name."""
-
-    def workloads(
-        self, name: str | None = None, *, positions: bool = False
-    ) -> tuple[list[TrainingJob], list[ServiceVersion]]:
-        """Return what `jobs` and `versions` do."""
-
-    def jobs(self, name: str | None = None, *, positions: bool = False) -> list[TrainingJob]:
-        """Return all jobs, or those with this name, the newest first.
-
-        positions: find out the positions in the queue even if that takes longer.
-        """
-
-    def versions(self, name: str | None = None) -> list[ServiceVersion]:
-        """Return the versions of all services, or of those with this name, sorted."""
-
-    def events(self, workload: Workload) -> list[JobEvent]:
-        """Return the events of a workload and its instances, the oldest first."""
-
-    def deploy(self, spec: ServiceSpec, gateway: GatewayChoice) -> list[str]:
-        """Deploy a valid version. Return the versions that the service had before."""
-
-    def update(
-        self,
-        name: str,
-        version: str,
-        change: Callable[[ServiceSpec], ServiceSpec],
-        gateway: GatewayChoice,
-        surge: bool | None,
-    ) -> ServiceSpec:
-        """Change a version, or the only one if none is named. Return it as it is now.
-
-        surge: whether replicas end when their successors are ready, or before; None: as there is room.
-        """
-
-    def undo(self, name: str, version: str, surge: bool | None) -> ServiceSpec:
-        """Make a version what it was before its last update. Return it as it is now."""
-
-    def delete_service(self, name: str, version: str) -> None:
-        """Delete a version, or all of a service."""
-
-    def split(self, name: str, weights: Mapping[str, int], route: str) -> None:
-        """Divide a service's requests among its versions. route: by this HTTPRoute of a cluster."""
-
-    def delete_jobs(self, jobs: Sequence[TrainingJob]) -> None:
-        """Delete jobs with all that belongs to them."""
-
-    def logs(self, workload: Workload, request: LogRequest) -> Workload:
-        """Print the log of an instance of a workload. Return the workload as it is at its end."""
-
-    def attach(self, workload: Workload, request: LogRequest, command: Sequence[str]) -> int:
-        """Run a command in an instance, connected to this terminal. Return its exit code."""
-
-    def exit_code(self, job: TrainingJob) -> int:
-        """Return the exit code of a training that has ended."""
-
-
-def report_submission(name: str) -> None:
-    """Print that a job was submitted, in arena's words."""
+def report_submission(name: str, command: str) -> None:
+    """Print that a workload was submitted, in arena's words. command: shows it."""
     print(f"The Job {name} has been submitted successfully")
-    print(f"You can run `fenka get {name}` to check the job status", flush=True)
+    print(f"You can run `{command}` to check the job status", flush=True)
 
 
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="the service")]

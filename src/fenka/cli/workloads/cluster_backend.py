@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import UserError
-from fenka.cli.options import Target
+from fenka.cli.common_options import Target
+from fenka.cli.error_report import UserError
 from fenka.cli.workloads.backend import GatewayChoice, LogRequest, require_instance
 from fenka.cluster import training_objects
 from fenka.cluster.objects import seconds
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class ClusterBackend:
-    """Workloads of one namespace, or of all; see Backend."""
+    """Workloads of one namespace, or of all."""
 
     def __init__(self, target: Target, namespace: str, *, all_namespaces: bool = False) -> None:
         if not _LABEL.fullmatch(namespace):
@@ -280,7 +280,7 @@ def _known(read: list[T] | BaseException) -> list[T]:
 
 async def _read_queue(api: Api) -> Queue | None:
     """Return the cluster's queue; None without the right to read it. Raises ApiError, ApiUnreachable."""
-    from fenka.cli.queue import cluster_rows
+    from fenka.cli.queue_command import cluster_rows
 
     rows = await if_accepted(cluster_rows(api, report=lambda _: None), (403,))
     return None if rows is None else {(row.namespace, row.name): row.position for row in rows}
@@ -325,7 +325,7 @@ def _pod_of(
 
 
 async def _print_log(api: Api, workload: Workload, request: LogRequest) -> Workload:
-    """Print the log of an instance; see Backend. Raises UserError, ApiError, ApiUnreachable."""
+    """Print the log of an instance. Raises UserError, ApiError, ApiUnreachable."""
     options = LogOptions(request.container, request.tail, request.since_s, request.timestamps)
     instance = workload.instance(request.instance) if request.instance else workload.chief
     awaited = isinstance(workload, TrainingJob) and workload.status in ("QUEUING", "PENDING")

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import UserError
-from fenka.cli.options import Target
+from fenka.cli.common_options import Target
+from fenka.cli.error_report import UserError
 from fenka.cli.workload_options import DryRunOutput, print_manifests
 from fenka.cli.workloads import waiting
 from fenka.cli.workloads.backend import JobTarget, report_submission
@@ -44,7 +44,7 @@ def submit_to_cluster(spec: TrainingSpec, target: Target, namespace: str, *, fol
     cluster.ask(
         target, lambda api: submit(api, place, public, contents, now), cluster.explain_denial
     )
-    report_submission(spec.name)
+    report_submission(spec.name, f"fenka get {spec.name}")
     if follow:
         follow_job(ClusterBackend(target, place), spec.name)
 
@@ -63,9 +63,7 @@ def print_objects(
     validate_password(password)
     rendered = notebook_manifest.render(spec, password)
     objects = [rendered.root, *rendered.dependents]
-    for item in objects:
-        item["metadata"]["namespace"] = namespace or cluster.namespace(target)
-    print_manifests(objects, output)
+    print_manifests(objects, namespace or cluster.namespace(target), output)
 
 
 def create(spec: NotebookSpec, password: str, target: Target, namespace: str) -> JobTarget:

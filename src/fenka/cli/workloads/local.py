@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from fenka.cli.errors import UserError, print_error, report_errors
+from fenka.cli.error_report import UserError, print_error, report_errors
 from fenka.cli.workloads.backend import GatewayChoice, LogRequest, require_instance
 from fenka.cli.workloads.local_logs import print_log
 from fenka.core.errors import INVALID_INPUT
@@ -18,7 +18,7 @@ from fenka.workstation.client import jobs_called, known_snapshot
 
 
 class LocalBackend:
-    """The workloads of this user on this machine; see Backend."""
+    """The workloads of this user on this machine."""
 
     def not_found(self, kind: str, name: str) -> str:
         """Return a sentence: there is none of this kind and name, or it is another user's."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fenka.cli import tables
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.cli.workloads.backend import LogRequest
 from fenka.core.errors import INVALID_INPUT
 from fenka.local.gang import LogTimes

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from fenka.cli import tables
-from fenka.cli.options import short_duration
+from fenka.cli.common_options import short_duration
 from fenka.cluster.service_objects import TYPES
 from fenka.cluster.training_objects import EVICTED
 from fenka.views.workloads import (

@@ -1,12 +1,11 @@
 """Selects this machine or a cluster, and the workload of a name, that a command is about."""
 
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.cli.workloads.backend import (
     TYPE_NAMES,
-    Backend,
     JobTarget,
     LogRequest,
     TypeName,
@@ -15,6 +14,13 @@ from fenka.cli.workloads.backend import (
 from fenka.cli.world import announce, runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.views.workloads import ServiceVersion, TrainingJob, Workload
+
+if TYPE_CHECKING:
+    from fenka.cli.workloads.cluster_backend import ClusterBackend
+    from fenka.cli.workloads.local import LocalBackend
+
+Backend: TypeAlias = "ClusterBackend | LocalBackend"
+"""The workloads of a cluster, or of this user on this machine. All methods raise FenkaError."""
 
 
 class WorkloadNotFound(UserError):

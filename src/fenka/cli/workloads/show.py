@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from fenka.cli import layouts, tables
+from fenka.cli import screen_layouts, tables
+from fenka.cli.common_options import WideOutputOption
 from fenka.cli.compat import arena
-from fenka.cli.errors import UserError
-from fenka.cli.layouts import LayoutOption
-from fenka.cli.options import WideOutputOption
+from fenka.cli.error_report import UserError
+from fenka.cli.screen_layouts import LayoutOption
 from fenka.cli.workloads import screens
 from fenka.cli.workloads.backend import (
     SERVICE_NAMES,
@@ -40,7 +40,7 @@ def list_jobs(
     if type_ in SERVICE_NAMES:
         list_services(target, all_namespaces, output=output)
         return
-    layout_screens = arena if layouts.uses_arena(layout) else screens
+    layout_screens = arena if screen_layouts.uses_arena(layout) else screens
     backend = open_backend(target, all_namespaces=all_namespaces)
     jobs, now = of_type(backend.jobs(), type_), time.time()
     if not tables.print_data([document(job, now) for job in jobs], output, arena=True):
@@ -76,7 +76,7 @@ def get(
     layout: LayoutOption = None,
 ) -> None:
     """Print a workload and its instances."""
-    layout_screens = arena if layouts.uses_arena(layout) else screens
+    layout_screens = arena if screen_layouts.uses_arena(layout) else screens
     backend = open_backend(target)
     workload = find(backend, name, choice, positions=output in DATA)
     shown_events, now = backend.events(workload) if events else [], time.time()
@@ -110,7 +110,7 @@ def top_job(
     """Print the cards of all jobs, or of one job's instances."""
     if instance and not name:
         raise UserError("--instance requires a job: fenka top job NAME -i INSTANCE")
-    layout_screens = arena if layouts.uses_arena(layout) else screens
+    layout_screens = arena if screen_layouts.uses_arena(layout) else screens
     backend = open_backend(target, all_namespaces=all_namespaces)
     while True:
         jobs = (

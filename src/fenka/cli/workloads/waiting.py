@@ -4,10 +4,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.cli.tables import escape
-from fenka.cli.workloads.backend import Backend
-from fenka.cli.workloads.selection import find_version
+from fenka.cli.workloads.selection import Backend, find_version
 from fenka.core.errors import TEMPORARY_FAILURE
 from fenka.views.workloads import ServiceVersion
 

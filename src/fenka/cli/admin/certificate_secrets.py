@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import UserError
-from fenka.cli.options import ClusterTarget, OutputOption, Target
+from fenka.cli.common_options import ClusterTarget, OutputOption, Target
+from fenka.cli.error_report import UserError
 from fenka.cluster.objects import Secret
 from fenka.kubernetes.api_client import Api, ApiError
 from fenka.server import certificate_files

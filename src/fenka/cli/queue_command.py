@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 
 from fenka.cli import cluster, tables
-from fenka.cli.errors import print_error
-from fenka.cli.options import OutputOption, Target, short_duration
+from fenka.cli.common_options import OutputOption, Target, short_duration
+from fenka.cli.error_report import print_error
+from fenka.cli.world import snapshot_here
 from fenka.cluster.queue_snapshot import SchedulerOptions
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.api_client import Api, ApiError
@@ -29,7 +30,7 @@ def queue(target: Target, output: OutputOption = "table") -> None:
 
 def rows_of(target: Target) -> list[QueueRow]:
     """Return the pending requests in order."""
-    snapshot = cluster.local(target)
+    snapshot = snapshot_here(target)
     if snapshot is not None:
         from fenka.local.views import queue_rows
 

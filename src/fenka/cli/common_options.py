@@ -22,7 +22,7 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.request import ComputeMode
 from fenka.formats import quantities
@@ -130,9 +130,16 @@ def single(cls: type[TyperGroup] | None = None) -> typer.Typer:
     )
 
 
-def group(summary: str, cls: type[TyperGroup] | None = None) -> typer.Typer:
-    """Return an application for commands that share their first word. cls: finds them by name."""
-    app = single(cls)
+def group(summary: str, aliases: Mapping[str, str] = MappingProxyType({})) -> typer.Typer:
+    """Return an application for commands that share their first word. aliases: names by other names."""
+
+    class Group(TyperGroup):
+        """Finds a command by all of its names. Its dozens of options are made only once."""
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            return super().get_command(ctx, aliases.get(cmd_name, cmd_name))
+
+    app = single(Group)
     # A callback makes it a group even if it has only one command.
     app.callback(help=summary, no_args_is_help=True)(lambda: None)
     return app

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from fenka.cli import tables
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.dialects.base import GIB_MIB
 from fenka.views.mig_rows import InstanceRow

@@ -16,10 +16,11 @@ import msgspec
 import typer
 
 from fenka.cli import workload_options
-from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.options import NamespaceOption, Target, parse_duration
+from fenka.cli.common_options import NamespaceOption, Target, parse_duration
+from fenka.cli.error_report import UserError, print_error, report_errors
 from fenka.cli.run import JobOptions, detach, with_directory
 from fenka.cli.workloads.backend import JobTarget
+from fenka.cli.workloads.selection import is_here
 from fenka.cli.world import runs_here
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs import notebook as jupyter
@@ -177,7 +178,7 @@ def start(
     ] = False,
 ) -> None:
     """Start a notebook again; print its URL when it answers."""
-    if runs_here(target, target.namespace) or (not target.of_cluster and NOTEBOOKS.exists(name)):
+    if is_here(target, name):
         record = lease_jobs.load_stopped(name)
         launcher = Launcher(paths.current(), record.spec, report_errors)
         _run_here(record, launcher, detached=True)

@@ -14,9 +14,9 @@ import typer
 
 from fenka.cli import tables
 from fenka.cli.cluster import ask, keep
-from fenka.cli.errors import report_errors
-from fenka.cli.layouts import instances_screen
-from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption, register, single
+from fenka.cli.common_options import ClusterTarget, DetailsOption, OutputOption, register, single
+from fenka.cli.error_report import report_errors
+from fenka.cli.screen_layouts import instances_screen
 from fenka.cluster.state import ClusterSnapshot, PodAllocation
 from fenka.core.units import format_units, percent
 from fenka.dialects import base, gpushare

@@ -18,7 +18,7 @@ import typer
 
 from fenka import procfs
 from fenka.build import build_id
-from fenka.cli.errors import UserError
+from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.hardware.peer_credentials import peer
 from fenka.workstation import client, files, lifetime, main, paths, protocol

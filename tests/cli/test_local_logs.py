@@ -8,7 +8,7 @@ import pytest
 
 from fenka.cli.error_report import UserError
 from fenka.cli.workloads import local_logs
-from fenka.cli.workloads.backend import LogRequest
+from fenka.cli.workloads.arguments import LogRequest
 from fenka.cli.workloads.local_logs import print_log
 from fenka.local.gang import LogWriter
 

@@ -7,7 +7,7 @@ import pytest
 from fenka.cli import world
 from fenka.cli.common_options import Target
 from fenka.cli.error_report import UserError
-from fenka.cli.workloads.backend import JobTarget
+from fenka.cli.workloads.arguments import JobTarget
 from fenka.cli.world import runs_here
 from fenka.workstation.paths import Runtime
 

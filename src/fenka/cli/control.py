@@ -13,7 +13,7 @@ from fenka.cli import cluster, common_options
 from fenka.cli.error_report import UserError, print_error
 from fenka.cli.tables import escape
 from fenka.cli.workloads import waiting
-from fenka.cli.workloads.backend import (
+from fenka.cli.workloads.arguments import (
     AllNamespacesOption,
     CommandArgument,
     ContainerOption,

@@ -19,7 +19,7 @@ from fenka.cli import workload_options
 from fenka.cli.common_options import NamespaceOption, Target, parse_duration
 from fenka.cli.error_report import UserError, print_error, report_errors
 from fenka.cli.run import JobOptions, detach, with_directory
-from fenka.cli.workloads.backend import JobTarget
+from fenka.cli.workloads.arguments import JobTarget
 from fenka.cli.workloads.selection import is_here
 from fenka.cli.world import runs_here
 from fenka.core.errors import INVALID_INPUT

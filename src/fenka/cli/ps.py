@@ -14,7 +14,7 @@ import typer
 
 from fenka.cli import tables
 from fenka.cli.common_options import OutputOption, short_duration
-from fenka.cli.workloads.backend import AllNamespacesOption, JobTarget
+from fenka.cli.workloads.arguments import AllNamespacesOption, JobTarget
 from fenka.cli.workloads.selection import open_backend
 from fenka.cli.world import cluster_configured, snapshot_here
 from fenka.jobs import notebook
@@ -80,7 +80,7 @@ def _without_lease(snapshot: protocol.Snapshot, *, ended: bool) -> list[Workload
     if not _have_records(leases):
         return []
     # Most users have none of them, and these modules take longer to import than the rest of `fenka ps`.
-    from fenka.cli.workloads.local import LocalBackend
+    from fenka.cli.workloads.local_backend import LocalBackend
 
     shown = list[WorkloadRow]()
     backend = LocalBackend()

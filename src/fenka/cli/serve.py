@@ -11,7 +11,7 @@ from fenka.cli.common_options import group, register
 from fenka.cli.control import attach, delete, logs, traffic_split
 from fenka.cli.error_report import UserError
 from fenka.cli.tables import escape
-from fenka.cli.workloads.backend import (
+from fenka.cli.workloads.arguments import (
     GatewayChoice,
     JobTarget,
     SurgeOption,

@@ -10,7 +10,7 @@ from fenka.cli import workload_options
 from fenka.cli.common_options import NamespaceOption, Target, group, register
 from fenka.cli.error_report import print_error, report_errors
 from fenka.cli.startup import no_collection
-from fenka.cli.workloads.backend import TYPE_NAMES, report_submission
+from fenka.cli.workloads.arguments import TYPE_NAMES, report_submission
 from fenka.cli.world import runs_here
 from fenka.jobs.training import TrainingKind, TrainingSpec
 from fenka.jobs.workload import parse_fields
@@ -103,7 +103,7 @@ def _submit(spec: TrainingSpec, target: Target, namespace: str, *, follow: bool)
 
 def _submit_here(spec: TrainingSpec, *, follow: bool) -> NoReturn:
     """Start the training on this machine, and exit: with its code if its log is followed."""
-    from fenka.cli.workloads.local import LocalBackend
+    from fenka.cli.workloads.local_backend import LocalBackend
     from fenka.cli.workloads.selection import follow_job
     from fenka.local.training_commands import submit
     from fenka.workstation import paths

@@ -40,7 +40,7 @@ from fenka.local.records import (
 )
 from fenka.local.views import requested_cards, requested_units
 from fenka.local.workload import end_process, end_writers
-from fenka.views.workloads import ReplicaView, ServiceVersion, ServingPort
+from fenka.views.workloads import JobProcess, ServiceVersion, ServingPort
 from fenka.workstation import paths
 from fenka.workstation.client import connect, known_snapshot, own_jobs
 from fenka.workstation.paths import Runtime
@@ -139,12 +139,17 @@ def _version(
     )
 
 
-def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | None) -> ReplicaView:
+def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | None) -> JobProcess:
     running = record.state not in ("Pending", "Backoff")
-    return ReplicaView(
+    return JobProcess(
         record.name,
-        _STATUS[record.state],
-        record.created_at,
+        record.name,
+        "replica",
+        0,
+        chief=False,
+        status=_STATUS[record.state],
+        phase="Running" if running else "Pending",
+        created=record.created_at,
         ready=int(record.state == "Ready"),
         restarts=record.restarts,
         node=socket.gethostname() if running else "",

@@ -593,7 +593,7 @@ def _name(
 def _version(
     deployment: service_objects.ServingDeployment,
     address: service_objects.AddressService | None,
-    replicas: Iterable[workloads.ReplicaView],
+    replicas: Iterable[workloads.JobProcess],
     share: int | None,
     now: float,
 ) -> workloads.ServiceVersion:
@@ -646,19 +646,14 @@ def _service_note(deployment: service_objects.ServingDeployment, age_s: float) -
     )
 
 
-def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.ReplicaView:
+def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.JobProcess:
     statuses = pod.status.container_statuses
-    return workloads.ReplicaView(
-        pod.metadata.name,
-        training_objects.status_word(pod),
-        seconds(pod.metadata.creation_timestamp) or 0,
-        sum(status.ready for status in statuses),
-        len(pod.spec.containers),
-        sum(status.restart_count for status in statuses),
-        node=pod.spec.node_name,
-        node_address=cards.node_address(pod),
-        address=pod.status.pod_ip,
-        requested=cards.requested(pod),
+    name = pod.metadata.name
+    return replace(
+        _instance(pod, cards, name=name, role=service_objects.REPLICA, index=0, chief=False),
+        ready=sum(status.ready for status in statuses),
+        containers=len(pod.spec.containers),
+        restarts=sum(status.restart_count for status in statuses),
         why=pod.unschedulable or "",
         memory_units=pod.amount(gpushare.MEMORY),
         compute=pod.amount(ack.CORE),

@@ -42,12 +42,12 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """A process of a job, stable over restarts; on a cluster it is a pod.
+    """A process of a job, stable over restarts, or a replica of a service; on a cluster it is a pod.
 
     Attributes:
-        name: JOB-ROLE-INDEX.
+        name: JOB-ROLE-INDEX; of a replica that of the pod or the lease.
         pod: the pod's name; on a workstation that of the process's lease, if it has one.
-        role: launcher, worker, master, ps, chief, evaluator, main or notebook.
+        role: launcher, worker, master, ps, chief, evaluator, main, notebook or replica.
         index: its number within the role.
         chief: whether its logs and its node are the job's.
         status: its state in kubectl's words, such as `Init:0/1`, `Completed` or `OOMKilled`.
@@ -60,6 +60,13 @@ class JobProcess:
         allocated: cards that it holds now; None if no card's size is known.
         cards: those of its cards that are known.
         exit_code: of its program, if that has ended.
+        ready: Number of its containers that accept requests.
+        containers: Number of its containers.
+        why: Why it waits for a card; empty if it does not.
+        sockets: The Unix sockets where it listens; none if it listens on ports.
+        memory_units: Units of card memory that it requests.
+        compute: Percent of a card's time that it requests.
+        cpus: Processors that it requests.
     """
 
     name: str
@@ -77,6 +84,14 @@ class JobProcess:
     allocated: float | None = 0
     cards: tuple[CardUse, ...] = ()
     exit_code: int | None = None
+    ready: int = 0
+    containers: int = 1
+    restarts: int = 0
+    why: str = ""
+    sockets: tuple[str, ...] = ()
+    memory_units: float = 0
+    compute: int = 0
+    cpus: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,40 +241,6 @@ class ServingPort:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """A replica of a version; on a cluster it is a pod.
-
-    Attributes:
-        status: Its state in kubectl's words.
-        ready: Number of its containers that accept requests.
-        containers: Number of its containers.
-        node: The node's name; empty before it has one.
-        requested: Cards, slices as shares of one; None if no card's size is known.
-        why: Why it waits for a card; empty if it does not.
-        sockets: The Unix sockets where it listens; none if it listens on ports.
-        memory_units: Units of card memory that it requests.
-        compute: Percent of a card's time that it requests.
-        cpus: Processors that it requests.
-    """
-
-    name: str
-    status: str
-    created: float
-    ready: int = 0
-    containers: int = 1
-    restarts: int = 0
-    node: str = ""
-    node_address: str = ""
-    address: str = ""
-    requested: float | None = 0
-    why: str = ""
-    sockets: tuple[str, ...] = ()
-    memory_units: float = 0
-    compute: int = 0
-    cpus: float = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ServiceVersion:
     """A version of a service.
 
@@ -286,7 +267,7 @@ class ServiceVersion:
     address: str = ""
     ports: tuple[ServingPort, ...] = ()
     share: int | None = None
-    instances: tuple[ReplicaView, ...] = ()
+    instances: tuple[JobProcess, ...] = ()
     note: str = ""
     rolled_out: bool = True
 
@@ -306,11 +287,11 @@ class ServiceVersion:
         return next((replica.why for replica in self.instances if replica.why), "")
 
     @property
-    def chief(self) -> ReplicaView | None:
+    def chief(self) -> JobProcess | None:
         """Return the oldest replica; None if there is none now."""
         return next(iter(self.instances), None)
 
-    def instance(self, name: str) -> ReplicaView | None:
+    def instance(self, name: str) -> JobProcess | None:
         """Return the replica of this name."""
         return next((replica for replica in self.instances if replica.name == name), None)
 

@@ -15,7 +15,7 @@ from fenka.cli import tables
 from fenka.cli.compat import arena
 from fenka.cli.workloads import screens
 from fenka.cli.workloads import show as show_command
-from fenka.cli.workloads.backend import LogRequest
+from fenka.cli.workloads.arguments import LogRequest
 from fenka.views.workloads import (
     CardUse,
     JobEvent,

@@ -21,7 +21,7 @@ from fenka.cli import cluster, tables
 from fenka.cli.common_options import ClusterTarget, OutputOption, Target
 from fenka.cli.error_report import UserError
 from fenka.cluster.objects import Secret
-from fenka.kubernetes.api_client import Api, ApiError
+from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.server import certificate_files
 
 EXPIRES = "fenka.io/expires"
@@ -40,7 +40,7 @@ DEFAULT_ADAPTER = "fenka-metrics-adapter"
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 ATTEMPTS = 5
-CONFLICT, NOT_FOUND = 409, 404
+CONFLICT = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +243,7 @@ async def _read_all(
 
 
 async def _read(api: Api, installation: Installation, kind: str) -> Secret | None:
-    try:
-        return await api.get(f"{installation.path}/{installation.secret(kind)}", Secret)
-    except ApiError as why:
-        if why.status == NOT_FOUND:
-            return None
-        raise
+    return await if_accepted(api.get(f"{installation.path}/{installation.secret(kind)}", Secret))
 
 
 def _pair(secret: Secret | None) -> certificate_files.Pair | None:

@@ -243,7 +243,7 @@ async def _end(
     lines = [f"instance {instance.id} of {instance.offer}: ended" for instance in instances]
     for node in bought:
         if not dry_run:
-            await if_accepted(_deleted(api, node_path(node.metadata.name)))
+            await if_accepted(api.delete(node_path(node.metadata.name)))
         lines.append(f"node {node.metadata.name}: deleted")
     return lines
 
@@ -275,11 +275,6 @@ async def _delete_objects(api: Api, options: UninstallOptions) -> list[str]:
     for (plural, name, path), found in zip(paths, there, strict=True):
         if found is not None:
             if not options.dry_run:
-                await if_accepted(_deleted(api, path))
+                await if_accepted(api.delete(path))
             lines.append(f"{plural.removesuffix('s')} {options.namespace}/{name}: deleted")
     return lines
-
-
-async def _deleted(api: Api, path: str) -> bool:
-    await api.delete(path)
-    return True

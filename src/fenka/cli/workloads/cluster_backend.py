@@ -12,7 +12,7 @@ from typing import TypeVar
 from fenka.cli import cluster, tables
 from fenka.cli.common_options import Target
 from fenka.cli.error_report import UserError
-from fenka.cli.workloads.backend import GatewayChoice, LogRequest, require_instance
+from fenka.cli.workloads.arguments import GatewayChoice, LogRequest, require_instance
 from fenka.cluster import training_objects
 from fenka.cluster.objects import seconds
 from fenka.cluster.service_objects import ServiceObjects
@@ -29,7 +29,6 @@ from fenka.views.cluster_workloads import Queue, service_versions, training_jobs
 from fenka.views.workloads import (
     JobEvent,
     JobProcess,
-    ReplicaView,
     ServiceVersion,
     TrainingJob,
     Workload,
@@ -296,7 +295,7 @@ async def _delete(api: Api, root: training_objects.Root, at_once: asyncio.Semaph
 
 
 def _require_container(
-    instance: JobProcess | ReplicaView, pod: training_objects.TrainingPod | None, name: str
+    instance: JobProcess, pod: training_objects.TrainingPod | None, name: str
 ) -> None:
     """Raise UserError if the instance's pod has no container of this name."""
     if pod is None or not name:
@@ -318,10 +317,9 @@ async def _read_objects(
 
 
 def _pod_of(
-    objects: training_objects.TrainingObjects | ServiceObjects, instance: JobProcess | ReplicaView
+    objects: training_objects.TrainingObjects | ServiceObjects, instance: JobProcess
 ) -> training_objects.TrainingPod | None:
-    name = instance.pod if isinstance(instance, JobProcess) else instance.name
-    return next((pod for pod in objects.pods if pod.metadata.name == name), None)
+    return next((pod for pod in objects.pods if pod.metadata.name == instance.pod), None)
 
 
 async def _print_log(api: Api, workload: Workload, request: LogRequest) -> Workload:

@@ -10,7 +10,7 @@ from fenka.cli.common_options import Target
 from fenka.cli.error_report import UserError
 from fenka.cli.workload_options import DryRunOutput, print_manifests
 from fenka.cli.workloads import waiting
-from fenka.cli.workloads.backend import JobTarget, report_submission
+from fenka.cli.workloads.arguments import JobTarget, report_submission
 from fenka.cli.workloads.cluster_backend import ClusterBackend
 from fenka.cli.workloads.selection import follow_job
 from fenka.cli.workloads.waiting import ProgressLine, polls

@@ -7,7 +7,6 @@ from fenka.core.units import MIB
 from fenka.views.workloads import (
     CardUse,
     JobProcess,
-    ReplicaView,
     ServiceVersion,
     TrainingJob,
     Workload,
@@ -114,7 +113,7 @@ def _service(version: ServiceVersion, now: float) -> dict[str, object]:
     }
 
 
-def _replica(replica: ReplicaView, now: float) -> dict[str, object]:
+def _replica(replica: JobProcess, now: float) -> dict[str, object]:
     return {
         "name": replica.name,
         "status": replica.status,

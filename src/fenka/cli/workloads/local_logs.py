@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from fenka.cli import tables
 from fenka.cli.error_report import UserError
-from fenka.cli.workloads.backend import LogRequest
+from fenka.cli.workloads.arguments import LogRequest
 from fenka.core.errors import INVALID_INPUT
 from fenka.local.gang import LogTimes
 

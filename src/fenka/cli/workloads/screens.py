@@ -15,7 +15,6 @@ from fenka.views.workloads import (
     CardUse,
     JobEvent,
     JobProcess,
-    ReplicaView,
     ServiceVersion,
     TrainingJob,
     Workload,
@@ -272,7 +271,7 @@ def service_screen(version: ServiceVersion, now: float) -> list[str]:
     }
     if _gpu(version):
         fields["GPU"] = cards(version.requested)
-    columns: Columns[ReplicaView] = {
+    columns: Columns[JobProcess] = {
         "NAME": lambda replica: replica.name,
         "STATUS": lambda replica: replica.status,
         "AGE": lambda replica: short_duration(now - replica.created),
@@ -303,7 +302,7 @@ def _ports(version: ServiceVersion) -> str:
     return ",".join(map(str, version.ports)) or UNKNOWN
 
 
-def _sockets(replica: ReplicaView) -> str:
+def _sockets(replica: JobProcess) -> str:
     return ",".join(replica.sockets) or UNKNOWN
 
 

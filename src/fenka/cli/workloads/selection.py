@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from fenka.cli.error_report import UserError
-from fenka.cli.workloads.backend import (
+from fenka.cli.workloads.arguments import (
     TYPE_NAMES,
     JobTarget,
     LogRequest,
@@ -17,7 +17,7 @@ from fenka.views.workloads import ServiceVersion, TrainingJob, Workload
 
 if TYPE_CHECKING:
     from fenka.cli.workloads.cluster_backend import ClusterBackend
-    from fenka.cli.workloads.local import LocalBackend
+    from fenka.cli.workloads.local_backend import LocalBackend
 
 Backend: TypeAlias = "ClusterBackend | LocalBackend"
 """The workloads of a cluster, or of this user on this machine. All methods raise FenkaError."""
@@ -37,7 +37,7 @@ def open_backend(
     here = runs_here(target, target.namespace) if here is None else here
     announce(target, here=here)
     if here:
-        from fenka.cli.workloads.local import LocalBackend
+        from fenka.cli.workloads.local_backend import LocalBackend
 
         return LocalBackend()
     from fenka.cli import cluster

@@ -12,7 +12,7 @@ from fenka.cli.compat import arena
 from fenka.cli.error_report import UserError
 from fenka.cli.screen_layouts import LayoutOption
 from fenka.cli.workloads import screens
-from fenka.cli.workloads.backend import (
+from fenka.cli.workloads.arguments import (
     SERVICE_NAMES,
     AllNamespacesOption,
     InstanceOption,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fenka.cli.error_report import UserError, print_error, report_errors
-from fenka.cli.workloads.backend import GatewayChoice, LogRequest, require_instance
+from fenka.cli.workloads.arguments import GatewayChoice, LogRequest, require_instance
 from fenka.cli.workloads.local_logs import print_log
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceSpec

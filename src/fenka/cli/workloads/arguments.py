@@ -9,7 +9,6 @@ from fenka.cli.common_options import NamespaceOption, Target
 from fenka.cli.error_report import UserError
 from fenka.views.workloads import (
     JobProcess,
-    ReplicaView,
     ServiceVersion,
     Trainer,
     Workload,
@@ -162,7 +161,7 @@ SurgeOption = Annotated[
 ]
 
 
-def require_instance(workload: Workload, name: str) -> JobProcess | ReplicaView:
+def require_instance(workload: Workload, name: str) -> JobProcess:
     """Return an instance: the chief or the oldest replica if none is named. Raises UserError."""
     instance = workload.instance(name) if name else workload.chief
     if instance is not None:

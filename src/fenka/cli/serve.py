@@ -60,8 +60,8 @@ TimeoutOption = Annotated[
 ]
 
 
-def _add(kind: ServiceKind, server: str) -> None:
-    """Add the commands of one kind of service."""
+def _add_serve(kind: ServiceKind, summary: str) -> None:
+    """Add the command that deploys one kind of service."""
 
     def serve(
         *,
@@ -87,6 +87,13 @@ def _add(kind: ServiceKind, server: str) -> None:
         _report(spec, before)
         if wait:
             wait_until_available(backend, spec.name, spec.version, timeout, spec.range.least)
+
+    workload_options.add_options(serve, workload_options.SERVICE, kind)
+    register(app, serve, summary, name=kind, cls=workload_options.ServeCommand)
+
+
+def _add_update(kind: ServiceKind, summary: str) -> None:
+    """Add the command that changes one kind of service."""
 
     def update(
         *,
@@ -120,12 +127,8 @@ def _add(kind: ServiceKind, server: str) -> None:
         if wait:
             wait_until_available(backend, spec.name, spec.version, timeout, spec.range.least)
 
-    for commands, function, summary in (
-        (app, serve, f"Serve a model by {server}."),
-        (_updates, update, f"Change a version that is served by {server}."),
-    ):
-        workload_options.add_options(function, workload_options.SERVICE, kind)
-        register(commands, function, summary, name=kind, cls=workload_options.ServeCommand)
+    workload_options.add_options(update, workload_options.SERVICE, kind)
+    register(_updates, update, summary, name=kind, cls=workload_options.ServeCommand)
 
 
 def undo(
@@ -147,7 +150,8 @@ def undo(
 
 
 for _kind, (_server, _) in _KINDS.items():
-    _add(_kind, _server)
+    _add_serve(_kind, f"Serve a model by {_server}.")
+    _add_update(_kind, f"Change a version that is served by {_server}.")
 for _names, _instead in _REFUSED.items():
     workload_options.register_refused(app, "serve", _names[0], _instead)
 _OF_SERVICES = {"type_": "service"}

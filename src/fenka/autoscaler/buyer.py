@@ -19,8 +19,8 @@ from fenka.autoscaler.demand import Demand, pending_demand
 from fenka.autoscaler.metrics import ActivityCounts
 from fenka.autoscaler.orders import answered, launchable, refused
 from fenka.autoscaler.planner import PlanFailed, Planner
-from fenka.autoscaler.snapshot import Snapshot
-from fenka.autoscaler.stores import new_name
+from fenka.autoscaler.snapshot import Snapshot, planned_cards
+from fenka.autoscaler.stores import new_name, order_for
 from fenka.autoscaler.supply import next_try, pauses
 from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud.config import AutoscalerConfig, ScaleOut
@@ -183,11 +183,8 @@ def purchases(
             pods = [placed.get(name, []) for name in names]
             in_gang = any(request in gang_members for of_node in pods for request, _ in of_node)
             name = new_name(offer.group, snapshot.now, {*snapshot.orders, *changed})
-            changed[name] = OrderRecord(
-                group=offer.group,
-                type=offer.type,
-                zone=offer.zone,
-                capacity=offer.capacity,
+            changed[name] = order_for(
+                offer,
                 slots=tuple(_with_pods(snapshot, Slot(), case, of_node) for of_node in pods),
                 state="written",
                 price=price,
@@ -213,21 +210,11 @@ def _with_pods(
 ) -> Slot:
     """Return the slot with these pods more, and without those that are gone: there is room for few."""
     added = [(case.pods[name], cards) for name, cards in pods]
-    there = [
-        (uid, cards)
-        for uid, cards in zip(slot.pods, _cards(slot), strict=False)
-        if uid in snapshot.pods
-    ]
+    there = [(uid, cards) for uid, cards in planned_cards(slot) if uid in snapshot.pods]
     both = [*there, *added]
     return structs_replace(
         slot, pods=tuple(uid for uid, _ in both), cards=tuple(cards for _, cards in both)
     )
-
-
-def _cards(slot: Slot) -> Sequence[tuple[int, ...]]:
-    """Return the cards of a slot's pods, one entry for each."""
-    missing = len(slot.pods) - len(slot.cards)
-    return (*slot.cards, *((),) * missing)
 
 
 def without_stale(snapshot: Snapshot, case: plan_case.PlanCase, plan: NodePlan) -> NodePlan:

@@ -18,7 +18,7 @@ from fenka.autoscaler.providers import CloudCache
 from fenka.autoscaler.reclaim import evicted_demand
 from fenka.autoscaler.snapshot import COMING, Snapshot, UnknownShape, offer_of, slots
 from fenka.autoscaler.stores import OrderStore, ShapeStore, StoredMap, WriteLost
-from fenka.autoscaler.supply import pauses, shape_for
+from fenka.autoscaler.supply import is_leaving, pauses, shape_for
 from fenka.autoscaler.watch import ElasticCluster
 from fenka.cloud.config import AutoscalerConfig, GroupConfig
 from fenka.cloud.port import InstanceState, OfferKey, Provider, ProviderError
@@ -342,11 +342,7 @@ class Loop:
                 instance.state is not InstanceState.RUNNING
                 for instance in self._cloud.instances.values()
             )
-            or any(
-                taint.key in (autoscaling.ENDING, autoscaling.RECLAIMED)
-                for node in self._cluster.nodes.by_name.values()
-                for taint in node.spec.taints
-            )
+            or any(map(is_leaving, self._cluster.nodes.by_name.values()))
         )
 
     def _has_spot(self) -> bool:

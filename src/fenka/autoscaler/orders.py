@@ -21,7 +21,7 @@ from fenka.autoscaler.snapshot import (
     UnknownShape,
     offer_of,
 )
-from fenka.autoscaler.stores import ShapeStore, failed_order, new_name
+from fenka.autoscaler.stores import ShapeStore, failed_order, new_name, order_for
 from fenka.autoscaler.supply import has_whole_cards, is_forgotten, shape_for
 from fenka.autoscaler.watch import ElasticPod
 from fenka.cloud import port
@@ -379,26 +379,20 @@ def _with_adopted(snapshot: Snapshot) -> dict[str, autoscaling.OrderRecord]:
     orders = dict(snapshot.orders)
     held = {slot.instance for *_, slot in snapshot.slots()}
     unanswered = {offer_of(record) for _, _, record, _ in snapshot.slots(("written",))}
-    by_provider_id = {
-        node.spec.provider_id: node for node in snapshot.nodes.values() if node.spec.provider_id
-    }
     for instance in snapshot.instances.values():
         name = adopted_name(snapshot.config.cluster, instance)
-        node = by_provider_id.get(instance.provider_id)
         if name in orders or instance.id in held or instance.state is port.InstanceState.ENDING:
             continue
         if not instance.order and instance.offer in unanswered:
             # A cloud may tag instances after it has launched them. The call will be repeated, and name them.
             continue
+        node = snapshot.node_of(instance)
         if node is not None and autoscaling.ORDER in node.metadata.labels:
             continue
-        key: port.OfferKey = instance.offer
-        price = snapshot.offers[key].price if key in snapshot.offers else 0.0
-        orders[name] = autoscaling.OrderRecord(
-            group=key.group,
-            type=key.type,
-            zone=key.zone,
-            capacity=key.capacity,
+        offer = snapshot.offers.get(instance.offer)
+        price = offer.price if offer is not None else 0.0
+        orders[name] = order_for(
+            instance.offer,
             slots=(),
             state="known",
             price=price,
@@ -463,8 +457,6 @@ class OrderKeeper:
 
     def __init__(self, shapes: ShapeStore, counts: ActivityCounts) -> None:
         self._shapes, self._counts = shapes, counts
-        self._refused: dict[str, str] = {}
-        """What could not be done, by its path or instance: each is logged once."""
 
     async def act(self, context: ActorContext) -> Mapping[str, autoscaling.ElasticNodeStatus]:
         """Advance all orders. Return the states of nodes that do not offer their cards yet."""
@@ -474,17 +466,13 @@ class OrderKeeper:
             return {}
         await context.orders.save(decision.orders)
         self._report(context, snapshot, decision)
-        refused = await self._mark(context)
+        await self._mark(context)
         for node in decision.removed:
             if context.leading():
                 log.info("node %s: its instance is gone", node.metadata.name)
                 await context.delete_node(node)
         # Last, and its failure ends nothing else: the cloud may refuse to end an instance for ever.
-        refused |= await _end(context, sorted(decision.ends))
-        for name, why in refused.items():
-            if self._refused.get(name) != why:
-                log.warning("%s: %s", name, why)
-        self._refused = refused
+        await _end(context, sorted(decision.ends))
         return _starting(context.snapshot())
 
     def _report(self, context: ActorContext, snapshot: Snapshot, decision: Decision) -> None:
@@ -496,17 +484,15 @@ class OrderKeeper:
             for pod in failure.pods:
                 context.recorder.record_on_pod(pod, NEVER_JOINED, failure.why)
 
-    async def _mark(self, context: ActorContext) -> dict[str, str]:
-        """Write what nodes and pods lack. Return what the API server refuses, by path."""
-        refused = dict[str, str]()
+    async def _mark(self, context: ActorContext) -> None:
+        """Write what nodes and pods lack."""
         for change in node_registration.node_changes(context.snapshot()):
             if context.leading():
-                refused |= await _patch_node(context, change)
+                await _patch_node(context, change)
         for pod, text in node_registration.planned_annotations(context.snapshot()):
             if context.leading():
-                refused |= await _annotate(context, pod, text)
+                await _annotate(context, pod, text)
         await self._learn(context)
-        return refused
 
     async def _learn(self, context: ActorContext) -> None:
         snapshot = context.snapshot()
@@ -535,27 +521,23 @@ def _starting(snapshot: Snapshot) -> dict[str, autoscaling.ElasticNodeStatus]:
     }
 
 
-async def _end(context: ActorContext, instances: list[str]) -> dict[str, str]:
-    """End instances. Return why some could not be ended, by instance."""
+async def _end(context: ActorContext, instances: list[str]) -> None:
+    """End instances. Those that could not be ended are logged."""
     if not instances or not context.leading():
-        return {}
+        return
     try:
         await context.provider.end(instances)
     except port.ProviderError as why:
         if len(instances) == 1 or isinstance(why, port.Throttled):
-            return dict.fromkeys(instances, str(why))
-    else:
-        return {}
-    # Perhaps one of them keeps the others: an instance may be protected.
-    refused = dict[str, str]()
-    for instance in instances:
-        refused |= await _end(context, [instance])
-    return refused
+            for instance in instances:
+                context.warnings.warn(instance, str(why))
+            return
+        # Perhaps one of them keeps the others: an instance may be protected.
+        for instance in instances:
+            await _end(context, [instance])
 
 
-async def _patch_node(
-    context: ActorContext, change: node_registration.NodeChange
-) -> dict[str, str]:
+async def _patch_node(context: ActorContext, change: node_registration.NodeChange) -> None:
     meta = change.node.metadata
     body = {
         "metadata": {
@@ -564,27 +546,25 @@ async def _patch_node(
             "annotations": change.annotations,
         }
     }
-    return await _patch(context, node_path(meta.name), Node, body)
+    await _patch(context, node_path(meta.name), Node, body)
 
 
-async def _annotate(context: ActorContext, pod: ElasticPod, text: str) -> dict[str, str]:
+async def _annotate(context: ActorContext, pod: ElasticPod, text: str) -> None:
     body = {"metadata": {"uid": pod.metadata.uid, "annotations": {autoscaling.PLANNED: text}}}
-    return await _patch(context, pod.path, Object, body)
+    await _patch(context, pod.path, Object, body)
 
 
 async def _patch(
     context: ActorContext, path: str, kind: type[Object], body: Mapping[str, object]
-) -> dict[str, str]:
-    """Patch an object. Return why the API server refuses this patch, by path; other errors are raised.
+) -> None:
+    """Patch an object. It is logged if the API server refuses this patch; other errors are raised.
 
     Tenants decide what a patch may do to their pods: annotations may be full already.
     """
     try:
         await context.api.patch(path, kind, body)
     except ApiError as why:
-        if why.status in GONE:
-            return {}
-        if why.status not in REFUSED:
+        if why.status in REFUSED:
+            context.warnings.warn(path, str(why))
+        elif why.status not in GONE:
             raise
-        return {path: str(why)}
-    return {}

@@ -271,6 +271,12 @@ def offer_of(record: autoscaling.OrderRecord) -> OfferKey:
     return OfferKey(record.group, record.type, record.zone, record.capacity)
 
 
+def planned_cards(slot: autoscaling.Slot) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the UIDs of a slot's pods with the indices of their cards; none where they are not known."""
+    missing = len(slot.pods) - len(slot.cards)
+    return zip(slot.pods, (*slot.cards, *((),) * missing), strict=False)
+
+
 def slots(
     orders: Mapping[str, autoscaling.OrderRecord],
     states: Collection[str] = (),

@@ -122,21 +122,17 @@ class OrderStore:
         await self.save({name: failed_order(offer, failure, why, now)})
 
 
+def order_for(offer: OfferKey, **fields: Any) -> OrderRecord:
+    """Return an order for an offer. fields: all others that an order requires."""
+    return OrderRecord(
+        group=offer.group, type=offer.type, zone=offer.zone, capacity=offer.capacity, **fields
+    )
+
+
 def failed_order(offer: OfferKey, failure: Failure, why: str, now: float) -> OrderRecord:
     """Return the record of a failure for which there is no order."""
-    return OrderRecord(
-        group=offer.group,
-        type=offer.type,
-        zone=offer.zone,
-        capacity=offer.capacity,
-        slots=(),
-        state="failed",
-        price=0,
-        written_at=now,
-        changed_at=now,
-        failure=failure,
-        why=why,
-    )
+    failed = {"slots": (), "state": "failed", "failure": failure, "why": why, "changed_at": now}
+    return order_for(offer, price=0, written_at=now, **failed)
 
 
 def new_name(group: str, now: float, taken: Iterable[str]) -> str:

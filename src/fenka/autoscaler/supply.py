@@ -14,6 +14,7 @@ from fenka.autoscaler.snapshot import (
     Snapshot,
     UnknownShape,
     offer_of,
+    planned_cards,
     shape_of,
     without_daemons,
 )
@@ -33,6 +34,8 @@ from fenka.core.nodes.case import (
     Held,
     HeldCard,
     NewCard,
+    fields_of,
+    node_of,
 )
 from fenka.core.nodes.problem import ZONE_LABEL
 from fenka.core.usage import UsageOverlay
@@ -188,23 +191,26 @@ def _offered(
     stock = offer.stock
     if key in paused or (config.spot.cap is not None and price > config.spot.cap):
         stock = 0
-    labels = machine_labels(shape.labels, key)
-    group = Group(
+    group = replace(
+        _new_group(snapshot, config, key, shape),
         name=name,
-        zone=key.zone,
-        capacity=key.capacity,
-        labels=shape.labels,
-        taints=shape.taints,
-        cpu_milli=shape.cpu_milli,
-        memory_mib=shape.memory_mib,
-        pods=shape.pods,
-        resources=shape.resources,
         price=round(price, PRICE_DECIMALS),
         stock=stock,
-        protection_s=_protection(config, config.spot.protection - config.startup),
-        cards=shape.cards,
     )
-    return OfferedGroup(key, less_daemons(snapshot, group, labels), labels)
+    return OfferedGroup(key, group, machine_labels(shape.labels, key))
+
+
+def _new_group(snapshot: Snapshot, config: GroupConfig, key: OfferKey, shape: Shape) -> Group:
+    """Return the new nodes of an offer, less the DaemonSets that run on them, without price and stock."""
+    group = Group(
+        name=config.name,
+        zone=key.zone,
+        capacity=key.capacity,
+        price=0,
+        protection_s=_protection(config, config.spot.protection - config.startup),
+        **fields_of(shape, Shape),
+    )
+    return less_daemons(snapshot, group, machine_labels(shape.labels, key))
 
 
 def machine_labels(labels: Mapping[str, str], key: OfferKey) -> dict[str, str]:
@@ -287,11 +293,15 @@ def has_whole_cards(node: Node) -> bool:
 
 
 def _is_usable(node: Node) -> bool:
-    leaving = any(
+    deleted = node.metadata.deletion_timestamp is not None
+    return node.ready and not (node.spec.unschedulable or is_leaving(node) or deleted)
+
+
+def is_leaving(node: Node) -> bool:
+    """Return whether the node is about to be ended, or taken back."""
+    return any(
         taint.key in (autoscaling.ENDING, autoscaling.RECLAIMED) for taint in node.spec.taints
     )
-    deleted = node.metadata.deletion_timestamp is not None
-    return node.ready and not node.spec.unschedulable and not leaving and not deleted
 
 
 def case_node(snapshot: Snapshot, node: Node, leaving: frozenset[str] = frozenset()) -> CaseNode:
@@ -335,52 +345,15 @@ def coming_nodes(snapshot: Snapshot) -> list[CaseNode]:
             shape = shape_for(snapshot, config, record.type)
         except UnknownShape:
             continue
-        nodes.append(
-            with_planned(
-                snapshot,
-                _coming_node(snapshot, config, coming_name(name, number), record, shape),
-                [slot],
-            )
-        )
+        group = _new_group(snapshot, config, offer_of(record), shape)
+        node = node_of(group, coming_name(name, number))
+        nodes.append(with_planned(snapshot, node, [slot]))
     return nodes
 
 
 def coming_name(order: str, slot: int) -> str:
     """Return the name that a case has for a node that is on its way."""
     return f"coming:{order}:{slot}"
-
-
-def _coming_node(
-    snapshot: Snapshot,
-    config: GroupConfig,
-    name: str,
-    record: autoscaling.OrderRecord,
-    shape: Shape,
-) -> CaseNode:
-    group = Group(
-        name=record.group,
-        price=0,
-        taints=shape.taints,
-        cpu_milli=shape.cpu_milli,
-        memory_mib=shape.memory_mib,
-        pods=shape.pods,
-        resources=shape.resources,
-    )
-    group = less_daemons(snapshot, group, machine_labels(shape.labels, offer_of(record)))
-    return CaseNode(
-        name=name,
-        group=record.group,
-        zone=record.zone,
-        capacity=record.capacity,
-        protected_s=_protection(config, config.spot.protection - config.startup),
-        labels=shape.labels,
-        taints=shape.taints,
-        cpu_milli=group.cpu_milli,
-        memory_mib=group.memory_mib,
-        pods=group.pods,
-        resources=group.resources,
-        cards=tuple(HeldCard(model=card.model, memory_mib=card.memory_mib) for card in shape.cards),
-    )
 
 
 def _protected(snapshot: Snapshot, node: Node) -> float:
@@ -481,10 +454,9 @@ def with_planned(snapshot: Snapshot, node: CaseNode, slots: Iterable[autoscaling
     """Return the node with what the pods planned for these slots will hold of it."""
     for slot in slots:
         waiting = {pod.metadata.uid: pod for pod in snapshot.waiting(slot)}
-        cards = slot.cards or ((),) * len(slot.pods)
-        for uid, of_pod in zip(slot.pods, cards, strict=False):
+        for uid, cards in planned_cards(slot):
             if uid in waiting:
-                node = _with_pod(snapshot, node, waiting[uid], of_pod)
+                node = _with_pod(snapshot, node, waiting[uid], cards)
     return node
 
 

@@ -149,31 +149,25 @@ class ElasticPod(objects.Pod):
 
         Init containers run before the others, one after the other, except for sidecars.
         """
-        return dict(_amounts(msgspec.json.encode(_host(self))))
+        spec = self.spec
+        return dict(
+            _amounts(msgspec.json.encode((spec.containers, spec.init_containers, spec.overhead)))
+        )
 
 
-class _Host(objects.Object):
-    containers: tuple[ElasticContainer, ...]
-    init_containers: tuple[ElasticContainer, ...]
-    overhead: Mapping[str, str | int]
-
-
-def _host(pod: ElasticPod) -> _Host:
-    spec = pod.spec
-    return _Host(
-        containers=spec.containers, init_containers=spec.init_containers, overhead=spec.overhead
-    )
+_HOST = tuple[tuple[ElasticContainer, ...], tuple[ElasticContainer, ...], Mapping[str, str | int]]
+"""What decides the amounts of a pod: containers, init containers and overhead."""
 
 
 @lru_cache(maxsize=4096)
 def _amounts(encoded: bytes) -> tuple[tuple[str, int], ...]:
     """Return the amounts of equal pods, computed once."""
-    host = msgspec.json.decode(encoded, type=_Host)
+    containers, init_containers, overhead = msgspec.json.decode(encoded, type=_HOST)
     running: dict[str, int] = {}
-    for container in host.containers:
+    for container in containers:
         _add(running, container)
     peak, sidecars = dict[str, int](), dict[str, int]()
-    for container in host.init_containers:
+    for container in init_containers:
         at_once = dict(sidecars)
         _add(at_once, container)
         if container.restart_policy == "Always":
@@ -182,7 +176,7 @@ def _amounts(encoded: bytes) -> tuple[tuple[str, int], ...]:
         for name, amount in at_once.items():
             peak[name] = max(peak.get(name, 0), amount)
     total = {name: max(running.get(name, 0), peak.get(name, 0)) for name in {*running, *peak}}
-    for name, quantity in host.overhead.items():
+    for name, quantity in overhead.items():
         total[name] = total.get(name, 0) + host_amount(name, quantity)
     return tuple(sorted((name, amount) for name, amount in total.items() if amount))
 

@@ -6,8 +6,8 @@ which requests these nodes serve. Docs: docs/autoscaling.md.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from fenka.core.errors import InvalidCase
 from fenka.core.inventory import Taint, Toleration
@@ -415,18 +415,20 @@ def _template(case: PlanningCase, name: str) -> Group:
 
 
 def _like(node: CaseNode) -> Group:
-    return Group(
-        # Its group is the label that requests may select.
-        name=node.group or node.name,
-        zone=node.zone,
-        capacity=node.capacity,
-        labels={key: value for key, value in node.labels.items() if key != HOSTNAME_LABEL},
-        taints=node.taints,
-        cpu_milli=node.cpu_milli,
-        memory_mib=node.memory_mib,
-        pods=node.pods,
-        resources=node.resources,
-        price=0,
-        protection_s=node.protected_s,
-        cards=tuple(NewCard(model=card.model, memory_mib=card.memory_mib) for card in node.cards),
-    )
+    # Its group is the label that requests may select.
+    given = {"name": node.group or node.name, "price": 0, "protection_s": node.protected_s}
+    labels = {key: value for key, value in node.labels.items() if key != HOSTNAME_LABEL}
+    cards = tuple(NewCard(model=card.model, memory_mib=card.memory_mib) for card in node.cards)
+    return Group(**{**fields_of(node, Machine), **given, "labels": labels, "cards": cards})
+
+
+def node_of(group: Group, name: str) -> CaseNode:
+    """Return an idle node there, as the new nodes of a group are."""
+    cards = tuple(HeldCard(model=card.model, memory_mib=card.memory_mib) for card in group.cards)
+    given = {"name": name, "group": group.name, "protected_s": group.protection_s, "cards": cards}
+    return CaseNode(**{**fields_of(group, Machine), **given})
+
+
+def fields_of(record: object, kind: type[Any]) -> dict[str, Any]:
+    """Return a record's values of the fields that a data class has, to make another record of them."""
+    return {field.name: getattr(record, field.name) for field in fields(kind)}

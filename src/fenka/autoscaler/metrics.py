@@ -153,6 +153,5 @@ def price_by_capacity(snapshot: Snapshot) -> dict[str, float]:
     """Return what the instances cost an hour, at the prices of now."""
     prices = {"on-demand": 0.0, "spot": 0.0}
     for instance in snapshot.instances.values():
-        if instance.offer in snapshot.offers:
-            prices[instance.offer.capacity] += snapshot.offers[instance.offer].price
+        prices[instance.offer.capacity] += snapshot.price_of(instance.offer)
     return prices

@@ -389,13 +389,11 @@ def _with_adopted(snapshot: Snapshot) -> dict[str, autoscaling.OrderRecord]:
         node = snapshot.node_of(instance)
         if node is not None and autoscaling.ORDER in node.metadata.labels:
             continue
-        offer = snapshot.offers.get(instance.offer)
-        price = offer.price if offer is not None else 0.0
         orders[name] = order_for(
             instance.offer,
             slots=(),
             state="known",
-            price=price,
+            price=snapshot.price_of(instance.offer),
             written_at=_adopted_at(snapshot, instance),
             asked_at=instance.launched_at,
         )

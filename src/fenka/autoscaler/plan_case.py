@@ -194,11 +194,7 @@ def _limits(snapshot: Snapshot, groups: Sequence[Group]) -> BuyLimits:
     """Return what the limits leave for new nodes; at least what the groups' min requires."""
     limits, counts = snapshot.config.limits, sizes(snapshot)
     required = {group.name: max(group.min - group.size, 0) for group in groups}
-    price = sum(
-        count * snapshot.offers[key].price
-        for key, count in counts.items()
-        if key in snapshot.offers
-    )
+    price = sum(count * snapshot.price_of(key) for key, count in counts.items())
     cards = {}
     for model, most in limits.cards.items():
         per_node = {

@@ -74,18 +74,14 @@ class PlanProcess:
     def __init__(self) -> None:
         self._known: _Worker | None = None
 
-    async def start(self) -> None:
-        """Start the process, so that the first plan need not wait for it."""
-        await self._worker()
-
     async def stop(self) -> None:
         """End the process."""
         worker, self._known = self._known, None
         if worker is not None:
             await worker.end()
 
-    async def _worker(self) -> _Worker:
-        """Return the process, a new one if the last has ended."""
+    async def start(self) -> _Worker:
+        """Return the process, a new one if there is none. The first plan need not wait for it then."""
         if self._known is None or self._known.process.returncode is not None:
             await self.stop()
             self._known = await _start_worker()
@@ -95,7 +91,7 @@ class PlanProcess:
         """Return a plan and the seconds that it took. Raises PlanFailed."""
         request = PlanRequest(msgspec.Raw(msgspec.json.encode(case)), seconds)
         try:
-            worker = await self._worker()
+            worker = await self.start()
             async with asyncio.timeout(seconds + PATIENCE_S):
                 data = await worker.exchange(msgspec.json.encode(request))
         except (OSError, EOFError, TimeoutError) as why:

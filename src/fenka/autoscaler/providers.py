@@ -20,8 +20,6 @@ CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 EVENTS = "/api/v1/namespaces/default/events"
 """Events on objects without a namespace are in `default`."""
 
-AFTER_S = 5.0
-
 T = TypeVar("T")
 
 
@@ -62,7 +60,7 @@ async def _translated(answer: Awaitable[T]) -> T:
         raise port.Unknown(str(why)) from None
     except ApiError as why:
         if why.status == 429:
-            raise port.Throttled(AFTER_S) from None
+            raise port.Throttled() from None
         if why.status == 0 or why.status >= 500:
             raise port.Unknown(str(why)) from None
         if why.status == 404:

@@ -226,6 +226,10 @@ class Snapshot:
         """Return the configuration of a group, None if it has been removed."""
         return self.config.group(name)
 
+    def price_of(self, offer: OfferKey) -> float:
+        """Return what a node of an offer costs an hour now; 0 if the provider does not have the offer."""
+        return self.offers[offer].price if offer in self.offers else 0.0
+
     def slots(self, states: Collection[str] = ()) -> Slots:
         """Yield the slots of all orders that are in one of these states; without states all slots."""
         return slots(self.orders, states)

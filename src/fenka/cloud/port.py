@@ -190,12 +190,12 @@ class Throttled(ProviderError):
     """Too many calls.
 
     Attributes:
-        after_s: when to call again.
+        after_s: when to call again, by default where the cloud does not say so.
         spent: whether this is the cloud's answer to the order's token, which it repeats from now on. If not,
             an earlier call with this token may have launched something: the next one must have the same.
     """
 
-    def __init__(self, after_s: float, *, spent: bool = False) -> None:
+    def __init__(self, after_s: float = 5, *, spent: bool = False) -> None:
         super().__init__(f"the cloud answers again in {after_s:.0f} s")
         self.after_s, self.spent = after_s, spent
 

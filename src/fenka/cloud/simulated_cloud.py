@@ -318,7 +318,7 @@ def _checks(machine: SimulatedMachine, now: float) -> Sequence[float]:
 
 _ERRORS: dict[str, Callable[[], port.ProviderError]] = {
     "unknown": lambda: port.Unknown("the cloud did not answer"),
-    "throttled": lambda: port.Throttled(5.0),
+    "throttled": port.Throttled,
     "denied": lambda: port.Denied("the account may not do this"),
 }
 

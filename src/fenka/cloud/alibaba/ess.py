@@ -100,15 +100,13 @@ class PriceCache:
 
     def __init__(self, client: Any, region: str, clock: Callable[[], float]) -> None:
         self._client, self._region, self._clock = client, region, clock
-        self._known: dict[tuple[str, str], Price | None] = {}
-        self._read_at: dict[tuple[str, str], float] = {}
+        self._known: dict[tuple[str, str], tuple[float, Price | None]] = {}
+        """With when they were read, by type and zone."""
 
     async def recent(self, kind: str, zone: str) -> Price | None:
         """Return the prices of at most a minute ago, None if the type is not sold as spot in the zone."""
-        key = (kind, zone)
-        if key not in self._known or self._clock() - self._read_at[key] >= FRESH_S:
-            await self.now(kind, zone)
-        return self._known[key]
+        read_at, price = self._known.get((kind, zone), (float("-inf"), None))
+        return price if self._clock() - read_at < FRESH_S else await self.now(kind, zone)
 
     async def now(self, kind: str, zone: str) -> Price | None:
         """Return the latest prices, None if the type is not sold as spot in the zone."""
@@ -116,7 +114,7 @@ class PriceCache:
         listed = await self._history(kind, zone)
         latest = max(listed, key=lambda price: price.timestamp, default=None)
         price = None if latest is None else Price(latest.spot_price, latest.origin_price, read_at)
-        self._known[kind, zone], self._read_at[kind, zone] = price, read_at
+        self._known[kind, zone] = read_at, price
         return price
 
     async def _history(self, kind: str, zone: str) -> list[Any]:

@@ -30,8 +30,6 @@ TOO_DEAR = frozenset(
 BUSY = frozenset({"IncorrectScalingGroupStatus", "ScalingActivityInProgress"})
 """The scaling group does something else; a later call may succeed."""
 
-RETRY_S = 5.0
-
 
 class MarketAboveCap(Exception):
     """The market's price is above the limit of a launch. The cloud does not say the price."""
@@ -46,7 +44,7 @@ def refused(code: str, message: str, offer: OfferKey | None) -> ProviderError | 
         offer: that should be launched, None for other calls.
     """
     if code.startswith("Throttling") or code in BUSY:
-        return Throttled(RETRY_S, spent=True)
+        return Throttled(spent=True)
     if offer is not None and code in OUT_OF_STOCK:
         return OutOfStock(offer)
     if offer is not None and code in TOO_DEAR:
@@ -74,7 +72,7 @@ def failed(
         return Throttled(retry_ms / 1000)
     if code.startswith("Throttling"):
         # A gateway throttles, also with 503. It does not know what became of the order.
-        return Throttled(RETRY_S)
+        return Throttled()
     if status is None or not 400 <= status < 500:
         return Unknown(
             f"Alibaba Cloud gave no answer that says whether it was done: {code or message}"

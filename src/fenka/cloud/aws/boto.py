@@ -22,9 +22,6 @@ from botocore.parsers import ResponseParserError
 
 from fenka.cloud import port
 
-AFTER_S = 5.0
-"""Until the next call after throttling; AWS does not say how long."""
-
 OUT_OF_STOCK = frozenset(
     {
         "InsufficientInstanceCapacity",
@@ -73,7 +70,7 @@ def port_error(
     if offer is not None and code in QUOTA:
         return port.Quota(offer.group)
     if code in THROTTLED:
-        return port.Throttled(AFTER_S)
+        return port.Throttled()
     if code in UNKNOWN or status >= 500:
         return port.Unknown(f"AWS does not say whether it was done: {code}: {message}")
     return port.Denied(f"AWS refuses: {code}: {message}")

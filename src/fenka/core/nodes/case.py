@@ -342,7 +342,8 @@ def check_request(title: str, request: CaseRequest) -> None:
     for number, toleration in enumerate(request.tolerations):
         if toleration.operator not in OPERATORS:
             raise InvalidCase(
-                f"{title}.tolerations[{number}].operator must not be {toleration.operator!r}"
+                f"{title}.tolerations[{number}].operator must be Equal or Exists, "
+                f"not {toleration.operator!r}"
             )
     try:
         request.card_request()

@@ -17,6 +17,9 @@ from fenka.workstation import paths
 
 T = TypeVar("T")
 
+USER_ROLE = "fenka-user"
+"""The chart's ClusterRole for trainings, notebooks and services of a namespace."""
+
 _KEPT: list[object] = []
 
 _DENIED = re.compile(
@@ -87,14 +90,7 @@ def explain_denial(why: ApiError) -> str:
             f"user {granted[1]} may not give a service's gateway its rights: ask for the ClusterRole "
             "fenka-user"
         )
-    denied = _DENIED.search(str(why)) if why.status == 403 else None
-    if denied is None:
-        return str(why)
-    user, verb, resource, namespace = denied.groups()
-    refused = f"user {user} may not {verb} {resource}"
-    if not namespace:
-        return f"{refused} in all namespaces: leave out -A, or ask for the ClusterRole fenka-user there"
-    return f"{refused} in namespace {namespace}: ask for the ClusterRole fenka-user"
+    return explain_cluster_denial(why, USER_ROLE)
 
 
 async def or_served(api: Api, listed: Awaitable[list[T]], screen: str, row: type[T]) -> list[T]:
@@ -119,12 +115,15 @@ def explain_screen_denial(why: ApiError) -> str:
 
 
 def explain_cluster_denial(why: ApiError, role: str = "fenka-viewer") -> str:
-    """Return what a user who may not look at nodes can do; else the API server's own sentence."""
+    """Return what a user without a right can do; else the API server's own sentence."""
     denied = _DENIED.search(str(why)) if why.status == 403 else None
     if denied is None:
         return str(why)
     user, verb, resource, namespace = denied.groups()
     where = f" in namespace {namespace}" if namespace else ""
+    if role == USER_ROLE and not namespace:
+        hint = f"leave out -A, or ask for the ClusterRole {role} there"
+        return f"user {user} may not {verb} {resource} in all namespaces: {hint}"
     return f"user {user} may not {verb} {resource}{where}: ask for the ClusterRole {role}"
 
 

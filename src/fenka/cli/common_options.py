@@ -1,9 +1,7 @@
-"""Options that several commands share, each declared once, and how functions become commands.
+"""Options that several commands share, and how functions become commands.
 
 A command is a function whose parameters are annotated with options. A parameter whose type is a dataclass
 or a msgspec.Struct stands for all options among the fields of that type.
-
-Durations as screens show them and as options take them.
 """
 
 import dataclasses

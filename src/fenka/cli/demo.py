@@ -1,11 +1,7 @@
 """`fenka demo`, which is `make run`: three notebooks share one card, and a fourth waits.
 
-It runs the commands that a user would type. What a notebook sees and where its limit is, it asks of the
-notebook's own kernel.
-
-Runs code in a kernel of a Jupyter server, as its web page does.
-
-A REST request starts the kernel. Code and output use Jupyter's messaging protocol 5.3 over a WebSocket.
+It runs the commands that a user would type. By Jupyter's messaging protocol 5.3 it asks each notebook's own
+kernel for the size of its card and for its limit.
 """
 
 import contextlib

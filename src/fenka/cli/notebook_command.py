@@ -1,7 +1,4 @@
-"""`fenka notebook` and `fenka start`: Jupyter with a slice, on a cluster or on this machine.
-
-Passwords of notebooks: where they come from, and how the process list does not keep them.
-"""
+"""`fenka notebook` and `fenka start`: Jupyter with a slice and a password, on a cluster or here."""
 
 import ctypes
 import getpass

@@ -1,7 +1,4 @@
-"""MIG instances below the screens of nodes: one row each, its slices below, and what else fits.
-
-The layout of all screens: an option, else FENKA_LAYOUT, else the user's configuration file.
-"""
+"""The layout of screens, by option, FENKA_LAYOUT or configuration file; the lines of MIG instances."""
 
 import os
 import tomllib

@@ -1,6 +1,6 @@
-"""Ends a process by Ctrl-C if nothing has to be undone. It is imported first, so it imports almost nothing.
+"""Ends a process by Ctrl-C if nothing has to be undone, and keeps Python's garbage collector away.
 
-Keeps Python's garbage collector away while a command makes only what it keeps.
+It is imported first, so it imports almost nothing.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
-"""The options of `fenka submit` and `fenka serve`: one for each field, and arena's other spellings.
+"""The options of `fenka submit`, `serve` and `notebook`: one for each field, and arena's other spellings.
 
-All values stay texts: `jobs/workload_fields.py` converts them as it does those of a file.
-
-Prints objects of Kubernetes as `--dry-run` shows them.
+All values stay texts: `jobs/workload.py` converts them as it does those of a file.
 """
 
 import inspect

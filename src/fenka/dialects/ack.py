@@ -1,6 +1,6 @@
 """gpushare's names, with the share of compute that Alibaba Cloud's ACK adds to them.
 
-`dialects.gpushare` encodes and decodes gpushare's part; `dialects.node_modes` reads nodes' labels.
+`dialects.gpushare` encodes and decodes gpushare's part; `dialects.nodes` reads nodes' labels.
 """
 
 from collections.abc import Sequence

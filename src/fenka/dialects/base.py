@@ -1,4 +1,4 @@
-"""What a dialect is, and what all dialects share: pods, shared nodes, and quantities."""
+"""The interface of a dialect, and the types that all dialects share: pods, shared nodes, quantities."""
 
 import math
 import re
@@ -55,7 +55,7 @@ class ContainerKind(Enum):
 
 
 class ContainerUnits(NamedTuple):
-    """What one container requests, in units. Init containers are in their order."""
+    """The request of one container, in units. Init containers are in their order."""
 
     name: str
     units: int
@@ -232,7 +232,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class SliceRequest(msgspec.Struct, frozen=True, gc=False):
-    """What some containers of a pod request together: one request of the core.
+    """The common request of some containers of a pod: one request of the core.
 
     Attributes:
         containers: their names.
@@ -265,7 +265,7 @@ class SliceRequest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class NodeMode:
-    """What pods may request of a node: whole cards, memory, memory with compute.
+    """The requests that a node admits: whole cards, memory, memory with compute.
 
     isolated: False if programs see the whole card and limit themselves.
     """

@@ -1,6 +1,6 @@
-"""JSON records in annotations, decoded by msgspec: whoever may annotate an object can write one.
+"""Decodes JSON records in annotations for dialects: placements, cards, and a container's part of them.
 
-What dialects share to read placements: recorded cards as slices, and a container's part of them.
+They are not trusted: users who may annotate an object can write one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

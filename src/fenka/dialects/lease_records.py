@@ -1,4 +1,4 @@
-"""What a node program reports on its Node: which pods have which slices.
+"""Leases as a node program reports them on its Node: pods and their slices.
 
     fenka.io/leases   JSON, written by the node program alone
 
@@ -12,8 +12,8 @@ Resizing of running pods: the annotation that users write, and those by which th
     fenka.io/resized         JSON: what the pod holds now of each card, and each container's part; for people
     fenka.io/resize-refused  why not, in one sentence; taken away by success
 
-The record counts for nothing: whoever may annotate a pod can write it. What a resized pod holds is what its
-node reports (dialects/lease_records.py).
+The record counts for nothing: whoever may annotate a pod can write it. The size of a resized pod is the one
+that its node reports.
 """
 
 import re
@@ -59,7 +59,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What pods have, by UID.
+    """The slices of pods, by UID.
 
     Attributes:
         pods: slices of pods at their peak, whose processes are alive or may start at any moment.
@@ -176,7 +176,7 @@ class ResizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResizeStatus:
-    """What a pod has now at its peak, and its containers by name. request: the last one that was granted."""
+    """The slices of a pod at its peak, and those of its containers by name. request: the last granted one."""
 
     pod: str
     """Its UID."""

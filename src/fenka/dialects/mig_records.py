@@ -39,7 +39,7 @@ TAKEN: Mapping[InstanceState, str] = {
     "leaving": "is being destroyed",
     "foreign": "is an administrator's",
 }
-"""What reasons say of instances that are for no pod."""
+"""The reason why an instance is for no pod."""
 
 
 @dataclass(frozen=True, slots=True)

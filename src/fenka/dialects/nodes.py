@@ -1,8 +1,7 @@
-"""Which cards a node shares: fenka's inventory on the Node, or what gpushare's own plugin advertises.
+"""The cards that a node shares, by fenka's inventory or gpushare's plugin, and its mode, by its labels.
 
-The mode of a node by its labels: gpushare's and gpu-manager's say that it shares cards, ACK's say how.
-
-The node program advertises, and the scheduler admits, what this mode allows.
+gpushare's and gpu-manager's labels say that it shares cards, ACK's say how. The node program advertises, and
+the scheduler admits, what this mode allows.
 """
 
 import re
@@ -75,7 +74,7 @@ class _InventoryCard(msgspec.Struct, omit_defaults=True):
     unleased_mib: _Mib = msgspec.field(name="unleasedMiB", default=0)
     drawn_mib: _Mib = msgspec.field(name="drawnMiB", default=0)
     unleased: str = ""
-    """Who uses that, in a sentence."""
+    """The users of that memory, in a sentence."""
 
 
 class _Inventory(msgspec.Struct):

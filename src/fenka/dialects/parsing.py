@@ -1,4 +1,4 @@
-"""What dialects share to parse pods: valid requests, and how a pod's containers share them."""
+"""Parses pods for dialects: valid requests, and how a pod's containers share them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""What is written of a pod's placement, and read again, whether its slices are on cards or inside instances.
+"""Writes and reads a pod's placement, whether its slices are on cards or inside instances.
 
 Dialects number physical cards and know nothing of instances. So for a pod with slices inside instances they
-are given a *view* of its node: each instance stands in for its card, with the card's index and UUID and the
+are given a *view* of its node. There each instance has its card's place: the card's index and UUID, and the
 instance's memory and compute. Records then name the physical card, as other tools expect, and the annotation
 `fenka.io/instance` says where on it.
 """

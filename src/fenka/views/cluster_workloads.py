@@ -1,10 +1,7 @@
-"""Training jobs of a cluster: values of the screens from one reading of its objects.
+"""Jobs and services of a cluster: values of the screens from one reading of its objects.
 
 A pod's owner writes its labels, so pods count only for roles and indexes that the root object declares.
-
-What pods request and hold of cards, counted in cards: a slice is a share of its card.
-
-Services of a cluster: values of the screens from one reading of its objects.
+Requests are counted in cards: a slice is a share of its card.
 """
 
 from collections import Counter
@@ -17,6 +14,13 @@ from fenka.cluster.objects import Condition, Node, Pod, seconds
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.queue_snapshot import read_position
 from fenka.cluster.state import ClusterState
+from fenka.cluster.training_objects import (
+    ForeignJob,
+    Root,
+    TrainingObjects,
+    TrainingPod,
+    final_condition,
+)
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.scaling import shares
 from fenka.core.units import card_units, mib_to_units
@@ -25,6 +29,7 @@ from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest, parse_m
 from fenka.dialects.card_records import nominal_mib
 from fenka.views import workloads
 from fenka.views.node_rows import TOPOLOGY
+from fenka.views.workloads import JobProcess, JobStatus, ServiceVersion, Trainer, TrainingJob
 
 
 class PodCards:
@@ -41,7 +46,7 @@ class PodCards:
         self._state = ClusterState((node for node in known if node.metadata.name in names), pods)
         self._any = next(iter(self._state.shared_nodes()), None) or _first_shared(known)
 
-    def node_address(self, pod: training_objects.TrainingPod) -> str:
+    def node_address(self, pod: TrainingPod) -> str:
         """Return the address of a pod's node; empty before there is a node, and when it is gone."""
         if self._addresses is None:
             return pod.status.host_ip
@@ -111,7 +116,7 @@ EXTERNAL_ADDRESS = "its Service has no external address yet"
 """Why a notebook that runs is not reached as its user has asked for."""
 
 _PHASES: dict[str, workloads.Phase] = {phase: phase for phase in get_args(workloads.Phase)}
-_ENDED: dict[str, workloads.JobStatus] = {
+_ENDED: dict[str, JobStatus] = {
     "Failed": "FAILED",
     "Complete": "SUCCEEDED",
     "Completed": "SUCCEEDED",
@@ -119,14 +124,14 @@ _ENDED: dict[str, workloads.JobStatus] = {
 }
 """Statuses by the types of final conditions."""
 
-_FOREIGN: dict[training_objects.ForeignKind, workloads.Trainer] = {
+_FOREIGN: dict[training_objects.ForeignKind, Trainer] = {
     "MPIJob": "mpijob",
     "TFJob": "tfjob",
     "PyTorchJob": "pytorchjob",
     "TrainJob": "trainjob",
 }
 
-Members = dict[tuple[str, int], training_objects.TrainingPod]
+Members = dict[tuple[str, int], TrainingPod]
 """The current pods of a job, by role and index."""
 
 Queue = Mapping[tuple[str, str], int]
@@ -134,8 +139,8 @@ Queue = Mapping[tuple[str, str], int]
 
 
 def training_jobs(
-    objects: training_objects.TrainingObjects, now: float, queue: Queue | None = None
-) -> list[workloads.TrainingJob]:
+    objects: TrainingObjects, now: float, queue: Queue | None = None
+) -> list[TrainingJob]:
     """Return all jobs, the newest first.
 
     Args:
@@ -175,14 +180,11 @@ def training_jobs(
 
 
 def _group(
-    objects: training_objects.TrainingObjects,
-) -> tuple[
-    dict[tuple[str, str], list[training_objects.TrainingPod]],
-    dict[str, list[training_objects.TrainingPod]],
-]:
+    objects: TrainingObjects,
+) -> tuple[dict[tuple[str, str], list[TrainingPod]], dict[str, list[TrainingPod]]]:
     """Return the pods of fenka's jobs by namespace and name, and of other jobs by UID."""
-    own: dict[tuple[str, str], list[training_objects.TrainingPod]] = {}
-    others: dict[str, list[training_objects.TrainingPod]] = {}
+    own: dict[tuple[str, str], list[TrainingPod]] = {}
+    others: dict[str, list[TrainingPod]] = {}
     uids = {
         (job.metadata.namespace, label, job.metadata.name): job.metadata.uid
         for job in objects.foreign
@@ -203,23 +205,20 @@ def _group(
 
 
 def _own_job(
-    root: training_objects.Root,
-    run: training_objects.Root,
-    pods: Iterable[training_objects.TrainingPod],
+    root: Root,
+    run: Root,
+    pods: Iterable[TrainingPod],
     cards: PodCards,
     now: float,
     queue: Queue | None,
-) -> workloads.TrainingJob:
+) -> TrainingJob:
     meta = root.metadata
     trainer = workloads.TRAINERS.get(meta.labels.get(training_objects.KIND, ""), "mpijob")
     members = _members(run, pods)
-    status, end = (
-        _own_status(run, trainer, members),
-        training_objects.final_condition(run.status.conditions),
-    )
+    status, end = _own_status(run, trainer, members), final_condition(run.status.conditions)
     instances = _own_instances(run, meta.name, trainer, members, cards)
     created = seconds(run.metadata.creation_timestamp) or 0
-    return workloads.TrainingJob(
+    return TrainingJob(
         meta.name,
         meta.namespace,
         meta.uid,
@@ -237,17 +236,13 @@ def _own_job(
 
 
 def _own_instances(
-    root: training_objects.Root,
-    job: str,
-    trainer: workloads.Trainer,
-    members: Members,
-    cards: PodCards,
-) -> tuple[workloads.JobProcess, ...]:
+    root: Root, job: str, trainer: Trainer, members: Members, cards: PodCards
+) -> tuple[JobProcess, ...]:
     """Return the instances that are shown, the chief first."""
     order = [*root.roles]
     chief = workloads.chief_role(order)
     order.sort(key=lambda role: role != chief)
-    if training_objects.final_condition(root.status.conditions) is not None:
+    if final_condition(root.status.conditions) is not None:
         # Pods that still run are about to be removed.
         members = {key: pod for key, pod in members.items() if pod.finished and not pod.gone}
     return tuple(
@@ -263,7 +258,7 @@ def _own_instances(
     )
 
 
-def _members(root: training_objects.Root, pods: Iterable[training_objects.TrainingPod]) -> Members:
+def _members(root: Root, pods: Iterable[TrainingPod]) -> Members:
     """Return the newest pod of each role and index that the root declares."""
     declared = root.roles
     members: Members = {}
@@ -278,18 +273,13 @@ def _members(root: training_objects.Root, pods: Iterable[training_objects.Traini
     return members
 
 
-def _generation(pod: training_objects.TrainingPod) -> tuple[int, bool, str]:
+def _generation(pod: TrainingPod) -> tuple[int, bool, str]:
     attempt = _number(pod.metadata.labels.get(training_objects.RESTART_ATTEMPT, "0"))
     return attempt or 0, not pod.gone, pod.metadata.creation_timestamp
 
 
-def _own_status(
-    root: training_objects.Root, trainer: workloads.Trainer, members: Members
-) -> workloads.JobStatus:
-    end, restartable = (
-        training_objects.final_condition(root.status.conditions),
-        trainer == "notebook",
-    )
+def _own_status(root: Root, trainer: Trainer, members: Members) -> JobStatus:
+    end, restartable = final_condition(root.status.conditions), trainer == "notebook"
     if end is not None:
         status = _ENDED[end.type]
         return "STOPPED" if restartable and status == "SUCCEEDED" else status
@@ -305,11 +295,7 @@ def _own_status(
     return "RUNNING" if running == sum(root.roles.values()) else "PENDING"
 
 
-def _ended_at(
-    job: training_objects.Root | training_objects.ForeignJob,
-    end: Condition,
-    pods: Iterable[training_objects.TrainingPod],
-) -> float | None:
+def _ended_at(job: Root | ForeignJob, end: Condition, pods: Iterable[TrainingPod]) -> float | None:
     """Return when a job ended; None if neither it nor its pods say so."""
     told = job.status.completion_time or end.last_transition_time
     return seconds(told or max((pod.ended_at for pod in pods), default=""))
@@ -317,7 +303,7 @@ def _ended_at(
 
 def _absent(
     templates: Iterable[training_objects.RoleTemplate],
-    instances: Iterable[workloads.JobProcess],
+    instances: Iterable[JobProcess],
     cards: PodCards,
 ) -> tuple[float | None, ...]:
     """Return what each role's pods request that are no instances."""
@@ -330,9 +316,7 @@ def _absent(
     return tuple(amounts)
 
 
-def _why(
-    status: workloads.JobStatus, end: Condition | None, pods: Iterable[training_objects.TrainingPod]
-) -> str:
+def _why(status: JobStatus, end: Condition | None, pods: Iterable[TrainingPod]) -> str:
     """Return why the job waits or has failed; empty if nothing says so."""
     if status == "FAILED":
         return end.message if end is not None else ""
@@ -341,9 +325,7 @@ def _why(
     return next((pod.unschedulable for pod in pods if pod.unschedulable), "")
 
 
-def _blocked(
-    run: training_objects.Root, failures: Iterable[training_objects.TrainingEvent], present: int
-) -> str:
+def _blocked(run: Root, failures: Iterable[training_objects.TrainingEvent], present: int) -> str:
     """Return why pods cannot be created, such as an exceeded quota; empty if they can."""
     if run.status.problem or present >= sum(run.roles.values()):
         return run.status.problem
@@ -351,9 +333,7 @@ def _blocked(
     return messages[-1].removeprefix("Error creating: ") if messages else ""
 
 
-def _position(
-    status: workloads.JobStatus, pods: Iterable[training_objects.TrainingPod], queue: Queue | None
-) -> int | None:
+def _position(status: JobStatus, pods: Iterable[TrainingPod], queue: Queue | None) -> int | None:
     """Return the first position in the queue of a job's pods."""
     if status != "PENDING":
         return None
@@ -365,7 +345,7 @@ def _position(
     return min((queue[name] for name in names & queue.keys()), default=None)
 
 
-def _note(root: training_objects.Root, status: workloads.JobStatus, age_s: float) -> str:
+def _note(root: Root, status: JobStatus, age_s: float) -> str:
     meta = root.metadata
     if status == "STOPPED":
         return f"fenka start {meta.labels[training_objects.JOB]} starts it again"
@@ -373,7 +353,7 @@ def _note(root: training_objects.Root, status: workloads.JobStatus, age_s: float
         not root.suspended
         or training_objects.SUBMITTED in meta.annotations
         or training_objects.QUEUE_NAME in meta.labels
-        or training_objects.final_condition(root.status.conditions) is not None
+        or final_condition(root.status.conditions) is not None
     ):
         return ""
     if age_s < SUBMISSION_S:
@@ -385,22 +365,22 @@ def _note(root: training_objects.Root, status: workloads.JobStatus, age_s: float
 
 
 def _reach_tensorboard(
-    job: workloads.TrainingJob,
-    _: Sequence[training_objects.TrainingPod],
+    job: TrainingJob,
+    _: Sequence[TrainingPod],
     services: Iterable[training_objects.Service],
     address: str,
-) -> workloads.TrainingJob:
+) -> TrainingJob:
     """Add the address of a job's TensorBoard."""
     url = next(filter(None, (service.url(address) for service in services)), "")
     return replace(job, tensorboard=url) if url else job
 
 
 def _reach_notebook(
-    job: workloads.TrainingJob,
-    pods: Sequence[training_objects.TrainingPod],
+    job: TrainingJob,
+    pods: Sequence[TrainingPod],
     services: Iterable[training_objects.Service],
     address: str,
-) -> workloads.TrainingJob:
+) -> TrainingJob:
     """Add where a notebook answers, if it does."""
     chief = job.chief
     ready = chief is not None and any(
@@ -418,7 +398,7 @@ def _reach_notebook(
     return replace(job, address=f"http://localhost:8888/lab after {forward}", why=awaited)
 
 
-def _cluster_address(objects: training_objects.TrainingObjects) -> str:
+def _cluster_address(objects: TrainingObjects) -> str:
     """Return the address of a node that is ready: a NodePort is open on all of them."""
     if objects.nodes is None:
         return next((pod.status.host_ip for pod in objects.pods if pod.status.host_ip), "")
@@ -430,11 +410,8 @@ def _cluster_address(objects: training_objects.TrainingObjects) -> str:
 
 
 def _foreign_job(
-    job: training_objects.ForeignJob,
-    pods: Sequence[training_objects.TrainingPod],
-    cards: PodCards,
-    queue: Queue | None,
-) -> workloads.TrainingJob:
+    job: ForeignJob, pods: Sequence[TrainingPod], cards: PodCards, queue: Queue | None
+) -> TrainingJob:
     meta = job.metadata
     status, end = _foreign_status(job, pods)
     places = [_foreign_place(pod) for pod in pods]
@@ -454,7 +431,7 @@ def _foreign_job(
     instances.sort(
         key=lambda instance: (not instance.chief, instance.role, instance.index, instance.name)
     )
-    return workloads.TrainingJob(
+    return TrainingJob(
         meta.name,
         meta.namespace,
         meta.uid,
@@ -472,10 +449,10 @@ def _foreign_job(
 
 
 def _foreign_status(
-    job: training_objects.ForeignJob, pods: Sequence[training_objects.TrainingPod]
-) -> tuple[workloads.JobStatus, Condition | None]:
+    job: ForeignJob, pods: Sequence[TrainingPod]
+) -> tuple[JobStatus, Condition | None]:
     conditions = job.status.conditions or ()
-    end = training_objects.final_condition(conditions)
+    end = final_condition(conditions)
     if end is None and job.status.launcher_status in ("Succeeded", "Failed"):
         end = Condition(type=job.status.launcher_status, status="True")
     if end is not None:
@@ -489,14 +466,14 @@ def _foreign_status(
     return "RUNNING" if started else "PENDING", None
 
 
-def _foreign_chief(job: training_objects.ForeignJob, present: set[str]) -> str:
+def _foreign_chief(job: ForeignJob, present: set[str]) -> str:
     """Return the role of the chief, whose pod may not exist yet; empty if that is not known."""
     # The launcher is made when all workers run.
     declared = {"launcher"} if job.kind == "MPIJob" else {part.role for part in job.templates}
     return workloads.chief_role(declared | present)
 
 
-def _foreign_place(pod: training_objects.TrainingPod) -> tuple[str, int]:
+def _foreign_place(pod: TrainingPod) -> tuple[str, int]:
     """Return the role and the index of a pod."""
     labels = pod.metadata.labels
     role = next(
@@ -516,15 +493,9 @@ def _foreign_place(pod: training_objects.TrainingPod) -> tuple[str, int]:
 
 
 def _instance(
-    pod: training_objects.TrainingPod,
-    cards: PodCards,
-    *,
-    name: str,
-    role: str,
-    index: int,
-    chief: bool,
-) -> workloads.JobProcess:
-    return workloads.JobProcess(
+    pod: TrainingPod, cards: PodCards, *, name: str, role: str, index: int, chief: bool
+) -> JobProcess:
+    return JobProcess(
         name,
         pod.metadata.name,
         role,
@@ -555,13 +526,11 @@ Name = tuple[str, str]
 """Namespace and name of a service."""
 
 
-def service_versions(
-    objects: service_objects.ServiceObjects, now: float
-) -> list[workloads.ServiceVersion]:
+def service_versions(objects: service_objects.ServiceObjects, now: float) -> list[ServiceVersion]:
     """Return all versions, by namespace, name and version."""
     cards = PodCards(objects.nodes, objects.pods)
     addresses = {_name(address): address for address in objects.addresses}
-    pods: dict[tuple[Name, str], list[training_objects.TrainingPod]] = {}
+    pods: dict[tuple[Name, str], list[TrainingPod]] = {}
     for pod in objects.pods:
         key = _name(pod), pod.metadata.labels.get(service_objects.VERSION, "")
         pods.setdefault(key, []).append(pod)
@@ -583,9 +552,7 @@ def service_versions(
 
 
 def _name(
-    item: service_objects.ServingDeployment
-    | service_objects.AddressService
-    | training_objects.TrainingPod,
+    item: service_objects.ServingDeployment | service_objects.AddressService | TrainingPod,
 ) -> Name:
     return item.metadata.namespace, item.metadata.labels.get(service_objects.SERVICE, "")
 
@@ -593,13 +560,13 @@ def _name(
 def _version(
     deployment: service_objects.ServingDeployment,
     address: service_objects.AddressService | None,
-    replicas: Iterable[workloads.JobProcess],
+    replicas: Iterable[JobProcess],
     share: int | None,
     now: float,
-) -> workloads.ServiceVersion:
+) -> ServiceVersion:
     meta = deployment.metadata
     created = seconds(meta.creation_timestamp) or 0
-    return workloads.ServiceVersion(
+    return ServiceVersion(
         meta.labels[service_objects.SERVICE],
         meta.namespace,
         meta.uid,
@@ -646,7 +613,7 @@ def _service_note(deployment: service_objects.ServingDeployment, age_s: float) -
     )
 
 
-def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.JobProcess:
+def _replica(pod: TrainingPod, cards: PodCards) -> JobProcess:
     statuses = pod.status.container_statuses
     name = pod.metadata.name
     return replace(
@@ -661,7 +628,7 @@ def _replica(pod: training_objects.TrainingPod, cards: PodCards) -> workloads.Jo
     )
 
 
-def _cpus(pod: training_objects.TrainingPod) -> float:
+def _cpus(pod: TrainingPod) -> float:
     """Return the processors that a pod's containers request together."""
     amounts = (container.resources.requests.get("cpu", "0") for container in pod.spec.containers)
     return sum(map(parse_milli, amounts)) / 1000

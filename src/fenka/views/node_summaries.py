@@ -21,7 +21,7 @@ WITHOUT_NODE: Mapping[autoscaling.OrderState, str] = {
     "joined": "starting",
     "ending": "ending",
 }
-"""What a slot is while there is no Node of it, by the slot's state."""
+"""States of slots without a Node, by the slot's state."""
 
 UNREPORTED = autoscaling.ElasticNodeStatus(group="", state="not reported yet", since=0)
 """Of a node that the leader has not seen yet."""

@@ -580,6 +580,8 @@ def test_workload_is_found_without_the_right_to_read_those_of_other_kinds(
     server.forbidden = {"jobsets"}
     assert "Custom" in ok(run("get", "bert"))
     assert "may not list jobsets" in run("get", "mpi-dist").stderr
+    server.forbidden = {"jobsets", "deployments"}
+    assert "may not list" in run("get", "bert").stderr
 
 
 def test_version_of_what_has_none_is_refused(run: Run) -> None:

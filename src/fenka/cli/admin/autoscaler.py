@@ -1,9 +1,4 @@
-"""`fenka autoscaler`: buys and ends nodes; which new nodes pending requests need.
-
-`fenka autoscaler plan` and `snapshot`: which new nodes pending requests need, and a cluster's case.
-
-`fenka simulate`: which pending pods would start if there were more nodes.
-"""
+"""`fenka autoscaler` and `fenka simulate`: buy and end nodes, plan them, and try further ones on paper."""
 
 import asyncio
 import logging

@@ -1,7 +1,4 @@
-"""`fenka daemon`.
-
-Ends a daemon of any version, and replaces it by one of this version under running programs.
-"""
+"""`fenka daemon`: runs the daemon, ends one of any version, or replaces it under running programs."""
 
 import contextlib
 import json

@@ -175,7 +175,7 @@ def apply(
 
 
 def cancel() -> None:
-    """Give up what waits of layouts. What has been done stays."""
+    """Give up the pending steps of layouts. Finished steps stay."""
     with Connection(paths.current()) as connection:
         answer = connection.request(protocol.CancelLayout(), protocol.LayoutApplied)
     tables.print_lines([f"given up: {line}" for line in answer.waiting] or ["nothing waits"])

@@ -1,7 +1,4 @@
-"""`fenka uninstall`: removes what fenka's programs leave in a cluster when the chart is gone.
-
-What fenka's programs leave in a cluster when its chart is uninstalled, and the patches that remove it.
-"""
+"""`fenka uninstall`: removes objects, labels and annotations that fenka's programs leave in a cluster."""
 
 import asyncio
 import time
@@ -101,7 +98,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class UninstallOptions:
-    """What is removed, and what happens to nodes that the autoscaler has bought."""
+    """The installation to clean up after, and the end of nodes that the autoscaler has bought."""
 
     namespace: Annotated[
         str, typer.Option("-n", "--namespace", help="namespace in which fenka was installed")

@@ -1,12 +1,8 @@
-"""`fenka top node --layout arena`: the layout of arena 0.7 and later.
+"""Nodes and training jobs in the layout of arena 0.7 and later; the order of rows is stable.
 
-Columns, totals and JSON keys are arena's. The order of rows is stable. Errors of arena are not copied: roles
-of GPU nodes, memory of nodes with unit MiB, and `-m n` are right here.
-
-Training jobs in the layout of arena 0.7 and later.
-
-Errors of arena are not copied: slices count as shares of a card, the age of an instance is its own, and only
-cards that an instance holds are allocated.
+Errors of arena are not copied. Roles of GPU nodes, memory of nodes with unit MiB, and `-m n` are right here.
+Slices count as shares of a card, the age of an instance is its own, and only cards that an instance holds are
+allocated.
 """
 
 from collections.abc import Callable, Sequence

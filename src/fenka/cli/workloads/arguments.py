@@ -7,12 +7,7 @@ import typer
 
 from fenka.cli.common_options import NamespaceOption, Target
 from fenka.cli.error_report import UserError
-from fenka.views.workloads import (
-    JobProcess,
-    ServiceVersion,
-    Trainer,
-    Workload,
-)
+from fenka.views.workloads import JobProcess, ServiceVersion, Trainer, Workload
 
 AllNamespacesOption = Annotated[
     bool, typer.Option("-A", "--all-namespaces", help="jobs of all namespaces")

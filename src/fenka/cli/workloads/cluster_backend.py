@@ -13,9 +13,9 @@ from fenka.cli import cluster, tables
 from fenka.cli.common_options import Target
 from fenka.cli.error_report import UserError
 from fenka.cli.workloads.arguments import GatewayChoice, LogRequest, require_instance
-from fenka.cluster import training_objects
 from fenka.cluster.objects import seconds
 from fenka.cluster.service_objects import ServiceObjects
+from fenka.cluster.training_objects import Root, TrainingEvent, TrainingObjects, TrainingPod
 from fenka.core.errors import FAILURE
 from fenka.jobs.collection import Contents, read_config_files
 from fenka.jobs.kubernetes import service_changes
@@ -26,13 +26,7 @@ from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.pod_logs import LogOptions, LogSource, follow_log, log_container, read_log
 from fenka.kubernetes.reader import read_events, read_roots, read_services, read_training_objects
 from fenka.views.cluster_workloads import Queue, service_versions, training_jobs
-from fenka.views.workloads import (
-    JobEvent,
-    JobProcess,
-    ServiceVersion,
-    TrainingJob,
-    Workload,
-)
+from fenka.views.workloads import JobEvent, JobProcess, ServiceVersion, TrainingJob, Workload
 
 MAX_DELETIONS = 32
 """Requests at a time."""
@@ -71,7 +65,8 @@ class ClusterBackend:
             for error, others in ((jobs, versions), (versions, jobs)):
                 if isinstance(error, BaseException):
                     denied = isinstance(error, ApiError) and error.status == 403
-                    if name is None or not denied or not others or others is error:
+                    found = bool(others) and not isinstance(others, BaseException)
+                    if not (name and denied and found):
                         raise error
             return _known(jobs), _known(versions)
 
@@ -82,11 +77,7 @@ class ClusterBackend:
 
         positions: read the queue of the cluster if a job waits.
         """
-
-        async def read(api: Api) -> list[TrainingJob]:
-            return await self._read_jobs(api, name, positions=positions)
-
-        return self._ask(read)
+        return self._ask(lambda api: self._read_jobs(api, name, positions=positions))
 
     async def _read_jobs(self, api: Api, name: str | None, *, positions: bool) -> list[TrainingJob]:
         if name is not None and not _NAME.fullmatch(name):
@@ -126,11 +117,11 @@ class ClusterBackend:
             uids = {workload.uid, *(pod.metadata.uid for pod in objects.pods)}
             runs = (
                 [objects.current(root) for root in objects.roots]
-                if isinstance(objects, training_objects.TrainingObjects) and not foreign
+                if isinstance(objects, TrainingObjects) and not foreign
                 else []
             )
 
-            def concerns(event: training_objects.TrainingEvent) -> bool:
+            def concerns(event: TrainingEvent) -> bool:
                 return event.involved_object.uid in uids or any(
                     event.concerns_jobs_of(run) for run in runs
                 )
@@ -285,7 +276,7 @@ async def _read_queue(api: Api) -> Queue | None:
     return None if rows is None else {(row.namespace, row.name): row.position for row in rows}
 
 
-async def _delete(api: Api, root: training_objects.Root, at_once: asyncio.Semaphore) -> None:
+async def _delete(api: Api, root: Root, at_once: asyncio.Semaphore) -> None:
     """Delete a root object, unless somebody else has. Raises ApiError, ApiUnreachable."""
     uid = {"uid": root.metadata.uid}
     async with at_once:
@@ -294,9 +285,7 @@ async def _delete(api: Api, root: training_objects.Root, at_once: asyncio.Semaph
         await if_accepted(request, (404, 409))
 
 
-def _require_container(
-    instance: JobProcess, pod: training_objects.TrainingPod | None, name: str
-) -> None:
+def _require_container(instance: JobProcess, pod: TrainingPod | None, name: str) -> None:
     """Raise UserError if the instance's pod has no container of this name."""
     if pod is None or not name:
         return
@@ -307,18 +296,14 @@ def _require_container(
         )
 
 
-async def _read_objects(
-    api: Api, workload: Workload
-) -> training_objects.TrainingObjects | ServiceObjects:
+async def _read_objects(api: Api, workload: Workload) -> TrainingObjects | ServiceObjects:
     """Return the objects of a workload. Raises ApiError, ApiUnreachable."""
     if isinstance(workload, ServiceVersion):
         return await read_services(api, workload.namespace, workload.name)
     return await read_training_objects(api, workload.namespace, workload.name, pods_only=True)
 
 
-def _pod_of(
-    objects: training_objects.TrainingObjects | ServiceObjects, instance: JobProcess
-) -> training_objects.TrainingPod | None:
+def _pod_of(objects: TrainingObjects | ServiceObjects, instance: JobProcess) -> TrainingPod | None:
     return next((pod for pod in objects.pods if pod.metadata.name == instance.pod), None)
 
 
@@ -334,7 +319,7 @@ async def _print_log(api: Api, workload: Workload, request: LogRequest) -> Workl
         nonlocal workload, instance
         objects = await _read_objects(api, workload)
         ended = False
-        if isinstance(objects, training_objects.TrainingObjects):
+        if isinstance(objects, TrainingObjects):
             workload = _same_job(objects, workload)
             instance = workload.instance(request.instance) if request.instance else workload.chief
             worker = instance is not None and not instance.chief and instance.phase == "Succeeded"
@@ -359,7 +344,7 @@ async def _print_log(api: Api, workload: Workload, request: LogRequest) -> Workl
     return workload
 
 
-def _same_job(objects: training_objects.TrainingObjects, job: Workload) -> TrainingJob:
+def _same_job(objects: TrainingObjects, job: Workload) -> TrainingJob:
     """Return what a job is now. Raises UserError if it has been deleted."""
     assert isinstance(job, TrainingJob)
     for known in training_jobs(objects, time.time()):

@@ -14,7 +14,7 @@ from fenka.cli.workloads.arguments import JobTarget, report_submission
 from fenka.cli.workloads.cluster_backend import ClusterBackend
 from fenka.cli.workloads.selection import follow_job
 from fenka.cli.workloads.waiting import ProgressLine, polls
-from fenka.cluster import training_objects
+from fenka.cluster.training_objects import KIND, BatchJob, Root
 from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.collection import Contents, collect
 from fenka.jobs.kubernetes import submission
@@ -73,9 +73,7 @@ def create(spec: NotebookSpec, password: str, target: Target, namespace: str) ->
     target = replace(target, cluster=True)
     place, now = namespace or cluster.namespace(target), datetime.now(UTC)
     cluster.converse(
-        target,
-        lambda api: submit_notebook(api, place, spec, password, now),
-        cluster.explain_denial,
+        target, lambda api: submit_notebook(api, place, spec, password, now), cluster.explain_denial
     )
     print(f"{spec.name}: created, see `fenka get {spec.name}`", flush=True)
     return JobTarget(target.local, target.cluster, target.kubeconfig, target.context, place)
@@ -95,11 +93,7 @@ def stop(target: JobTarget, name: str) -> str:
 
 
 def _change(
-    target: JobTarget,
-    name: str,
-    change: Callable[
-        [Api, training_objects.Root, list[training_objects.BatchJob]], Awaitable[None]
-    ],
+    target: JobTarget, name: str, change: Callable[[Api, Root, list[BatchJob]], Awaitable[None]]
 ) -> None:
     place = target.namespace or cluster.namespace(target)
     jobs = ClusterBackend(target, place)
@@ -107,14 +101,7 @@ def _change(
 
     async def find_and_change(api: Api) -> None:
         roots, runs = await read_roots(api, place, name)
-        root = next(
-            (
-                root
-                for root in roots
-                if root.metadata.labels.get(training_objects.KIND) == "notebook"
-            ),
-            None,
-        )
+        root = next((root for root in roots if root.metadata.labels.get(KIND) == "notebook"), None)
         if root is None:
             raise UserError(
                 f"{name} is not a notebook: a training on a cluster is ended by fenka delete {name}",

@@ -4,13 +4,7 @@ from collections.abc import Iterable
 
 from fenka.cli.workloads.screens import UNKNOWN, server
 from fenka.core.units import MIB
-from fenka.views.workloads import (
-    CardUse,
-    JobProcess,
-    ServiceVersion,
-    TrainingJob,
-    Workload,
-)
+from fenka.views.workloads import CardUse, JobProcess, ServiceVersion, TrainingJob, Workload
 
 
 def document(workload: Workload, now: float) -> dict[str, object]:

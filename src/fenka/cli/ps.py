@@ -18,7 +18,7 @@ from fenka.cli.workloads.arguments import AllNamespacesOption, JobTarget
 from fenka.cli.workloads.selection import open_backend
 from fenka.cli.world import cluster_configured, snapshot_here
 from fenka.jobs import notebook
-from fenka.views.workloads import WorkloadRow, workload_row
+from fenka.views.workloads import ServiceVersion, Workload, WorkloadRow, workload_row
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import own_jobs
 from fenka.workstation.protocol import EndedJob, describe_status
@@ -84,15 +84,13 @@ def _without_lease(snapshot: protocol.Snapshot, *, ended: bool) -> list[Workload
 
     shown = list[WorkloadRow]()
     backend = LocalBackend()
-    for job in backend.jobs():
-        processes = {job.name, *(process.pod for process in job.instances)}
-        if job.trainer != "run" and not processes & leases and (ended or not job.finished):
-            shown.append(workload_row(job))
-    for version in backend.versions():
-        # A replica that was started again has a further lease, whose name is its own with a number.
-        replicas = tuple(replica.name for replica in version.instances)
-        if not any(lease.startswith(replicas) for lease in leases):
-            shown.append(workload_row(version))
+    jobs, versions = backend.workloads()
+    active = [job for job in jobs if job.trainer != "run" and (ended or not job.finished)]
+    workloads: list[Workload] = [*active, *versions]
+    for workload in workloads:
+        own = set() if isinstance(workload, ServiceVersion) else {workload.name}
+        if not (own | {process.pod for process in workload.instances}) & leases:
+            shown.append(workload_row(workload))
     return shown
 
 

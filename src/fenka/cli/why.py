@@ -30,6 +30,7 @@ from fenka.kubernetes.reader import (
     AutoscalerState,
     read_autoscaler,
     read_cluster,
+    read_services,
     read_training_objects,
 )
 from fenka.local.views import explain_jobs
@@ -66,6 +67,14 @@ def _explained_here(target: Target, name: str, output: str) -> bool:
     """Explain a job of this machine; return False if it has none of this name. Raises UserError."""
     snapshot = snapshot_here(target)
     explanations = explain_jobs(snapshot, name) if snapshot else []
+    if snapshot and not explanations:
+        # It imports the supervisor, which most explanations need not.
+        from fenka.local.service_commands import versions
+
+        replicas = [replica for version in versions(name) for replica in version.instances]
+        explanations = [
+            line for replica in replicas for line in explain_jobs(snapshot, replica.pod)
+        ]
     if not explanations:
         if target.local:
             raise UserError(f"no job is called {name}: `fenka ps -a` lists jobs")
@@ -127,7 +136,7 @@ async def _pod(api: Api, namespace: str, name: str) -> Pod:
 
 
 async def _pods_of_job(api: Api, namespace: str, name: str) -> list[Pod]:
-    """Return the pods of fenka's or another operator's job; none if there is no such job.
+    """Return the pods of fenka's or another operator's job, or of a service; none if there is no such job.
 
     Raises UserError for a job without pods.
     """
@@ -140,7 +149,10 @@ async def _pods_of_job(api: Api, namespace: str, name: str) -> list[Pod]:
     if jobs and not objects.pods:
         reason = jobs[0].blocked or jobs[0].note or f"it is {jobs[0].status}"
         raise UserError(f"job {name} has no pods now: {reason}")
-    return [*objects.pods] if jobs else []
+    if jobs:
+        return [*objects.pods]
+    service = await if_accepted(read_services(api, namespace, name), (403, 404))
+    return [*service.pods] if service else []
 
 
 def _needs_explanation(pod: Pod) -> tuple[bool, bool, str]:

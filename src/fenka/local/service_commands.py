@@ -143,7 +143,7 @@ def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | No
     running = record.state not in ("Pending", "Backoff")
     return JobProcess(
         record.name,
-        record.name,
+        record.lease or record.name,
         "replica",
         0,
         chief=False,

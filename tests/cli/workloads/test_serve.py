@@ -588,3 +588,17 @@ def test_version_of_what_has_none_is_refused(run: Run) -> None:
     """Jobs have none."""
     done = run("get", "bert", "-T", "mpi", "-v", "v1")
     assert done.stderr == "fenka: only services have versions: leave out --version or --type\n"
+
+
+def test_pending_replica_is_explained_when_the_service_is_named(
+    run: Run, server: FakeApiServer
+) -> None:
+    """As the pods of a job are."""
+    ok(run(*V1, *COMMAND))
+    for name, phase in (("bert-v1-a", "Running"), ("bert-v1-b", "Pending")):
+        a_replica(server, "v1", name, phase=phase)
+        if phase == "Pending":
+            pod = server.get("pods", name, "default")
+            server.put("pods", {**pod, "spec": {**pod["spec"], "nodeName": ""}})
+    assert json.loads(ok(run("why", "bert", "-o", "json")))["pod"] == "bert-v1-b"
+    assert "bert-v1-b" not in run("why", "nothing").stdout

@@ -35,6 +35,7 @@ def test_service_answers_when_it_is_deployed(service: Service, tmp_path: Path) -
     )
     attached = service.station.ok("attach", "--local", "bert", "--", "printenv", "PORT")
     assert attached.strip() == body["ports"]["PORT"]
+    assert "is running: it holds 3231 MiB of card 0" in service.station.ok("why", "bert")
     assert service.station.ok("wait", "bert").startswith(
         "bert: 1 of 1 replicas accept requests at "
     )

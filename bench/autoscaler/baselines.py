@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fenka.core.evaluate import place
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.core.nodes.case import CaseRequest, Group, PlanningCase
+from fenka.core.nodes.case import CaseRequest, NodeGroup, PlanningCase
 from fenka.core.nodes.problem import Need, NodeRoom, Problem, ineligible
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement
@@ -143,7 +143,7 @@ def _estimate(world: World, pending: list[int], group: int) -> Iterator[tuple[fl
         yield 2 - used / len(spaces), spaces
 
 
-def _size(request: CaseRequest, shape: Group) -> float:
+def _size(request: CaseRequest, shape: NodeGroup) -> float:
     return request.cpu_milli / shape.cpu_milli + request.memory_mib / shape.memory_mib
 
 
@@ -205,7 +205,7 @@ def _scheduled(usage: UsageTotals, request: CaseRequest, nodes: list[Node]) -> P
     return None
 
 
-def new_node(group: Group, name: str) -> Node:
+def new_node(group: NodeGroup, name: str) -> Node:
     """Return an empty node of the group."""
     cards = tuple(
         Card(index, DeviceId(f"{name}/{index}"), card.model, card.memory_mib)

@@ -36,7 +36,15 @@ from bench.plot import Panel, Point, draw, stairs
 from fenka.autoscaler.solver.solve import improve
 from fenka.core.evaluate import place
 from fenka.core.inventory import Node
-from fenka.core.nodes.case import FORMAT, CaseNode, CaseRequest, Group, Held, HeldCard, PlanningCase
+from fenka.core.nodes.case import (
+    FORMAT,
+    CaseNode,
+    CaseRequest,
+    Held,
+    HeldCard,
+    NodeGroup,
+    PlanningCase,
+)
 from fenka.core.nodes.plan import make_plan
 from fenka.core.nodes.problem import ineligible
 from fenka.core.reasons import Unschedulable
@@ -80,7 +88,7 @@ def arrivals(seed: int) -> list[Arrival]:
     ]
 
 
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[NodeGroup, ...]:
     """Return the six offers on demand, and the same as spot."""
     spot = (
         replace(

@@ -11,10 +11,10 @@ from fenka.core.nodes.case import (
     Amount,
     CaseNode,
     CaseRequest,
-    Group,
     Held,
     HeldCard,
     NewCard,
+    NodeGroup,
     PlanningCase,
 )
 
@@ -35,14 +35,14 @@ OPENB_PRICES = {
 }  # fmt: skip
 
 
-def offers(count: int = len(OFFERS)) -> tuple[Group, ...]:
+def offers(count: int = len(OFFERS)) -> tuple[NodeGroup, ...]:
     """Return groups of the six offers; more than six repeat them in other zones, a little dearer."""
     groups = []
     for number in range(count):
         name, (model, mib), cards, cores, gib, price = OFFERS[number % len(OFFERS)]
         zone = number // len(OFFERS)
         groups.append(
-            Group(
+            NodeGroup(
                 name=f"{name}-{zone}",
                 zone=f"z{zone}",
                 price=round(price * (1 + zone / 50), 2),
@@ -139,10 +139,10 @@ def openb(folder: Path, arrivals: int = 300) -> PlanningCase:
     )
 
 
-def _openb_group(shape: Sequence[str]) -> Group:
+def _openb_group(shape: Sequence[str]) -> NodeGroup:
     cpu, memory, cards, model = int(shape[0]), int(shape[1]), int(shape[2]), shape[3]
     price = cards * OPENB_PRICES[model] + 0.1 * cpu / 1000 + 0.02 * memory / 1024
-    return Group(
+    return NodeGroup(
         name=f"{model}x{cards}-{cpu // 1000}-{memory // 1024}",
         price=round(price, 4),
         cpu_milli=cpu,

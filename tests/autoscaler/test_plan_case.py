@@ -24,7 +24,7 @@ from fenka.cluster.autoscaling import (
     encode_time,
 )
 from fenka.cluster.node_admission import exclusion
-from fenka.core.nodes.case import BuyLimits, CaseNode, CaseRequest, Group, NewCard, PlanningCase
+from fenka.core.nodes.case import BuyLimits, CaseNode, CaseRequest, NewCard, NodeGroup, PlanningCase
 from fenka.core.nodes.plan import NodePlan, make_plan
 from fenka.core.nodes.problem import ZONE_LABEL
 from tests.autoscaler.snapshots import (
@@ -338,7 +338,7 @@ def test_planned_pods_hold_their_room_while_their_node_is_pinned() -> None:
 # ---- what may be bought ----
 
 
-def the_group(given: Snapshot) -> Group:
+def the_group(given: Snapshot) -> NodeGroup:
     """The only group of the case."""
     (found,) = case_of(given).groups
     return found

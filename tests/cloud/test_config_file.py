@@ -16,7 +16,7 @@ from fenka.cloud.config import (
     ScaleOut,
     ShapeConfig,
     SpotRules,
-    Start,
+    StartTimes,
 )
 from fenka.cloud.config_file import check_shapes, decode_config, read_config
 from fenka.cloud.port import OfferKey
@@ -85,7 +85,7 @@ def test_configuration_is_read_when_everything_is_given(tmp_path: Path) -> None:
         ),
         scale_out=ScaleOut(window=0.5, window_most=10, delay=60, time_limit=1.5, pin=90),
         scale_in=ScaleIn(delay=1200, cooldown=0, mode="repack", repack_saves=0.5),
-        start=Start(timeout=3600, backoff=120, backoff_most=120),
+        start=StartTimes(timeout=3600, backoff=120, backoff_most=120),
         limits=BuyLimits(nodes=20, price=500, cards={"Tesla T4": 8}),
         groups=(
             GroupConfig(
@@ -149,7 +149,11 @@ def test_configuration_of_the_documentation_is_valid() -> None:
     example = page.read_text().partition("```yaml\n")[2].partition("```")[0]
     config = decode_config(example.encode())
     assert [group.name for group in config.groups] == ["t4-spot", "t4"]
-    assert (config.scale_out, config.scale_in, config.start) == (ScaleOut(), ScaleIn(), Start())
+    assert (config.scale_out, config.scale_in, config.start) == (
+        ScaleOut(),
+        ScaleIn(),
+        StartTimes(),
+    )
 
 
 def of_group(fields: str) -> str:

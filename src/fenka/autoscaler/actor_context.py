@@ -1,4 +1,4 @@
-"""What the parts of a pass act with: API server, cloud, orders, and how refusals are understood."""
+"""The context in which the parts of a pass act: API server, cloud, orders, and refusals."""
 
 import logging
 from collections import OrderedDict

@@ -42,9 +42,9 @@ REFUSAL_SETTLES_S = 3.0
 REPEAT_S = 2.0
 """Between two requests for the same order, while the answer is lost."""
 LAUNCH_TIMEOUT_S = 60.0
-"""A cloud that does not answer for so long is asked again with the same token."""
+"""After this time without an answer the cloud is called again with the same token."""
 WAIT_S = 1.0
-"""A pass waits so long for answers; later ones are for the next passes."""
+"""Time in which a pass waits for answers; later ones are for the next passes."""
 LOOK_S = 0.5
 """Between two passes while a call runs."""
 

@@ -1,6 +1,6 @@
 """Pending pods as requests of a planning case.
 
-What a case cannot express must not cause a purchase. Such a pod is left out, with a sentence that says why.
+A rule that a case cannot express must not cause a purchase: its pod is left out, and a sentence says why.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from fenka.dialects.base import GIB_MIB, Dialect, InvalidRecord, SliceRequest
 from fenka.dialects.registry import DIALECTS, resource_names
 
 UNLIMITED_S = 1e9
-"""How long a pod without a time limit runs. Groups whose spot nodes admit every pod protect them so long."""
+"""Run time assumed for a pod without a time limit. Groups with `admit: all` count as protected for it."""
 
 RULE_LABEL = "fenka.io/eligible-"
 """Labels of a case with this prefix stand for rules that a case cannot have."""
@@ -52,7 +52,7 @@ class Inexpressible(FenkaError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What decides which nodes a pod may use, beyond what a case can say. Equal rules decide alike.
+    """Rules for the nodes that a pod may use, beyond those of a case. Equal rules decide alike.
 
     Attributes:
         group: the group that it selects, empty for any.
@@ -128,7 +128,7 @@ def planned_uids(snapshot: Snapshot) -> frozenset[str]:
 
 
 def first_in_order(pods: Sequence[ElasticPod], most: int) -> list[ElasticPod]:
-    """Return at most so many pods: gangs whole, and namespaces in turns, so that none keeps others out.
+    """Return at most this number of pods: gangs whole, and namespaces in turns, so that each gets some.
 
     Of a namespace, the pods of the highest priority come first, then the oldest.
     """
@@ -205,7 +205,7 @@ def _count_affinity(known: set[bytes], affinity: bytes) -> None:
 def _is_demand(snapshot: Snapshot, pod: ElasticPod, counted: frozenset[str]) -> bool:
     """Return whether the scheduler that fenka serves looks for a node with cards for it.
 
-    counted: resources that some group has, such as MIG instances. Who requests one counts, too.
+    counted: resources that some group has, such as MIG instances. Pods that request one count, too.
     """
     if pod.spec.node_name or not is_open(pod):
         return False
@@ -417,4 +417,4 @@ def class_key(request: CaseRequest, affinity: bytes = b"") -> str:
 
 
 _OWN = ("name", "gang", "priority", "count")
-"""What does not matter to which nodes help a pod."""
+"""Fields of a request by which no node is excluded."""

@@ -18,7 +18,7 @@ OFFER_BUCKETS = (5, 10, 20, 30, 60, 90, 120, 180, 300, 600, 900)
 
 
 class ActivityCounts:
-    """What has happened since this process started."""
+    """Counts of what has happened since this process started."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

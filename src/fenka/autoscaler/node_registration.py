@@ -1,4 +1,4 @@
-"""What is written to nodes and pods when ordered nodes come, and what is learnt of these nodes. Pure.
+"""Changes of nodes and pods when ordered nodes come, and facts that are learnt of these nodes. Pure.
 
 A plan reaches the scheduler by annotations: each planned pod names its order and slot, and so does the node.
 """
@@ -68,7 +68,7 @@ def waiting_gangs(snapshot: Snapshot, offered: frozenset[str]) -> frozenset[str]
 V = TypeVar("V", str, str | None)
 
 OF_ONE_NODE = ("kubernetes.io/hostname", ZONE_LABEL, "topology.kubernetes.io/region")
-"""Labels that the next node of the same type may not have."""
+"""Labels that another node of the type may not have."""
 _OWN_PREFIXES = ("fenka.io/", "topology.", "failure-domain.")
 
 _PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "fenka.io/")
@@ -141,7 +141,7 @@ def _change(
 def _spot_annotations(
     config: GroupConfig | None, capacity: Capacity, instance: Instance | None
 ) -> dict[str, str | None]:
-    """Return by what the scheduler knows which pods a spot node admits. What is not known stays as it is."""
+    """Return the annotations that say which pods a spot node admits. Unknown ones stay as they are."""
     if config is None or capacity != "spot":
         return {}
     annotations: dict[str, str | None] = {autoscaling.SPOT_ADMIT: config.spot.admit}

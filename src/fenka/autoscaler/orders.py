@@ -1,7 +1,7 @@
 """The life of orders: a pure state machine, and the actor that does what it requires.
 
 A slot, one node of an order, goes written -> asked -> known -> joined -> offering -> ending -> gone. It fails
-if its node does not come, or does not offer its cards in time. What cloud and cluster show decides, so that a
+if its node does not come, or does not offer its cards in time. Cloud and cluster decide by what they show: a
 leader that was killed at any step, or lost the ConfigMap, is followed by one that goes on.
 """
 
@@ -84,7 +84,7 @@ class LaunchFailure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What has to be done, in this order.
+    """Everything that has to be done, in this order.
 
     Attributes:
         orders: to write; None removes one.

@@ -27,7 +27,7 @@ from fenka.core.nodes.case import (
     CaseNode,
     CaseRequest,
     Gang,
-    Group,
+    NodeGroup,
     PlanningCase,
     with_nodes,
 )
@@ -37,7 +37,7 @@ from fenka.dialects.nodes import has_mode_label
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import AutoscalerState, read_scheduler_options
 
-M = TypeVar("M", Group, CaseNode)
+M = TypeVar("M", NodeGroup, CaseNode)
 
 MIN_PRIORITY = -(2**31)
 """No pod has less."""
@@ -138,10 +138,10 @@ def sizes(snapshot: Snapshot) -> dict[OfferKey, int]:
 
 def _bounded(
     snapshot: Snapshot, offered: Sequence[supply.OfferedGroup]
-) -> tuple[list[Group], dict[str, int]]:
+) -> tuple[list[NodeGroup], dict[str, int]]:
     """Return the groups with their sizes and bounds, and how many nodes each group may still get."""
     counts = sizes(snapshot)
-    most, groups = dict[str, int](), dict[str, Group]()
+    most, groups = dict[str, int](), dict[str, NodeGroup]()
     for config in snapshot.config.groups:
         total = sum(
             counts.get(key, 0) for key in {*config.offers, *counts} if key.group == config.name
@@ -190,7 +190,7 @@ def within_most(case: PlanCase, plan: NodePlan) -> PlanningCase | None:
     return replace(case.case, groups=groups)
 
 
-def _limits(snapshot: Snapshot, groups: Sequence[Group]) -> BuyLimits:
+def _limits(snapshot: Snapshot, groups: Sequence[NodeGroup]) -> BuyLimits:
     """Return what the limits leave for new nodes; at least what the groups' min requires."""
     limits, counts = snapshot.config.limits, sizes(snapshot)
     required = {group.name: max(group.min - group.size, 0) for group in groups}
@@ -223,11 +223,11 @@ def _limits(snapshot: Snapshot, groups: Sequence[Group]) -> BuyLimits:
 def _with_rules(
     snapshot: Snapshot,
     offered: Sequence[supply.OfferedGroup],
-    groups: Sequence[Group],
+    groups: Sequence[NodeGroup],
     nodes: Sequence[CaseNode],
     requests: Mapping[str, CaseRequest],
     rules: Mapping[str, Rules],
-) -> tuple[list[Group], list[CaseNode], dict[str, CaseRequest]]:
+) -> tuple[list[NodeGroup], list[CaseNode], dict[str, CaseRequest]]:
     """Return all three with labels for the rules that not every machine satisfies."""
     distinct = list(dict.fromkeys(_relevant(snapshot, rule) for rule in rules.values()))
     of_groups: list[dict[str, str]] = [{} for _ in groups]

@@ -19,14 +19,14 @@ LENGTH_BYTES = 8
 
 
 class PlanRequest(msgspec.Struct):
-    """What is asked. case: in `fenka.plan/1`. seconds: the time limit."""
+    """A request for a plan. case: in `fenka.plan/1`. seconds: the time limit."""
 
     case: msgspec.Raw
     seconds: float
 
 
 class PlanAnswer(msgspec.Struct):
-    """What is answered: a plan, or why there is none."""
+    """A plan, or why there is none."""
 
     plan: NodePlan | None = None
     seconds: float = 0.0

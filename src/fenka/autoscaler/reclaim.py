@@ -1,4 +1,4 @@
-"""What is done when the cloud takes nodes back: decided by pure functions, done by an actor.
+"""Reacts when the cloud takes nodes back: decided by pure functions, done by an actor.
 
 A notice is the Node's annotation, or the provider's. Each pass decides again from what is there, so that a
 pass that was interrupted is completed by the next one. A new node takes minutes, and a notice is as short:
@@ -86,7 +86,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """What is missing for one node.
+    """The steps that are still missing for one node.
 
     Attributes:
         announce: the node has no taint yet: add it, and tell people.

@@ -216,7 +216,7 @@ def _with_metadata(pod: ElasticPod, **fields: str) -> ElasticPod:
 SETTLE_S = 5.0
 """From the taint to the second look: by then schedulers know of it, and their last bindings are done."""
 OVERDUE_S = 300.0
-"""A node that runs for so long after its take-back costs money, and admits nobody."""
+"""Time after its take-back at which a node that still runs is ended: it costs money, and admits nobody."""
 MAX_LOOKS = 10
 """Idle nodes about which what-ifs are asked in a pass; the others wait for the next one."""
 MAX_REPACK_TRIES = 10
@@ -264,7 +264,7 @@ class ScaleInStep:
 
 @dataclass(frozen=True, slots=True)
 class ScaleInDecision:
-    """What is decided in a pass. states: of the nodes that were bought."""
+    """The decisions of a pass. states: of the nodes that were bought."""
 
     states: Mapping[str, autoscaling.ElasticNodeStatus] = field(default_factory=dict)
     steps: tuple[ScaleInStep, ...] = ()
@@ -576,7 +576,7 @@ def _is_being_reclaimed(snapshot: Snapshot, node: Node) -> bool:
 
 
 class ScaleInActor:
-    """Ends nodes. What it remembers only delays: after a change of the leader each look is repeated."""
+    """Ends nodes. Its memory only delays: after a change of the leader each look is repeated."""
 
     def __init__(self) -> None:
         self._marked: dict[str, Marked] = {}

@@ -1,4 +1,4 @@
-"""What one pass of the autoscaler knows, with the shapes that nodes of each type will have.
+"""Everything that one pass of the autoscaler knows, with the shapes that nodes of each type will have.
 
 Each decider is a pure function of a snapshot. It refers to live collections: deciders do not await.
 
@@ -21,12 +21,12 @@ from fenka.cluster.pod_preemption import PodDisruptionBudget
 from fenka.cluster.state import ClusterState
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Taint
-from fenka.core.nodes.case import CaseRequest, Group, NewCard
+from fenka.core.nodes.case import CaseRequest, NewCard, NodeGroup
 from fenka.core.nodes.problem import ineligible
 from fenka.hardware.card_spec import MODELS
 
 CLOUD_MARGIN = 0.08
-"""What a cloud's number is lowered by: firmware, the driver and the kubelet keep a part."""
+"""The part of a cloud's number that firmware, the driver and the kubelet keep."""
 
 SAME_CARD = 0.1
 """A driver's number is of the same card as a cloud's if it is lower by this part at most."""
@@ -99,7 +99,7 @@ def _common_resources(one: Mapping[str, int], other: Mapping[str, int]) -> dict[
     return {name: min(one[name], other[name]) for name in sorted(one.keys() & other.keys())}
 
 
-def without_daemons(group: Group, daemons: Iterable[CaseRequest]) -> Group:
+def without_daemons(group: NodeGroup, daemons: Iterable[CaseRequest]) -> NodeGroup:
     """Return the group less the DaemonSets that run on its nodes.
 
     Args:
@@ -124,7 +124,7 @@ def without_daemons(group: Group, daemons: Iterable[CaseRequest]) -> Group:
     return group
 
 
-def _has_room(group: Group, daemon: CaseRequest) -> bool:
+def _has_room(group: NodeGroup, daemon: CaseRequest) -> bool:
     """Return whether the DaemonSet's pod can start there. One that cannot takes nothing from others."""
     return (
         daemon.cpu_milli <= group.cpu_milli
@@ -162,7 +162,7 @@ Slots = Iterator[tuple[str, int, autoscaling.OrderRecord, autoscaling.Slot]]
 class Snapshot:
     """The cluster, the cloud, and what the autoscaler remembers.
 
-    Times are Unix times. What could not be read is as it was read last; `instances_at` says how old it is.
+    Times are Unix times. A list that could not be read is as it was read last; `instances_at` says its age.
 
     Attributes:
         state: sharing nodes, their cards, and what pods hold of them.

@@ -184,7 +184,7 @@ class ShapeStore:
         self.unhelpful: Mapping[OfferKey, frozenset[str]] = {}
 
     async def load(self) -> None:
-        """Read both. What is not understood is learnt again. Raises ApiError, ApiUnreachable."""
+        """Read both. Entries that are not understood are learnt again. Raises ApiError, ApiUnreachable."""
         await self._map.load()
         shapes = dict[str, Shape]()
         self.unhelpful = {}

@@ -19,7 +19,7 @@ from fenka.autoscaler.snapshot import (
     without_daemons,
 )
 from fenka.autoscaler.watch import DaemonSet, ElasticPod, allocatable, bounded
-from fenka.cloud.config import NOT_COUNTED, GroupConfig, Start
+from fenka.cloud.config import NOT_COUNTED, GroupConfig, StartTimes
 from fenka.cloud.port import TYPE_LABEL, Instance, Offer, OfferKey
 from fenka.cluster import autoscaling
 from fenka.cluster.objects import Node, seconds
@@ -30,10 +30,10 @@ from fenka.core.nodes.case import (
     Capacity,
     CaseNode,
     CaseRequest,
-    Group,
     Held,
     HeldCard,
     NewCard,
+    NodeGroup,
     fields_of,
     node_of,
 )
@@ -98,7 +98,7 @@ def is_forgotten(record: autoscaling.OrderRecord, now: float) -> bool:
     return record.failure is None or _failed_at(record) <= now - FORGOTTEN_S
 
 
-def _pause(start: Start, number: int, failed: _Failed) -> Pause:
+def _pause(start: StartTimes, number: int, failed: _Failed) -> Pause:
     """Return the pause after a failure. number: of failures before it."""
     length = min(start.backoff * 2 ** min(number, 20), start.backoff_most)
     if failed.failure in OF_GROUP:
@@ -126,7 +126,7 @@ class OfferedGroup:
     """An offer as a group of a case. labels: of its nodes, also those that a case implies."""
 
     offer: OfferKey
-    group: Group
+    group: NodeGroup
     labels: Mapping[str, str]
 
 
@@ -200,9 +200,9 @@ def _offered(
     return OfferedGroup(key, group, machine_labels(shape.labels, key))
 
 
-def _new_group(snapshot: Snapshot, config: GroupConfig, key: OfferKey, shape: Shape) -> Group:
+def _new_group(snapshot: Snapshot, config: GroupConfig, key: OfferKey, shape: Shape) -> NodeGroup:
     """Return the new nodes of an offer, less the DaemonSets that run on them, without price and stock."""
-    group = Group(
+    group = NodeGroup(
         name=config.name,
         zone=key.zone,
         capacity=key.capacity,
@@ -223,7 +223,7 @@ def machine_labels(labels: Mapping[str, str], key: OfferKey) -> dict[str, str]:
     }
 
 
-def less_daemons(snapshot: Snapshot, group: Group, labels: Mapping[str, str]) -> Group:
+def less_daemons(snapshot: Snapshot, group: NodeGroup, labels: Mapping[str, str]) -> NodeGroup:
     """Return the group less the DaemonSets that run on nodes with these labels."""
     return without_daemons(group, _daemons(snapshot.daemons, labels))
 

@@ -156,7 +156,7 @@ class ElasticPod(objects.Pod):
 
 
 _HOST = tuple[tuple[ElasticContainer, ...], tuple[ElasticContainer, ...], Mapping[str, str | int]]
-"""What decides the amounts of a pod: containers, init containers and overhead."""
+"""The parts of a pod that decide its amounts: containers, init containers and overhead."""
 
 
 @lru_cache(maxsize=4096)

@@ -122,7 +122,7 @@ class ScaleIn(Section, frozen=True, kw_only=True):
     repack_saves: float = 0
 
 
-class Start(Section, frozen=True, kw_only=True):
+class StartTimes(Section, frozen=True, kw_only=True):
     """How long nodes may take to offer their cards, and pauses after an offer that failed."""
 
     timeout: Seconds = 900
@@ -153,7 +153,7 @@ class CardConfig(Section, frozen=True, kw_only=True):
 
 
 class ShapeConfig(Section, frozen=True, kw_only=True):
-    """What a node of each type of the group will be, where nothing else is known: allocatable amounts."""
+    """The allocatable amounts of a node of each type of the group, where nothing else is known."""
 
     cpu_milli: MilliCpu = msgspec.field(name="cpu")
     memory_mib: Mib = msgspec.field(name="memory")
@@ -218,7 +218,7 @@ class AutoscalerConfig(Section, frozen=True, kw_only=True):
     groups: tuple[GroupConfig, ...]
     scale_out: ScaleOut = ScaleOut()
     scale_in: ScaleIn = ScaleIn()
-    start: Start = Start()
+    start: StartTimes = StartTimes()
     limits: BuyLimits = msgspec.field(default_factory=BuyLimits)
 
     @property

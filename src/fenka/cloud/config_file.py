@@ -17,7 +17,7 @@ from fenka.cloud.config import (
     InvalidConfig,
     ScaleOut,
     ShapeConfig,
-    Start,
+    StartTimes,
 )
 from fenka.cloud.karpenter import KarpenterConfig
 from fenka.cloud.port import OfferKey
@@ -146,7 +146,7 @@ def _check(config: AutoscalerConfig) -> None:
         )
 
 
-def _check_times(out: ScaleOut, start: Start) -> None:
+def _check_times(out: ScaleOut, start: StartTimes) -> None:
     for name, value in (
         ("scaleOut.timeLimit", out.time_limit),
         ("start.timeout", start.timeout),

@@ -1,7 +1,7 @@
 """The provider `karpenter`: one NodeClaim for each node, whose name is made of the order's token.
 
 Karpenter answers later than it is asked: it deletes a claim whose offer is out of stock. So `launch` looks
-at new claims for some seconds. What vanishes later is missing from `instances`, as if it were taken back.
+at new claims for some seconds. A claim that vanishes later is missing from `instances`, as if taken back.
 """
 
 import asyncio
@@ -80,13 +80,13 @@ class Requirement(Object):
 
 
 class NodeClaimSpec(Object):
-    """What the node must be."""
+    """The requirements on the node."""
 
     requirements: tuple[Requirement, ...] = ()
 
 
 class NodeClaimStatus(Object):
-    """What became of it."""
+    """The state of the node."""
 
     provider_id: str = msgspec.field(default="", name="providerID")
     conditions: tuple[Condition, ...] = ()

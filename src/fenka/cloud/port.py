@@ -30,7 +30,7 @@ def in_parts(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 @dataclass(frozen=True, slots=True)
 class OfferKey:
-    """What can be bought: an instance type of a group, in a zone, on demand or as spot."""
+    """The name of an offer: an instance type of a group, in a zone, on demand or as spot."""
 
     group: str
     type: str
@@ -143,7 +143,7 @@ _PASSING = re.compile(
     r"|\b[0-9]{4}-?[0-9]{2}-?[0-9]{2}T[0-9]{2}:?[0-9]{2}:?[0-9]{2}[.0-9]*Z?",
     re.IGNORECASE | re.DOTALL,
 )
-"""What clouds write into a message for one call alone: ids of requests, times, encoded details."""
+"""Parts of a cloud's message that belong to one call alone: ids of requests, times, encoded details."""
 
 MAX_MESSAGE = 1000
 """Characters of an error. Status, events and orders have it."""

@@ -101,7 +101,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What happens in a simulated cloud, whatever is bought. quota: nodes by group."""
+    """Prices, stock and faults of a simulated cloud over time. quota: nodes by group."""
 
     offers: tuple[SimulatedOffer, ...]
     quota: dict[str, int] = {}
@@ -130,7 +130,7 @@ class SimulatedMachine(msgspec.Struct):
 
 
 class Launched(msgspec.Struct):
-    """What became of an order."""
+    """The outcome of an order."""
 
     offer: port.OfferKey
     count: int
@@ -413,7 +413,7 @@ class SimulatedProvider:
             yield
 
     async def _operate(self, state: CloudState) -> None:
-        """Start and end nodes. What succeeded is written at once, so that little is repeated."""
+        """Start and end nodes. Each success is written at once, so that little is repeated."""
         for machine in [machine for machine in state.machines.values() if not machine.started]:
             key = self._scenario.offers[machine.offer].key
             if await self._run("start", machine.id, key.group, key.type, key.zone):

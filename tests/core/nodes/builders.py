@@ -7,9 +7,9 @@ from fenka.core.nodes.case import (
     Amount,
     CaseNode,
     CaseRequest,
-    Group,
     HeldCard,
     NewCard,
+    NodeGroup,
     PlanningCase,
 )
 
@@ -17,15 +17,15 @@ T4_MIB = 15079
 T4 = NewCard(model="Tesla T4", memory_mib=T4_MIB)
 
 
-def case(*requests: CaseRequest, groups: tuple[Group, ...] = (), **more: Any) -> PlanningCase:
+def case(*requests: CaseRequest, groups: tuple[NodeGroup, ...] = (), **more: Any) -> PlanningCase:
     """Return a case."""
     return PlanningCase(format=FORMAT, groups=groups, requests=requests, **more)
 
 
-def group(name: str = "t4", price: float = 4.0, cards: int = 1, **more: Any) -> Group:
+def group(name: str = "t4", price: float = 4.0, cards: int = 1, **more: Any) -> NodeGroup:
     """Return a group of nodes with T4s."""
     host = {"cpu_milli": 16000, "memory_mib": 65536, **more}
-    return Group(name=name, price=price, cards=(T4,) * cards, **host)
+    return NodeGroup(name=name, price=price, cards=(T4,) * cards, **host)
 
 
 def node(name: str = "gpu", *held: HeldCard, **more: Any) -> CaseNode:

@@ -25,7 +25,7 @@ MAX_NODES = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
-    """What solving gave.
+    """The result of a solved program.
 
     Attributes:
         values: of all columns.
@@ -160,7 +160,7 @@ def _arrays(entries: Entries) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(slots=True)
 class Goals:
-    """What is settled already, and what is optimised next.
+    """The goals that are settled already, and the next one to optimise.
 
     Attributes:
         served: the least number of pods by priority.

@@ -354,7 +354,7 @@ class PatternProgram:
         return Duals(dual_values, nodes)
 
     def cheapest(self, duals: Duals, count: int) -> list[Fill]:
-        """Return the patterns that are closest to being used, so many at most."""
+        """Return the patterns that are closest to being used, at most this number of them."""
 
         def loss(fill: Fill) -> float:
             return duals.nodes[fill.type] - self._pool.pricings[fill.type].dual_value(

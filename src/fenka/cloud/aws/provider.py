@@ -195,7 +195,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """What instances of an Auto Scaling group are tagged with."""
+    """The tags of an order's instances in an Auto Scaling group."""
 
     token: str
     group: str

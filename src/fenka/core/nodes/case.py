@@ -65,7 +65,7 @@ class HeldCard(NewCard):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is allocated of a host."""
+    """Amounts of a host that are allocated."""
 
     cpu_milli: int = 0
     memory_mib: int = 0
@@ -75,7 +75,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What groups and nodes have in common. Amounts are allocatable; labels are without the implied ones."""
+    """The common fields of groups and nodes. Amounts are allocatable; labels are without the implied ones."""
 
     name: str
     zone: str = ""
@@ -89,7 +89,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Machine):
+class NodeGroup(Machine):
     """Nodes of one shape, zone and capacity that may be bought.
 
     Attributes:
@@ -221,14 +221,14 @@ class BuyLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningCase:
-    """What is planned for. Call `check_case` before planning.
+    """The input of a plan. Call `check_case` before planning.
 
     Attributes:
         why: text for people, such as where the case comes from.
     """
 
     format: Literal["fenka.plan/1"]
-    groups: tuple[Group, ...]
+    groups: tuple[NodeGroup, ...]
     requests: tuple[CaseRequest, ...]
     nodes: tuple[CaseNode, ...] = ()
     gangs: Mapping[str, Gang] = field(default_factory=dict)
@@ -270,7 +270,7 @@ def _check_names(title: str, names: Sequence[str]) -> None:
             raise InvalidCase(f"{title} has {name!r} {count} times: names must differ")
 
 
-def check_limits(limits: BuyLimits, groups: Sequence[Group]) -> None:
+def check_limits(limits: BuyLimits, groups: Sequence[NodeGroup]) -> None:
     """Raise InvalidCase for a limit that nothing can have, or below what the groups' min requires."""
     required = [max(group.min - group.size, 0) for group in groups]
     if limits.nodes is not None:
@@ -298,7 +298,7 @@ def _check_required(title: str, limit: float, required: float, measure: str) -> 
         )
 
 
-def _check_group(title: str, group: Group) -> None:
+def _check_group(title: str, group: NodeGroup) -> None:
     check_price(f"{title}.price", group.price)
     for name in ("min", "size", "max"):
         _check_range(f"{title}.{name}", getattr(group, name), MAX_COUNT)
@@ -387,7 +387,7 @@ def with_nodes(case: PlanningCase, added: Mapping[str, int]) -> PlanningCase:
     Raises:
         InvalidCase: if there is no such group or node, or two names are of one group.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, NodeGroup] = {}
     for name, count in added.items():
         group = replace(_template(case, name), size=0, min=count, max=count, stock=None)
         if group.name in groups:
@@ -396,7 +396,7 @@ def with_nodes(case: PlanningCase, added: Mapping[str, int]) -> PlanningCase:
     return replace(case, groups=tuple(groups.values()), limits=BuyLimits())
 
 
-def _template(case: PlanningCase, name: str) -> Group:
+def _template(case: PlanningCase, name: str) -> NodeGroup:
     """Return a group of this name, or of nodes like that of this name."""
     for group in case.groups:
         if group.name == name:
@@ -415,15 +415,15 @@ def _template(case: PlanningCase, name: str) -> Group:
     )
 
 
-def _like(node: CaseNode) -> Group:
+def _like(node: CaseNode) -> NodeGroup:
     # Its group is the label that requests may select.
     given = {"name": node.group or node.name, "price": 0, "protection_s": node.protected_s}
     labels = {key: value for key, value in node.labels.items() if key != HOSTNAME_LABEL}
     cards = tuple(NewCard(model=card.model, memory_mib=card.memory_mib) for card in node.cards)
-    return Group(**{**fields_of(node, Machine), **given, "labels": labels, "cards": cards})
+    return NodeGroup(**{**fields_of(node, Machine), **given, "labels": labels, "cards": cards})
 
 
-def node_of(group: Group, name: str) -> CaseNode:
+def node_of(group: NodeGroup, name: str) -> CaseNode:
     """Return an idle node there, as the new nodes of a group are."""
     cards = tuple(HeldCard(model=card.model, memory_mib=card.memory_mib) for card in group.cards)
     given = {"name": name, "group": group.name, "protected_s": group.protection_s, "cards": cards}

@@ -18,8 +18,8 @@ from fenka.core.nodes.case import (
     BuyLimits,
     CaseNode,
     CaseRequest,
-    Group,
     HeldCard,
+    NodeGroup,
     PlanningCase,
     check_case,
     whole_price,
@@ -88,7 +88,7 @@ class _World:
         self._slots, self._usage = slots, UsageTotals()
         self._nodes: dict[str, Node] = {}
         self._counted: dict[tuple[str, str], int] = {}
-        """What is left of pods (empty name) and counted resources, by node and name."""
+        """The rest of pods (empty name) and counted resources, by node and name."""
 
     def admit(self, request: CaseRequest, pod: PlannedPod) -> bool:
         """Allocate the placement if it is possible; return whether it was."""
@@ -140,7 +140,7 @@ class _World:
         self._nodes[name] = Node(name, cards, machine.cpu_milli, machine.memory_mib)
         self._counted[name, ""] = machine.pods
         self._counted.update({(name, key): amount for key, amount in machine.resources.items()})
-        if isinstance(machine, Group):
+        if isinstance(machine, NodeGroup):
             return
         self._counted[name, ""] -= machine.held.pods
         for key, amount in machine.held.resources.items():
@@ -185,7 +185,7 @@ def unserved_reason(case: PlanningCase, request: CaseRequest, new: Sequence[int]
 
 
 Reason = tuple[str, int, str]
-"""What is counted; what sorts details; the detail, of which the largest is shown."""
+"""The reason that is counted, the key that sorts details, and the detail, of which the largest is shown."""
 
 _HELPS = "helps"
 
@@ -194,7 +194,7 @@ def _of(details: set[tuple[int, str]] | None) -> str:
     return f" ({max(details)[1]})" if details else ""
 
 
-def _misfit(request: CaseRequest, group: Group) -> Reason | None:
+def _misfit(request: CaseRequest, group: NodeGroup) -> Reason | None:
     """Return why the request does not fit an empty node of the group, None if it does."""
     if reason := ineligible(request, group):
         return reason, 0, ""
@@ -213,7 +213,7 @@ def _misfit(request: CaseRequest, group: Group) -> Reason | None:
     return _card_misfit(request, group)
 
 
-def _card_misfit(request: CaseRequest, group: Group) -> Reason | None:
+def _card_misfit(request: CaseRequest, group: NodeGroup) -> Reason | None:
     asked = request.card_request()
     if asked is None:
         return None
@@ -249,7 +249,7 @@ def _bound(case: PlanningCase, number: int, new: Sequence[int]) -> Reason:
 
 
 def _limit(
-    limits: BuyLimits, groups: Sequence[Group], number: int, new: Sequence[int]
+    limits: BuyLimits, groups: Sequence[NodeGroup], number: int, new: Sequence[int]
 ) -> Reason | None:
     if limits.nodes is not None and sum(new) >= limits.nodes:
         return f"beyond the limit of {limits.nodes} new nodes", 0, ""
@@ -282,7 +282,7 @@ Remaining = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What a solver answers.
+    """A solver's answer.
 
     Attributes:
         solution: the best that is known.

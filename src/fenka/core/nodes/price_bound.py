@@ -1,4 +1,4 @@
-"""Bounds by each resource alone: what nodes hold at most, and the least price of serving so many pods.
+"""Bounds by each resource alone: what nodes hold at most, and the least price of serving a number of pods.
 
 They need neither a solver nor much time, so that every plan says how far it may be from the best.
 """
@@ -15,7 +15,7 @@ SLACK = 1e-7
 
 
 class ResourceSizes:
-    """What one pod of each class takes of each resource of a node, for nodes of one shape.
+    """The amounts that one pod of each class takes of each resource of a node, for nodes of one shape.
 
     Attributes:
         classes: the classes that may go there.
@@ -109,7 +109,7 @@ def _weights(problem: Problem, shapes: Sequence[ResourceSizes]) -> Iterator[np.n
 
 
 def _least_weight(problem: Problem, weights: np.ndarray, served: Sequence[int]) -> float:
-    """Return the least weight of so many pods of each priority."""
+    """Return the least weight of the given number of pods of each priority."""
     total = 0.0
     for level, count in zip(problem.levels, served, strict=True):
         left = count

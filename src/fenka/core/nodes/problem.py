@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fenka.core.inventory import STRICT_EFFECTS, WHOLE_COMPUTE, needed_protection_s, tolerates
-from fenka.core.nodes.case import CaseNode, CaseRequest, Group, PlanningCase, whole_price
+from fenka.core.nodes.case import CaseNode, CaseRequest, NodeGroup, PlanningCase, whole_price
 from fenka.core.request import Request
 
 CLOSED = -1
@@ -18,7 +18,7 @@ CLOSED = -1
 
 
 class CardRoom(NamedTuple):
-    """What a card has free. idle: nobody holds anything of it."""
+    """The free amounts of a card. idle: nobody holds anything of it."""
 
     free_mib: int
     free_compute: int
@@ -26,7 +26,7 @@ class CardRoom(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a pod takes of nodes of one shape.
+    """The amounts that a pod takes of nodes of one shape.
 
     Attributes:
         host: amounts by dimension of the host, without zeros.
@@ -118,7 +118,7 @@ ZONE_LABEL, CAPACITY_LABEL, GROUP_LABEL = (
     "fenka.io/group",
 )
 
-AnyMachine = Group | CaseNode
+AnyMachine = NodeGroup | CaseNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +453,7 @@ def card_needs(request: Request, machine: AnyMachine) -> tuple[int | None, ...]:
 
 def labels_of(machine: AnyMachine) -> dict[str, str]:
     """Return the labels of such a node, with the implied ones."""
-    group = machine.name if isinstance(machine, Group) else machine.group
+    group = machine.name if isinstance(machine, NodeGroup) else machine.group
     implied = {ZONE_LABEL: machine.zone, CAPACITY_LABEL: machine.capacity, GROUP_LABEL: group}
     return {**machine.labels, **{key: value for key, value in implied.items() if value}}
 
@@ -480,7 +480,7 @@ def ineligible(request: CaseRequest, machine: AnyMachine) -> str:
 
 
 def _protection(machine: AnyMachine) -> float:
-    return machine.protection_s if isinstance(machine, Group) else machine.protected_s
+    return machine.protection_s if isinstance(machine, NodeGroup) else machine.protected_s
 
 
 def _class_key(request: CaseRequest) -> object:

@@ -262,7 +262,7 @@ class _Greedy:
 
 
 class Budget:
-    """What may still be bought."""
+    """The limits of what may still be bought."""
 
     def __init__(self, problem: Problem) -> None:
         limits = problem.case.limits

@@ -12,7 +12,7 @@ Item = tuple[int, tuple[int, ...]]
 
 
 class Fill(NamedTuple):
-    """What one node holds. type: the number of the node's type."""
+    """The pods of one node. type: the number of the node's type."""
 
     type: int
     items: tuple[Item, ...]

@@ -14,7 +14,7 @@ from fenka.jobs.service import CLIENT_PORTS, PortName
 from fenka.local import gang, records, service_plan
 from fenka.local.launch import Program, Programs
 from fenka.local.records import ReplicaRecord, VersionRecord, outcome
-from fenka.local.supervisor import Group, GroupEnd, Home, RestartPolicy, Start
+from fenka.local.supervisor import Body, Group, GroupEnd, Home, RestartPolicy, Start
 from fenka.workstation import paths
 
 
@@ -31,7 +31,7 @@ class Replica(Group):
         super().__init__(
             home=home,
             name=service_plan.lease_name(version.spec, secrets.token_hex(3)),
-            policy=RestartPolicy(None),
+            policy=RestartPolicy(None, always=True),
             grace_s=version.spec.grace_s,
         )
         self.version = version
@@ -69,7 +69,7 @@ class Replica(Group):
 
     # --- start and end ------------------------------------------------------------------------------
 
-    def next_start(self) -> Start:
+    def next_start(self) -> Body:
         """Return its next start. Raises NoFreePort, InvalidRequest, OSError."""
         self._release_ports()
         directory, version = self.home.directory, self.version
@@ -98,7 +98,7 @@ class Replica(Group):
             forward=False,
         )
         request = service_plan.lease_request(version, self._lease)
-        return Start(request, lambda _: programs, version.environment)
+        return Start(self.home, request, lambda _: programs, version.environment).run
 
     def _release_ports(self) -> None:
         for lock in self._locks:

@@ -37,7 +37,15 @@ from fenka.local import records, service_plan, workload
 from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus, VersionRecord
 from fenka.local.service_plan import GatewayUse
 from fenka.local.service_replicas import Replica
-from fenka.local.supervisor import END_SLACK_S, ENDING, PASS_S, STABLE_S, Home, Supervisor, pause_s
+from fenka.local.supervisor import (
+    END_SLACK_S,
+    PASS_S,
+    Home,
+    Process,
+    Report,
+    RestartPolicy,
+    Supervisor,
+)
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
 
@@ -281,20 +289,18 @@ def run(
         STATUSES.save(directory, status)
         started()
 
-        def supervise() -> int:
+        def supervise(_report: Callable[[Report], None]) -> int:
+            now_wanted = _latest(name, record)
             return RunningService(
-                runtime, directory, record, status, sockets, lock, report_errors
+                runtime, directory, now_wanted, status, sockets, lock, report_errors
             ).run()
 
-        failures, began = 0, time.monotonic()
-        while code := os.waitstatus_to_exitcode(workload.run(supervise)):
-            failures = 1 if time.monotonic() - began > STABLE_S else failures + 1
-            log.warning("the supervisor ended with %s and is started again", records.outcome(code))
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-            if signal.sigtimedwait(ENDING, pause_s(failures)):
-                break
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-            record, began = _latest(name, record), time.monotonic()
+        home = Home(runtime, directory, report_errors)
+        guard = Supervisor[Process]()
+        supervisor = Process(home, "the supervisor", RestartPolicy(None), supervise)
+        guard.groups.append(supervisor)
+        supervisor.start(time.monotonic())
+        guard.run()
     raise SystemExit(0)
 
 

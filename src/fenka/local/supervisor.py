@@ -1,11 +1,13 @@
-"""Runs the groups of a training or a service: starts them, watches them, starts them again, and ends them.
+"""Runs groups of processes: starts them, watches them, starts them again, and ends them.
 
 A group is a gang of processes with the leases of those that have cards: a training, or one replica. Each
 start of it is a child of the supervisor, which waits for the leases, runs the gang in them, and leaves no
-process behind. The daemon ends the programs if that child is killed.
+process behind. The daemon ends the programs if that child is killed. A service's supervisor is a group of its
+guard, too.
 """
 
 import contextlib
+import logging
 import math
 import os
 import select
@@ -27,10 +29,12 @@ from fenka.jobs.notebook import MAX_TAKEN
 from fenka.jobs.processes import ErrorReporter, run_child
 from fenka.local import workload
 from fenka.local.launch import Launcher, Programs, Progress, run_group
-from fenka.local.records import ReplicaState
+from fenka.local.records import ReplicaState, outcome
 from fenka.workstation import protocol
 from fenka.workstation.client import connect, own_jobs
 from fenka.workstation.paths import Runtime
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Before a group that has ended is started again: doubled each time, up to the limit."""
@@ -42,7 +46,7 @@ END_SLACK_S = 5.0
 """After the grace period, until a process is killed that has not ended."""
 
 PASS_S = 0.2
-"""Between two passes, if nothing happens."""
+"""Between two passes of a job whose needs change, if nothing happens."""
 
 RELEASE_POLL_S = 0.05
 """Between checks whether the daemon has released a start's leases."""
@@ -118,55 +122,62 @@ class Home:
     leave: Callable[[], None] = lambda: None
 
 
+Body = Callable[[Callable[[Report], None]], int]
+"""A group's start, in its own process. It gets a function for reports, and returns its exit code."""
+
+
+def fork(home: Home, body: Body) -> tuple[int, int]:
+    """Start a group's process. Return its PID, and a pipe from which its reports are read. Raises OSError."""
+    receive, send = os.pipe()
+    try:
+        parent, pid = os.getpid(), os.fork()
+    except OSError:
+        os.close(receive)
+        os.close(send)
+        raise
+    if pid == 0:
+
+        def report(event: Report) -> None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(send, msgspec.json.encode(event) + b"\n")
+
+        def run() -> NoReturn:
+            signal.set_wakeup_fd(-1)
+            for number in (*ENDING, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            workload.die_with_parent(signal.SIGTERM)
+            if os.getppid() != parent:
+                sys.exit(1)
+            os.close(receive)
+            home.leave()
+            sys.exit(body(report))
+
+        run_child(run, home.report_errors(lambda why: report(GroupEnd(FAILURE, error=why))))
+    os.close(send)
+    os.set_blocking(receive, False)
+    return pid, receive
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a group.
+    """A start of a gang.
 
     Attributes:
+        home: The parts that the groups of its job share.
         request: The request to the daemon; None without cards.
         prepare: Returns the programs; see `run_group`.
         environment: That of the programs, besides their own variables; None for the supervisor's.
         releases: It ends once its leases are released, because the next start has the same name.
     """
 
+    home: Home
     request: JobSpec | None
     prepare: Callable[[contextlib.ExitStack], Programs]
     environment: Mapping[str, str] | None = None
     releases: bool = False
 
-    def fork(self, home: Home) -> tuple[int, int]:
-        """Start its process. Return its PID, and a pipe from which its reports are read. Raises OSError."""
-        receive, send = os.pipe()
-        try:
-            parent, pid = os.getpid(), os.fork()
-        except OSError:
-            os.close(receive)
-            os.close(send)
-            raise
-        if pid == 0:
-
-            def report(event: Report) -> None:
-                with contextlib.suppress(BrokenPipeError):
-                    os.write(send, msgspec.json.encode(event) + b"\n")
-
-            def body() -> NoReturn:
-                signal.set_wakeup_fd(-1)
-                for number in (*ENDING, signal.SIGCHLD):
-                    signal.signal(number, signal.SIG_DFL)
-                workload.die_with_parent(signal.SIGTERM)
-                if os.getppid() != parent:
-                    sys.exit(1)
-                os.close(receive)
-                home.leave()
-                self._run(home, report)
-
-            reporting = home.report_errors(lambda why: report(GroupEnd(FAILURE, error=why)))
-            run_child(body, reporting)
-        os.close(send)
-        os.set_blocking(receive, False)
-        return pid, receive
-
-    def _run(self, home: Home, report: Callable[[Report], None]) -> NoReturn:
+    def run(self, report: Callable[[Report], None]) -> int:
+        """Run the gang, and leave no process behind. Return its status."""
         workload.adopt_orphans()
         # The members of the gang handle it: before they exist it stays pending.
         signal.pthread_sigmask(signal.SIG_BLOCK, {protocol.EVICTION_SIGNAL})
@@ -178,15 +189,14 @@ class Start:
             lambda pids: report(Started([(pid, procfs.start_ticks(pid) or 0) for pid in pids])),
             lambda member, code, ending: report(MemberEnded(member, code, ending)),
         )
-        launcher = (
-            Launcher(home.runtime, self.request, home.report_errors) if self.request else None
-        )
-        result, taken = run_group(launcher, self.prepare, home.report_errors, progress)
+        runtime, report_errors = self.home.runtime, self.home.report_errors
+        launcher = Launcher(runtime, self.request, report_errors) if self.request else None
+        result, taken = run_group(launcher, self.prepare, report_errors, progress)
         workload.end_orphans()
         if self.request and self.releases:
-            _await_release(home.runtime, self.request.name, progress.notify)
+            _await_release(runtime, self.request.name, progress.notify)
         report(GroupEnd(result.status, result.cause, result.never_started, taken))
-        sys.exit(result.status)
+        return result.status
 
 
 def _await_release(runtime: Runtime, name: str, notify: Callable[[str], None]) -> None:
@@ -221,11 +231,13 @@ class RestartPolicy:
     Evictions, and ports that other programs take, start it again at once and count for no limit.
 
     Attributes:
-        retries: How often it starts again after a failure, at once; None to start again whenever it has
-            ended, also with success or before it had started, after a pause.
+        retries: How often it starts again after a failure of its programs, at once; None for any number of
+            times, after a pause, and also if it was killed or could not start.
+        always: It starts again after success, too.
     """
 
     retries: int | None
+    always: bool = False
 
     def pause_s(self, end: GroupEnd, failures: int, in_a_row: int, taken: int) -> float | None:
         """Return the seconds until the next start; None for no further start.
@@ -236,8 +248,10 @@ class RestartPolicy:
             in_a_row: Its ends so far without a long run in between, this one included.
             taken: How often in a row another program has taken its port, this time included.
         """
+        if not (end.status or self.always):
+            return None
         if self.retries is not None and (
-            end.error or end.lost or not end.status or end.cause not in ("", "eviction")
+            end.error or end.lost or end.cause not in ("", "eviction")
         ):
             return None
         if end.cause == "eviction" or 0 < taken <= MAX_TAKEN:
@@ -265,7 +279,7 @@ class Group:
         restarts: How often it was started again.
         failures: How often it was started again after a failure that its policy counts.
         times_taken: How often in a row other programs have taken its port.
-        was_killed: In this pass its process was found killed by a signal.
+        was_lost: In this pass its process was found to have ended without a report.
         end: How it has ended; None while it may start again.
     """
 
@@ -283,7 +297,7 @@ class Group:
     restarts: int = 0
     failures: int = 0
     times_taken: int = 0
-    was_killed: bool = False
+    was_lost: bool = False
     end: GroupEnd | None = None
     _rest: bytes = b""
     _result: GroupEnd | None = None
@@ -294,8 +308,8 @@ class Group:
 
     # --- what differs by kind -------------------------------------------------------------------------
 
-    def next_start(self) -> Start:
-        """Return its next start. Raises FenkaError, OSError."""
+    def next_start(self) -> Body:
+        """Return what its next process does. Raises FenkaError, OSError."""
         raise NotImplementedError
 
     def on_report(self, report: Report) -> None:
@@ -319,7 +333,7 @@ class Group:
         self.state, self.reason = "Pending", ""
         self._rest, self._result, self._started_at = b"", None, None
         try:
-            self.pid, self.reports = self.next_start().fork(self.home)
+            self.pid, self.reports = fork(self.home, self.next_start())
         except (FenkaError, OSError) as why:
             code = why.exit_code if isinstance(why, FenkaError) else FAILURE
             self._on_end(GroupEnd(code, error=str(why)), now)
@@ -347,7 +361,7 @@ class Group:
 
     def observe(self, now: float) -> None:
         """Read the reports of its process, and whether it has ended."""
-        self.was_killed = False
+        self.was_lost = False
         # Its reports are complete once it has ended.
         ended, status = os.waitpid(self.pid, os.WNOHANG) if self.pid else (0, 0)
         for report in self._read():
@@ -364,7 +378,7 @@ class Group:
         if ended:
             os.close(self.reports)
             self.pid, self.reports, self.program = 0, -1, (0, 0)
-            self.was_killed = os.WIFSIGNALED(status)
+            self.was_lost = not self._result or bool(self._result.error)
             code = os.waitstatus_to_exitcode(status)
             end = self._result or GroupEnd(code, lost=True)
             if end.error:
@@ -394,6 +408,11 @@ class Group:
         self.failures += not (end.cause or self.times_taken)
         self.on_restart(end)
 
+    def due_s(self, now: float) -> float:
+        """Return the seconds until something is due, unless its process ends before."""
+        timed = self.state in ("Backoff", "Draining", "Ending")
+        return max(self._next_at - now, 0) if timed else math.inf
+
     def proceed(self, now: float, *, drained: bool) -> None:
         """Do what is due. drained: it has no requests and gets none."""
         due = now >= self._next_at
@@ -407,13 +426,31 @@ class Group:
             os.kill(self.pid, signal.SIGKILL)
 
 
+class Process(Group):
+    """A group of one process, which runs a function."""
+
+    def __init__(self, home: Home, name: str, policy: RestartPolicy, body: Body) -> None:
+        super().__init__(home=home, name=name, policy=policy, grace_s=math.inf)
+        self._body = body
+
+    def next_start(self) -> Body:
+        """Return the function."""
+        self._started_at = time.monotonic()
+        return self._body
+
+    def on_restart(self, end: GroupEnd) -> None:
+        """Log it."""
+        why = end.error or outcome(end.status)
+        log.warning("%s ended with %s and is started again", self.name, why)
+
+
 # --- the supervisor -------------------------------------------------------------------------------------
 
 G = TypeVar("G", bound=Group)
 
 
 class Supervisor(Generic[G]):
-    """Runs the groups of one job, until none is left.
+    """Makes this process the supervisor of one job's groups, and runs them until none is left.
 
     Attributes:
         groups: Those that have not ended.
@@ -424,7 +461,14 @@ class Supervisor(Generic[G]):
         self.groups = list[G]()
         self.children = set[int]()
         self._signals = list[int]()
+        workload.adopt_orphans()
         self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        # Where SIGCHLD is ignored, the kernel reaps children unasked, and others may get their PIDs.
+        for number in (*ENDING, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
 
     def run(
         self,
@@ -441,12 +485,6 @@ class Supervisor(Generic[G]):
             drained: Returns whether a group has no requests and gets none.
             publish: Records the groups at the end of a pass.
         """
-        workload.adopt_orphans()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        for number in (*ENDING, signal.SIGCHLD):
-            signal.signal(number, self._on_signal)
         goes_on = True
         while self.groups or goes_on:
             now = time.monotonic()
@@ -457,7 +495,10 @@ class Supervisor(Generic[G]):
                 group.proceed(now, drained=drained(group))
             publish(now)
             if self.groups or goes_on:
-                self._wait()
+                self._wait(PASS_S if step else min(group.due_s(now) for group in self.groups))
+        signal.set_wakeup_fd(-1)
+        for end in (self._woken, self._wake):
+            end.close()
 
     def close_inherited(self) -> None:
         """Close, in a group's process, what belongs to the groups."""
@@ -471,7 +512,7 @@ class Supervisor(Generic[G]):
     def _observe(self, now: float) -> None:
         for group in self.groups:
             group.observe(now)
-        if any(group.was_killed for group in self.groups):
+        if any(group.was_lost for group in self.groups):
             # Its programs. Those of the other groups are no orphans.
             workload.end_orphans({*self.children, *(group.pid for group in self.groups)})
         self.groups = [group for group in self.groups if group.end is None]
@@ -482,12 +523,12 @@ class Supervisor(Generic[G]):
                 group.stop(number)
         return False
 
-    def _wait(self) -> None:
+    def _wait(self, timeout_s: float) -> None:
         # Not select.select, which knows only the first 1024 descriptors.
         poll = select.poll()
         pipes = [group.reports for group in self.groups if group.reports >= 0]
         for descriptor in (self._woken.fileno(), *pipes):
             poll.register(descriptor, select.POLLIN)
-        poll.poll(PASS_S * 1000)
+        poll.poll(None if timeout_s == math.inf else timeout_s * 1000)
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 12)

@@ -134,9 +134,9 @@ class Training(supervisor.Group):
 
     # --- starts -------------------------------------------------------------------------------------
 
-    def next_start(self) -> supervisor.Start:
+    def next_start(self) -> supervisor.Body:
         """Return its next start."""
-        return supervisor.Start(self._request, self._prepare, releases=True)
+        return supervisor.Start(self.home, self._request, self._prepare, releases=True).run
 
     def _prepare(self, opened: contextlib.ExitStack) -> Programs:
         """Return the programs, in the process of a start. Raises NoFreePort, OSError."""

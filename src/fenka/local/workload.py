@@ -14,7 +14,6 @@ import os
 import select
 import shutil
 import signal
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -170,47 +169,6 @@ STARTED = "started"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM)
-
-
-def run(body: Callable[[], int]) -> int:
-    """Run a supervisor in a child, and return its wait status when nothing of it is left.
-
-    SIGINT and SIGTERM are forwarded to it.
-    """
-    # Where it is ignored, the kernel reaps children unasked, and others may get their PIDs.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    adopt_orphans()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    guard, child = os.getpid(), os.fork()
-    if child == 0:
-        code = 1
-        try:
-            die_with_parent(signal.SIGTERM)
-            if os.getppid() == guard:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                code = body()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-
-    # By a descriptor: signals may come after its end, when another process may have its PID.
-    supervisor = os.pidfd_open(child)
-
-    def forward(number: int, _frame: object) -> None:
-        # It has ended, and its descriptor may be closed.
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(supervisor, number)
-
-    for number in FORWARDED:
-        signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    status = _wait(child)
-    os.close(supervisor)
-    end_orphans()
-    return status
-
 
 def die_with_parent(number: int) -> None:
     """Send this process a signal when its parent ends."""
@@ -220,14 +178,6 @@ def die_with_parent(number: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of all descendants whose parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _wait(child: int) -> int:
-    """Wait for the supervisor, and reap orphans meanwhile."""
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == child:
-            return status
 
 
 def end_orphans(kept: Collection[int] = ()) -> None:

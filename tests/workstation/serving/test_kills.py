@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fenka import procfs
-from fenka.local.launch import Programs
-from fenka.local.supervisor import Home, Start
+from fenka.local import supervisor
+from fenka.local.supervisor import Home
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import Workstation, eventually, kill, refused
 from tests.workstation.serving.conftest import ANSWER, Service
@@ -131,12 +131,11 @@ def test_no_descriptor_is_kept_when_a_replica_cannot_be_forked(
     def fail() -> int:
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    start = Start(None, lambda _: Programs([], []))
     home = Home(Runtime(tmp_path), tmp_path, contextlib.nullcontext)
     monkeypatch.setattr(os, "fork", fail)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(BlockingIOError):
-        start.fork(home)
+        supervisor.fork(home, lambda _: 0)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 

@@ -25,8 +25,7 @@ def supervise(body: Callable[[], int]) -> int:
     home = Home(Runtime(Path("/")), Path("/"), contextlib.nullcontext)
     supervisor = Supervisor[Process]()
     group = Process(home, "it", RestartPolicy(0), lambda _: body())
-    supervisor.groups.append(group)
-    group.start(0)
+    supervisor.add(group)
     supervisor.run()
     assert group.end
     return group.end.status

@@ -15,16 +15,9 @@ from fenka.formats.quantities import InvalidSize
 from fenka.hardware.peer_credentials import user_name
 from fenka.jobs.notebook import LOOPBACK, url
 from fenka.jobs.processes import JobNotStarted
-from fenka.local import runs
+from fenka.local import records, runs
 from fenka.local.launch import NotRunning, become
-from fenka.local.records import (
-    NOTEBOOKS,
-    TRAININGS,
-    NotebookRecord,
-    RecordNotFound,
-    UnreadableRecord,
-    directory_names,
-)
+from fenka.local.records import NOTEBOOKS, TRAININGS, RecordNotFound
 from fenka.local.views import card_uses, requested_cards
 from fenka.local.workload import end_leases
 from fenka.procfs import start_ticks
@@ -34,10 +27,10 @@ from fenka.workstation.client import Connection, jobs_called, known_snapshot, ow
 from fenka.workstation.protocol import Done, EndedJob, JobView, RemoveEnded, Snapshot
 
 
-def load_stopped(name: str) -> NotebookRecord:
+def load_stopped(name: str) -> records.NotebookRecord:
     """Return the record of a notebook that does not run.
 
-    Raises RecordNotFound, UnreadableRecord, JobNotStarted if it runs.
+    Raises RecordNotFound, records.UnreadableRecord, JobNotStarted if it runs.
     """
     NOTEBOOKS.directory_of(name)
     if jobs_called(paths.current(), name):
@@ -131,7 +124,7 @@ def _with_logs() -> list[str]:
     """Return the names of this user's programs that have left a log."""
     return [
         name
-        for name in directory_names(paths.jobs_directory)
+        for name in records.directory_names(paths.jobs_directory)
         if runs.has_runs(name) and not TRAININGS.exists(name) and not NOTEBOOKS.exists(name)
     ]
 
@@ -164,7 +157,7 @@ def _notebook(
         if not lease or not snapshot:
             return job
         requested = requested_cards(record.spec.gpu, snapshot)
-    except (UnreadableRecord, InvalidRequest, InvalidSize) as why:
+    except (records.UnreadableRecord, InvalidRequest, InvalidSize) as why:
         return replace(job, status="FAILED", note=str(why))
     return replace(
         job,

@@ -28,16 +28,7 @@ from fenka.jobs.routing_table import check_socket_path
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec, check_change, check_versions
 from fenka.local import records, service_plan, service_supervisor, workload
 from fenka.local.launch import Launcher, LeaseNotGranted, NotRunning, become
-from fenka.local.records import (
-    MAX_VERSIONS,
-    SERVICES,
-    ReplicaRecord,
-    ReplicaState,
-    ServiceRecord,
-    ServiceStatus,
-    UnreadableRecord,
-    VersionRecord,
-)
+from fenka.local.records import SERVICES, ServiceRecord, VersionRecord
 from fenka.local.views import requested_cards, requested_units
 from fenka.local.workload import end_process, end_writers
 from fenka.views.workloads import JobProcess, ServiceVersion, ServingPort
@@ -50,7 +41,7 @@ from fenka.workstation.snapshot import address as machine_address
 _PORTS: Mapping[PortName, str] = {"grpc-serving": "GRPC", "http-serving": "RESTFUL"}
 """arena's names of ports, in the order in which it prints them."""
 
-_STATUS: Mapping[ReplicaState, str] = {
+_STATUS: Mapping[records.ReplicaState, str] = {
     "Pending": "Pending",
     "Starting": "Running",
     "Ready": "Running",
@@ -63,7 +54,7 @@ _STATUS: Mapping[ReplicaState, str] = {
 
 def service_versions(
     record: ServiceRecord,
-    status: ServiceStatus | None,
+    status: records.ServiceStatus | None,
     snapshot: Snapshot | None,
     user: str,
 ) -> list[ServiceVersion]:
@@ -82,7 +73,7 @@ def service_versions(
     ]
 
 
-def unreadable_service(error: UnreadableRecord, user: str) -> ServiceVersion:
+def unreadable_service(error: records.UnreadableRecord, user: str) -> ServiceVersion:
     """Return a service whose record cannot be read."""
     return ServiceVersion(error.name, user, "", "custom", "", 0, 0, 0, note=str(error))
 
@@ -90,7 +81,7 @@ def unreadable_service(error: UnreadableRecord, user: str) -> ServiceVersion:
 def _version(
     record: ServiceRecord,
     version: VersionRecord,
-    status: ServiceStatus | None,
+    status: records.ServiceStatus | None,
     leases: Mapping[str, JobView],
     snapshot: Snapshot | None,
     user: str,
@@ -139,7 +130,9 @@ def _version(
     )
 
 
-def _replica(record: ReplicaRecord, lease: JobView | None, requested: float | None) -> JobProcess:
+def _replica(
+    record: records.ReplicaRecord, lease: JobView | None, requested: float | None
+) -> JobProcess:
     running = record.state not in ("Pending", "Backoff")
     return JobProcess(
         record.name,
@@ -174,7 +167,7 @@ def _requested(version: VersionRecord, snapshot: Snapshot | None) -> tuple[float
         return None, 0
 
 
-def _note(spec: ServiceSpec, status: ServiceStatus | None) -> str:
+def _note(spec: ServiceSpec, status: records.ServiceStatus | None) -> str:
     if status is None:
         return (
             "its supervisor has ended, and nothing of it runs: start it again (fenka serve update "
@@ -295,8 +288,8 @@ def _check_version(record: ServiceRecord, spec: ServiceSpec) -> None:
         )
     if not record.versions:
         raise ServiceRefused(f"service {spec.name} is being deleted: try again, or delete it again")
-    if len(record.versions) >= MAX_VERSIONS:
-        raise ServiceRefused(f"a service has at most {MAX_VERSIONS} versions")
+    if len(record.versions) >= records.MAX_VERSIONS:
+        raise ServiceRefused(f"a service has at most {records.MAX_VERSIONS} versions")
     served, given = sorted(record.ports), sorted(_client_ports(spec))
     if served != given:
         raise ServiceRefused(
@@ -423,7 +416,7 @@ def versions(name: str | None) -> list[ServiceVersion]:
 def attach_to(name: str, replica: str, command: Sequence[str]) -> NoReturn:
     """Become a command in the lease of a replica. It is ended with the replica.
 
-    Raises RecordNotFound, UnreadableRecord, NotRunning, IsolationError, JobNotStarted.
+    Raises RecordNotFound, records.UnreadableRecord, NotRunning, IsolationError, JobNotStarted.
     """
     record, status = SERVICES.load(name), records.service_status(name)
     known = [known for known in status.replicas if known.name == replica] if status else []
@@ -456,7 +449,7 @@ def update(
     killed is started again.
 
     Raises:
-        RecordNotFound, UnreadableRecord, ServiceRefused: There is no such version.
+        RecordNotFound, records.UnreadableRecord, ServiceRefused: There is no such version.
         InvalidRequest: This machine cannot run it as requested.
         JobNotStarted: Its supervisor could not be started.
     """
@@ -517,7 +510,7 @@ def _chosen(record: ServiceRecord, name: str, version: str) -> VersionRecord:
 
 
 def split(name: str, weights: Mapping[str, int]) -> None:
-    """Divide a service's requests. Raises RecordNotFound, UnreadableRecord, InvalidRequest."""
+    """Divide a service's requests. Raises RecordNotFound, records.UnreadableRecord, InvalidRequest."""
     with _changing():
         record = SERVICES.load(name)
         check_versions(name, weights, [version.spec.version for version in record.versions])
@@ -529,7 +522,7 @@ def split(name: str, weights: Mapping[str, int]) -> None:
 def delete(name: str, version: str) -> None:
     """Delete a version, or the whole service with all that is left of it.
 
-    Raises RecordNotFound, UnreadableRecord, ServiceRefused, InvalidRequest, JobNotEnded.
+    Raises RecordNotFound, records.UnreadableRecord, ServiceRefused, InvalidRequest, JobNotEnded.
     """
     with _changing():
         directory = SERVICES.directory_of(name)
@@ -561,7 +554,7 @@ def _delete_version(name: str, version: str) -> bool:
 def _end(name: str, directory: Path) -> None:
     """End the supervisor with all that it runs."""
     grace_s = ServiceSpec().grace_s
-    with contextlib.suppress(UnreadableRecord):
+    with contextlib.suppress(records.UnreadableRecord):
         record = SERVICES.load(name)
         # The gateway finishes requests, and then the programs.
         grace_s = 2 * max((version.spec.grace_s for version in record.versions), default=grace_s)

@@ -7,22 +7,12 @@ from typing import Protocol
 import msgspec
 
 from fenka.core.scaling import VersionUse, version_loads
+from fenka.jobs import routing_table as routing
+from fenka.jobs import service
 from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK
-from fenka.jobs.routing_table import (
-    ListenAddress,
-    ReplicaEntry,
-    RoutingTable,
-    VersionEntry,
-    replica_label,
-)
-from fenka.jobs.service import (
-    CLIENT_PORTS,
-    PORT_VARIABLES,
-    SOCKET_VARIABLES,
-    PortName,
-    ServiceSpec,
-)
+from fenka.jobs.routing_table import ListenAddress, RoutingTable
+from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec
 from fenka.local.records import ReplicaState, ServiceRecord, VersionRecord
 from fenka.local.workload import NO_CARDS, parse_priority
 
@@ -40,35 +30,18 @@ _LEASE_NAME_CHARACTERS = 48
 
 
 class AnyReplica(Protocol):
-    """The facts about a replica that decisions need."""
+    """The facts about a replica that decisions need; see Replica."""
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def version(self) -> VersionRecord:
-        """The version that it was started for, as it was then."""
-
-    @property
-    def state(self) -> ReplicaState:
-        """Its state."""
-
-    @property
-    def ports(self) -> Mapping[PortName, ListenAddress]:
-        """Where it listens."""
-
-    @property
-    def uid(self) -> int | None:
-        """The user whose program serves its ports."""
-
-    @property
-    def served(self) -> bool:
-        """Whether it has been ready since its start."""
+    name: str
+    version: VersionRecord
+    state: ReplicaState
+    ports: dict[PortName, ListenAddress]
+    uid: int | None
+    served: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ReplicaChanges:
     """Steps that bring a version nearer to its wanted state.
 
     Attributes:
@@ -80,7 +53,7 @@ class Changes:
     drain: tuple[str, ...]
 
 
-def changes(wanted: int, revision: int, replicas: Sequence[AnyReplica]) -> Changes:
+def changes(wanted: int, revision: int, replicas: Sequence[AnyReplica]) -> ReplicaChanges:
     """Return what to do about one version.
 
     Replicas of another revision are replaced one by one: a new one is added, and an old one ends when the new
@@ -107,7 +80,7 @@ def changes(wanted: int, revision: int, replicas: Sequence[AnyReplica]) -> Chang
     missing = wanted - len(kept)
     if left := len(serving) - len(ending):
         missing = min(missing, wanted + SURGE - len(kept) - left)
-    return Changes(max(missing, 0), tuple(replica.name for replica in (*drained, *ending)))
+    return ReplicaChanges(max(missing, 0), tuple(replica.name for replica in (*drained, *ending)))
 
 
 def is_active(replica: AnyReplica) -> bool:
@@ -169,19 +142,19 @@ def loads(
 
 def address(replica: AnyReplica) -> str:
     """Return how the gateway calls a replica in its metrics."""
-    return replica_label(LOOPBACK, client_ports(replica))
+    return routing.replica_label(LOOPBACK, client_ports(replica))
 
 
 def routing_table(
     service: str, record: ServiceRecord, replicas: Iterable[AnyReplica]
 ) -> RoutingTable:
     """Return the gateway's table. A version that was deleted is in it until its last replica has ended."""
-    entries: dict[str, list[ReplicaEntry]] = {
+    entries: dict[str, list[routing.ReplicaEntry]] = {
         version.spec.version: [] for version in record.versions
     }
     for replica in replicas:
         if replica.served:
-            entry = ReplicaEntry(
+            entry = routing.ReplicaEntry(
                 LOOPBACK, client_ports(replica), replica.state != "Ready", replica.uid
             )
             entries.setdefault(replica.version.spec.version, []).append(entry)
@@ -189,7 +162,9 @@ def routing_table(
         "fenka.gateway/1",
         service,
         [
-            VersionEntry(version, record.weight(version) if record.version(version) else 0, of_it)
+            routing.VersionEntry(
+                version, record.weight(version) if record.version(version) else 0, of_it
+            )
             for version, of_it in sorted(entries.items())
         ],
     )
@@ -244,7 +219,9 @@ def program(spec: ServiceSpec, ports: Mapping[PortName, ListenAddress]) -> list[
 def environment(spec: ServiceSpec, ports: Mapping[PortName, ListenAddress]) -> dict[str, str]:
     """Return the variables of a replica besides those of its lease and of the user's own."""
     variables = {
-        (PORT_VARIABLES if isinstance(address, int) else SOCKET_VARIABLES)[name]: str(address)
+        (service.PORT_VARIABLES if isinstance(address, int) else service.SOCKET_VARIABLES)[
+            name
+        ]: str(address)
         for name, address in ports.items()
     }
     return variables | ({} if spec.gpu else NO_CARDS) | spec.env

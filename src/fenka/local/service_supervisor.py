@@ -33,19 +33,11 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import PortName
-from fenka.local import records, service_plan, workload
+from fenka.local import records, service_plan, supervisor, workload
 from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus, VersionRecord
 from fenka.local.service_plan import GatewayUse
 from fenka.local.service_replicas import Replica
-from fenka.local.supervisor import (
-    END_SLACK_S,
-    PASS_S,
-    Home,
-    Process,
-    Report,
-    RestartPolicy,
-    Supervisor,
-)
+from fenka.local.supervisor import END_SLACK_S, PASS_S, Home, Supervisor
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
 
@@ -289,17 +281,15 @@ def run(
         STATUSES.save(directory, status)
         started()
 
-        def supervise(_report: Callable[[Report], None]) -> int:
+        def supervise(_report: Callable[[supervisor.Report], None]) -> int:
             now_wanted = _latest(name, record)
             return RunningService(
                 runtime, directory, now_wanted, status, sockets, lock, report_errors
             ).run()
 
         home = Home(runtime, directory, report_errors)
-        guard = Supervisor[Process]()
-        supervisor = Process(home, "the supervisor", RestartPolicy(None), supervise)
-        guard.groups.append(supervisor)
-        supervisor.start(time.monotonic())
+        policy, guard = supervisor.RestartPolicy(None), Supervisor[supervisor.Process]()
+        guard.add(supervisor.Process(home, "the supervisor", policy, supervise))
         guard.run()
     raise SystemExit(0)
 
@@ -476,8 +466,7 @@ class RunningService:
         for _ in range(changes.start):
             home = Home(self.runtime, self.directory, self.report_errors, self._leave)
             replica = Replica(home, version.record)
-            replica.start(now)
-            self._replicas.append(replica)
+            self._supervisor.add(replica)
         if not wanted and not self._of(name) and self.record.version(name) is None:
             del self._versions[name]
 

@@ -500,6 +500,11 @@ class Supervisor(Generic[G]):
         for end in (self._woken, self._wake):
             end.close()
 
+    def add(self, group: G) -> None:
+        """Start a new group."""
+        self.groups.append(group)
+        group.start(time.monotonic())
+
     def close_inherited(self) -> None:
         """Close, in a group's process, what belongs to the groups."""
         for group in self.groups:

@@ -20,14 +20,7 @@ from fenka.jobs.processes import ErrorReporter
 from fenka.jobs.training import TrainingSpec
 from fenka.local import records, runs, training_plan, training_supervisor, workload
 from fenka.local.launch import NotRunning, become
-from fenka.local.records import (
-    OWN,
-    TRAININGS,
-    InstanceRecord,
-    RecordNotFound,
-    TrainingRecord,
-    UnreadableRecord,
-)
+from fenka.local.records import TRAININGS, RecordNotFound, TrainingRecord
 from fenka.local.views import card_uses, requested_cards
 from fenka.local.workload import end_leases, end_process, end_writers
 from fenka.views.workloads import TRAINERS, JobEvent, JobProcess, Phase, TrainingJob, shown_place
@@ -68,7 +61,7 @@ def submit(
         training_plan.bring(
             spec, credentials, directory, records.log_of(directory, training_plan.LOG)
         )
-        record.binds = workload.provide_files(spec, directory / OWN)
+        record.binds = workload.provide_files(spec, directory / records.OWN)
         TRAININGS.save(directory, record)
         if training_plan.lease_request(spec, training_plan.processes(spec), record.directory):
             # Not by the supervisor, or its end would be that of the daemon's parent.
@@ -76,7 +69,7 @@ def submit(
         workload.start_supervisor(
             spec.name,
             lambda notify, _: training_supervisor.run(runtime, directory, notify, report_errors),
-            directory / OWN / "log",
+            directory / records.OWN / "log",
             announce,
             report_errors,
         )
@@ -101,7 +94,7 @@ def _record(spec: TrainingSpec) -> TrainingRecord:
         node=socket.gethostname(),
         address=address(),
         instances=[
-            InstanceRecord(
+            records.InstanceRecord(
                 process.name, process.role.name, process.index, process.chief, process.lease
             )
             for process in planned
@@ -150,7 +143,7 @@ def training_job(record: TrainingRecord, snapshot: Snapshot | None, user: str) -
     )
 
 
-def unreadable_job(error: UnreadableRecord, user: str) -> TrainingJob:
+def unreadable_job(error: records.UnreadableRecord, user: str) -> TrainingJob:
     """Return a training whose record cannot be read."""
     return TrainingJob(
         error.name,
@@ -172,7 +165,7 @@ def _leases(record: TrainingRecord, snapshot: Snapshot | None) -> Mapping[int | 
 
 def _instance(
     record: TrainingRecord,
-    instance: InstanceRecord,
+    instance: records.InstanceRecord,
     leases: Mapping[int | None, JobView],
     snapshot: Snapshot | None,
 ) -> JobProcess:
@@ -202,7 +195,7 @@ def _instance(
 
 
 def _requested(
-    record: TrainingRecord, instance: InstanceRecord, snapshot: Snapshot | None
+    record: TrainingRecord, instance: records.InstanceRecord, snapshot: Snapshot | None
 ) -> float | None:
     if instance.lease is None:
         return 0
@@ -212,7 +205,7 @@ def _requested(
     return instance.requested
 
 
-def _status(instance: InstanceRecord) -> str:
+def _status(instance: records.InstanceRecord) -> str:
     """Return the state in kubectl's words."""
     if instance.exit_code is None:
         return "Running" if instance.started_at else "Pending"
@@ -221,7 +214,7 @@ def _status(instance: InstanceRecord) -> str:
     return "Error" if instance.exit_code else "Completed"
 
 
-def _phase(instance: InstanceRecord) -> Phase:
+def _phase(instance: records.InstanceRecord) -> Phase:
     if instance.exit_code is None:
         return "Running" if instance.started_at else "Pending"
     return "Failed" if instance.exit_code else "Succeeded"
@@ -244,7 +237,7 @@ def jobs(name: str | None = None) -> list[TrainingJob]:
 
 
 def record(name: str) -> TrainingRecord:
-    """Return a training's record. Raises RecordNotFound, UnreadableRecord."""
+    """Return a training's record. Raises RecordNotFound, records.UnreadableRecord."""
     return TRAININGS.load(name)
 
 
@@ -285,7 +278,7 @@ def attach_to(name: str, instance: str, command: Sequence[str]) -> NoReturn:
 
     It is ended when the training ends or starts again.
 
-    Raises RecordNotFound, UnreadableRecord, NotRunning, IsolationError, JobNotStarted.
+    Raises RecordNotFound, records.UnreadableRecord, NotRunning, IsolationError, JobNotStarted.
     """
     training = record(name)
     process = training.instance(instance)
@@ -329,7 +322,7 @@ def events(name: str) -> list[JobEvent]:
 
 
 def exit_code(name: str) -> int:
-    """Return the exit code of a training that has ended. Raises RecordNotFound, UnreadableRecord."""
+    """Return the exit code of a training that has ended. Raises RecordNotFound, records.UnreadableRecord."""
     code = record(name).exit_code
     return FAILURE if code is None else code
 
@@ -341,12 +334,12 @@ def is_running(name: str) -> bool:
     """Return whether a training's processes run now, or its record cannot be read."""
     try:
         return record(name).status == "RUNNING"
-    except UnreadableRecord:
+    except records.UnreadableRecord:
         return True
 
 
 def stop(name: str) -> None:
-    """End a training; its records stay. Raises RecordNotFound, UnreadableRecord, JobNotEnded."""
+    """End a training; its records stay. Raises RecordNotFound, records.UnreadableRecord, JobNotEnded."""
     training = record(name)
     if not training.finished:
         end_process(training.pid, lambda: training.supervised, name, training.spec.grace_s)
@@ -360,7 +353,7 @@ def delete(name: str) -> None:
     directory = TRAININGS.directory_of(name)
     try:
         stop(name)
-    except UnreadableRecord:
+    except records.UnreadableRecord:
         end_writers(directory / records.OWN / "log", name, TrainingSpec().grace_s)
     end_leases(name)
     TRAININGS.remove(name)

@@ -22,14 +22,8 @@ from pathlib import Path, PurePosixPath
 
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
-from fenka.jobs import collection, training
-from fenka.jobs.job_spec import (
-    MAX_EVICTION_GRACE_S,
-    MAX_MEMBERS,
-    MAX_PRIORITY,
-    GpuResources,
-    JobSpec,
-)
+from fenka.jobs import collection, job_spec, training
+from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.training import Role, RoleName, TrainingSpec
 from fenka.jobs.workload import RoleSpec
@@ -80,9 +74,9 @@ def processes(spec: TrainingSpec) -> list[Process]:
     """Return the processes of a training, the chief first. Raises InvalidRequest."""
     all_roles = training.roles(spec)
     number = sum(role.replicas for role in all_roles)
-    if number > MAX_MEMBERS:
+    if number > job_spec.MAX_MEMBERS:
         raise InvalidRequest(
-            f"a training on a workstation has at most {MAX_MEMBERS} processes, not {number}"
+            f"a training on a workstation has at most {job_spec.MAX_MEMBERS} processes, not {number}"
         )
     planned = list[Process]()
     leases = 0
@@ -119,9 +113,11 @@ def lease_request(spec: TrainingSpec, planned: Iterable[Process], directory: str
         directory=directory,
         gang=len(members),
         members=members,
-        priority=-MAX_PRIORITY if spec.backfill else parse_priority(spec.priority),
+        priority=-job_spec.MAX_PRIORITY if spec.backfill else parse_priority(spec.priority),
         time_limit_s=None if limit_s is None else limit_s + DEADLINE_SLACK_S,
-        eviction_grace_s=min(spec.grace_s, MAX_EVICTION_GRACE_S) if spec.backfill else None,
+        eviction_grace_s=min(spec.grace_s, job_spec.MAX_EVICTION_GRACE_S)
+        if spec.backfill
+        else None,
     )
     request.validate()
     return request

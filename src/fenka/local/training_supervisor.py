@@ -89,8 +89,7 @@ class Training(supervisor.Group):
                 record.spec, self._processes, record.directory
             )
             with self._tensorboard(runner.children):
-                runner.groups.append(self)
-                self.start(time.monotonic())
+                runner.add(self)
                 runner.run()
         except (FenkaError, OSError) as why:
             code = why.exit_code if isinstance(why, FenkaError) else FAILURE

@@ -40,7 +40,7 @@ def snapshot(
             continue
         reading = sample.readings.get(card.uuid)
         unleased = sample.unleased.get(card.uuid, NOTHING_UNLEASED)
-        parts = {each.uuid for each in broker.node.cards if card.uuid in (each.uuid, each.parent)}
+        parts = {part.uuid for part in broker.node.cards if card.uuid in (part.uuid, part.parent)}
         slices = (piece for job in broker.placed() for piece in job.slices)
         leased = sum(piece.memory_mib for piece in slices if piece.uuid in parts)
         cards.append(

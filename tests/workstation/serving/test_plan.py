@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.jobs.routing_table import ReplicaEntry, VersionEntry
+from fenka.jobs.routing_table import ListenAddress, ReplicaEntry, VersionEntry
 from fenka.jobs.service import PortName, ServiceSpec
 from fenka.local import service_plan, supervisor
 from fenka.local.records import ReplicaState, ServiceRecord, VersionRecord
@@ -35,13 +35,12 @@ class Fake:
     name: str
     state: ReplicaState = "Ready"
     version: VersionRecord = field(default_factory=version)
-    ports: dict[PortName, int] = field(default_factory=dict)
+    ports: dict[PortName, ListenAddress] = field(default_factory=dict)
     uid: int | None = None
+    served: bool = field(init=False)
 
-    @property
-    def served(self) -> bool:
-        """Whether the gateway knows it."""
-        return self.state in ("Ready", "Draining", "Ending")
+    def __post_init__(self) -> None:
+        self.served = self.state in ("Ready", "Draining", "Ending")
 
 
 def old(name: str, state: ReplicaState = "Ready") -> Fake:
@@ -146,7 +145,7 @@ def test_version_has_load_when_it_is_used(
 
 def test_table_has_ready_and_draining_replicas_when_a_version_is_deleted() -> None:
     """It gets no request, and its replicas finish theirs. Others are not in the table."""
-    ports: dict[PortName, int] = {"http-serving": 1, "grpc-serving": 2, "http-metrics": 3}
+    ports: dict[PortName, ListenAddress] = {"http-serving": 1, "grpc-serving": 2, "http-metrics": 3}
     replicas = [
         Fake("a", "Ready", version("v1"), ports),
         Fake("b", "Starting", version("v1"), ports),

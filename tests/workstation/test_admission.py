@@ -20,11 +20,11 @@ from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
-from fenka.workstation.cards import CardMonitor
+from fenka.workstation.cards import CardObserver
 from fenka.workstation.connections import Connections, RequestHandler
 from fenka.workstation.controller import Client
 from fenka.workstation.daemon import Daemon
-from fenka.workstation.files import Config
+from fenka.workstation.files import DaemonConfig
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from tests.builders import job
@@ -54,7 +54,7 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     instances = InstanceManager(
         cast("Hardware", hardware), InstanceKeeper(runtime.instances, "boot", {})
     )
-    daemon = Daemon(runtime, cast("Hardware", hardware), broker, instances, place, Config())
+    daemon = Daemon(runtime, cast("Hardware", hardware), broker, instances, place, DaemonConfig())
     connections = Connections(runtime, bounds, daemon.handler)
     server = await asyncio.start_unix_server(
         connections.serve, runtime.socket, limit=admission.MAX_LINE_BYTES
@@ -287,7 +287,7 @@ def test_card_is_unhealthy_when_root_has_locked_it(
         processes=tuple,
     )
     node = Node("here", (CARD,))
-    cards = CardMonitor(cast("Hardware", hardware), lambda _: None, lambda *_: 0, lambda _: 0)
+    cards = CardObserver(cast("Hardware", hardware), lambda _: None, lambda *_: 0, lambda _: 0)
     healthy = []
     for took in (False, True, True, False):
         monkeypatch.setattr(card_lock, "locked_by_root", lambda _, took=took: took)

@@ -19,7 +19,7 @@ from fenka.isolation.driver_usage import NOTHING_UNLEASED
 from fenka.mig.manager import Instances
 from fenka.procfs import start_ticks
 from fenka.workstation.broker import Broker
-from fenka.workstation.controller import ClientRegistry, Controller
+from fenka.workstation.controller import ConnectedClients, Controller
 from fenka.workstation.files import History
 from fenka.workstation.paths import Runtime
 from tests.builders import job
@@ -47,7 +47,7 @@ def controller(tmp_path: Path) -> Controller:
     history = History(tmp_path / "ended")
     others: list[Any] = [leases, cards, processes, None, instances, history]
     broker = Broker(Node("here", (T4,)), "binpack")
-    return Controller(runtime, broker, ClientRegistry(), *others)
+    return Controller(runtime, broker, ConnectedClients(), *others)
 
 
 def full_disk(controller: Controller) -> Path:

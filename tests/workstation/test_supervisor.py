@@ -165,7 +165,7 @@ def member(rank, ready):
         signal.pause()
 
 ended = lambda rank, code, ending: say(f"{rank} {code} {ending:d}\\n")
-run(2, member, required={0}, ended=ended, limits=gang.Limits(grace_s=0.1))
+run(2, member, required={0}, ended=ended, limits=gang.GangLimits(grace_s=0.1))
 """
     assert python(code) == ["started", "0 0 0", "1 -9 1", "0 None"]
 
@@ -177,7 +177,7 @@ def member(rank, ready):
     ready()
     signal.pause()
 
-run(2, member, limits=gang.Limits(timeout_s=0.05))
+run(2, member, limits=gang.GangLimits(timeout_s=0.05))
 """
     assert python(code) == ["started", "143 None timeout"]
     code = code.replace("0.05", "None").replace(

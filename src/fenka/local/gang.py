@@ -151,7 +151,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GangLimits:
     """How long members may run, in seconds.
 
     Attributes:
@@ -163,7 +163,7 @@ class Limits:
     timeout_s: float | None = None
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = GangLimits()
 
 Cause = Literal["", "signal", "timeout", "eviction"]
 
@@ -191,7 +191,7 @@ def run(
     started: Started,
     ended: Ended = lambda _member, _code, _ending: None,
     logs: Path | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: GangLimits = DEFAULT_LIMITS,
     forward: bool = True,
 ) -> GangResult:
     """Start the members, and return when the last has ended.
@@ -255,7 +255,7 @@ class _Gang:
     started: Started
     ended: Ended
     logs: Path | None
-    limits: Limits
+    limits: GangLimits
     forward: bool
     status: int = 0
     never_started: int | None = None

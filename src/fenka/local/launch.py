@@ -260,7 +260,7 @@ class Programs:
     logs: Path | None = None
     directory: str = ""
     binds: Sequence[tuple[str, str]] = ()
-    limits: gang.Limits = gang.DEFAULT_LIMITS
+    limits: gang.GangLimits = gang.DEFAULT_LIMITS
     forward: bool = True
 
 

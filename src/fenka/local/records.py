@@ -207,7 +207,7 @@ def outcome(code: int) -> str:
 
 
 # --- trainings ----------------------------------------------------------------------------------------
-class InstanceRecord(msgspec.Struct, forbid_unknown_fields=True):
+class ProcessRecord(msgspec.Struct, forbid_unknown_fields=True):
     """A process of a training. Times are Unix seconds.
 
     lease: its rank among the processes with cards, which is that of its lease; None without cards.
@@ -259,7 +259,7 @@ class TrainingRecord(Supervised, forbid_unknown_fields=True):
     evictions: int = 0
     tensorboard: str = ""
     binds: list[tuple[str, str]] = []
-    instances: list[InstanceRecord] = []
+    instances: list[ProcessRecord] = []
     version: Literal[1] = 1
 
     @property
@@ -273,11 +273,11 @@ class TrainingRecord(Supervised, forbid_unknown_fields=True):
         return self.restarts + self.evictions
 
     @property
-    def chief(self) -> InstanceRecord:
+    def chief(self) -> ProcessRecord:
         """The process whose log is the training's."""
         return next((instance for instance in self.instances if instance.chief), self.instances[0])
 
-    def instance(self, name: str) -> InstanceRecord | None:
+    def instance(self, name: str) -> ProcessRecord | None:
         """Return the process of this name or with this lease; the chief if the name is empty."""
         if not name:
             return self.chief

@@ -30,7 +30,7 @@ _LEASE_NAME_CHARACTERS = 48
 
 
 class AnyReplica(Protocol):
-    """The facts about a replica that decisions need; see Replica."""
+    """The facts about a replica that decisions need; see ServiceReplica."""
 
     name: str
     version: VersionRecord

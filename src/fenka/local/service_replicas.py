@@ -18,7 +18,7 @@ from fenka.local.supervisor import Body, Group, GroupEnd, Home, RestartPolicy, S
 from fenka.workstation import paths
 
 
-class Replica(Group):
+class ServiceReplica(Group):
     """One replica.
 
     Attributes:
@@ -94,7 +94,7 @@ class Replica(Group):
             records.replicas_directory(directory),
             version.directory,
             version.binds,
-            gang.Limits(self.grace_s),
+            gang.GangLimits(self.grace_s),
             forward=False,
         )
         request = service_plan.lease_request(version, self._lease)

@@ -36,7 +36,7 @@ from fenka.jobs.service import PortName
 from fenka.local import records, service_plan, supervisor, workload
 from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus, VersionRecord
 from fenka.local.service_plan import GatewayUse
-from fenka.local.service_replicas import Replica
+from fenka.local.service_replicas import ServiceReplica
 from fenka.local.supervisor import END_SLACK_S, PASS_S, Home, Supervisor
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
@@ -353,7 +353,7 @@ class RunningService:
     sockets: Sockets
     lock: int
     report_errors: ErrorReporter
-    _supervisor: Supervisor[Replica] = field(default_factory=Supervisor)
+    _supervisor: Supervisor[ServiceReplica] = field(default_factory=Supervisor)
     _gateway: GatewayProcess = field(init=False)
     _versions: dict[str, _Version] = field(default_factory=dict)
     _use: GatewayUse | None = None
@@ -373,7 +373,7 @@ class RunningService:
         return 0
 
     @property
-    def _replicas(self) -> list[Replica]:
+    def _replicas(self) -> list[ServiceReplica]:
         return self._supervisor.groups
 
     def _leave(self) -> None:
@@ -465,15 +465,15 @@ class RunningService:
                 replica.drain(now)
         for _ in range(changes.start):
             home = Home(self.runtime, self.directory, self.report_errors, self._leave)
-            replica = Replica(home, version.record)
+            replica = ServiceReplica(home, version.record)
             self._supervisor.add(replica)
         if not wanted and not self._of(name) and self.record.version(name) is None:
             del self._versions[name]
 
-    def _of(self, version: str) -> list[Replica]:
+    def _of(self, version: str) -> list[ServiceReplica]:
         return [replica for replica in self._replicas if replica.version.spec.version == version]
 
-    def _is_drained(self, replica: Replica) -> bool:
+    def _is_drained(self, replica: ServiceReplica) -> bool:
         """Return whether the gateway has seen that a replica gets no requests, and it has none left."""
         if self._ending:
             return not self._gateway.pid

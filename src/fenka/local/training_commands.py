@@ -94,7 +94,7 @@ def _record(spec: TrainingSpec) -> TrainingRecord:
         node=socket.gethostname(),
         address=address(),
         instances=[
-            records.InstanceRecord(
+            records.ProcessRecord(
                 process.name, process.role.name, process.index, process.chief, process.lease
             )
             for process in planned
@@ -165,7 +165,7 @@ def _leases(record: TrainingRecord, snapshot: Snapshot | None) -> Mapping[int | 
 
 def _instance(
     record: TrainingRecord,
-    instance: records.InstanceRecord,
+    instance: records.ProcessRecord,
     leases: Mapping[int | None, JobView],
     snapshot: Snapshot | None,
 ) -> JobProcess:
@@ -195,7 +195,7 @@ def _instance(
 
 
 def _requested(
-    record: TrainingRecord, instance: records.InstanceRecord, snapshot: Snapshot | None
+    record: TrainingRecord, instance: records.ProcessRecord, snapshot: Snapshot | None
 ) -> float | None:
     if instance.lease is None:
         return 0
@@ -205,7 +205,7 @@ def _requested(
     return instance.requested
 
 
-def _status(instance: records.InstanceRecord) -> str:
+def _status(instance: records.ProcessRecord) -> str:
     """Return the state in kubectl's words."""
     if instance.exit_code is None:
         return "Running" if instance.started_at else "Pending"
@@ -214,7 +214,7 @@ def _status(instance: records.InstanceRecord) -> str:
     return "Error" if instance.exit_code else "Completed"
 
 
-def _phase(instance: records.InstanceRecord) -> Phase:
+def _phase(instance: records.ProcessRecord) -> Phase:
     if instance.exit_code is None:
         return "Running" if instance.started_at else "Pending"
     return "Failed" if instance.exit_code else "Succeeded"

@@ -171,7 +171,7 @@ class Training(supervisor.Group):
             directory / OWN,
             record.directory,
             record.binds,
-            gang.Limits(self.grace_s, training_plan.time_left_s(record)),
+            gang.GangLimits(self.grace_s, training_plan.time_left_s(record)),
         )
 
     # --- the record ---------------------------------------------------------------------------------

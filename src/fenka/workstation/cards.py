@@ -45,7 +45,7 @@ class GpuProcesses:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageSample:
+class CardsSample:
     """What the driver reports at one moment.
 
     Attributes:
@@ -187,7 +187,7 @@ def _exceeds_memory(
 
 
 @dataclass(eq=False)
-class CardMonitor:
+class CardObserver:
     """Reads the driver for one daemon.
 
     Attributes:
@@ -271,10 +271,10 @@ class CardMonitor:
         """Return the processes on the cards, by lease. Raises NoDriver."""
         return group_by_lease(self._hardware.processes(), self._lease_of)
 
-    def sample(self, readings: Mapping[str, Reading]) -> UsageSample:
+    def sample(self, readings: Mapping[str, Reading]) -> CardsSample:
         """Return what the driver and the last check for violations report. Raises NoDriver."""
         unleased = {uuid: self.unleased(uuid) for uuid in readings}
-        return UsageSample(readings, self.gpu_processes(), self._violations, unleased)
+        return CardsSample(readings, self.gpu_processes(), self._violations, unleased)
 
     async def check_violations(self, jobs: Collection[Job]) -> None:
         """Look once for jobs that exceed their limits. Raises NoDriver."""

@@ -37,7 +37,7 @@ from fenka.procfs import lives, parent_pid
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
-from fenka.workstation.controller import Client, ClientRegistry, Controller
+from fenka.workstation.controller import Client, ConnectedClients, Controller
 from fenka.workstation.files import History
 from fenka.workstation.job import Job, JobGang
 from fenka.workstation.layouts import Layouts
@@ -179,7 +179,7 @@ class JobResizer:
         return replace(before, slices=tuple(slices))
 
 
-class RequestFailed(FenkaError):
+class RequestRefused(FenkaError):
     """The request was refused, and nothing was changed."""
 
 
@@ -195,7 +195,7 @@ class RequestHandler:
     controller: Controller
     broker: Broker
     admission: Admission
-    clients: ClientRegistry
+    clients: ConnectedClients
     terminator: Terminator
     resizer: JobResizer
     layouts: Layouts
@@ -310,7 +310,7 @@ class RequestHandler:
         own = job is not None and client.process.lives() and client.made(job)
         # "running" if an earlier daemon recorded the confirmation and could not answer it.
         if job is None or not own or job.state not in ("starting", "running"):
-            raise RequestFailed("the grant expired before the program started: try again")
+            raise RequestRefused("the grant expired before the program started: try again")
         self.controller.confirm(job)
 
     # --- changes ------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class RequestHandler:
         )
 
     def _to_stop(self, client: Client, name: str) -> list[Job]:
-        """Return the jobs that are meant, which the client may stop. Raises UnknownJob, RequestFailed."""
+        """Return the jobs that are meant, which the client may stop. Raises UnknownJob, RequestRefused."""
         job, *_ = self.broker.find(name, client.uid)
         shown = job.display_name
         _check_owner(client, job, shown, "stop")
@@ -375,7 +375,7 @@ class RequestHandler:
     def _resize(self, client: Client, request: protocol.ResizeJob) -> str:
         job, *others = self.broker.find(request.name, client.uid)
         if others:
-            raise RequestFailed(
+            raise RequestRefused(
                 f"{request.name} is a gang: resize its members one by one, beginning with {job.name}"
             )
         _check_owner(client, job, job.name, "resize")
@@ -387,10 +387,10 @@ class RequestHandler:
 
     def _check_stop(self, client: Client, request: protocol.StopDaemon) -> None:
         if not _owns_daemon(client):
-            raise RequestFailed(f"the daemon belongs to {user_name(os.geteuid())}")
+            raise RequestRefused(f"the daemon belongs to {user_name(os.geteuid())}")
         names = list(dict.fromkeys(job.display_name for job in self.broker.jobs.values()))
         if names and not request.force:
-            raise RequestFailed(
+            raise RequestRefused(
                 f"{len(names)} jobs are still here ({', '.join(names[:5])}): stop them first, or add "
                 "--force to leave them running without a daemon"
             )
@@ -402,14 +402,14 @@ def _owns_daemon(client: Client) -> bool:
 
 def _check_may_divide(client: Client) -> None:
     if not _owns_daemon(client):
-        raise RequestFailed(
+        raise RequestRefused(
             f"only {user_name(os.geteuid())}, who runs this daemon, may divide its cards"
         )
 
 
 def _check_owner(client: Client, job: Job, name: str, action: str) -> None:
     if client.uid not in (0, job.uid):
-        raise RequestFailed(f"{name} belongs to {user_name(job.uid)}: only they may {action} it")
+        raise RequestRefused(f"{name} belongs to {user_name(job.uid)}: only they may {action} it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from fenka.workstation.broker import (
     RemoveLease,
     Terminate,
 )
-from fenka.workstation.cards import CardMonitor
+from fenka.workstation.cards import CardObserver
 from fenka.workstation.files import History, ended_job
 from fenka.workstation.instance_changes import InstanceChanges
 from fenka.workstation.job import Job
@@ -97,7 +97,7 @@ class Client:
             self.writer.write(protocol.encode(message) + b"\n")
 
 
-class ClientRegistry:
+class ConnectedClients:
     """The connected clients by what they have requested: a queue id, or the id of a gang's member."""
 
     def __init__(self) -> None:
@@ -138,9 +138,9 @@ class Controller:
 
     runtime: Runtime
     broker: Broker
-    clients: ClientRegistry
+    clients: ConnectedClients
     leases: Leases
-    cards: CardMonitor
+    cards: CardObserver
     processes: LeaseProcesses
     terminator: Terminator
     instances: InstanceManager

@@ -19,10 +19,10 @@ from fenka.mig.manager import InstanceManager
 from fenka.workstation import admission, files, paths, presence, protocol
 from fenka.workstation.admission import Admission
 from fenka.workstation.broker import Broker
-from fenka.workstation.cards import CardMonitor
+from fenka.workstation.cards import CardObserver
 from fenka.workstation.connections import Connections, JobResizer, RequestHandler
-from fenka.workstation.controller import ClientRegistry, Controller
-from fenka.workstation.files import Config, History
+from fenka.workstation.controller import ConnectedClients, Controller
+from fenka.workstation.files import DaemonConfig, History
 from fenka.workstation.layouts import Layouts
 from fenka.workstation.lease_processes import LeaseProcesses, Terminator
 from fenka.workstation.leases import Leases
@@ -51,7 +51,7 @@ class Daemon:
         broker: Broker,
         instances: InstanceManager,
         native: Path,
-        config: Config,
+        config: DaemonConfig,
     ) -> None:
         self.config = config
         self.runtime, self.hardware, self.broker = runtime, hardware, broker
@@ -65,12 +65,12 @@ class Daemon:
             *(runtime, hardware, native, self._feedback),
             *(broker.compute_of, instances.capabilities),
         )
-        self._cards = CardMonitor(
+        self._cards = CardObserver(
             hardware, self._processes.lease_of, self._feedback.busy_ns, broker.leased_mib
         )
         self._terminator = Terminator(broker, self._processes)
         self._history = History(paths.history_file(runtime))
-        clients = ClientRegistry()
+        clients = ConnectedClients()
         self._controller = Controller(
             runtime,
             broker,

@@ -48,7 +48,7 @@ _END_PROGRAMS = (
 )
 
 
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a daemon leases and how: the options of `fenka daemon`, recorded for the next one."""
 
     simulate: Annotated[
@@ -136,12 +136,12 @@ def _locked(file: BinaryIO) -> bool:
     return True
 
 
-def load_config(runtime: Runtime) -> Config | None:
+def load_config(runtime: Runtime) -> DaemonConfig | None:
     """Return the last daemon's options, if it left any. Raises InvalidState."""
-    return _load(runtime.config, Config)
+    return _load(runtime.config, DaemonConfig)
 
 
-def save_config(runtime: Runtime, config: Config) -> None:
+def save_config(runtime: Runtime, config: DaemonConfig) -> None:
     """Record this daemon's options."""
     lease_files.write_atomically(runtime.config, msgspec.json.encode(config))
 

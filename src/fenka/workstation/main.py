@@ -37,7 +37,7 @@ from fenka.procfs import boot_id
 from fenka.workstation import files, layouts, presence
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon
-from fenka.workstation.files import Config
+from fenka.workstation.files import DaemonConfig
 from fenka.workstation.lifetime import ShutdownSignals, log
 from fenka.workstation.paths import Runtime
 
@@ -85,7 +85,7 @@ def load(runtime: Runtime) -> dict[str, Any]:
 
 def _read(content: dict[str, Any], options: dict[str, Any]) -> Iterator[str]:
     """Add the valid options, and yield a sentence for each other one."""
-    fields = {field.name: field for field in msgspec.structs.fields(Config)}
+    fields = {field.name: field for field in msgspec.structs.fields(DaemonConfig)}
     for name, value in content.items():
         if name not in fields:
             similar = get_close_matches(name, fields)
@@ -116,7 +116,7 @@ def _words(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class DaemonEnd:
     """How a daemon has ended.
 
     Attributes:
@@ -130,11 +130,11 @@ class Ended:
 
 def run(
     runtime: Runtime,
-    config: Config,
+    config: DaemonConfig,
     ready: Callable[[Daemon], None],
     ending: ShutdownSignals,
     keep_waiting: Callable[[], bool] = lambda: False,
-) -> Ended:
+) -> DaemonEnd:
     """Serve until the end.
 
     Args:
@@ -162,10 +162,10 @@ def run(
 
 def _serve(
     runtime: Runtime,
-    config: Config,
+    config: DaemonConfig,
     ready: Callable[[Daemon], None],
     ending: ShutdownSignals,
-) -> Ended:
+) -> DaemonEnd:
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
         cards = _select_cards(hardware.driver.cards(), config.only)
@@ -189,7 +189,7 @@ def _serve(
             if not manager.keeper.records:
                 runtime.instances.unlink(missing_ok=True)
         jobs = [job.name for job in daemon.broker.jobs.values()]
-        return Ended(jobs, presence.pass_on(daemon.name) if daemon.moved else None)
+        return DaemonEnd(jobs, presence.pass_on(daemon.name) if daemon.moved else None)
 
 
 def _report_displaced(card: Card, owner: Peer) -> None:
@@ -253,7 +253,7 @@ def _simulated_node(runtime: Runtime, simulate: str, native: Path) -> SimulatedN
         return SimulatedNode.create(runtime.simulated, cards, native)
 
 
-def _check_mig(config: Config, cards: tuple[Card, ...]) -> None:
+def _check_mig(config: DaemonConfig, cards: tuple[Card, ...]) -> None:
     known = {
         layouts.OFF,
         layouts.ALL,

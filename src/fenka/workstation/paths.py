@@ -37,7 +37,7 @@ class UnsafeDirectory(FenkaError):
     """The runtime directory cannot be trusted or used."""
 
 
-class _Entry:
+class _RuntimePath:
     """The path of a file or directory in a runtime directory."""
 
     def __init__(self, name: str) -> None:
@@ -53,27 +53,27 @@ class Runtime:
 
     root: Path
 
-    socket = _Entry("daemon.sock")
+    socket = _RuntimePath("daemon.sock")
     """The daemon's Unix socket."""
-    lock = _Entry("daemon.lock")
+    lock = _RuntimePath("daemon.lock")
     """Locked (flock) by the running daemon."""
-    config = _Entry("config.json")
+    config = _RuntimePath("config.json")
     """The daemon's options, so that a client can start it again."""
-    state = _Entry("state.json")
+    state = _RuntimePath("state.json")
     """All jobs."""
-    instances = _Entry("instances.json")
+    instances = _RuntimePath("instances.json")
     """The MIG instances that the daemon has created."""
-    layouts = _Entry("layouts.json")
+    layouts = _RuntimePath("layouts.json")
     """Layouts that wait for something to end."""
-    log = _Entry("daemon.log")
+    log = _RuntimePath("daemon.log")
     """Output of a background daemon."""
-    leases = _Entry("leases")
+    leases = _RuntimePath("leases")
     """Contains one directory for each lease."""
-    linker_configuration = _Entry("ld.so.conf")
+    linker_configuration = _RuntimePath("ld.so.conf")
     """Names the simulated driver's libraries to ldconfig."""
-    linker_cache = _Entry("ld.so.cache")
+    linker_cache = _RuntimePath("ld.so.cache")
     """The dynamic linker's cache inside leases, with a simulated driver."""
-    simulated = _Entry("simulated")
+    simulated = _RuntimePath("simulated")
     """The simulated node's directory."""
 
     def lease(self, job: str) -> Path:

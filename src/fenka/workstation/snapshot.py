@@ -18,7 +18,7 @@ from fenka.procfs import process_name
 from fenka.views.mig_rows import MigCardView
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
-from fenka.workstation.cards import GpuProcesses, UsageSample
+from fenka.workstation.cards import CardsSample, GpuProcesses
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import ProcessScan
 from fenka.workstation.paths import Runtime
@@ -26,7 +26,7 @@ from fenka.workstation.paths import Runtime
 
 def snapshot(
     hardware: Hardware,
-    sample: UsageSample,
+    sample: CardsSample,
     broker: Broker,
     scan: ProcessScan,
     runtime: Runtime,
@@ -97,7 +97,7 @@ def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
 
 
 def _job(
-    broker: Broker, runtime: Runtime, job: Job, sample: UsageSample, scan: ProcessScan
+    broker: Broker, runtime: Runtime, job: Job, sample: CardsSample, scan: ProcessScan
 ) -> protocol.JobView:
     status = broker.queue_status(job)
     pending = status is not None

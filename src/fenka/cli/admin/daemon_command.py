@@ -20,7 +20,7 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.hardware.peer_credentials import peer
 from fenka.workstation import client, files, lifetime, main, paths, protocol
 from fenka.workstation.daemon import Daemon
-from fenka.workstation.files import AlreadyRunning, Config
+from fenka.workstation.files import AlreadyRunning, DaemonConfig
 from fenka.workstation.lifetime import ShutdownSignals
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 
@@ -166,7 +166,7 @@ def unit_of(pid: int) -> str:
 
 def daemon(
     context: typer.Context,
-    config: Config,
+    config: DaemonConfig,
     background: Annotated[
         bool, typer.Option("--background", "-b", help="run in the background")
     ] = False,
@@ -230,9 +230,9 @@ def daemon(
         _serve(runtime, config, replace, background_child, lifeline)
 
 
-def _resolve(runtime: Runtime, given: dict[str, Any], *, no_file: bool = False) -> Config:
+def _resolve(runtime: Runtime, given: dict[str, Any], *, no_file: bool = False) -> DaemonConfig:
     """Return the options of the command line, else the file's, else the defaults. Raises InvalidOption."""
-    return Config(**({} if no_file else main.load(runtime)) | given)
+    return DaemonConfig(**({} if no_file else main.load(runtime)) | given)
 
 
 def _start(given: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ def _restart(given: dict[str, Any]) -> None:
 def _show(runtime: Runtime, given: dict[str, Any]) -> None:
     """Print the options as a file has them, with their origin in comments."""
     from_file = main.load(runtime)
-    config = Config(**from_file | given)
+    config = DaemonConfig(**from_file | given)
     print(f"# the daemon's options; {runtime.options} may have them")
     for name, value in msgspec.structs.asdict(config).items():
         origin = (
@@ -274,7 +274,7 @@ def _show(runtime: Runtime, given: dict[str, Any]) -> None:
             print(f"# the running daemon has {name} = {json.dumps(value, ensure_ascii=False)}")
 
 
-def _words(config: Config) -> list[str]:
+def _words(config: DaemonConfig) -> list[str]:
     """Return a configuration as words of a command line."""
     words: list[str] = []
     for name, value in msgspec.structs.asdict(config).items():
@@ -284,7 +284,7 @@ def _words(config: Config) -> list[str]:
 
 
 def _serve(
-    runtime: Runtime, config: Config, replace: bool, background_child: bool, lifeline: bool
+    runtime: Runtime, config: DaemonConfig, replace: bool, background_child: bool, lifeline: bool
 ) -> None:
     ending = ShutdownSignals(0 if lifeline else None)
     # Now, when a reason to end can still be reported.

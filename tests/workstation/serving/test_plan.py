@@ -76,7 +76,7 @@ def test_changes_bring_a_version_nearer_to_what_is_wanted(
     wanted: int, replicas: list[Fake], start: int, drain: tuple[str, ...]
 ) -> None:
     """Each case is one pass."""
-    assert service_plan.changes(wanted, 1, replicas) == service_plan.Changes(start, drain)
+    assert service_plan.changes(wanted, 1, replicas) == service_plan.ReplicaChanges(start, drain)
 
 
 @given(data=st.data(), wanted=st.integers(0, 4), room=st.integers(1, 6))

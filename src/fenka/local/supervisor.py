@@ -129,9 +129,13 @@ Body = Callable[[Callable[[Report], None]], int]
 def fork(home: Home, body: Body) -> tuple[int, int]:
     """Start a group's process. Return its PID, and a pipe from which its reports are read. Raises OSError."""
     receive, send = os.pipe()
+    parent = os.getpid()
+    # This process's handlers would only note them in the child.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
-        parent, pid = os.getpid(), os.fork()
+        pid = os.fork()
     except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(receive)
         os.close(send)
         raise
@@ -145,6 +149,7 @@ def fork(home: Home, body: Body) -> tuple[int, int]:
             signal.set_wakeup_fd(-1)
             for number in (*ENDING, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             workload.die_with_parent(signal.SIGTERM)
             if os.getppid() != parent:
                 sys.exit(1)
@@ -153,6 +158,7 @@ def fork(home: Home, body: Body) -> tuple[int, int]:
             sys.exit(body(report))
 
         run_child(run, home.report_errors(lambda why: report(GroupEnd(FAILURE, error=why))))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(send)
     os.set_blocking(receive, False)
     return pid, receive

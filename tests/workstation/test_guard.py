@@ -12,7 +12,7 @@ import pytest
 
 from fenka import procfs
 from fenka.local import workload
-from fenka.local.supervisor import Home, Process, RestartPolicy, Supervisor
+from fenka.local.supervisor import Home, RestartPolicy, SupervisedFunction, Supervisor
 from fenka.workstation.paths import Runtime
 from tests.workstation.reused_pids import start_with_pid
 from tests.workstation.users import User, require_root, victim
@@ -23,8 +23,8 @@ __all__ = ["victim"]
 def supervise(body: Callable[[], int]) -> int:
     """Run a function in a supervised process. Return its exit code."""
     home = Home(Runtime(Path("/")), Path("/"), contextlib.nullcontext)
-    supervisor = Supervisor[Process]()
-    group = Process(home, "it", RestartPolicy(0), lambda _: body())
+    supervisor = Supervisor[SupervisedFunction]()
+    group = SupervisedFunction(home, "it", RestartPolicy(0), lambda _: body())
     supervisor.add(group)
     supervisor.run()
     assert group.end

@@ -113,18 +113,18 @@ class Launcher:
     ) -> NoReturn:
         size = self.spec.gang or 0
 
-        def prepare(opened: contextlib.ExitStack) -> Programs:
+        def prepare(opened: contextlib.ExitStack) -> GroupPrograms:
             port, lock = port_reservations().reserve()
             opened.enter_context(lock)
             members = [
-                Program(
+                GroupProgram(
                     str(rank), self.spec.command, _member_environment(rank, size, port), lease=rank
                 )
                 for rank in range(size)
             ]
-            return Programs(members, [port], logs)
+            return GroupPrograms(members, [port], logs)
 
-        progress = Progress(notify, lambda _: started())
+        progress = GroupProgress(notify, lambda _: started())
         result, taken = run_group(self, prepare, self.report_errors, progress)
         if result.status and taken:
             raise JobNotStarted(
@@ -221,7 +221,7 @@ class Launcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class GroupProgram:
     """A program of a group, in a process of its own.
 
     Attributes:
@@ -242,7 +242,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
+class GroupPrograms:
     """The programs of a group.
 
     Attributes:
@@ -255,7 +255,7 @@ class Programs:
         forward: Write their output to this process's, too.
     """
 
-    programs: Sequence[Program]
+    programs: Sequence[GroupProgram]
     ports: Collection[int] = ()
     logs: Path | None = None
     directory: str = ""
@@ -265,7 +265,7 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class GroupProgress:
     """Functions that learn how far a group is.
 
     Attributes:
@@ -281,9 +281,9 @@ class Progress:
 
 def run_group(
     launcher: Launcher | None,
-    prepare: Callable[[contextlib.ExitStack], Programs],
+    prepare: Callable[[contextlib.ExitStack], GroupPrograms],
     report_errors: ErrorReporter,
-    progress: Progress,
+    progress: GroupProgress,
 ) -> tuple[gang.GangResult, int | None]:
     """Run programs that start together and end together, each in its lease if it has one.
 
@@ -308,7 +308,7 @@ def run_group(
         group = prepare(opened)
         binds = [(Path(source), Path(target)) for source, target in group.binds]
 
-        def become(program: Program, ready: gang.ReportReady) -> NoReturn:
+        def become(program: GroupProgram, ready: gang.ReportReady) -> NoReturn:
             def body() -> None:
                 environment = dict(os.environ)
                 if launcher and program.lease is not None:

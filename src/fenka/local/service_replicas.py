@@ -12,13 +12,13 @@ from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN
 from fenka.jobs.routing_table import ListenAddress
 from fenka.jobs.service import CLIENT_PORTS, PortName
 from fenka.local import gang, records, service_plan
-from fenka.local.launch import Program, Programs
+from fenka.local.launch import GroupProgram, GroupPrograms
 from fenka.local.records import ReplicaRecord, VersionRecord, outcome
-from fenka.local.supervisor import Body, Group, GroupEnd, Home, RestartPolicy, Start
+from fenka.local.supervisor import Body, GroupEnd, GroupStart, Home, ProcessGroup, RestartPolicy
 from fenka.workstation import paths
 
 
-class ServiceReplica(Group):
+class ServiceReplica(ProcessGroup):
     """One replica.
 
     Attributes:
@@ -81,9 +81,9 @@ class ServiceReplica(Group):
             else:
                 self.ports[name], lock = paths.port_reservations().reserve()
                 self._locks.append(lock)
-        programs = Programs(
+        programs = GroupPrograms(
             [
-                Program(
+                GroupProgram(
                     self.name,
                     service_plan.program(version.spec, self.ports),
                     service_plan.environment(version.spec, self.ports),
@@ -98,7 +98,7 @@ class ServiceReplica(Group):
             forward=False,
         )
         request = service_plan.lease_request(version, self._lease)
-        return Start(self.home, request, lambda _: programs, version.environment).run
+        return GroupStart(self.home, request, lambda _: programs, version.environment).run
 
     def _release_ports(self) -> None:
         for lock in self._locks:

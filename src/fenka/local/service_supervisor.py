@@ -288,8 +288,8 @@ def run(
             ).run()
 
         home = Home(runtime, directory, report_errors)
-        policy, guard = supervisor.RestartPolicy(None), Supervisor[supervisor.Process]()
-        guard.add(supervisor.Process(home, "the supervisor", policy, supervise))
+        policy, guard = supervisor.RestartPolicy(None), Supervisor[supervisor.SupervisedFunction]()
+        guard.add(supervisor.SupervisedFunction(home, "the supervisor", policy, supervise))
         guard.run()
     raise SystemExit(0)
 

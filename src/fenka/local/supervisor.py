@@ -28,7 +28,7 @@ from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import MAX_TAKEN
 from fenka.jobs.processes import ErrorReporter, run_child
 from fenka.local import workload
-from fenka.local.launch import Launcher, Programs, Progress, run_group
+from fenka.local.launch import GroupPrograms, GroupProgress, Launcher, run_group
 from fenka.local.records import ReplicaState, outcome
 from fenka.workstation import protocol
 from fenka.workstation.client import connect, own_jobs
@@ -165,7 +165,7 @@ def fork(home: Home, body: Body) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class GroupStart:
     """A start of a gang.
 
     Attributes:
@@ -178,7 +178,7 @@ class Start:
 
     home: Home
     request: JobSpec | None
-    prepare: Callable[[contextlib.ExitStack], Programs]
+    prepare: Callable[[contextlib.ExitStack], GroupPrograms]
     environment: Mapping[str, str] | None = None
     releases: bool = False
 
@@ -190,7 +190,7 @@ class Start:
         if self.environment is not None:
             os.environ.clear()
             os.environ.update(self.environment)
-        progress = Progress(
+        progress = GroupProgress(
             lambda line: report(Waiting(line)),
             lambda pids: report(Started([(pid, procfs.start_ticks(pid) or 0) for pid in pids])),
             lambda member, code, ending: report(MemberEnded(member, code, ending)),
@@ -268,7 +268,7 @@ class RestartPolicy:
 
 
 @dataclass(slots=True, kw_only=True)
-class Group:
+class ProcessGroup:
     """One group. Times are of the monotonic clock, except for `created_at`.
 
     Attributes:
@@ -432,7 +432,7 @@ class Group:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Process(Group):
+class SupervisedFunction(ProcessGroup):
     """A group of one process, which runs a function."""
 
     def __init__(self, home: Home, name: str, policy: RestartPolicy, body: Body) -> None:
@@ -452,7 +452,7 @@ class Process(Group):
 
 # --- the supervisor -------------------------------------------------------------------------------------
 
-G = TypeVar("G", bound=Group)
+G = TypeVar("G", bound=ProcessGroup)
 
 
 class Supervisor(Generic[G]):

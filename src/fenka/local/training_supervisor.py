@@ -20,7 +20,7 @@ from fenka.jobs.job_spec import JobSpec
 from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify
 from fenka.local import gang, records, supervisor, training_plan, workload
-from fenka.local.launch import Program, Programs
+from fenka.local.launch import GroupProgram, GroupPrograms
 from fenka.local.records import OWN, TRAININGS, TrainingRecord
 from fenka.local.supervisor import GroupEnd, Home, RestartPolicy, Supervisor
 from fenka.local.training_plan import Process
@@ -63,7 +63,7 @@ def run(
     raise SystemExit(record.exit_code)
 
 
-class Training(supervisor.Group):
+class Training(supervisor.ProcessGroup):
     """All processes of a training. Each change is recorded at once.
 
     Args:
@@ -135,9 +135,9 @@ class Training(supervisor.Group):
 
     def next_start(self) -> supervisor.Body:
         """Return its next start."""
-        return supervisor.Start(self.home, self._request, self._prepare, releases=True).run
+        return supervisor.GroupStart(self.home, self._request, self._prepare, releases=True).run
 
-    def _prepare(self, opened: contextlib.ExitStack) -> Programs:
+    def _prepare(self, opened: contextlib.ExitStack) -> GroupPrograms:
         """Return the programs, in the process of a start. Raises NoFreePort, OSError."""
         record, directory = self.record, self.home.directory
         workers = [process.name for process in self._processes if not process.chief]
@@ -150,7 +150,7 @@ class Training(supervisor.Group):
             ports[process.address], lock = paths.port_reservations().reserve()
             opened.enter_context(lock)
 
-        def program(process: Process) -> Program:
+        def program(process: Process) -> GroupProgram:
             command, environment, before = record.spec.argv, dict[str, str](), _nothing
             if mpi and process.chief:
                 environment = training_plan.mpi_launcher_environment(record, directory)
@@ -161,11 +161,11 @@ class Training(supervisor.Group):
             environment |= training_plan.environment(
                 record.spec, process, ports, record.starts_before
             )
-            return Program(
+            return GroupProgram(
                 process.name, command, environment, process.lease, process.required, before
             )
 
-        return Programs(
+        return GroupPrograms(
             [program(process) for process in self._processes],
             ports.values(),
             directory / OWN,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fenka.workstation import client
-from fenka.workstation.protocol import Snapshot
+from fenka.workstation.protocol import MachineSnapshot
 from tests.cli.command import Completed, fenka
 from tests.cli.test_queue import job, snapshot_of
 
@@ -26,7 +26,7 @@ def test_owner_is_named_when_a_log_is_another_users(
 ) -> None:
     """A training of another user is a gang in the daemon's answer, with its log in his directory."""
 
-    def get_snapshot(_runtime: object) -> Snapshot:
+    def get_snapshot(_runtime: object) -> MachineSnapshot:
         return snapshot_of([job("night/0", None, uid=uid, gang="night", rank=0)])
 
     monkeypatch.setenv("FENKA_RUNTIME", str(tmp_path))

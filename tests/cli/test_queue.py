@@ -9,7 +9,7 @@ from fenka.cli import tables
 from fenka.cli.queue_command import table
 from fenka.local.views import queue_rows
 from fenka.views.workloads import QueueRow
-from fenka.workstation.protocol import CardView, JobView, Snapshot
+from fenka.workstation.protocol import CardView, JobView, MachineSnapshot
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 
 NOW = 1000.0
@@ -53,9 +53,9 @@ def job(name: str, position: int | None, **more: object) -> JobView:
     return JobView(id=name, name=name, **{**fields, **more})  # type: ignore[arg-type]
 
 
-def snapshot_of(jobs: list[JobView]) -> Snapshot:
+def snapshot_of(jobs: list[JobView]) -> MachineSnapshot:
     """Return what a daemon without cards answers."""
-    return Snapshot(
+    return MachineSnapshot(
         version="1",
         pid=1,
         node="here",

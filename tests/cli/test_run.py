@@ -10,7 +10,7 @@ from fenka.jobs.service import PortName, ServiceSpec
 from fenka.local.records import ServiceRecord
 from fenka.local.service_commands import _ignored_ports
 from fenka.workstation import client
-from fenka.workstation.protocol import Snapshot
+from fenka.workstation.protocol import MachineSnapshot
 from tests.cli.command import Completed, fenka
 from tests.cli.test_queue import job, snapshot_of
 
@@ -98,7 +98,7 @@ def test_ignored_port_of_a_further_version_is_named() -> None:
 
 def test_pending_job_of_this_machine_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place, its reason and its reserved cards; an unknown one is refused."""
-    snapshot: Snapshot = snapshot_of([job("night", 1, reserved=[0], reason="0/1 GPUs fit")])
+    snapshot: MachineSnapshot = snapshot_of([job("night", 1, reserved=[0], reason="0/1 GPUs fit")])
     monkeypatch.setattr(client, "get_snapshot", lambda _: snapshot)
     shown = fenka("why", "--local", "night")
     assert shown.exit_code == 0

@@ -19,7 +19,7 @@ import pytest
 
 from fenka.core.errors import FenkaError
 from fenka.workstation import protocol
-from fenka.workstation.client import Connection
+from fenka.workstation.client import DaemonConnection
 from fenka.workstation.paths import Runtime
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -170,13 +170,13 @@ class Workstation:
         if self._changed:
             return False
         try:
-            with contextlib.closing(Connection(Runtime(self.root))) as daemon:
-                jobs = daemon.request(protocol.GetSnapshot(), protocol.Snapshot).jobs
+            with contextlib.closing(DaemonConnection(Runtime(self.root))) as daemon:
+                jobs = daemon.request(protocol.GetSnapshot(), protocol.MachineSnapshot).jobs
                 if jobs:
                     stop = protocol.StopJob([job.name for job in jobs], 1)
                     daemon.request(stop, protocol.JobsStopped)
                 daemon.request(protocol.RemoveEnded(), protocol.Done)
-                left = daemon.request(protocol.GetSnapshot(), protocol.Snapshot).jobs
+                left = daemon.request(protocol.GetSnapshot(), protocol.MachineSnapshot).jobs
             shutil.rmtree(self.root / "jobs", ignore_errors=True)  # their logs
         except (OSError, FenkaError):
             return False

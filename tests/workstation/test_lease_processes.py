@@ -39,9 +39,9 @@ import os, sys
 from pathlib import Path
 from fenka.jobs.job_spec import GpuResources, JobSpec
 from fenka.workstation import protocol
-from fenka.workstation.client import Connection
+from fenka.workstation.client import DaemonConnection
 from fenka.workstation.paths import Runtime
-daemon = Connection(Runtime(Path(os.environ["FENKA_RUNTIME"])))
+daemon = DaemonConnection(Runtime(Path(os.environ["FENKA_RUNTIME"])))
 granted = daemon.call(protocol.SubmitJob(JobSpec(["x"], GpuResources("4"), "forged")))
 print(type(granted).__name__, daemon.call(protocol.ConfirmLease()).reason)
 """

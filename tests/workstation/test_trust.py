@@ -17,7 +17,7 @@ from fenka.local import launch
 from fenka.local.launch import Launcher, LeaseNotGranted
 from fenka.local.runs import create_job_directory
 from fenka.workstation import client, paths, protocol
-from fenka.workstation.client import Connection, DaemonUnavailable
+from fenka.workstation.client import DaemonConnection, DaemonUnavailable
 from fenka.workstation.files import lock_runtime
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
@@ -48,7 +48,7 @@ def default_directory_of(user: User, owner: User) -> Iterator[Path]:
 
 def connect_to(runtime: Runtime) -> None:
     """Connect as every command does."""
-    Connection(runtime).close()
+    DaemonConnection(runtime).close()
 
 
 @pytest.mark.usefixtures("nobody_named")
@@ -150,7 +150,7 @@ def test_daemon_is_rejected_when_the_client_is_root(place: Path, stranger: User)
     stranger.mkdir(place / "theirs", 0o700)
     with stranger.serve(place / "theirs" / "daemon.sock") as server:
         with pytest.raises(UnsafeDirectory, match=f"belongs to user {stranger.uid}"):
-            Connection(Runtime(place / "theirs"))
+            DaemonConnection(Runtime(place / "theirs"))
         assert not was_connected_to(server)
 
 

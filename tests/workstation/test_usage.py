@@ -16,7 +16,7 @@ from fenka.hardware.nvml import GpuProcess
 from fenka.jobs.job_spec import GpuResources
 from fenka.workstation import protocol
 from fenka.workstation.cards import GpuProcesses, UnleasedProcess, ViolationDetector, group_by_lease
-from fenka.workstation.client import Connection, DaemonUnavailable
+from fenka.workstation.client import DaemonConnection, DaemonUnavailable
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from tests.builders import job, placement
@@ -120,9 +120,9 @@ def end(program: subprocess.Popen[str]) -> None:
 
 def jobs(t4: Workstation) -> dict[str, protocol.JobView]:
     """Return the daemon's jobs by name, without starting a command."""
-    with Connection(Runtime(t4.root)) as connection:
+    with DaemonConnection(Runtime(t4.root)) as connection:
         answer = connection.call(protocol.GetSnapshot())
-    assert isinstance(answer, protocol.Snapshot)
+    assert isinstance(answer, protocol.MachineSnapshot)
     return {job.name: job for job in answer.jobs}
 
 
@@ -135,9 +135,9 @@ def state(t4: Workstation, name: str) -> str:
 
 def unleased_mib(t4: Workstation) -> int:
     """Return the memory of the first card that no lease uses."""
-    with Connection(Runtime(t4.root)) as connection:
+    with DaemonConnection(Runtime(t4.root)) as connection:
         answer = connection.call(protocol.GetSnapshot())
-    assert isinstance(answer, protocol.Snapshot)
+    assert isinstance(answer, protocol.MachineSnapshot)
     return answer.cards[0].unleased_mib
 
 

@@ -51,7 +51,7 @@ from fenka.local import runs, training_commands
 from fenka.local.records import TRAININGS
 from fenka.views.workloads import ServiceVersion, TrainingJob, Workload
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection
+from fenka.workstation.client import DaemonConnection
 
 
 def stop(
@@ -86,7 +86,7 @@ def _stop_here(names: Sequence[str], grace: float) -> None:
         training_commands.stop(name)
         print(f"{name}: stopped")
     if others := [name for name in names if name not in trainings]:
-        with Connection(paths.current()) as connection:
+        with DaemonConnection(paths.current()) as connection:
             request = protocol.StopJob(others, grace)
             answer = connection.request(request, protocol.JobsStopped)
         failures += answer.failures
@@ -200,7 +200,7 @@ def resize(
     before, slash, after = name.partition("/")
     # A gang's member here has a slash in its name too.
     if here is not None and (not slash or any(job.name == name for job in here.jobs)):
-        with Connection(paths.current()) as connection:
+        with DaemonConnection(paths.current()) as connection:
             request = protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode)
             answer = connection.request(request, protocol.Done)
         # Its programs have the new limits within a second.

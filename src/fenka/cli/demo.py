@@ -192,7 +192,7 @@ class Demonstration:
             print(f"  WRONG  {text}: expected {expected!r}, got {actual!r}")
             self.failed.append(text)
 
-    def snapshot(self) -> protocol.Snapshot:
+    def snapshot(self) -> protocol.MachineSnapshot:
         """Return the daemon's current state."""
         return get_snapshot(self.runtime)
 

@@ -69,7 +69,7 @@ def ps(
         tables.print_lines(["", *tables.align_wrapped([head, *map(_ended_row, newest)])])
 
 
-def _without_lease(snapshot: protocol.Snapshot, *, ended: bool) -> list[WorkloadRow]:
+def _without_lease(snapshot: protocol.MachineSnapshot, *, ended: bool) -> list[WorkloadRow]:
     """Return this user's trainings, notebooks and services of which the snapshot has no lease.
 
     Args:

@@ -9,7 +9,7 @@ from fenka.cli.common_options import Target
 from fenka.workstation import paths
 
 if TYPE_CHECKING:
-    from fenka.workstation.protocol import Snapshot
+    from fenka.workstation.protocol import MachineSnapshot
 
 
 def cluster_configured() -> bool:
@@ -39,7 +39,7 @@ def announce(target: Target, *, here: bool) -> None:
     print(f"# {line}", file=sys.stderr, flush=True)
 
 
-def snapshot_here(target: Target, *, required: bool = False) -> "Snapshot | None":
+def snapshot_here(target: Target, *, required: bool = False) -> "MachineSnapshot | None":
     """Return the state of this machine's daemon; None if the cluster is to be shown.
 
     required: Raise DaemonUnavailable, UnsafeDirectory if no daemon answers, as with `--local`.

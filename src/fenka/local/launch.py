@@ -23,7 +23,7 @@ from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.local import gang, workload
 from fenka.workstation import protocol
 from fenka.workstation.broker import GRANT_TTL_S
-from fenka.workstation.client import Connection, DaemonUnavailable, connect
+from fenka.workstation.client import DaemonConnection, DaemonUnavailable, connect
 from fenka.workstation.paths import Runtime, port_reservations
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class Launcher:
 
     def acquire(
         self, notify: Notify
-    ) -> tuple[Connection, protocol.LeaseGranted | protocol.GangGranted]:
+    ) -> tuple[DaemonConnection, protocol.LeaseGranted | protocol.GangGranted]:
         """Wait for a lease, or for a gang's leases. Restarts of the daemon keep the place in the queue.
 
         Raises:
@@ -193,7 +193,7 @@ class Launcher:
 
     def _enter(
         self,
-        connection: Connection,
+        connection: DaemonConnection,
         granted: protocol.LeaseGranted,
         binds: Sequence[sandbox.Bind] = (),
     ) -> dict[str, str]:
@@ -390,7 +390,7 @@ def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _await_grant(
-    connection: Connection,
+    connection: DaemonConnection,
     deadline: float | None,
     on_wait: Callable[[protocol.JobQueued], None],
 ) -> protocol.LeaseGranted | protocol.GangGranted:
@@ -414,7 +414,7 @@ def _await_grant(
                 raise LeaseNotGranted(protocol.failure_reason(answer), final=True)
 
 
-def _reconnect(runtime: Runtime, deadline: float | None, notify: Notify) -> Connection:
+def _reconnect(runtime: Runtime, deadline: float | None, notify: Notify) -> DaemonConnection:
     """Wait for the next daemon. `notify` gets a line if only root can start it, after a while."""
     silent_until = time.monotonic() + PATIENCE_S
     reported = not runtime.foreign
@@ -449,14 +449,14 @@ def _retry(action: Callable[[], T], starting: str) -> T:
         time.sleep(RETRY_S)
 
 
-def _claim_member(runtime: Runtime, job: str) -> tuple[Connection, protocol.LeaseGranted]:
+def _claim_member(runtime: Runtime, job: str) -> tuple[DaemonConnection, protocol.LeaseGranted]:
     """Take over the lease of one member of a gang, in a child of the process to which it was granted.
 
     Raises LeaseNotGranted, ProtocolMismatch.
     """
 
-    def claim() -> tuple[Connection, protocol.FromDaemon]:
-        connection = Connection(runtime)
+    def claim() -> tuple[DaemonConnection, protocol.FromDaemon]:
+        connection = DaemonConnection(runtime)
         return connection, connection.call(protocol.SubmitJob(job_id=job))
 
     connection, answer = _retry(claim, "gang")
@@ -465,7 +465,7 @@ def _claim_member(runtime: Runtime, job: str) -> tuple[Connection, protocol.Leas
     return connection, answer
 
 
-def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
+def _confirm(connection: DaemonConnection, granted: protocol.LeaseGranted) -> None:
     """Confirm to the daemon that this process is in its lease, or to the next daemon if it was killed."""
     lost = False
 

@@ -23,8 +23,8 @@ from fenka.local.workload import end_leases
 from fenka.procfs import start_ticks
 from fenka.views.workloads import JobEvent, JobProcess, JobStatus, TrainingJob
 from fenka.workstation import paths
-from fenka.workstation.client import Connection, jobs_called, known_snapshot, own_jobs
-from fenka.workstation.protocol import Done, EndedJob, JobView, RemoveEnded, Snapshot
+from fenka.workstation.client import DaemonConnection, jobs_called, known_snapshot, own_jobs
+from fenka.workstation.protocol import Done, EndedJob, JobView, MachineSnapshot, RemoveEnded
 
 
 def load_stopped(name: str) -> records.NotebookRecord:
@@ -115,7 +115,7 @@ def delete(name: str) -> None:
     runs.delete(name)
     with (
         contextlib.suppress(FenkaError, ConnectionError),
-        Connection(paths.current()) as connection,
+        DaemonConnection(paths.current()) as connection,
     ):
         connection.request(RemoveEnded(name), Done)
 
@@ -140,7 +140,7 @@ def _past() -> dict[tuple[str, int], list[EndedJob]]:
 
 
 def _notebook(
-    name: str, lease: JobView | None, snapshot: Snapshot | None, user: str
+    name: str, lease: JobView | None, snapshot: MachineSnapshot | None, user: str
 ) -> TrainingJob:
     """Return one notebook. Raises FileNotFoundError, RecordNotFound."""
     file = (NOTEBOOKS.place_of(name) / NOTEBOOKS.file).stat()
@@ -169,7 +169,7 @@ def _notebook(
     )
 
 
-def _program(name: str, leases: list[JobView], snapshot: Snapshot) -> TrainingJob:
+def _program(name: str, leases: list[JobView], snapshot: MachineSnapshot) -> TrainingJob:
     first = leases[0]
     return TrainingJob(
         name,
@@ -191,7 +191,7 @@ def _status(lease: JobView) -> JobStatus:
     return "PENDING" if lease.state == "waiting" else "RUNNING"
 
 
-def _held(lease: JobView, snapshot: Snapshot) -> float | None:
+def _held(lease: JobView, snapshot: MachineSnapshot) -> float | None:
     """Return the cards of a lease, slices as shares of one; None without slices."""
     card_mib = {card.uuid: card.memory_mib for card in snapshot.cards}
     parts = (
@@ -201,7 +201,7 @@ def _held(lease: JobView, snapshot: Snapshot) -> float | None:
 
 
 def _process(
-    lease: JobView, snapshot: Snapshot, requested: float | None, role: str, name: str = ""
+    lease: JobView, snapshot: MachineSnapshot, requested: float | None, role: str, name: str = ""
 ) -> JobProcess:
     """Return the process that runs in a lease, or waits for it. requested: in cards."""
     held = bool(lease.slices)

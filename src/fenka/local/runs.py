@@ -22,7 +22,7 @@ from fenka.jobs.job_spec import NAME
 from fenka.jobs.processes import JobNotStarted
 from fenka.local.records import OWN, TRAININGS, TrainingRecord
 from fenka.workstation import paths
-from fenka.workstation.client import Connection, jobs_called
+from fenka.workstation.client import DaemonConnection, jobs_called
 from fenka.workstation.paths import Runtime
 from fenka.workstation.protocol import EndedJob, EndedJobs, GetEnded, describe_status
 
@@ -157,7 +157,7 @@ def ended(name: str = "", run: int = 0) -> EndedJobs:
 
     The exit codes that it could not see are those that this user's keepers have recorded.
     """
-    with Connection(paths.current()) as connection:
+    with DaemonConnection(paths.current()) as connection:
         answer = connection.request(GetEnded(name, run), EndedJobs)
     return EndedJobs([*map(_with_own_status, answer.jobs)], answer.present)
 

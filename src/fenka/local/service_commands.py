@@ -35,7 +35,7 @@ from fenka.views.workloads import JobProcess, ServiceVersion, ServingPort
 from fenka.workstation import paths
 from fenka.workstation.client import connect, known_snapshot, own_jobs
 from fenka.workstation.paths import Runtime
-from fenka.workstation.protocol import JobView, Snapshot
+from fenka.workstation.protocol import JobView, MachineSnapshot
 from fenka.workstation.snapshot import address as machine_address
 
 _PORTS: Mapping[PortName, str] = {"grpc-serving": "GRPC", "http-serving": "RESTFUL"}
@@ -55,7 +55,7 @@ _STATUS: Mapping[records.ReplicaState, str] = {
 def service_versions(
     record: ServiceRecord,
     status: records.ServiceStatus | None,
-    snapshot: Snapshot | None,
+    snapshot: MachineSnapshot | None,
     user: str,
 ) -> list[ServiceVersion]:
     """Return the versions of a service as screens show them.
@@ -83,7 +83,7 @@ def _version(
     version: VersionRecord,
     status: records.ServiceStatus | None,
     leases: Mapping[str, JobView],
-    snapshot: Snapshot | None,
+    snapshot: MachineSnapshot | None,
     user: str,
 ) -> ServiceVersion:
     spec = version.spec
@@ -154,7 +154,9 @@ def _replica(
     )
 
 
-def _requested(version: VersionRecord, snapshot: Snapshot | None) -> tuple[float | None, float]:
+def _requested(
+    version: VersionRecord, snapshot: MachineSnapshot | None
+) -> tuple[float | None, float]:
     """Return the cards that a replica requests, None if that is not known, and its units of memory."""
     gpu = version.spec.gpu
     if gpu is None:

@@ -210,7 +210,7 @@ def _await_release(runtime: Runtime, name: str, notify: Callable[[str], None]) -
     reason = ""
     while True:
         with connect(runtime, lambda _: None) as connection:
-            snapshot = connection.request(protocol.GetSnapshot(), protocol.Snapshot)
+            snapshot = connection.request(protocol.GetSnapshot(), protocol.MachineSnapshot)
             left = [job for job in own_jobs(snapshot) if job.gang == name]
             if not left:
                 return

@@ -26,7 +26,7 @@ from fenka.local.workload import end_leases, end_process, end_writers
 from fenka.views.workloads import TRAINERS, JobEvent, JobProcess, Phase, TrainingJob, shown_place
 from fenka.workstation import client
 from fenka.workstation.paths import Runtime
-from fenka.workstation.protocol import JobView, Snapshot
+from fenka.workstation.protocol import JobView, MachineSnapshot
 from fenka.workstation.snapshot import address
 
 
@@ -112,7 +112,9 @@ def _working_directory(spec: TrainingSpec) -> str:
     return workload.working_directory(spec)
 
 
-def training_job(record: TrainingRecord, snapshot: Snapshot | None, user: str) -> TrainingJob:
+def training_job(
+    record: TrainingRecord, snapshot: MachineSnapshot | None, user: str
+) -> TrainingJob:
     """Return a training as screens show it.
 
     Args:
@@ -156,7 +158,9 @@ def unreadable_job(error: records.UnreadableRecord, user: str) -> TrainingJob:
     )
 
 
-def _leases(record: TrainingRecord, snapshot: Snapshot | None) -> Mapping[int | None, JobView]:
+def _leases(
+    record: TrainingRecord, snapshot: MachineSnapshot | None
+) -> Mapping[int | None, JobView]:
     """Return the training's leases by their rank; the pending gang's rank is None."""
     if record.finished:
         return {}
@@ -167,7 +171,7 @@ def _instance(
     record: TrainingRecord,
     instance: records.ProcessRecord,
     leases: Mapping[int | None, JobView],
-    snapshot: Snapshot | None,
+    snapshot: MachineSnapshot | None,
 ) -> JobProcess:
     trainer = TRAINERS[record.spec.kind]
     role, index = shown_place(trainer, instance.role, instance.index)
@@ -195,7 +199,7 @@ def _instance(
 
 
 def _requested(
-    record: TrainingRecord, instance: records.ProcessRecord, snapshot: Snapshot | None
+    record: TrainingRecord, instance: records.ProcessRecord, snapshot: MachineSnapshot | None
 ) -> float | None:
     if instance.lease is None:
         return 0

@@ -12,10 +12,10 @@ from fenka.jobs.job_spec import GpuResources
 from fenka.views.mig_rows import InstanceSlice, instance_rows
 from fenka.views.node_rows import NO_ROLE, NodeRow, ProgramRow, card_rows, compute_by_card
 from fenka.views.workloads import CardUse, QueueRow
-from fenka.workstation.protocol import JobView, Snapshot
+from fenka.workstation.protocol import JobView, MachineSnapshot
 
 
-def node_row(snapshot: Snapshot) -> NodeRow:
+def node_row(snapshot: MachineSnapshot) -> NodeRow:
     """Return this machine as a node."""
     sizes = {card.uuid: card.memory_mib for card in snapshot.cards}
     sizes |= {
@@ -72,7 +72,7 @@ def _units_by_card(job: JobView, sizes: Mapping[str, int], unit_mib: int) -> dic
     return units
 
 
-def _slices_by_device(snapshot: Snapshot) -> dict[str, list[InstanceSlice]]:
+def _slices_by_device(snapshot: MachineSnapshot) -> dict[str, list[InstanceSlice]]:
     compute = {
         instance.uuid: instance.compute for card in snapshot.divided for instance in card.instances
     }
@@ -85,7 +85,7 @@ def _slices_by_device(snapshot: Snapshot) -> dict[str, list[InstanceSlice]]:
     return slices
 
 
-def queue_rows(snapshot: Snapshot) -> list[QueueRow]:
+def queue_rows(snapshot: MachineSnapshot) -> list[QueueRow]:
     """Return the pending jobs in order. Cards are named by their index."""
     return [
         QueueRow(
@@ -105,7 +105,7 @@ def queue_rows(snapshot: Snapshot) -> list[QueueRow]:
     ]
 
 
-def explain_jobs(snapshot: Snapshot, name: str) -> list[dict[str, str]]:
+def explain_jobs(snapshot: MachineSnapshot, name: str) -> list[dict[str, str]]:
     """Return why each of this user's jobs of this name waits or runs; else of all users' jobs."""
     named = [job for job in snapshot.jobs if name in (job.name, job.gang, job.id)]
     own = [job for job in named if job.uid == os.geteuid()]
@@ -125,7 +125,7 @@ def _explanation(job: JobView, pending: int) -> str:
     return f"{where}: {job.reason}" + (f"; card {reserved} is reserved for it" if reserved else "")
 
 
-def requested_cards(gpu: GpuResources, snapshot: Snapshot) -> float:
+def requested_cards(gpu: GpuResources, snapshot: MachineSnapshot) -> float:
     """Return what a process requests in cards, slices as shares of this machine's first card."""
     if gpu.whole or gpu.mig:
         return gpu.cards
@@ -134,7 +134,7 @@ def requested_cards(gpu: GpuResources, snapshot: Snapshot) -> float:
     return round(gpu.cards * memory.amount / units, 1) if units else 0
 
 
-def requested_units(gpu: GpuResources, snapshot: Snapshot) -> float:
+def requested_units(gpu: GpuResources, snapshot: MachineSnapshot) -> float:
     """Return the units of card memory that a process requests; 0 for whole cards and instances."""
     if gpu.whole or gpu.mig:
         return 0
@@ -142,7 +142,7 @@ def requested_units(gpu: GpuResources, snapshot: Snapshot) -> float:
     return gpu.cards * memory.amount * (memory.unit_mib or snapshot.unit_mib) / snapshot.unit_mib
 
 
-def card_uses(lease: JobView, snapshot: Snapshot) -> tuple[CardUse, ...]:
+def card_uses(lease: JobView, snapshot: MachineSnapshot) -> tuple[CardUse, ...]:
     """Return the cards that a lease holds parts of."""
     cards = {card.uuid: card for card in snapshot.cards}
     return tuple(

@@ -58,7 +58,7 @@ class RequestFailed(FenkaError):
     """The daemon refused a request; the message is its reason."""
 
 
-class Connection:
+class DaemonConnection:
     """One connection to a daemon.
 
     Nothing is sent unless the runtime directory can be trusted and the daemon runs as this user or root.
@@ -158,7 +158,7 @@ class Connection:
         self.close()
 
 
-def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
+def connect(runtime: Runtime, announce: Callable[[str], None]) -> DaemonConnection:
     """Connect to the daemon, and start one if none runs. Only root starts the system's.
 
     With FENKA_START_DAEMON=never in the environment, none is started.
@@ -166,7 +166,7 @@ def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
     Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch, OSError.
     """
     try:
-        return Connection(runtime)
+        return DaemonConnection(runtime)
     except DaemonDisplaced:
         raise
     except DaemonUnavailable:
@@ -174,7 +174,7 @@ def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
             raise
         announce("starting the fenka daemon …")
         start_daemon(runtime, ["--resume"])
-        return Connection(runtime)
+        return DaemonConnection(runtime)
 
 
 def await_return(runtime: Runtime) -> bool:
@@ -216,13 +216,13 @@ def check_server(runtime: Runtime, connection: socket.socket) -> None:
         )
 
 
-def get_snapshot(runtime: Runtime) -> protocol.Snapshot:
+def get_snapshot(runtime: Runtime) -> protocol.MachineSnapshot:
     """Return what the daemon knows now. Raises DaemonUnavailable, ProtocolMismatch."""
-    with Connection(runtime) as connection:
-        return connection.request(protocol.GetSnapshot(), protocol.Snapshot)
+    with DaemonConnection(runtime) as connection:
+        return connection.request(protocol.GetSnapshot(), protocol.MachineSnapshot)
 
 
-def known_snapshot() -> protocol.Snapshot | None:
+def known_snapshot() -> protocol.MachineSnapshot | None:
     """Return what this user's daemon knows now; None if none answers. Raises ProtocolMismatch."""
     try:
         return get_snapshot(paths.current())
@@ -230,7 +230,7 @@ def known_snapshot() -> protocol.Snapshot | None:
         return None
 
 
-def own_jobs(snapshot: protocol.Snapshot | None) -> list[protocol.JobView]:
+def own_jobs(snapshot: protocol.MachineSnapshot | None) -> list[protocol.JobView]:
     """Return this user's jobs: names of jobs are each user's own."""
     jobs = snapshot.jobs if snapshot else []
     return [job for job in jobs if job.uid == os.geteuid()]
@@ -250,7 +250,7 @@ def jobs_called(runtime: Runtime, name: str) -> list[protocol.JobView]:
 
 def stop_jobs(runtime: Runtime, names: list[str], grace_s: float = 10.0) -> None:
     """Stop jobs. Raises RequestFailed if one could not be stopped, DaemonUnavailable."""
-    with Connection(runtime) as connection:
+    with DaemonConnection(runtime) as connection:
         answer = connection.request(protocol.StopJob(names, grace_s), protocol.JobsStopped)
     if answer.failures:
         raise RequestFailed("; ".join(answer.failures))

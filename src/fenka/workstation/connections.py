@@ -200,7 +200,7 @@ class RequestHandler:
     resizer: JobResizer
     layouts: Layouts
     history: History
-    snapshot: Callable[[], Awaitable[protocol.Snapshot]]
+    snapshot: Callable[[], Awaitable[protocol.MachineSnapshot]]
     stopped: asyncio.Event
 
     def has_pending_request(self, client: Client) -> bool:

@@ -212,7 +212,7 @@ class Daemon:
         if self._controller.instances.keeper.records:
             self._controller.instances.keeper.record()
 
-    async def _snapshot(self) -> protocol.Snapshot:
+    async def _snapshot(self) -> protocol.MachineSnapshot:
         scan = await self._processes.scan()
         readings = self._controller.observe_cards()
         sample = self._cards.sample(readings)

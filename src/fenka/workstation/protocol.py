@@ -192,7 +192,7 @@ class ConfirmLease(Message, tag="confirm-lease"):
 
 
 class GetSnapshot(Message, tag="get-snapshot"):
-    """Request a Snapshot."""
+    """Request a MachineSnapshot."""
 
 
 class StopJob(Message, tag="stop-job"):
@@ -423,7 +423,7 @@ class LayoutApplied(Message, tag="layout-applied"):
     waiting: list[str] = []
 
 
-class Snapshot(Message, tag="snapshot"):
+class MachineSnapshot(Message, tag="snapshot"):
     """All cards and jobs. divided: cards in MIG mode. unleased: processes on cards that are in no lease."""
 
     version: str
@@ -463,7 +463,7 @@ FromDaemon = (
     | EndedJobs
     | JobsStopped
     | Failure
-    | Snapshot
+    | MachineSnapshot
     | InstancesListed
     | LayoutApplied
 )

@@ -31,7 +31,7 @@ def snapshot(
     scan: ProcessScan,
     runtime: Runtime,
     divided: list[MigCardView],
-) -> protocol.Snapshot:
+) -> protocol.MachineSnapshot:
     """Return cards with the driver's readings, and jobs with their processes and slices."""
     driver = hardware.driver
     cards = []
@@ -58,7 +58,7 @@ def snapshot(
                 unleased=unleased.sentence(),
             )
         )
-    return protocol.Snapshot(
+    return protocol.MachineSnapshot(
         version=__version__,
         pid=os.getpid(),
         node=socket.gethostname(),

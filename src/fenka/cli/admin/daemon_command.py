@@ -249,7 +249,7 @@ def _restart(given: dict[str, Any]) -> None:
     recorded = files.load_config(runtime)
     config = msgspec.structs.replace(recorded, **given) if recorded else _resolve(runtime, given)
     restart_daemon(runtime, [*_words(config), "--no-file"])
-    with client.Connection(runtime) as connection:
+    with client.DaemonConnection(runtime) as connection:
         pid = connection.daemon_pid
     print(f"the fenka daemon is now process {pid}, build {build_id()}; programs went on")
 

@@ -94,7 +94,7 @@ def _driver(version: str, cuda: str, libraries: str | None) -> Check:
     )
 
 
-def _card(card: protocol.CardView, snapshot: protocol.Snapshot) -> Check:
+def _card(card: protocol.CardView, snapshot: protocol.MachineSnapshot) -> Check:
     units = card_units(card.memory_mib, snapshot.unit_mib)
     context = "unknown" if card.context_mib is None else f"{card.context_mib} MiB"
     subject = f"card {card.index}"
@@ -121,7 +121,7 @@ def _describe(process: protocol.ProcessView) -> str:
     return f"process {process.pid} of {process.user} ({process.program}{used})"
 
 
-def _violations(snapshot: protocol.Snapshot) -> list[Check]:
+def _violations(snapshot: protocol.MachineSnapshot) -> list[Check]:
     checks = []
     for job in snapshot.jobs:
         for violation in job.violations:
@@ -130,7 +130,7 @@ def _violations(snapshot: protocol.Snapshot) -> list[Check]:
     return checks
 
 
-def _leases(snapshot: protocol.Snapshot) -> Check:
+def _leases(snapshot: protocol.MachineSnapshot) -> Check:
     unenforced = [
         job.name
         for job in snapshot.jobs
@@ -145,7 +145,7 @@ def _leases(snapshot: protocol.Snapshot) -> Check:
     return Check("leases", "note", f"{text}; {undo}")
 
 
-def _unreadable(snapshot: protocol.Snapshot) -> list[Check]:
+def _unreadable(snapshot: protocol.MachineSnapshot) -> list[Check]:
     """Return jobs that keep their slice because of processes that cannot be read."""
     return [
         Check(

@@ -22,7 +22,7 @@ from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import read_cluster
 from fenka.views.mig_rows import MigCardView, divided_cards
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection
+from fenka.workstation.client import DaemonConnection
 
 app = group("Divide cards into MIG instances, and plan layouts.")
 
@@ -162,7 +162,7 @@ def apply(
     wanted = _targets(file, config, cards)
     uuids = {card.index: card.uuid for card in cards}
     targets = {uuids[index]: target for index, target in wanted.items()}
-    with Connection(paths.current()) as connection:
+    with DaemonConnection(paths.current()) as connection:
         answer = connection.request(protocol.ApplyLayout(targets, dry_run), protocol.LayoutApplied)
     lines = answer.done or ([] if answer.waiting else ["nothing changes"])
     tables.print_lines([*lines, *(f"waits: {line}" for line in answer.waiting)])
@@ -176,13 +176,13 @@ def apply(
 
 def cancel() -> None:
     """Give up the pending steps of layouts. Finished steps stay."""
-    with Connection(paths.current()) as connection:
+    with DaemonConnection(paths.current()) as connection:
         answer = connection.request(protocol.CancelLayout(), protocol.LayoutApplied)
     tables.print_lines([f"given up: {line}" for line in answer.waiting] or ["nothing waits"])
 
 
 def _cards() -> list[MigCardView]:
-    with Connection(paths.current()) as connection:
+    with DaemonConnection(paths.current()) as connection:
         return connection.request(protocol.GetInstances(), protocol.InstancesListed).cards
 
 

@@ -53,12 +53,6 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def listed(names: Sequence[str], most: int) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 def tabulate(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> list[list[str]]:
     """Return the titles of the columns, and a row for each item."""
     return [[*columns], *([cell(item) for cell in columns.values()] for item in items)]

@@ -23,6 +23,7 @@ from fenka.cluster.explain import (
 from fenka.cluster.objects import Event, Pod, pod_path
 from fenka.cluster.state import ClusterSnapshot
 from fenka.cluster.training_objects import COMPLETION_INDEX, JOB, KIND, ROLE
+from fenka.core.errors import listed
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.registry import WITH_HAMI
 from fenka.kubernetes.api_client import Api, ApiError, if_accepted
@@ -216,4 +217,4 @@ def _grouped(verdicts: Sequence[NodeVerdict]) -> list[tuple[str, str]]:
     for verdict in sorted(verdicts, key=lambda verdict: not verdict.gpu):
         text = "has room" if verdict.fits else "; ".join(verdict.reasons)
         groups.setdefault((verdict.gpu, text), []).append(verdict.node)
-    return [(tables.listed(names, MAX_NAMES), text) for (_, text), names in groups.items()]
+    return [(listed(names, MAX_NAMES), text) for (_, text), names in groups.items()]

@@ -1,5 +1,7 @@
 """The base class of all exceptions that fenka raises, and the exit codes of its commands."""
 
+from collections.abc import Sequence
+
 FAILURE = 1
 INVALID_INPUT = 2
 TEMPORARY_FAILURE = 75
@@ -22,3 +24,9 @@ class InvalidCase(FenkaError):
     """A case contradicts itself or has a value that nothing can have; the message names the field."""
 
     exit_code = INVALID_INPUT
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names for a sentence, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from fenka.core.errors import listed
+
 TOLERANCE = 0.05
 """Of a card's memory: drivers round, reserve and account for memory differently from moment to moment."""
 
@@ -70,8 +72,7 @@ class UnleasedMemory:
         """Return `12.0 GiB used by python, no lease`; empty if there is none."""
         parts = []
         if attributed_mib := self.drawn_mib + self.computing_mib:
-            more = len(self.programs) - MAX_PROGRAMS
-            names = ", ".join(self.programs[:MAX_PROGRAMS]) + f" and {more} more" * (more > 0)
+            names = listed(self.programs, MAX_PROGRAMS)
             parts.append(f"{_gib(attributed_mib)} used by {names}, no lease")
         if self.unattributed_mib:
             parts.append(f"{_gib(self.unattributed_mib)} used by no process that the driver names")

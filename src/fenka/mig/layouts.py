@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fenka.core.errors import listed
 from fenka.core.inventory import Card
 from fenka.core.mig.geometry import Geometry, Place
 from fenka.core.mig.layouts import Layout, plan_layout
@@ -252,9 +253,7 @@ def _user(manager: InstanceManager, step: Step) -> str:
     named = [
         f"process {pid} ({process_name(pid)})" for pid in sorted(manager.users(step.card.uuid))
     ]
-    users = (
-        f"{', '.join(named[:MAX_NAMED]) or 'programs'}{' and others' * (len(named) > MAX_NAMED)}"
-    )
+    users = listed(named, MAX_NAMED) or "programs"
     return f"{users} {'has' if len(named) == 1 else 'have'} card {step.card.index} open"
 
 

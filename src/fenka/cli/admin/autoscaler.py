@@ -20,7 +20,7 @@ from fenka.cli.error_report import UserError, print_error
 from fenka.cloud.config import AutoscalerConfig, ProviderConfig
 from fenka.cloud.config_file import decode_config, read_config
 from fenka.cluster.autoscaling import AutoscalerStatus, encode_time
-from fenka.core.errors import INVALID_INPUT
+from fenka.core.errors import INVALID_INPUT, listed
 from fenka.core.nodes.case import PlanningCase, with_nodes
 from fenka.core.nodes.plan import NodePlan, Unserved, make_plan
 from fenka.formats.quantities import parse_duration
@@ -227,7 +227,7 @@ def left_out_lines(result: NodePlan) -> list[str]:
 
 def _left_out(requests: list[Unserved]) -> str:
     """Return how many pods of which requests are left out."""
-    names = tables.listed([request.request for request in requests], MAX_NAMES)
+    names = listed([request.request for request in requests], MAX_NAMES)
     return f"{sum(request.count for request in requests)} of {names}"
 
 

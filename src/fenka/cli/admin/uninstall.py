@@ -15,7 +15,7 @@ from fenka.cli.common_options import ClusterTarget
 from fenka.cli.error_report import UserError
 from fenka.cluster.autoscaling import KEPT_FROM_OTHERS, ORDER, ORDERS_MAP, SHAPES_MAP, STATUS_MAP
 from fenka.cluster.objects import Node, Object, Pod, node_path
-from fenka.core.errors import INVALID_INPUT
+from fenka.core.errors import INVALID_INPUT, listed
 from fenka.dialects.gpushare import COUNT
 from fenka.kubernetes.api_client import Api, if_accepted
 from fenka.kubernetes.eviction import remove_taint
@@ -176,7 +176,7 @@ async def _uninstall(
 
 def _bought_sentence(bought: Sequence[Node], how: str) -> str:
     count = f"{len(bought)} node{'s' * (len(bought) > 1)}"
-    names = tables.listed([node.metadata.name for node in bought], MAX_NAMED)
+    names = listed([node.metadata.name for node in bought], MAX_NAMED)
     return (
         f"{count} bought by fenka's autoscaler will run, and cost money, until ended "
         f"({names}): {how} --end-nodes --config FILE to end them, "
@@ -197,7 +197,7 @@ async def _check_nothing_runs(api: Api, options: UninstallOptions) -> None:
     while pods := await _own_pods(api, namespace):
         if time.monotonic() > waiting_until:
             raise UserError(
-                f"pods of fenka still run in namespace {namespace} ({tables.listed(pods, MAX_NAMED)}): "
+                f"pods of fenka still run in namespace {namespace} ({listed(pods, MAX_NAMED)}): "
                 "end them, since they would write what is removed"
             )
         await asyncio.sleep(1)
@@ -221,7 +221,7 @@ async def _check_idle(api: Api, bought: Sequence[Node]) -> None:
     ]
     if holders:
         raise UserError(
-            f"pods run on nodes that would end ({tables.listed(holders, MAX_NAMED)}): end them first, or "
+            f"pods run on nodes that would end ({listed(holders, MAX_NAMED)}): end them first, or "
             "add --force"
         )
 

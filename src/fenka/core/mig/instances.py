@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from fenka.core.errors import listed
 from fenka.core.evaluate import Policy, never_fits
 from fenka.core.gangs import NO_LIMITS, PlacementLimits, PlainPlacer
 from fenka.core.inventory import Card, DeviceId, InstanceId, Node
@@ -186,31 +187,22 @@ class InstancePlacer(PlainPlacer):
     def best_instance(self, request: Request) -> InstanceOption | None:
         """Return the new instance that leaves the most possible; None if none can be created."""
         cards = self._cards()
-        options = [
-            (option.lost, -place.profile.compute, option)
-            for name in profiles_for(request, [geometry for _, geometry, _ in cards], self.node)
-            if (place_on := self._best(cards, request, name)) is not None
-            for number, start in [place_on]
-            for card, geometry, layout in [cards[number]]
-            for place in [Place(geometry.by_name[name], start)]
-            for option in [option_at(card, geometry, layout, place)]
-        ]
-        return min(options, key=lambda option: option[:2])[2] if options else None
-
-    def _best(
-        self, cards: list[tuple[Card, Geometry, Layout]], request: Request, name: str
-    ) -> tuple[int, int] | None:
         usable = [
-            number
-            for number, (card, _, _) in enumerate(cards)
+            (card, geometry, layout)
+            for card, geometry, layout in cards
             if not request.models or card.model in request.models
         ]
-        choice = best_place(
-            [cards[number][1:] for number in usable],
-            name,
-            [self._kept_free.get(cards[number][0].uuid, 0) for number in usable],
-        )
-        return None if choice is None else (usable[choice.card], choice.start)
+        kept_free = [self._kept_free.get(card.uuid, 0) for card, _, _ in usable]
+        best: tuple[Fraction, int, InstanceOption] | None = None
+        for name in profiles_for(request, [geometry for _, geometry, _ in cards], self.node):
+            choice = best_place([entry[1:] for entry in usable], name, kept_free)
+            if choice is not None:
+                card, geometry, layout = usable[choice.card]
+                place = Place(geometry.by_name[name], choice.start)
+                option = option_at(card, geometry, layout, place)
+                ranked = (option.lost, -place.profile.compute, option)
+                best = ranked if best is None or ranked[:2] < best[:2] else best
+        return best and best[2]
 
     def _keep_free(self, request: Request) -> None:
         if self._reserving < RESERVING and self.keep_free(request) is not None:
@@ -289,8 +281,7 @@ class InstancePlacer(PlainPlacer):
         holders = self._holders.get(instance.uuid, ())
         if not holders and not instance.healthy:
             return "is unhealthy"
-        first = holders[0] if holders else "nobody"
-        return f"is held by {first}" + f" and {len(holders) - 1} more" * (len(holders) > 1)
+        return f"is held by {listed(holders, 1) or 'nobody'}"
 
 
 def never_fits_instance(request: Request, node: Node, division: Division) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from fenka.core.errors import InvalidCase
+from fenka.core.errors import InvalidCase, listed
 from fenka.core.inventory import Taint, Toleration
 from fenka.core.request import (
     MAX_CARDS,
@@ -405,9 +405,7 @@ def _template(case: PlanningCase, name: str) -> NodeGroup:
         if node.name == name:
             return _like(node)
     names = [group.name for group in (*case.groups, *case.nodes)]
-    known = ", ".join(names[:MAX_NAMED]) + f" and {len(names) - MAX_NAMED} more" * (
-        len(names) > MAX_NAMED
-    )
+    known = listed(names, MAX_NAMED)
     raise InvalidCase(
         f"no group and no node is called {name!r}: name one of {known}"
         if names

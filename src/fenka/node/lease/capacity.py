@@ -7,7 +7,7 @@ import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import read_allocation
-from fenka.core.errors import FenkaError
+from fenka.core.errors import FenkaError, listed
 from fenka.core.inventory import MAX_STARTS, WHOLE_COMPUTE, Card, DeviceId, InstanceId
 from fenka.core.request import Slice
 from fenka.core.units import MIB
@@ -279,8 +279,8 @@ def check_growth(
         for shortage in _shortages(uid, piece, card, capacity):
             measure = shortage.measure
             if former is None or _amount(piece, measure) > _amount(former, measure):
-                held = f" hold {shortage.held}"
-                holders = f", of which {_listed(shortage.holders)}{held}" if shortage.held else ""
+                names = listed(shortage.holders, MAX_NAMES)
+                holders = f", of which {names} hold {shortage.held}" if shortage.held else ""
                 raise ResizeRejected(
                     f"{device_name(piece)} has {shortage.total} {measure}{holders}: {shortage.requested} do "
                     f"not fit",
@@ -306,11 +306,6 @@ def _shortages(uid: str, piece: Slice, card: Card, capacity: NodeCapacity) -> It
 
 def _amount(piece: Slice, measure: str) -> int:
     return piece.memory_mib if measure == MEMORY else piece.compute
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 class Allocations:

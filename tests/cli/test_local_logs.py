@@ -33,11 +33,11 @@ def log(tmp_path: Path) -> Path:
         (LogRequest(tail=1), "5"),
         (LogRequest(tail=3), "3\r3\n4\n5"),
         (LogRequest(tail=9), "1\n2\n3\r3\n4\n5"),
-        (LogRequest(since_s=60), "4\n5"),
-        (LogRequest(since_s=0), ""),
-        (LogRequest(since_s=5000), "1\n2\n3\r3\n4\n5"),
-        (LogRequest(tail=1, since_s=60), "5"),
-        (LogRequest(tail=4, since_s=60), "4\n5"),
+        (LogRequest(since="60s"), "4\n5"),
+        (LogRequest(since="0s"), ""),
+        (LogRequest(since="5000s"), "1\n2\n3\r3\n4\n5"),
+        (LogRequest(tail=1, since="60s"), "5"),
+        (LogRequest(tail=4, since="60s"), "4\n5"),
     ],
 )
 @pytest.mark.parametrize("block_bytes", [1, 3, 1 << 16])

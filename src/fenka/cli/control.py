@@ -24,9 +24,6 @@ from fenka.cli.workloads.arguments import (
     NameOption,
     NamesArgument,
     RunOption,
-    SinceOption,
-    TailOption,
-    TimestampsOption,
     WorkloadChoice,
 )
 from fenka.cli.workloads.selection import (
@@ -49,7 +46,7 @@ from fenka.jobs.service import parse_weights
 from fenka.kubernetes.api_client import Api
 from fenka.local import runs, training_commands
 from fenka.local.records import TRAININGS
-from fenka.views.workloads import ServiceVersion, TrainingJob, Workload
+from fenka.views.workloads import ServiceVersion, TrainingJob, Workload, is_program
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import DaemonConnection
 
@@ -143,8 +140,7 @@ def _unless_program(
         if here:
             return None
         raise
-    is_program = isinstance(workload, TrainingJob) and workload.trainer in ("run", "notebook")
-    return None if here and is_program else workload
+    return None if here and is_program(workload) else workload
 
 
 def _wait_for_program(name: str, run: int, timeout: float | None) -> NoReturn:
@@ -277,23 +273,16 @@ def logs(
     target: JobTarget,
     name: NameArgument,
     choice: WorkloadChoice,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="print until it ends")] = False,
-    instance: InstanceOption = "",
-    container: ContainerOption = "",
-    tail: TailOption = None,
-    since: SinceOption = "",
-    timestamps: TimestampsOption = False,
-    run: RunOption = None,
+    request: LogRequest,
 ) -> None:
     """Print the log of the chief or the oldest replica, or of the instance that is named."""
-    since_s = common_options.parse_duration("--since", since) if since else None
-    name, instance = split_member(name, instance)
-    backend = open_backend(target, here=is_here(target, name))
+    name, instance = split_member(name, request.instance)
+    here = is_here(target, name)
+    backend = open_backend(target, here=here)
     workload = find(backend, name, choice)
-    if run and not (isinstance(workload, TrainingJob) and workload.trainer == "run"):
+    if request.run and not (here and is_program(workload)):
         raise UserError(f"{name} is no program of this machine: leave out --run", INVALID_INPUT)
-    request = LogRequest(follow, instance, container, tail, since_s, timestamps, run or 0)
-    backend.logs(workload, request)
+    backend.logs(workload, replace(request, instance=instance))
 
 
 def attach(

@@ -297,6 +297,13 @@ class ServiceVersion:
 
 
 Workload = TrainingJob | ServiceVersion
+
+
+def is_program(workload: Workload) -> bool:
+    """Return whether a workload is one program: of `fenka run`, or a notebook's server."""
+    return isinstance(workload, TrainingJob) and workload.trainer in ("run", "notebook")
+
+
 WorkloadKind = Literal["run", "training", "notebook", "service"]
 
 

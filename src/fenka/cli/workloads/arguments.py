@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from fenka.cli.common_options import NamespaceOption, Target
+from fenka.cli.common_options import NamespaceOption, Target, parse_duration
 from fenka.cli.error_report import UserError
 from fenka.views.workloads import JobProcess, ServiceVersion, Trainer, Workload
 
@@ -21,15 +21,6 @@ InstanceOption = Annotated[
 ]
 ContainerOption = Annotated[
     str, typer.Option("-c", "--container", metavar="NAME", help="a container of the pod")
-]
-TailOption = Annotated[
-    int | None, typer.Option("-t", "--tail", metavar="N", min=0, help="only the last lines")
-]
-SinceOption = Annotated[
-    str, typer.Option("--since", metavar="TIME", help="only lines of the last TIME, such as 5m")
-]
-TimestampsOption = Annotated[
-    bool, typer.Option("--timestamps", help="print its time before each line")
 ]
 RunOption = Annotated[
     int | None,
@@ -104,22 +95,30 @@ class LogRequest:
     """Which log to print.
 
     Attributes:
-        follow: go on until the workload ends, over restarts.
+        follow: go on over restarts.
         instance: empty for the chief.
         container: empty for the program's; while the code is cloned, that of the clone.
-        tail: the last lines only; None for all.
-        since_s: lines of the last seconds only; None for all.
-        timestamps: put its time before each line.
-        run: this run of a program; 0 for the last.
+        tail: None for all lines.
     """
 
-    follow: bool = False
-    instance: str = ""
-    container: str = ""
-    tail: int | None = None
-    since_s: int | None = None
-    timestamps: bool = False
-    run: int = 0
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="print until it ends")] = False
+    instance: InstanceOption = ""
+    container: ContainerOption = ""
+    tail: Annotated[
+        int | None, typer.Option("-t", "--tail", metavar="N", min=0, help="only the last lines")
+    ] = None
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="only lines of the last TIME, such as 5m")
+    ] = ""
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="print its time before each line")
+    ] = False
+    run: RunOption = None
+
+    @property
+    def since_s(self) -> int | None:
+        """The seconds of `since`; None for all lines. Raises UserError."""
+        return parse_duration("--since", self.since) if self.since else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from fenka.core.errors import INVALID_INPUT
 from fenka.jobs.service import ServiceSpec
 from fenka.local import lease_jobs, records, runs, service_commands, training_commands
 from fenka.local.records import NOTEBOOKS, SERVICES
-from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob, Workload
+from fenka.views.workloads import JobEvent, ServiceVersion, TrainingJob, Workload, is_program
 from fenka.workstation import paths
 from fenka.workstation.client import jobs_called, known_snapshot
 
@@ -102,14 +102,14 @@ class LocalBackend:
         """Print the log of an instance of a workload. Return the workload as it is at its end."""
         if isinstance(workload, ServiceVersion):
             log, alive = _replica_log(workload, request)
-        elif workload.trainer in ("run", "notebook"):
+        elif is_program(workload):
             log, alive = _program_log(workload, request)
         else:
             log, alive = _training_log(workload, request)
         if not (log.exists() or request.follow):
             raise UserError(f"{log.parent.name} has no log yet: see fenka get {workload.name}")
         print_log(log, request, lambda: not (request.follow and alive()))
-        if isinstance(workload, TrainingJob) and workload.trainer in ("run", "notebook"):
+        if is_program(workload):
             number = request.run or runs.last_run(runs.place_of(workload.name))
             if sentence := runs.run_outcome(workload.name, number):
                 # Not on stdout, which has what the program has printed.
@@ -123,7 +123,7 @@ class LocalBackend:
         if isinstance(workload, ServiceVersion):
             replica = require_instance(workload, instance)
             service_commands.attach_to(name, replica.name, command)
-        if workload.trainer in ("run", "notebook"):
+        if is_program(workload):
             lease_jobs.attach_to(name, instance, command)
         training_commands.attach_to(name, instance, command)
 

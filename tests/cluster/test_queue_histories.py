@@ -129,6 +129,7 @@ class KubeScheduler:
         return started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, False])
 def test_large_pod_starts_when_small_pods_keep_coming(ordered: bool) -> None:
     """Each second one of 4 units comes and runs for 20 s, with no deadline; the large one wants 14 of 14.

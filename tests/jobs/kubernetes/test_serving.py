@@ -321,6 +321,7 @@ async def test_nothing_is_left_of_the_gateway_when_the_user_may_not_give_it_its_
             assert left(server) == ["deployments/bert-v1", "services/bert", "services/bert-v1"]
 
 
+@pytest.mark.slow
 async def test_first_version_is_unharmed_when_the_client_is_killed() -> None:
     """After any request: clients reach a version or a ready gateway, and the next attempt succeeds."""
     writes = 0
@@ -770,6 +771,7 @@ async def test_update_from_a_number_to_a_range_and_back() -> None:
         assert left(server) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("2", "1..4"), ("1..4", "2")])
 async def test_update_can_be_repeated_when_the_client_is_killed(first: str, then: str) -> None:
     """After any request the replicas serve clients, who reach them or a ready gateway."""

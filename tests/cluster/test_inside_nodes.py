@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fenka.cluster.explain import explain_nodes
@@ -261,8 +261,15 @@ def drawn_pod(number: int, given: Json) -> Pod:
     return pending(f"p{number}", given["units"], number, labels=labels, **names)
 
 
+WAITING = [
+    {"units": units, "cards": 1, "namespace": "x", "priority": None} for units in (1, 1, 21, 1)
+]
+"""The third is pending on the first node, so the fourth fits the second node alone."""
+
+
 @settings(max_examples=60)
 @given(NODES, PODS)
+@example([(("A100",), "mig"), (("A100",), "3g.20gb")], WAITING)
 def test_columns_decide_as_the_definition_and_the_queue_as_filter(
     nodes: list[tuple[tuple[str, ...], str]], wanted: list[Json]
 ) -> None:
@@ -282,7 +289,7 @@ def test_columns_decide_as_the_definition_and_the_queue_as_filter(
         if mine and len(entries) == 1:
             assert bool(placed) == bool(fitting)
         if fitting:
-            ranked = there.evaluator.ranked(pod, there.names)
+            ranked = there.evaluator.ranked(pod, there.names, there.queue.constraints(pod))
             assert set(ranked) == set(fitting)
             record(there, pod, ranked[0])
     for pod in there.pods.values():

@@ -363,7 +363,7 @@ class Buyer:
         was_hindered = self._hindered
         self._hindered = bool(unread) or snapshot.instances_at is None or not snapshot.offers
         if self._hindered:
-            # What cannot be read is never none. People have to know.
+            # A failed reading is never taken for none. People have to know.
             why = f"{unread}: remove or mend it" if unread else snapshot.cloud_problem
             told = _nothing_is_bought(requests, why) if why else {}
             self._tell(context, snapshot, {**told, **demand.unserved})

@@ -309,7 +309,7 @@ def case_request(
     try:
         check_request("its request", request)
     except InvalidCase as why:
-        # Whoever wrote it must not keep the others from their plan.
+        # Its author must not keep the others from their plan.
         raise Inexpressible(f"no node is bought for {why}") from None
     return request
 

@@ -300,7 +300,7 @@ class Loop:
             try:
                 states |= await actor.act(self._context)
             except ProviderError as why:
-                # What cannot be ended must not keep anything from being bought, and the reverse.
+                # A node that cannot be ended must not keep others from being bought, and the reverse.
                 problem = problem or str(why)
         if self._memory.orders.records is not orders:
             self._cloud.expect_change()

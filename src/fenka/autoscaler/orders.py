@@ -152,7 +152,7 @@ def refused(
     if failure is None:
         # Perhaps it was done: the same token again.
         return record
-    # What is kept for hours has to be small: all orders share the 1 MiB of a ConfigMap.
+    # Fields that are kept for hours have to be small: all orders share the 1 MiB of a ConfigMap.
     return replace(
         record, slots=(), state="failed", failure=failure, why=str(error)[:MAX_WHY], changed_at=now
     )
@@ -172,7 +172,7 @@ _FAILURES: tuple[tuple[type[port.ProviderError], autoscaling.Failure], ...] = (
 def advance(snapshot: Snapshot) -> Decision:
     """Return what the orders require by what cloud and cluster show."""
     if snapshot.instances_at is None:
-        # What cannot be read is never none.
+        # A failed reading is never taken for none.
         return Decision()
     orders: dict[str, autoscaling.OrderRecord | None] = {}
     failures: list[LaunchFailure] = []

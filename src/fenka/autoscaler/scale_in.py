@@ -613,7 +613,7 @@ class ScaleInActor:
             name: replace(marked, since=min(marked.since, snapshot.now))
             for name, marked in seen.items()
         }
-        # Whoever removes the taint keeps the node.
+        # A user who removes the taint keeps the node.
         self._marked = {**unseen, **seen}
 
     async def _do(self, context: ActorContext, snapshot: Snapshot, step: ScaleInStep) -> None:

@@ -3,8 +3,9 @@
 Each decider is a pure function of a snapshot. It refers to live collections: deciders do not await.
 
 Clouds round memory up: 16384 MiB for a T4 whose driver reports 15079. By the cloud's number a pod of 15 units
-would make the planner buy nodes that never fit it. So a shape comes from the first source that is there: a
-node of this type that was seen, the configuration, the drivers' own numbers, the cloud's numbers less 8 %.
+would make the planner buy nodes that never fit it. A shape comes from the first source that exists. They are
+a node of this type that was seen, the configuration, the drivers' own numbers, and the cloud's numbers less 8
+%.
 """
 
 import re

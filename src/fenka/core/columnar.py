@@ -380,7 +380,9 @@ def count_reasons(codes: Codes, starts: Ints, most_cards: int) -> ReasonCounts:
         rows = np.stack([_sum_by_slot(codes == code, starts) for code in CODES.values()])
         distinct, of_slot = np.unique(rows, axis=1, return_inverse=True)
         counts = dict(enumerate(distinct.T.tolist()))
-    return ReasonCounts({number: _counter(each) for number, each in counts.items()}, of_slot)
+    return ReasonCounts(
+        {number: _counter(slot_counts) for number, slot_counts in counts.items()}, of_slot
+    )
 
 
 @cache
@@ -509,7 +511,9 @@ class JointJudgement:
         )
         by_class, count = columns.cards[CLASS, cards], len(requests)
         for row, amounts in ((FREE_MEMORY, "memory"), (FREE_COMPUTE, "compute")):
-            needs = {it: getattr(judgement.needs, amounts) for it, judgement in judgements.items()}
+            needs = {
+                name: getattr(judgement.needs, amounts) for name, judgement in judgements.items()
+            }
             free = np.where(usable, columns.usage[row, cards], 0)
             smallest = np.minimum.reduce(list(needs.values()))[by_class]
             slices = np.where(smallest > 0, free // np.maximum(smallest, 1), count * usable)

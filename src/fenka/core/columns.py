@@ -122,11 +122,11 @@ class CardColumns:
 
     def class_of(self, node: Node, card: Card) -> int:
         """Return the number of the card's class, a new one if there is none."""
-        each = CardClass(
+        card_class = CardClass(
             *(card.memory_mib, node.unit_mib, card.compute, card.model),
             *(card.profile, card.divided, card.drawn_mib),
         )
-        return self.classes.setdefault(each, len(self.classes))
+        return self.classes.setdefault(card_class, len(self.classes))
 
 
 def amounts_of(usage: CardUsage) -> tuple[int, int, int, int]:
@@ -463,7 +463,9 @@ class Columns(NodeColumns):
         node = self.nodes[slot]
         assert node is not None
         for device in {card.uuid for card in node.cards}:
-            others = tuple(it for it in self._columns[device] if self.cards[SLOT, it] != slot)
+            others = tuple(
+                column for column in self._columns[device] if self.cards[SLOT, column] != slot
+            )
             if others:
                 self._columns[device] = others
             else:

@@ -260,12 +260,14 @@ def _evaluate_node(
         for card in node.cards
     ]
     reasons = [_first_reason(candidate, request, reserved) for candidate in candidates]
-    fitting = [it for it, reason in zip(candidates, reasons, strict=True) if reason is None]
+    fitting = [
+        candidate for candidate, reason in zip(candidates, reasons, strict=True) if reason is None
+    ]
     shortage = _shortage(view, request, node, len(fitting))
     if shortage is not None:
         reasons_of_all = [
-            reason or Reason(shortage[0], it.card.index, *shortage[1:])
-            for it, reason in zip(candidates, reasons, strict=True)
+            reason or Reason(shortage[0], candidate.card.index, *shortage[1:])
+            for candidate, reason in zip(candidates, reasons, strict=True)
         ]
         return NodeRejection(node.name, tuple(reasons_of_all))
     on = NodeCandidate(node, request, candidates, _free_share(request, candidates))
@@ -275,7 +277,7 @@ def _evaluate_node(
         node.name,
         min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0]),
         _placement(request, node, fitting[: request.cards]),
-        tuple(it.card for it in fitting),
+        tuple(candidate.card for candidate in fitting),
     )
 
 
@@ -283,8 +285,13 @@ def _free_share(request: Request, candidates: list[Candidate]) -> float:
     """Return the free part of the cards that take slices, in memory; in compute for compute alone."""
     admitting = [candidate for candidate in candidates if candidate.card.open]
     of_compute = request.memory is None and not request.whole
-    total = sum(it.card.compute if of_compute else it.card.available_mib for it in admitting)
-    free = sum(it.free_compute if of_compute else it.free_mib for it in admitting)
+    total = sum(
+        candidate.card.compute if of_compute else candidate.card.available_mib
+        for candidate in admitting
+    )
+    free = sum(
+        candidate.free_compute if of_compute else candidate.free_mib for candidate in admitting
+    )
     # A card may report no memory.
     return free / max(total, 1)
 
@@ -323,12 +330,12 @@ def _shortage(
 def _placement(request: Request, node: Node, chosen: list[Candidate]) -> Placement:
     slices = tuple(
         Slice(
-            it.card.index,
-            it.card.uuid,
-            it.requested_mib or 0,
-            it.card.compute if request.whole else request.compute,
+            candidate.card.index,
+            candidate.card.uuid,
+            candidate.requested_mib or 0,
+            candidate.card.compute if request.whole else request.compute,
         )
-        for it in sorted(chosen, key=lambda it: it.card.rank)
+        for candidate in sorted(chosen, key=lambda candidate: candidate.card.rank)
     )
     return Placement(
         node.name, slices, request.cpu_milli, request.host_memory_mib, whole=request.whole

@@ -266,7 +266,9 @@ class GangReservation:
     @property
     def outstanding(self) -> tuple[Placement, ...]:
         """Return the placements of members that have not started."""
-        return tuple(it for name, it in self.placements.items() if name not in self.started)
+        return tuple(
+            placement for name, placement in self.placements.items() if name not in self.started
+        )
 
 
 class GangReservations:
@@ -287,7 +289,7 @@ class GangReservations:
 
     def outstanding(self) -> dict[str, tuple[Placement, ...]]:
         """Return the placements of members that have not started, by gang."""
-        return {gang: each.outstanding for gang, each in self._reservations.items()}
+        return {gang: reservation.outstanding for gang, reservation in self._reservations.items()}
 
     def reserve(  # noqa: PLR0913
         self,

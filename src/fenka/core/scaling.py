@@ -64,7 +64,7 @@ class ReplicaScaler:
         policy = self._policy
         desired = desired_replicas(policy, current, load)
         if not self._desired:
-            # What was desired before is not known, so the pauses begin now.
+            # Earlier desired numbers are not known, so the pauses begin now.
             self._desired.append((now, current))
         self._desired.append((now, desired))
         longest = max(policy.up_after_s, policy.down_after_s)
@@ -79,12 +79,12 @@ class ReplicaScaler:
         return min(max(number, policy.least), policy.most)
 
     def _since(self, moment: float) -> Iterator[int]:
-        return (each for at, each in self._desired if at > moment)
+        return (desired for at, desired in self._desired if at > moment)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionUse:
-    """What the gateways of a service report of one version.
+    """The gateways' figures of one version.
 
     Attributes:
         weight: Its share of the requests, relative to the other versions' weights.

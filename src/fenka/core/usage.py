@@ -1,4 +1,4 @@
-"""What is allocated of cards and hosts: the view that `evaluate` reads, totals, changes on top of a view."""
+"""Allocated amounts of cards and hosts: the view that `evaluate` reads, totals, changes on top of a view."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,7 +7,7 @@ from fenka.core.request import Placement
 
 
 class CardUsage(NamedTuple):
-    """What is allocated of a card.
+    """The allocated amounts of a card.
 
     Attributes:
         memory_mib: in MiB.
@@ -27,7 +27,7 @@ _NO_CARDS: dict[DeviceId, CardUsage] = {}
 
 
 class UsageView(Protocol):
-    """What is allocated now. Read-only, so that a snapshot and an index serve the same code."""
+    """The amounts that are allocated now. Read-only, so that a snapshot and an index serve the same code."""
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card; NO_USAGE for an unknown one."""

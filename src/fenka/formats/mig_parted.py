@@ -26,7 +26,7 @@ class InvalidFile(FenkaError):
 
 
 class ConfigEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """What some cards are to be, of one configuration.
+    """The layout that a configuration gives to some cards.
 
     Attributes:
         devices: Indexes of cards, or all.

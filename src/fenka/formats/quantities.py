@@ -1,7 +1,7 @@
 """Sizes as users type them: `4` units of a card, or exactly `4096MiB` or `4GiB`.
 
-A number without a unit counts units of a card (GiB by default), of which a card of 15079 MiB has 14;
-with a unit it is exactly that much memory.
+A number without a unit counts units of a card (GiB by default): a card of 15079 MiB has 14. With a unit it is
+exactly that memory.
 
 Durations as people write them in options and files.
 

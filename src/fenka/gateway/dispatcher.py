@@ -1,8 +1,8 @@
 """Gives each request a connection to a replica, and lets it wait while no replica accepts any.
 
 A request is sent to a second replica if the first accepted no connection, so nothing was sent to it. An
-idempotent request is also sent a second time after a connection that had been idle has ended: if none of its
-body was sent, and no byte of the response came.
+idempotent request is also sent a second time if a connection that had been idle has ended. None of its body
+was sent then, and no byte of the response came.
 """
 
 import asyncio

@@ -5,8 +5,8 @@ fields. A field's `Meta` is its option's metavar and help. `roles.py` has a trai
 
 Roles: the processes that a training consists of, and what tells each of them about the others.
 
-Both renderings use it: Kubernetes objects, where a host is a pod's name and an index is expanded by the
-kubelet, and local processes, which all listen on the loopback address.
+Both renderings use it. In Kubernetes objects a host is a pod's name, and the kubelet expands an index. Local
+processes all listen on the loopback address.
 
 Sources: TF_CONFIG is that of tf.distribute; the variables of PyTorch are those of torch.distributed's env://
 initialisation, and torchrun's defaults (PET_*).

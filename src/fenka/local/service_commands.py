@@ -241,7 +241,7 @@ def deploy(
             new = ServiceRecord(
                 secrets.token_hex(8), _address(spec), _client_ports(spec), [], {spec.version: 100}
             )
-            # What is left of one that was not removed completely.
+            # The remains of one that was not removed completely.
             shutil.rmtree(SERVICES.place_of(spec.name), ignore_errors=True)
             SERVICES.create(spec.name, new, "replicas")
         new = record or new

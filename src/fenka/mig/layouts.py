@@ -191,7 +191,8 @@ class LayoutFollower:
 
 
 def carry_out(manager: InstanceManager, plan: CardPlan) -> Progress:
-    """Make the changes that are possible now. What is in use after all stays, and what comes after it waits.
+    """Make the changes that are possible now. An instance that is in use after all stays, and later steps
+    wait.
 
     Raises:
         MigError: The driver refuses a step; the rest is not done.

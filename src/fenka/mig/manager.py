@@ -22,7 +22,7 @@ from fenka.procfs import users_of
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """What there is on the divided cards.
+    """The instances on the divided cards.
 
     Attributes:
         cards: fenka's instances that programs can use, or that a job still names.
@@ -71,7 +71,7 @@ class InstanceManager:
     library_dir: Path | None = None
     """Of a simulated driver."""
     pci_ids: Mapping[str, str] = field(default_factory=dict)
-    """What identifies each card's model in layouts, by UUID; a lost card does not tell it any more."""
+    """Each card's model as layouts name it, by UUID; a lost card does not tell it any more."""
     _measured: set[str] = field(default_factory=set)
 
     def divided(self, node: Node) -> Node:

@@ -125,7 +125,7 @@ class NodeInstances:
 
     @property
     def geometries(self) -> Mapping[str, Geometry]:
-        """What each card that has MIG can be divided into, by UUID."""
+        """The geometry of each card that has MIG, by UUID."""
         return self.manager.keeper.geometries
 
     # --- what there is ------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What the program is given: the outside world, and what it keeps on disk.
+    """The program's surroundings: the outside world, and its files on disk.
 
     layouts: a file of mig-parted, if there is one. living: returns the UIDs of pods that have processes.
     kill: kills the processes of pods; None: programs that outlive their pods are not ended.

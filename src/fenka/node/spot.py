@@ -229,7 +229,7 @@ UNAVAILABLE_AFTER = 12
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a service says. at: when the machine is taken back; None for never, as far as is known."""
+    """A service's answer. at: when the machine is taken back; None for never, as far as is known."""
 
     source: str
     at: float | None

@@ -6,8 +6,8 @@
 - `waiting`: the job is in the queue.
 - `starting`: its slice is assumed until the client confirms that it has entered the lease, or the grant
   expires.
-- `running`: it holds its slice until its last process ends. What is then still in use of it is memory of the
-  card that no lease uses, as that of programs without a lease is.
+- `running`: it holds its slice until its last process ends. Memory that is then still in use counts as used
+by no lease, like that of programs without a lease.
 
 The members of a gang are separate jobs with one entry in the queue. They are granted together or not at all;
 after that each has its own lifecycle, and the process that started them ends them.
@@ -236,12 +236,12 @@ class Broker:
     ) -> None:
         self.node, self.policy = node, policy
         self.division = division or Division()
-        """What the divided cards can be divided into, and what is on them beside the node's instances."""
+        """The geometries of the divided cards, and the instances on them beside the node's."""
         fairness = fairness or queue.Fairness()
         self.usage_history = queue.UsageHistory(fairness)
         """Recent use of cards by user, for fair sharing. Users are named by their uid."""
         self._unleased: Mapping[DeviceId, str] = {}
-        """What uses cards without a lease, in a sentence for each."""
+        """The uses of cards without a lease, in a sentence for each."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
         self._backfill, self._fairness = Backfill(policy), fairness
@@ -308,7 +308,7 @@ class Broker:
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
         """Change what a running job holds of its cards.
 
-        What becomes free is granted to pending jobs. `growth_rejection` is for the caller to ask. Raises
+        Freed amounts are granted to pending jobs. `growth_rejection` is for the caller to ask. Raises
         Conflict, and then changes nothing.
         """
         job = self.jobs[job_id]

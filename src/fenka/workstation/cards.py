@@ -46,7 +46,7 @@ class GpuProcesses:
 
 @dataclass(frozen=True, slots=True)
 class CardsSample:
-    """What the driver reports at one moment.
+    """The driver's report of one moment.
 
     Attributes:
         violations: sentences by job id.
@@ -260,7 +260,8 @@ class CardObserver:
         for card in node.cards:
             if card.divided or card.uuid not in before.keys() & readings.keys():
                 continue
-            # What is allocated or freed meanwhile belongs to a process that may be missing from the list.
+            # Memory that is allocated or freed meanwhile belongs to a process that may be missing from the
+            # list.
             used_mib = min(before[card.uuid].used_mib, readings[card.uuid].used_mib)
             slices_mib = self._leased_mib(card.uuid)
             measured = unleased_memory(card, used_mib, slices_mib, processes, names_all=names_all)

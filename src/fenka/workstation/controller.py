@@ -204,7 +204,8 @@ class Controller:
         return readings
 
     def on_exit(self, job_id: str) -> None:
-        """Release the job's slice. What it has left in use counts as taken before anything is granted."""
+        """Release the job's slice. Memory that it has left in use counts as taken before anything is
+        granted."""
         job = self.broker.jobs.get(job_id)
         if job is not None and job.state == "running" and self._observe_leftover(job):
             asyncio.get_running_loop().call_later(RECHECK_DELAY_S, self._observe_leftover, job)

@@ -1,6 +1,6 @@
 """The daemon that leases this machine's cards.
 
-It may be killed at any moment. What it decided is on disk before anyone acts on it, programs go on in their
+It may be killed at any moment. Its decisions are on disk before anyone acts on them. Programs go on in their
 leases without it, and the next daemon finds them again (Controller.recover).
 """
 

@@ -49,7 +49,7 @@ _END_PROGRAMS = (
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a daemon leases and how: the options of `fenka daemon`, recorded for the next one."""
+    """A daemon's cards and rules: the options of `fenka daemon`, recorded for the next one."""
 
     simulate: Annotated[
         str, Meta(title="SPEC", description="simulated cards: T4, 'V100-16G*2', FILE.toml")
@@ -106,7 +106,7 @@ def lock_runtime(
     keep_waiting: whether to wait longer for the end of a daemon that runs there.
     """
     runtime.create()
-    # Whoever may read a file may also lock it, and would then prevent the next daemon's start.
+    # A user who may read a file may also lock it, and would then prevent the next daemon's start.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as opened:
         lock = opened.enter_context(open(os.open(runtime.lock, flags, 0o600), "r+b", buffering=0))

@@ -1,6 +1,6 @@
 """Connects the MIG driver to the daemon: jobs hold instances, and the broker knows what there is.
 
-What is being created stays planned, so that no job gets an instance that changes.
+An instance that is being created stays planned, so that no job gets an instance that changes.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from fenka.workstation.protocol import EndCause, JobState
 
 
 class JobGang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the members of a gang share. pid, start_ticks: the process that starts them."""
+    """The properties that a gang's members share. pid, start_ticks: the process that starts them."""
 
     id: str
     name: str

@@ -1,7 +1,7 @@
 """Lists the instances of a daemon's cards, and divides cards as an administrator or the option `--mig` says.
 
-What a layout needs and is in use is done when that has ended. Until then the layout is recorded, and nothing
-is granted that would delay it.
+A layout's step on an instance in use is done when its programs have ended. Until then the layout is recorded,
+and nothing is granted that would delay it.
 """
 
 import asyncio

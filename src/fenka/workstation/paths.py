@@ -24,7 +24,7 @@ from fenka.jobs.notebook import PortReservations
 SYSTEM = Path("/run/fenka")
 
 SYSTEM_STATE = Path("/var/lib/fenka")
-"""What the system's daemon keeps over reboots."""
+"""The files of the system's daemon that outlive reboots."""
 
 SYSTEM_OPTIONS = Path("/etc/fenka/daemon.toml")
 """The options of the system's daemon. Where it exists, root runs one."""

@@ -167,7 +167,7 @@ class StopDaemon(msgspec.Struct, frozen=True, tag_field="type", tag="stop-daemon
 
 
 class StopAnswer(msgspec.Struct, frozen=True):
-    """What every version answers to StopDaemon. type: done, or failure and its reason."""
+    """Every version's answer to StopDaemon. type: done, or failure and its reason."""
 
     type: str
     reason: str = ""
@@ -241,8 +241,8 @@ class GetInstances(Message, tag="get-instances"):
 class ApplyLayout(Message, tag="apply-layout"):
     """Divide cards, by their UUIDs, as far as nobody uses them. Answered by LayoutApplied or Failure.
 
-    The daemon does the rest when what is in use has ended. What waits of an earlier layout of these cards is
-    given up.
+    The daemon does the rest when what is in use has ended. Pending steps of an earlier layout of these cards
+    are given up.
 
     dry_run: only report what would be done.
     """
@@ -417,7 +417,7 @@ class InstancesListed(Message, tag="instances-listed"):
 
 
 class LayoutApplied(Message, tag="layout-applied"):
-    """What was done, in sentences, and what waits for something to end."""
+    """The finished steps, in sentences, and those that wait for something to end."""
 
     done: list[str]
     waiting: list[str] = []

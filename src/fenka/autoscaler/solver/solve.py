@@ -196,7 +196,7 @@ class _Search:
         if result is None:
             return
         duals = program.duals(result)
-        # What is known for certain at once, then the best choice, then a better bound.
+        # The certain facts at once, then the best choice, then a better bound.
         self._cuts.append(cut_of(duals, program.bounds(duals)))
         fills = list(dict.fromkeys([*program.cheapest(duals, CHOICES), *self.best.fills]))
         few = PatternProgram(self._pool, goals, self._remaining, fills=fills)

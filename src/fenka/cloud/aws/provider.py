@@ -279,7 +279,7 @@ class AwsProvider:
         ours = {instance["InstanceId"]: instance for instance in described}
         taken = [request for request in marked if request.get("InstanceId") in ours]
         with suppress(port.ProviderError):
-            # Whatever fails here is tried again with the next look, until the instance is gone.
+            # A failure here is tried again with the next look, until the instance is gone.
             await self._detach([ours[request["InstanceId"]] for request in taken])
         return [
             port.ReclaimNotice(

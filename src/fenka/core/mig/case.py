@@ -1,4 +1,4 @@
-"""What is planned: cards with their instances, and requests. And what a plan consists of."""
+"""A planning case: cards with their instances, and requests. And what a plan consists of."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from fenka.core.mig.geometry import Geometry, Place, SliceSize
 
 
 class State(StrEnum):
-    """What an instance is used for, and so what a plan may do with it."""
+    """An instance's use, by which a plan may move or destroy it."""
 
     USED = "used"
     IDLE = "idle"

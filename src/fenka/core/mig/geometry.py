@@ -1,4 +1,4 @@
-"""What a card model can be divided into, and the tables of known models.
+"""A card model's MIG profiles and their places, with tables of the known models.
 
 NVML reports it at run time, where names and sizes differ between drivers. The tables are for simulation, for
 plans on paper and for tests.

@@ -25,7 +25,7 @@ GANG_IN_INSTANCES = "the members of a gang cannot be in MIG instances: CUDA conn
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What is known of a node's divided cards, beside the instances in its inventory.
+    """The state of a node's divided cards, beside the instances in its inventory.
 
     Attributes:
         geometries: what each divided card can be divided into.

@@ -132,7 +132,7 @@ class ImpossibleLayout(FenkaError):
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """What changes on a card, ordered by start.
+    """The changes on a card, ordered by start.
 
     Attributes:
         layout: what the card has in the end.

@@ -1,7 +1,7 @@
 """Plans instances for several cards and requests at once, by dynamic programming over the cards' options.
 
 The objective, in this order: the most value, the fewest moves, the fewest conversions, the largest
-flexibility of the cards that have MIG in the end, the fewest idle instances destroyed.
+flexibility of the cards that have MIG in the end. The last is the fewest idle instances destroyed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

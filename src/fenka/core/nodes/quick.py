@@ -1,6 +1,6 @@
 """The quick plan: some sixty greedy plans, with weights that learn from each other; the cheapest stands.
 
-A class weighs what its pod costs: first the price of a node by how many of it alone a node holds, then a
+A class weighs its pod's cost. That is first the price of a node by how many of it alone a node holds, then a
 share of the price of the node that it went to. Nodes there are filled first. New nodes are filled by weight
 and size, and the one with the most weight for its price is bought, again and again.
 """
@@ -68,7 +68,7 @@ def base_weights(problem: Problem) -> list[float]:
             price = max(offer.price, 1) / held[key] if held[key] else 0.0
             if price and (not weights[class_] or price < weights[class_]):
                 weights[class_] = price
-    # What only fits nodes there weighs something too.
+    # A pod that only fits nodes there weighs something too.
     return [weight or 1.0 for weight in weights]
 
 

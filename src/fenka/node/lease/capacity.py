@@ -1,4 +1,4 @@
-"""What pods hold of a node's cards, the sizes of their slices, and whether a lease or its growth fits."""
+"""Pods' shares of a node's cards, the sizes of their slices, and whether a lease or its growth fits."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -187,7 +187,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What a card lacks. measure: as users write it. holders: pods that hold part of the card."""
+    """The amounts that a card lacks. measure: as users write it. holders: pods that hold part of the card."""
 
     measure: str
     total: int

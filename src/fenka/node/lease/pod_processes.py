@@ -94,8 +94,8 @@ LATE_S = 5.0
 class OverduePods:
     """Kills the processes of leases whose pods should have ended.
 
-    Who deletes a pod chooses how long the kubelet waits for its programs. A pod that is deleted with a long
-    grace period is not ended at its deadline any more, and after a forced deletion its programs run on
+    The user who deletes a pod chooses how long the kubelet waits for its programs. A pod that is deleted with
+    a long grace period is not ended at its deadline any more, and after a forced deletion its programs run on
     without a pod.
 
     kill: kills the processes of pods, given their UIDs, and returns how many. clock: seconds since the epoch.

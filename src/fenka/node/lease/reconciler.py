@@ -122,7 +122,7 @@ class LeaseBinder:
 
 
 RETRY_S = 1.0
-"""An attempt that failed is the answer to all starts for so long."""
+"""For this time a failed attempt is the answer to all starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def _merged(slices: Iterable[Slice]) -> list[Slice]:
 def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
     """Return the lease without limits but the cards' own, and with cGPU's variable that says so.
 
-    What the pod holds for the scheduler stays.
+    The pod's allocation for the scheduler stays.
     """
     memory = {card.uuid: card.memory_mib for card in cards}
     return msgspec.structs.replace(

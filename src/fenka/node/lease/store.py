@@ -36,7 +36,7 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     library: str = ""
     """Directory of the shim that its programs map."""
     limits_mib: dict[str, int] = {}
-    """What it may hold of each card, by UUID, on a node that does not isolate; otherwise empty."""
+    """Its part of each card, by UUID, on a node that does not isolate; otherwise empty."""
     burst_percent: int = msgspec.field(name="ceiling", default=0)
     """Percent of a card's time up to which it may use idle time; 0 if its share is a hard limit."""
     resized: bool = False

@@ -28,7 +28,7 @@ BusyNs = Callable[[], Mapping[tuple[str, int], int]]
 
 @dataclass(frozen=True, slots=True)
 class SliceUsage:
-    """What one container uses of one card."""
+    """One container's use of one card."""
 
     token: str
     lease: Lease
@@ -70,7 +70,7 @@ class SliceUsage:
 
     @property
     def limit_bytes(self) -> int:
-        """What its programs may hold."""
+        """The limit of its programs."""
         return self.lease.limit_mib(self.piece) * MIB
 
     @property
@@ -110,7 +110,7 @@ class NodeUsage:
     unmanaged: tuple[UnmanagedProcess, ...] = ()
     over_compute: tuple[SliceUsage, ...] = ()
     unleased: Mapping[str, UnleasedMemory] = field(default_factory=dict)
-    """What no lease uses, by the UUIDs of cards that are not divided."""
+    """Memory in use by no lease, by the UUIDs of cards that are not divided."""
 
 
 class Usage:

@@ -26,7 +26,7 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, Notify
 from fenka.jobs.routing_table import check_socket_path
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec, check_change, check_versions
-from fenka.local import records, service_plan, service_supervisor, workload
+from fenka.local import records, service_replicas, service_supervisor, workload
 from fenka.local.launch import Launcher, LeaseNotGranted, NotRunning, become
 from fenka.local.records import SERVICES, ServiceRecord, VersionRecord
 from fenka.local.views import requested_cards, requested_units
@@ -338,8 +338,8 @@ def _check_cards(
 ) -> None:
     """Check that the daemon could ever grant a replica's request. Raises LeaseNotGranted."""
     version = VersionRecord(spec, 0, 0, str(Path.cwd()), {})
-    request = service_plan.lease_request(
-        version, service_plan.lease_name(spec, secrets.token_hex(3))
+    request = service_replicas.lease_request(
+        version, service_replicas.lease_name(spec, secrets.token_hex(3))
     )
     if request is None:
         return

@@ -33,10 +33,9 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import PortName
-from fenka.local import records, service_plan, supervisor, workload
+from fenka.local import records, service_replicas, supervisor, workload
 from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus, VersionRecord
-from fenka.local.service_plan import GatewayUse
-from fenka.local.service_replicas import ServiceReplica
+from fenka.local.service_replicas import GatewayUse, ServiceReplica
 from fenka.local.supervisor import END_SLACK_S, PASS_S, Home, Supervisor
 from fenka.workstation.files import trim_log
 from fenka.workstation.paths import Runtime
@@ -45,16 +44,6 @@ TIMEOUT_S = 1.0
 MAX_RESPONSE_BYTES = 4 << 20
 
 _PREFIX = "fenka_gateway_"
-
-
-def answering(paths: Mapping[ListenAddress, str]) -> set[ListenAddress]:
-    """Return the addresses where a GET of the path succeeds."""
-
-    async def ask() -> list[bytes | None]:
-        return await asyncio.gather(*(_get(address, path) for address, path in paths.items()))
-
-    bodies = asyncio.run(ask()) if paths else []
-    return {address for address, body in zip(paths, bodies, strict=True) if body is not None}
 
 
 def gateway_use(port: int) -> GatewayUse | None:
@@ -119,8 +108,14 @@ def ready(replicas: Mapping[str, tuple[ListenAddress, str]]) -> set[str]:
     Args:
         replicas: Where each listens, and the path that answers when it is ready; empty if listening suffices.
     """
-    answers = answering({address: path for address, path in replicas.values() if path})
-    return {name for name, (address, path) in replicas.items() if not path or address in answers}
+
+    async def ask() -> list[bytes | None]:
+        return await asyncio.gather(*(_get(*probed[name]) for name in probed))
+
+    probed = {name: place for name, place in replicas.items() if place[1]}
+    bodies = asyncio.run(ask()) if probed else []
+    silent = {name for name, body in zip(probed, bodies, strict=True) if body is None}
+    return replicas.keys() - silent
 
 
 BACKLOG = 1024
@@ -447,10 +442,10 @@ class RunningService:
                 replica.check_ports()
         if self._use is None:
             return
-        loads = service_plan.loads(self.record, self._replicas, self._use, before)
+        loads = service_replicas.loads(self.record, self._replicas, self._use, before)
         for name, version in self._versions.items():
             if name in loads and version.record.spec.range.scales:
-                active = sum(map(service_plan.is_active, self._of(name)))
+                active = sum(map(service_replicas.is_active, self._of(name)))
                 version.wanted = version.scaler.step(now, active, loads[name])
 
     def _change(self, name: str, now: float) -> None:
@@ -459,7 +454,7 @@ class RunningService:
         wanted = version.wanted
         if self._ending or self.record.version(name) is None:
             wanted = 0
-        changes = service_plan.changes(wanted, version.record.revision, self._of(name))
+        changes = service_replicas.changes(wanted, version.record.revision, self._of(name))
         for replica in self._replicas:
             if replica.name in changes.drain:
                 replica.drain(now)
@@ -479,7 +474,7 @@ class RunningService:
             return not self._gateway.pid
         if replica.state != "Draining" or not replica.served or self._use is None:
             return False
-        return self._use.terminating.get(service_plan.address(replica)) == 0
+        return self._use.terminating.get(service_replicas.address(replica)) == 0
 
     # --- what others see ----------------------------------------------------------------------------
 
@@ -487,7 +482,7 @@ class RunningService:
         """Write the table and the status. A full disk delays both; the programs go on."""
         name = self.directory.name
         with contextlib.suppress(OSError):
-            self._gateway.route(service_plan.routing_table(name, self.record, self._replicas))
+            self._gateway.route(service_replicas.routing_table(name, self.record, self._replicas))
             if not self._ending:
                 specs = [version.spec for version in self.record.versions]
                 wait_s = max(spec.buffer_timeout_s for spec in specs)

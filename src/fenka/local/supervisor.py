@@ -267,7 +267,7 @@ class RestartPolicy:
         return None if taken or failures >= self.retries else 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class ProcessGroup:
     """One group. Times are of the monotonic clock, except for `created_at`.
 

@@ -131,6 +131,14 @@ def test_links_are_followed_when_they_are_above_the_directory(
     assert paths.jobs_directory() == place / "good" / "run" / "jobs"
 
 
+def test_users_have_no_records_when_their_home_has_another_users(
+    place: Path, victim: User, stranger: User
+) -> None:
+    """Commands that list all of a user's jobs go on with those that there are."""
+    stranger.mkdir(place / "services", 0o700)
+    assert victim.do(lambda: paths.directory_names(lambda: place / "services")) == []
+
+
 def test_server_is_rejected_when_it_is_another_user_s(
     place: Path, victim: User, stranger: User
 ) -> None:

@@ -1,7 +1,5 @@
 """`fenka ps`: programs, trainings, notebooks and services of this machine or a cluster."""
 
-import contextlib
-import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Set
@@ -96,11 +94,8 @@ def _without_lease(snapshot: protocol.MachineSnapshot, *, ended: bool) -> list[W
 
 def _have_records(leases: Set[str]) -> bool:
     """Return whether a training, a notebook or a service of this user may have none of these leases."""
-    names, services = set[str](), False
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, paths.UnsafeDirectory):
-        names = {*os.listdir(paths.jobs_directory())} - leases
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, paths.UnsafeDirectory):
-        services = bool(os.listdir(paths.services_directory()))
+    names = {*paths.directory_names(paths.jobs_directory)} - leases
+    services = bool(paths.directory_names(paths.services_directory))
     if services or not names:
         return services
     from fenka.local.records import NOTEBOOKS, TRAININGS

@@ -124,7 +124,7 @@ def _with_logs() -> list[str]:
     """Return the names of this user's programs that have left a log."""
     return [
         name
-        for name in records.directory_names(paths.jobs_directory)
+        for name in paths.directory_names(paths.jobs_directory)
         if runs.has_runs(name) and not TRAININGS.exists(name) and not NOTEBOOKS.exists(name)
     ]
 

@@ -112,7 +112,7 @@ class RecordStore(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the names of all records."""
-        return [name for name in directory_names(self.home) if self.exists(name)]
+        return [name for name in paths.directory_names(self.home) if self.exists(name)]
 
     def create(self, name: str, record: T, *directories: str) -> Path:
         """Create a directory that has its record, and empty directories, from the beginning.
@@ -172,14 +172,6 @@ class RecordStore(Generic[T]):
             # Another command may be removing it, too.
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(directory)
-
-
-def directory_names(home: Callable[[], Path]) -> list[str]:
-    """Return the names of all directories of a kind, sorted."""
-    try:
-        return sorted(os.listdir(home()))
-    except (FileNotFoundError, NotADirectoryError, paths.UnsafeDirectory):
-        return []
 
 
 class Supervised(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -15,6 +15,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -259,6 +260,15 @@ def jobs_directory() -> Path:
 def services_directory() -> Path:
     """Return the directory of this user's services."""
     return _state_directory() / "services"
+
+
+def directory_names(home: Callable[[], Path]) -> list[str]:
+    """Return the names of all directories of a kind of jobs, sorted."""
+    try:
+        return sorted(os.listdir(home()))
+    except (FileNotFoundError, NotADirectoryError, PermissionError, UnsafeDirectory):
+        # One that may not be read is another user's, with whom this one shares a home directory.
+        return []
 
 
 def port_reservations() -> PortReservations:

@@ -155,9 +155,9 @@ def test_inspect_fails_when_there_is_no_kubeconfig(
 def test_inspect_uses_the_kubeconfig_of_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """$KUBECONFIG, as for kubectl."""
+    """$KUBECONFIG, which may name several files, as for kubectl."""
     with in_thread(FakeApiServer.of(nodes=[sharing("a")]), tmp_path) as kubeconfig:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/none:{kubeconfig}")
         with pytest.raises(SystemExit):
             inspect_gpushare.main(["-o", "json"])
     assert json.loads(capsys.readouterr().out)[0]["name"] == "a"

@@ -19,6 +19,23 @@ def in_base64(data: bytes) -> str:
 
 
 @pytest.mark.parametrize(
+    ("context", "namespace"), [(None, "team"), ("other", "default"), ("none", "default")]
+)
+def test_namespace_is_the_contexts(
+    context: str | None, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all files that $KUBECONFIG names, in their order."""
+    contexts = [
+        {"name": "mine", "context": {"cluster": "k", "namespace": "team"}},
+        {"name": "other", "context": {"cluster": "k"}},
+    ]
+    named = {"contexts": contexts, "current-context": "mine"}
+    file = write(tmp_path / "config", {"server": "https://k.invalid"}, None, **named)
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/none:{file}")
+    assert kube_config.namespace(None, context) == namespace
+
+
+@pytest.mark.parametrize(
     ("user", "header"),
     [
         ({"token": "secret"}, "Bearer secret"),
@@ -98,7 +115,7 @@ async def test_first_entry_is_used_when_several_files_have_the_name(
 async def test_token_is_read_again_when_the_pod_has_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The service account of a pod precedes $KUBECONFIG."""
+    """The service account of a pod counts where $KUBECONFIG names no file that exists."""
     monkeypatch.setattr(kube_config, "_ACCOUNT", tmp_path)
     monkeypatch.setattr(kube_config, "_REREAD_S", 0.0)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

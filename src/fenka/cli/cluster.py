@@ -1,17 +1,16 @@
 """Asks the kubeconfig's cluster. It is listed, not watched, because a screen is printed once."""
 
 import asyncio
-import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeVar
 
 from fenka.cli.common_options import Target
 from fenka.cli.error_report import UserError
 from fenka.cli.startup import no_collection
 from fenka.cli.tables import escape
+from fenka.kubernetes import kube_config
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths
 
@@ -61,7 +60,7 @@ def converse(
     async def connected() -> None:
         # Not returned: at its end asyncio.run formats the result, if only for an error that it discards.
         # For a cluster of a thousand nodes that takes half a second.
-        async with await Api.connect(_kubeconfig(target), target.context) as api:
+        async with await Api.connect(target.kubeconfig, target.context) as api:
             warnings = set[str]()
 
             def warn(text: str) -> None:
@@ -128,27 +127,8 @@ def explain_cluster_denial(why: ApiError, role: str = "fenka-viewer") -> str:
 
 
 def namespace(target: Target) -> str:
-    """Return the namespace of the kubeconfig's context."""
-    import yaml
-
-    paths_of_files = str(_kubeconfig(target) or "~/.kube/config").split(os.pathsep)
-    files = [Path(path).expanduser() for path in paths_of_files]
-    configs = [yaml.safe_load(file.read_text()) or {} for file in files if file.is_file()]
-    current = (config.get("current-context") for config in configs)
-    name = target.context or next(filter(None, current), "")
-    for config in configs:
-        for context in config.get("contexts") or []:
-            if context.get("name") == name:
-                return str((context.get("context") or {}).get("namespace") or "default")
-    return "default"
-
-
-def _kubeconfig(target: Target) -> Path | None:
-    """Return the kubeconfig that is named explicitly, which precedes a pod's service account."""
-    if target.kubeconfig is not None:
-        return target.kubeconfig
-    named = os.environ.get("KUBECONFIG")
-    return Path(named) if named else None
+    """Return the namespace of the kubeconfig's context. Raises InvalidKubeConfig."""
+    return kube_config.namespace(target.kubeconfig, target.context)
 
 
 def _neither(why: ApiUnreachable) -> str:

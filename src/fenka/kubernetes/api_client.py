@@ -172,7 +172,7 @@ class Api:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:
-        """Use the kubeconfig given, else the pod's service account, else $KUBECONFIG or ~/.kube/config.
+        """Use the kubeconfig given, else $KUBECONFIG, the pod's service account, or ~/.kube/config.
 
         No request is sent yet. Raises ApiUnreachable.
         """

@@ -103,6 +103,7 @@ class _KubeUser(msgspec.Struct, rename="kebab"):
 class _Context(msgspec.Struct):
     cluster: str = ""
     user: str = ""
+    namespace: str = ""
 
 
 class _NamedItem(msgspec.Struct):
@@ -134,23 +135,39 @@ class _ExecCredential(msgspec.Struct, rename="camel"):
 
 
 async def api_server(kubeconfig: Path | None = None, context: str | None = None) -> ApiServer:
-    """Return the kubeconfig's server, else that of the pod, else that of $KUBECONFIG or ~/.kube/config.
+    """Return the server of the kubeconfig, else of $KUBECONFIG, of the pod, or of ~/.kube/config.
 
     Raises InvalidKubeConfig, OSError.
     """
-    if (
-        kubeconfig is None
-        and "KUBERNETES_SERVICE_HOST" in os.environ
-        and (_ACCOUNT / "token").exists()
-    ):
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").exists()
+    files = _files(kubeconfig)
+    if in_pod and kubeconfig is None and not (files and os.environ.get("KUBECONFIG")):
         return _of_pod()
-    names = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or "~/.kube/config"
-    named = [names] if kubeconfig else names.split(os.pathsep)
-    paths = [Path(name).expanduser() for name in named if name]
-    files = [_read(path) for path in paths if path.exists()]
     if not files:
         raise InvalidKubeConfig("there is no such file: name one by --kubeconfig or KUBECONFIG")
     return await _of_files(files, context)
+
+
+def namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """Return the namespace of the context; `default` if it has none. Raises InvalidKubeConfig, OSError."""
+    files = _files(kubeconfig)
+    name = _context_name(files, context)
+    contexts = (item for file in files for item in file.contexts if item.name == name)
+    return next((item.context.namespace for item in contexts), "") or "default"
+
+
+def _files(kubeconfig: Path | None) -> list[_KubeConfig]:
+    """Return the files that exist of the one given, or else of $KUBECONFIG, which may name several."""
+    named = [kubeconfig]
+    if kubeconfig is None:
+        names = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        named = [Path(name) for name in names.split(os.pathsep) if name]
+    paths = [path.expanduser() for path in named if path]
+    return [_read(path) for path in paths if path.exists()]
+
+
+def _context_name(files: list[_KubeConfig], context: str | None) -> str:
+    return context or next((file.current_context for file in files if file.current_context), "")
 
 
 def _of_pod() -> ApiServer:
@@ -188,7 +205,7 @@ def _resolve(folder: Path, record: msgspec.Struct, *names: str) -> None:
 
 async def _of_files(files: list[_KubeConfig], context: str | None) -> ApiServer:
     """Return the server of a context. An earlier file's items precede those of later files."""
-    name = context or next((file.current_context for file in files if file.current_context), "")
+    name = _context_name(files, context)
     if not name:
         raise InvalidKubeConfig("no current-context is set: name a context by --context")
     selected = _named("context", name, (file.contexts for file in files)).context

@@ -15,7 +15,7 @@ Kubeconfig = Annotated[
     Path | None,
     Meta(
         title="FILE",
-        description="default: the pod's service account, then $KUBECONFIG, then ~/.kube/config",
+        description="default: $KUBECONFIG, then the pod's service account, then ~/.kube/config",
     ),
 ]
 ReplicaName = Annotated[

@@ -1,15 +1,27 @@
 """A daemon whose directory is removed, as at its user's logout."""
 
+import contextlib
 import fcntl
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from fenka.workstation import presence
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import HOLD, Program, Workstation, eventually, refused
+
+
+@contextlib.contextmanager
+def directory_removed(station: Workstation) -> Iterator[None]:
+    """Remove the directory of a daemon that is stopped, because it writes there, until the block ends."""
+    daemon = station.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    shutil.rmtree(station.root)
+    yield
+    os.kill(daemon, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -25,7 +37,8 @@ def test_daemon_makes_its_directory_again_when_it_was_removed(
 ) -> None:
     """The first command afterwards finds the same daemon, its jobs and its options."""
     daemon = t4.daemon_pid()
-    shutil.rmtree(t4.root)
+    with directory_removed(t4):
+        pass
     assert t4.jobs()["holder"]["pids"] == [holder.pid]
     assert t4.daemon_pid() == daemon
     refused = t4.fenka("run", "--gpu-mem", "12", "--no-wait", "--", "true")
@@ -41,10 +54,8 @@ def test_pending_request_keeps_its_place_when_the_directory_was_removed(
     """Its command reconnects."""
     waiting = t4.run("--gpu-mem", "12", "--name", "waits", "--", *HOLD, "1")
     assert "position 1" in waiting.says()
-    daemon = t4.daemon_pid()
-    os.kill(daemon, signal.SIGSTOP)  # it writes into the directory
-    shutil.rmtree(t4.root)
-    os.kill(daemon, signal.SIGCONT)
+    with directory_removed(t4):
+        pass
     assert holder.end() == 0
     waiting.report()
 
@@ -54,10 +65,8 @@ def test_daemon_is_stopped_when_its_directory_cannot_be_made_again(
 ) -> None:
     """A file in the directory's place stands for logind, which lets nobody make it before the next login."""
     daemon = t4.daemon_pid()
-    os.kill(daemon, signal.SIGSTOP)
-    shutil.rmtree(t4.root)
-    t4.root.write_text("")
-    os.kill(daemon, signal.SIGCONT)
+    with directory_removed(t4):
+        t4.root.write_text("")
     refused(t4.fenka("daemon", "--stop"), 1, r"1 jobs are still here \(holder\): .*")
     assert t4.ok("daemon", "--stop", "--force") == "the fenka daemon has ended\n"
     assert not os.path.exists(f"/proc/{daemon}/exe")

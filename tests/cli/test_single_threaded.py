@@ -27,3 +27,14 @@ def test_module_of_a_command_that_enters_a_lease_starts_no_thread(module: str) -
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False", "1"]
+
+
+@pytest.mark.parametrize("module", ["fenka.cli.ps", "fenka.cli.workloads.local_backend"])
+def test_module_of_a_local_screen_imports_no_server_and_no_driver(module: str) -> None:
+    """Each would cost a command some hundredths of a second."""
+    servers = {"asyncio", "prometheus_client", "pynvml"}
+    program = f"import sys, {module}\nprint(sorted({servers} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

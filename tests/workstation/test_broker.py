@@ -13,7 +13,6 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Memory, Request
 from fenka.workstation.broker import (
     GRACE_S,
-    GRANT_TTL_S,
     Broker,
     Effect,
     EvictGang,
@@ -25,7 +24,7 @@ from fenka.workstation.broker import (
     UnknownJob,
 )
 from fenka.workstation.job import Job, JobGang
-from fenka.workstation.protocol import JobQueued
+from fenka.workstation.protocol import GRANT_TTL_S, JobQueued
 from tests.builders import job
 
 T4 = Card(0, DeviceId("GPU-0"), "Tesla T4", 15079)

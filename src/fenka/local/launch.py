@@ -22,7 +22,6 @@ from fenka.jobs.notebook import LOOPBACK, taken_port
 from fenka.jobs.processes import ErrorReporter, JobNotStarted, Notify, run_child
 from fenka.local import gang, workload
 from fenka.workstation import protocol
-from fenka.workstation.broker import GRANT_TTL_S
 from fenka.workstation.client import DaemonConnection, DaemonUnavailable, connect
 from fenka.workstation.paths import Runtime, port_reservations
 
@@ -436,7 +435,7 @@ def _retry(action: Callable[[], T], starting: str) -> T:
 
     No daemon is started: it would be a child of a gang's member, or run inside the lease.
     """
-    deadline = time.monotonic() + GRANT_TTL_S
+    deadline = time.monotonic() + protocol.GRANT_TTL_S
     while True:
         try:
             return action()

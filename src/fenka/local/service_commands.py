@@ -26,7 +26,7 @@ from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, Notify
 from fenka.jobs.routing_table import check_socket_path
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec, check_change, check_versions
-from fenka.local import records, service_replicas, service_supervisor, workload
+from fenka.local import records, service_replicas, workload
 from fenka.local.launch import Launcher, LeaseNotGranted, NotRunning, become
 from fenka.local.records import SERVICES, ServiceRecord, VersionRecord
 from fenka.local.views import requested_cards, requested_units
@@ -34,9 +34,8 @@ from fenka.local.workload import end_process, end_writers
 from fenka.views.workloads import JobProcess, ServiceVersion, ServingPort
 from fenka.workstation import paths
 from fenka.workstation.client import connect, known_snapshot, own_jobs
-from fenka.workstation.paths import Runtime
+from fenka.workstation.paths import Runtime, machine_address
 from fenka.workstation.protocol import JobView, MachineSnapshot
-from fenka.workstation.snapshot import address as machine_address
 
 _PORTS: Mapping[PortName, str] = {"grpc-serving": "GRPC", "http-serving": "RESTFUL"}
 """arena's names of ports, in the order in which it prints them."""
@@ -389,6 +388,9 @@ def _ensure_supervised(
         def ready() -> None:
             notify(workload.STARTED)
             started()
+
+        # Other commands about services need neither its event loop nor its parser of metrics.
+        from fenka.local import service_supervisor
 
         service_supervisor.run(runtime, name, ready, report_errors)
 

@@ -25,9 +25,8 @@ from fenka.local.views import card_uses, requested_cards
 from fenka.local.workload import end_leases, end_process, end_writers
 from fenka.views.workloads import TRAINERS, JobEvent, JobProcess, Phase, TrainingJob, shown_place
 from fenka.workstation import client
-from fenka.workstation.paths import Runtime
+from fenka.workstation.paths import Runtime, machine_address
 from fenka.workstation.protocol import JobView, MachineSnapshot
-from fenka.workstation.snapshot import address
 
 
 def submit(
@@ -92,7 +91,7 @@ def _record(spec: TrainingSpec) -> TrainingRecord:
         directory=directory,
         created_at=time.time(),
         node=socket.gethostname(),
-        address=address(),
+        address=machine_address(),
         instances=[
             records.ProcessRecord(
                 process.name, process.role.name, process.index, process.chief, process.lease

@@ -2,11 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from fenka.cluster.state import PodAllocation
 from fenka.core.inventory import Card
 from fenka.core.mig.geometry import Geometry
 from fenka.core.mig.instances import instance_card, layout_of, usable_mib
@@ -14,6 +13,10 @@ from fenka.core.mig.layouts import free_counts
 from fenka.core.units import card_units
 from fenka.dialects.base import SharedNode
 from fenka.dialects.mig_records import TAKEN
+
+if TYPE_CHECKING:
+    # The daemon's messages have these rows too, and need no cluster.
+    from fenka.cluster.state import PodAllocation
 
 Owner = Literal["fenka", "administrator"]
 
@@ -105,7 +108,7 @@ def instance_rows(
 
 
 def node_instances(
-    shared: SharedNode, allocations: Iterable[PodAllocation]
+    shared: SharedNode, allocations: Iterable["PodAllocation"]
 ) -> tuple[list[InstanceRow], dict[int, dict[str, int]]]:
     """Return the instances of a cluster's node, and what else fits on its divided cards by index."""
     if not shared.division.geometries:
@@ -115,12 +118,12 @@ def node_instances(
     return instance_rows(cards, slices), {card.index: card.free for card in cards}
 
 
-def divided_cards(shared: SharedNode, allocations: Iterable[PodAllocation]) -> list[MigCardView]:
+def divided_cards(shared: SharedNode, allocations: Iterable["PodAllocation"]) -> list[MigCardView]:
     """Return the divided cards of a cluster's node."""
     return _divided_cards(shared, _slices_by_device(allocations))
 
 
-def _slices_by_device(allocations: Iterable[PodAllocation]) -> dict[str, list[InstanceSlice]]:
+def _slices_by_device(allocations: Iterable["PodAllocation"]) -> dict[str, list[InstanceSlice]]:
     slices = defaultdict[str, list[InstanceSlice]](list)
     for held in allocations:
         for piece in held.slices:

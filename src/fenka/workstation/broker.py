@@ -41,7 +41,7 @@ from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
 from fenka.workstation.job import Job
-from fenka.workstation.protocol import JobQueued
+from fenka.workstation.protocol import GRANT_TTL_S, JobQueued
 
 
 def with_instances(node: Node, instances: Iterable[Card], held: Collection[str]) -> Node:
@@ -161,9 +161,6 @@ def _remove(view: UsageOverlay, jobs: Iterable[Job]) -> None:
         assert job.placement
         view.remove(job.placement)
 
-
-GRANT_TTL_S = 30.0
-"""Until an unconfirmed grant expires. A client takes milliseconds; the rest covers a machine that swaps."""
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, unless a request says otherwise."""

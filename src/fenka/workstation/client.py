@@ -17,7 +17,6 @@ from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import peer
 from fenka.jobs import processes
 from fenka.workstation import paths, protocol
-from fenka.workstation.lifetime import SIGNALS
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 
 T = TypeVar("T")
@@ -319,7 +318,7 @@ def _launch(
     environment = daemon_environment(runtime)
     tied = [] if lifeline is None else ["--lifeline"]
     # A signal between here and the assignment would lose the process. The daemon unblocks signals.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, protocol.SIGNALS)
     process = subprocess.Popen(
         [sys.executable, "-Pm", "fenka", "daemon", "--background-child", *tied, *options],
         stdin=subprocess.DEVNULL if lifeline is None else lifeline,

@@ -25,7 +25,6 @@ from fenka.mig.manager import InstanceManager
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import (
     GRACE_S,
-    GRANT_TTL_S,
     Broker,
     Effect,
     EvictGang,
@@ -43,7 +42,7 @@ from fenka.workstation.lease_processes import JobWatches, LeaseProcesses, Termin
 from fenka.workstation.leases import Leases
 from fenka.workstation.lifetime import log
 from fenka.workstation.paths import Runtime
-from fenka.workstation.protocol import EndCause
+from fenka.workstation.protocol import GRANT_TTL_S, EndCause
 
 
 def account_of(process: PeerProcess) -> int:

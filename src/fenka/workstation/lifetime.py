@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from fenka.workstation.protocol import SIGNALS
 
 
 def _nothing() -> None:

@@ -314,3 +314,14 @@ def _resolve_parents(path: Path) -> Path:
     later."""
     path = path.absolute()
     return path.parent.resolve() / path.name
+
+
+def machine_address() -> str:
+    """Return this machine's first IPv4 address that other machines could use."""
+    import psutil
+
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return str(address.address)
+    return "127.0.0.1"

@@ -27,6 +27,12 @@ from fenka.isolation.sandbox import LeaseMounts
 from fenka.jobs.job_spec import Isolation, JobSpec
 from fenka.views.mig_rows import MigCardView
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""They end the daemon in order. A client blocks them while it starts one."""
+
+GRANT_TTL_S = 30.0
+"""Until an unconfirmed grant expires. A client takes milliseconds; the rest covers a machine that swaps."""
+
 MAX_COMMAND_CHARACTERS = 256
 """As much of a command is kept after its end, for people to recognise it."""
 

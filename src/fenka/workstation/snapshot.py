@@ -4,8 +4,6 @@ import os
 import socket
 import time
 
-import psutil
-
 from fenka import __version__
 from fenka.core.units import MIB
 from fenka.hardware.nvml import Hardware
@@ -21,7 +19,7 @@ from fenka.workstation.broker import Broker
 from fenka.workstation.cards import CardsSample, GpuProcesses
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import ProcessScan
-from fenka.workstation.paths import Runtime
+from fenka.workstation.paths import Runtime, machine_address
 
 
 def snapshot(
@@ -62,7 +60,7 @@ def snapshot(
         version=__version__,
         pid=os.getpid(),
         node=socket.gethostname(),
-        address=address(),
+        address=machine_address(),
         driver=driver.version,
         cuda=driver.cuda_version,
         simulated=driver.simulated,
@@ -169,12 +167,3 @@ def _used(runtime: Runtime, job: Job, position: int, by_driver: int | None) -> i
     except (OSError, account.InvalidAccount):
         return None
     return memory_bytes[position] // MIB if position < len(memory_bytes) else None
-
-
-def address() -> str:
-    """Return this machine's first IPv4 address that other machines could use."""
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            if address.family == socket.AF_INET and not address.address.startswith("127."):
-                return address.address
-    return "127.0.0.1"

@@ -67,7 +67,7 @@ native: .venv/.run
 
 .venv/.run: pyproject.toml uv.lock | $(UV)
 	@echo 'installing what fenka needs in .venv …'
-	@$(UV) sync --quiet --frozen --inexact --no-default-groups --group native --extra notebook --extra autoscaler
+	@$(UV) sync --quiet --frozen --inexact --no-default-groups --group native --extra notebook --extra autoscaler --extra serve
 	@touch $@
 
 .venv/.test: pyproject.toml uv.lock .venv/.run | $(UV)

@@ -160,6 +160,16 @@ def parent_pid(pid: int) -> int | None:
     return int(fields[1]) if fields else None
 
 
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends: prctl(2), PR_SET_PDEATHSIG."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def children(pid: int) -> list[int]:
     """Return the children of a process with one thread, also those that have ended; none if it is gone."""
     try:
@@ -189,15 +199,33 @@ def user_ids(pid: int) -> list[int]:
     return [int(uid) for uid in _status(pid, b"Uid:")]
 
 
+def with_descendants(pid: int) -> Iterator[int]:
+    """Yield a process and its descendants, as far as `children` finds them."""
+    left = [pid]
+    while left:
+        yield (process := left.pop())
+        left += children(process)
+
+
 def users_below(pid: int) -> set[int]:
     """Return the effective users of a process and of its descendants."""
-    users, left = set[int](), [pid]
-    while left:
-        process = left.pop()
+    users = set[int]()
+    for process in with_descendants(pid):
         with contextlib.suppress(OSError, IndexError):
             users.add(user_ids(process)[1])
-            left += children(process)
     return users
+
+
+def descriptors_of_socket(pid: int, inode: int) -> list[int]:
+    """Return the descriptors of a socket that a process has; none if it is gone or may not be inspected."""
+    folder, name = PROC / str(pid) / "fd", f"socket:[{inode}]"
+    found = list[int]()
+    with contextlib.suppress(OSError):
+        for number in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if os.readlink(folder / number) == name:
+                    found.append(int(number))
+    return found
 
 
 def namespace_pids(pid: int | str, proc: Path = PROC) -> list[int]:

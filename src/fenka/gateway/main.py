@@ -2,23 +2,28 @@
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
+import shutil
 import socket
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.units import MIB
-from fenka.gateway.dispatcher import BufferLimits, ReplicaTimeouts
+from fenka.gateway import client_sockets, envoy_config
+from fenka.gateway.client_sockets import ConnectionRelay
 from fenka.gateway.endpoints import EndpointSource
+from fenka.gateway.envoy_config import EnvoySettings
+from fenka.gateway.envoy_process import EnvoyProcess, find_envoy, raise_descriptor_limit
+from fenka.gateway.held_requests import HeldRequests
 from fenka.gateway.metrics import GatewayMetrics
-from fenka.gateway.server import Gateway, GatewayLimits, listening_socket, raise_descriptor_limit
+from fenka.gateway.service_gateway import ServiceGateway
 from fenka.isolation.lease_files import open_regular_file
 from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.api_client import Api
@@ -31,6 +36,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 """Between two looks at the file."""
 MAX_BYTES = 4 * MIB
+SPARE_DESCRIPTORS = 64
+"""For files, and for Envoy's administration."""
 
 
 class TableFile:
@@ -75,44 +82,6 @@ class TableFile:
                 self.error = str(error)
 
 
-INTERVAL_S = 10.0
-"""Between two lines of one kind."""
-
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class LoopErrors:
-    """An event loop's exception handler.
-
-    Of each kind one line is logged in a while.
-
-    asyncio reports each connection that cannot be accepted, with a traceback, and tries again in a second.
-    """
-
-    def __init__(self) -> None:
-        self._logged_at: dict[str, float] = {}
-        self._suppressed = 0
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        """Log an error, or count it if one of its kind was logged just now."""
-        why = context.get("exception")
-        exhausted = isinstance(why, OSError) and why.errno in _EXHAUSTED
-        kind = f"{type(why).__name__} {getattr(why, 'errno', '')}"
-        now = loop.time()
-        if now < self._logged_at.get(kind, -INTERVAL_S) + INTERVAL_S:
-            self._suppressed += 1
-            return
-        self._logged_at[kind] = now
-        more = f" ({self._suppressed} more errors were not logged)" if self._suppressed else ""
-        self._suppressed = 0
-        if exhausted:
-            assert isinstance(why, OSError)
-            reason = os.strerror(why.errno or 0)
-            log.error("clients have to wait: no connection can be accepted: %s%s", reason, more)
-        else:
-            log.error("%s%s", context.get("message", "error"), more, exc_info=why)
-
-
 class InvalidOptions(FenkaError):
     """An option is invalid."""
 
@@ -144,13 +113,17 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         float, Meta(title="SECONDS", description="how long a request waits for a replica", gt=0)
     ] = 60.0
     buffer: Annotated[int, Meta(title="N", description="number of requests that wait", ge=0)] = 1000
-    buffer_mib: Annotated[
-        int, Meta(title="MIB", description="memory of requests that wait", ge=0)
-    ] = 64
+    memory_mib: Annotated[int, Meta(title="MIB", description="Envoy's memory at most", ge=128)] = (
+        320
+    )
     response_timeout: Annotated[
         float,
         Meta(title="SECONDS", description="limit from request to the head of its response", gt=0),
     ] = 300.0
+    directory: Annotated[
+        Path | None,
+        Meta(title="DIR", description="Envoy's files and sockets; default: a temporary directory"),
+    ] = None
     linger: Annotated[
         float,
         Meta(
@@ -163,12 +136,11 @@ class GatewayOptions(msgspec.Struct, frozen=True):
         float, Meta(title="SECONDS", description="limit of finishing requests at the end", ge=0)
     ] = 30.0
 
-    def limits(self) -> GatewayLimits:
-        """Return the limits of the gateway."""
-        return GatewayLimits(
-            BufferLimits(self.buffer, self.buffer_mib * MIB, self.wait),
-            ReplicaTimeouts(response_s=self.response_timeout),
-        )
+    def settings(self, descriptors: int) -> EnvoySettings:
+        """Return Envoy's settings. descriptors: how many the process may have."""
+        # Each connection of a client may need another one to a replica, or two while it waits.
+        connections = max(1, (descriptors - SPARE_DESCRIPTORS) // 2)
+        return EnvoySettings(self.wait, self.response_timeout, connections, self.memory_mib * MIB)
 
     def sockets(self) -> dict[str, socket.socket]:
         """Return the listening sockets by name. Raises InvalidOptions, and OSError if a port is in use."""
@@ -180,7 +152,8 @@ class GatewayOptions(msgspec.Struct, frozen=True):
                     f"invalid --listen {text[:80]!r}: expected NAME=ADDRESS:PORT, each name once"
                 )
         return {
-            name: _inherited("--listen", place) or listening_socket(*_address("--listen", place))
+            name: _inherited("--listen", place)
+            or client_sockets.listen(*_address("--listen", place))
             for name, _, place in places
         }
 
@@ -190,45 +163,74 @@ async def serve(options: GatewayOptions) -> None:
 
     Raises:
         ApiUnreachable: There is no configuration of the cluster.
+        EnvoyUnavailable: Envoy is not there, or does not start.
         InvalidTable: The routing table is invalid.
         InvalidOptions: An option is invalid.
         OSError: The table cannot be read, or a port is in use.
     """
     stop = stop_requests()
-    asyncio.get_running_loop().set_exception_handler(LoopErrors())
-    raise_descriptor_limit()
-    gateway = Gateway(options.limits())
     async with contextlib.AsyncExitStack() as stack:
+        gateway = await assemble(options, stack)
         source = await _source(options, gateway, stack)
         if options.admin:
             metrics = GatewayMetrics(gateway, lambda: source.error is None)
             inherited = _inherited("--admin", options.admin)
             listening = inherited or admin_socket(*_address("--admin", options.admin))
             await stack.enter_async_context(
-                serve_probes(listening, lambda: gateway.problem, metrics.text)
+                serve_probes(listening, lambda: gateway.problem, metrics.text, metrics.refresh)
             )
-        await stack.enter_async_context(gateway.serve(options.sockets()))
-        async with working_until(stop, source.follow()):
-            gateway.clients.draining = True
+        async with working_until(stop, gateway.run(), source.follow()):
+            await gateway.announce_end()
             await asyncio.sleep(options.linger)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(options.grace):
                     await gateway.drain()
 
 
+async def assemble(options: GatewayOptions, stack: contextlib.AsyncExitStack) -> ServiceGateway:
+    """Return the gateway, which has no replicas yet and does not run yet."""
+    settings = options.settings(raise_descriptor_limit())
+    binary, sockets = find_envoy(), options.sockets()
+    addresses = {name: listener.getsockname()[:2] for name, listener in sockets.items()}
+    directory = _directory(options.directory, stack)
+    path = Path(f"/proc/self/fd/{directory}")
+    ports = tuple(addresses)
+    relay = ConnectionRelay(
+        sockets, lambda port: path / envoy_config.relay_socket(ports.index(port))
+    )
+    config = envoy_config.bootstrap(addresses, settings)
+    held = HeldRequests(options.buffer, options.wait)
+    runner = await held.serve(path / envoy_config.HELD_SOCKET)
+    stack.push_async_callback(runner.cleanup)
+    gateway = ServiceGateway(EnvoyProcess(binary, directory, config, relay), held, ports)
+    gateway.update(None)
+    return gateway
+
+
+def _directory(wanted: Path | None, stack: contextlib.AsyncExitStack) -> int:
+    """Return a descriptor of the directory for Envoy's files, emptied. Raises OSError."""
+    if wanted is None:
+        wanted = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fenka-gateway-")))
+    else:
+        shutil.rmtree(wanted, ignore_errors=True)
+        wanted.mkdir(mode=0o700)
+    descriptor = os.open(wanted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
 async def _source(
-    options: GatewayOptions, gateway: Gateway, stack: contextlib.AsyncExitStack
+    options: GatewayOptions, gateway: ServiceGateway, stack: contextlib.AsyncExitStack
 ) -> TableFile | EndpointSource:
     """Return what has the routing table."""
-    update = gateway.dispatcher.update
     if options.table is not None and not options.service:
-        file = TableFile(options.table, update)
+        file = TableFile(options.table, gateway.update)
         file.read()
         return file
     if options.table is not None or not options.service:
         raise InvalidOptions("use either --table FILE or --service NAME")
     api = await stack.enter_async_context(await Api.connect(options.kubeconfig))
-    return EndpointSource(api, options.namespace, options.service, update)
+    return EndpointSource(api, options.namespace, options.service, gateway.update)
 
 
 def _inherited(option: str, text: str) -> socket.socket | None:

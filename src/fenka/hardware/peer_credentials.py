@@ -1,5 +1,7 @@
 """The process at the other end of a Unix socket and the user of a local one, as the kernel reports them."""
 
+import contextlib
+import ctypes
 import errno
 import os
 import pwd
@@ -89,6 +91,8 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+_SYS_PIDFD_GETFD = 438
+"""The same on all processors; Python does not name it."""
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
@@ -108,21 +112,13 @@ Place = tuple[str, int]
 """An address of IPv4 and a port."""
 
 
-class NotTheOwner(OSError):
-    """An address that a program of this user should serve is another user's program's, or nobody's."""
-
-    def __init__(self, address: str, uid: int | None) -> None:
-        found = "nobody listens there" if uid is None else f"user {uid} listens there"
-        super().__init__(errno.ECONNREFUSED, f"{address} is not the replica's: {found}")
-
-
 def listener_uid(place: Place) -> int | None:
     """Return the user whose program accepts connections to this place; None for none. Raises OSError.
 
     The kernel is asked for one socket (sock_diag(7)): /proc/net/tcp takes milliseconds on a machine with many
     connections, and is read only where the kernel has no inet_diag.
     """
-    found = _find(place, _ANY)
+    found = _find(place)
     if found is not None:
         return found[0]
     # A kernel without inet_diag finds nothing.
@@ -140,48 +136,64 @@ def socket_listener_uid(path: str) -> int | None:
         return peer(trial).uid
 
 
-def peer_uid(place: Place, client: Place) -> int | None:
-    """Return the user whose program has a connection to `place`, or will accept it. Raises OSError.
+def copy_listener(place: Place, pid: int) -> "ListenerCopy | None":
+    """Return a copy of the socket on which a process or a descendant listens.
 
-    Args:
-        place: Where the program listens.
-        client: The connection's own end.
+    Return None if none of them does, or if the kernel does not allow it: it takes Linux 5.6, and processes
+    that this user may trace (pidfd_getfd(2)). Raises OSError.
     """
-    found = _find(place, client)
-    if found is not None and found[1]:
-        return found[0]
-    # Nobody has accepted it. The connection ends with its listener, so the one of now is the one.
-    return listener_uid(place)
+    found = _find(place)
+    if found is None:
+        return None
+    for process in procfs.with_descendants(pid):
+        for number in procfs.descriptors_of_socket(process, found[1]):
+            with contextlib.suppress(OSError):
+                return ListenerCopy(_copy_descriptor(process, number), found[1], pid)
+    return None
 
 
-def client_uid(client: Place, place: Place) -> int | None:
-    """Return the user of a connection's client on this machine; None if it has gone. Raises OSError."""
-    found = _find(client, place)
-    return found and found[0]
+@dataclass(frozen=True, slots=True)
+class ListenerCopy:
+    """A copy of a listening socket. While it is open, no other program can listen at the address.
 
-
-def check_peer(connection: socket.socket, uid: int) -> None:
-    """Raise NotTheOwner unless an open connection leads to a program of this user. Raises OSError.
-
-    It is one of IPv4, or of a Unix socket.
+    Attributes:
+        descriptor: The copy, to be closed.
+        inode: The socket.
+        pid: The process that has it, or whose descendant has it.
     """
-    place = connection.getpeername()
-    if connection.family == socket.AF_UNIX:
-        listener = peer(connection).uid
-        if listener != uid:
-            raise NotTheOwner(place, listener)
-        return
-    # Programs of root may listen, give up their rights, and accept as another user.
-    found = peer_uid(place, connection.getsockname()) if uid else listener_uid(place)
-    if found != uid:
-        raise NotTheOwner(f"port {place[1]}", found)
+
+    descriptor: int
+    inode: int
+    pid: int
+
+    def is_served(self) -> bool:
+        """Return whether the process or a descendant still has the socket open."""
+        processes = procfs.with_descendants(self.pid)
+        return any(procfs.descriptors_of_socket(process, self.inode) for process in processes)
+
+    def close(self) -> None:
+        """Close the copy."""
+        os.close(self.descriptor)
 
 
-def _find(local: Place, remote: Place) -> tuple[int, int] | None:
-    """Return the user and the inode of the socket that gets packets from `remote`; None if there is none."""
-    identity = _SOCKET_ID.pack(
-        *(local[1], remote[1]), *(socket.inet_aton(end[0]) for end in (local, remote)), _NO_COOKIE
-    )
+def _copy_descriptor(pid: int, number: int) -> int:
+    """Return a copy of another process's descriptor. Raises OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        copy: int = libc.syscall(_SYS_PIDFD_GETFD, process, number, 0)
+        if copy < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return copy
+    finally:
+        os.close(process)
+
+
+def _find(place: Place) -> tuple[int, int] | None:
+    """Return the user and the inode of the socket that accepts connections; None if there is none."""
+    ends = (place, _ANY)
+    addresses = (socket.inet_aton(end[0]) for end in ends)
+    identity = _SOCKET_ID.pack(*(end[1] for end in ends), *addresses, _NO_COOKIE)
     request = _OPTIONS.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, _ALL_STATES) + identity
     header = _HEADER.pack(
         _HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, os.getpid(), 0

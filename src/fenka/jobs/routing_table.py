@@ -43,14 +43,11 @@ class ReplicaEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         host: Its IP address.
         ports: Where it listens there, by the port's name.
         terminating: It finishes its requests and gets no new ones.
-        uid: The user whose program listens, on this machine. Other users' programs there get no
-            request. None: any, as on another machine.
     """
 
     host: str
     ports: Mapping[str, ListenAddress]
     terminating: bool = False
-    uid: Annotated[int, Meta(ge=0)] | None = None
 
 
 class VersionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,11 +59,16 @@ class VersionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoutingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All versions of a service."""
+    """All versions of a service.
+
+    Attributes:
+        generation: A number by which the gateway's metrics tell which table is in use.
+    """
 
     format: Literal["fenka.gateway/1"]
     service: str
     versions: list[VersionEntry] = []
+    generation: Annotated[int, Meta(ge=0)] = 0
 
     def validate(self) -> None:
         """Check what types do not express. Raises InvalidTable."""

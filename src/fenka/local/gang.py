@@ -7,7 +7,6 @@ member's name, and notes the times of their logs' lines. Like mpirun, it ends th
 
 import bisect
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from fenka import procfs
 from fenka.isolation.lease_files import open_regular_file
 from fenka.workstation.protocol import EVICTION_SIGNAL
 
@@ -120,8 +120,6 @@ MAX_LINE_BYTES = 1 << 16
 
 MAX_REASON_BYTES = 400
 """Of a line that tells why a member has ended."""
-
-_PR_SET_PDEATHSIG = 1
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -459,7 +457,7 @@ def _become_member(
 def _wait_for_start(send_ready: int, go: int) -> None:
     # Without a daemon, nothing else would end this process if the supervisor is killed. The setting is made
     # now, because a process that enters a user namespace loses it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    procfs.die_with_parent(signal.SIGTERM)
     os.write(send_ready, b"r")
     # End of file: the supervisor has ended, or ends all members.
     if os.read(go, 1) != b"g":

@@ -23,6 +23,7 @@ from fenka.jobs.notebook import LOOPBACK, MAX_TAKEN
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import CLIENT_PORTS, PortName, ServiceSpec
 from fenka.local import gang, records
+from fenka.local.held_ports import HeldPorts
 from fenka.local.launch import GroupProgram, GroupPrograms
 from fenka.local.records import ReplicaRecord, ReplicaState, ServiceRecord, VersionRecord, outcome
 from fenka.local.supervisor import Body, GroupEnd, GroupStart, Home, ProcessGroup, RestartPolicy
@@ -51,7 +52,7 @@ class ServiceReplica(ProcessGroup):
         uid: The user whose program serves its ports; None while it is not known.
     """
 
-    def __init__(self, home: Home, version: VersionRecord) -> None:
+    def __init__(self, home: Home, version: VersionRecord, held: HeldPorts) -> None:
         super().__init__(
             home=home,
             name=lease_name(version.spec, secrets.token_hex(3)),
@@ -61,7 +62,7 @@ class ServiceReplica(ProcessGroup):
         self.version = version
         self.ports: dict[PortName, ListenAddress] = {}
         self.uid: int | None = None
-        self._locks: list[FileIO] = []
+        self._held, self._locks = held, list[FileIO]()
 
     @property
     def record(self) -> ReplicaRecord:
@@ -128,7 +129,9 @@ class ServiceReplica(ProcessGroup):
         for lock in self._locks:
             lock.close()
         for address in self.ports.values():
-            if isinstance(address, str):
+            if isinstance(address, int):
+                self._held.give_up(address)
+            else:
                 with contextlib.suppress(OSError):
                     os.unlink(address)
         self._locks, self.ports = [], {}
@@ -175,17 +178,23 @@ class ServiceReplica(ProcessGroup):
         foreign = {address: uid for address, uid in listening.items() if uid not in users}
         for address, uid in foreign.items():
             self.reason = f"a program of user {uid} listens in its place, at {address}"
+        ports = [port for port in client_ports(self).values() if isinstance(port, int)]
         if not foreign and self.readiness[0] in listening:
             self.uid = listening[self.readiness[0]]
+            for port in ports:
+                self._held.hold(port, self.pid)
             return True
         if self.state == "Ready":
             self.state = "Starting"
+            for port in ports:
+                self._held.give_up(port)
         return False
 
     def _listener_uid(self, address: ListenAddress) -> int | None:
         """Return the user whose program listens at an address; None for nobody. Raises OSError."""
         if isinstance(address, int):
-            return listener_uid((LOOPBACK, address))
+            left = self._held.is_left(address)
+            return None if left else listener_uid((LOOPBACK, address))
         if self.state == "Ready":
             # Its program would have to serve another connection. No other user can listen there.
             return self.uid if os.path.exists(address) else None
@@ -256,12 +265,14 @@ class GatewayUse:
         in_flight: Requests at replicas, by version.
         responses: Responses so far, by version.
         terminating: Requests at terminating replicas, by address.
+        generation: The number of the table that it uses.
     """
 
     waiting: int
     in_flight: Mapping[str, int]
     responses: Mapping[str, int]
     terminating: Mapping[str, int]
+    generation: int = 0
 
 
 def loads(
@@ -313,9 +324,7 @@ def routing_table(
     }
     for replica in replicas:
         if replica.served:
-            entry = routing.ReplicaEntry(
-                LOOPBACK, client_ports(replica), replica.state != "Ready", replica.uid
-            )
+            entry = routing.ReplicaEntry(LOOPBACK, client_ports(replica), replica.state != "Ready")
             entries.setdefault(replica.version.spec.version, []).append(entry)
     return RoutingTable(
         "fenka.gateway/1",

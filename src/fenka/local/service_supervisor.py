@@ -25,15 +25,18 @@ from typing import NoReturn
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from fenka import procfs
 from fenka.core.errors import FAILURE, INVALID_INPUT, FenkaError
 from fenka.core.scaling import ReplicaScaler, ScalingPolicy
+from fenka.gateway import client_sockets
 from fenka.isolation.lease_files import write_atomically
 from fenka.jobs import routing_table
 from fenka.jobs.notebook import LOOPBACK
 from fenka.jobs.processes import ErrorReporter, JobNotStarted
 from fenka.jobs.routing_table import ListenAddress, RoutingTable
 from fenka.jobs.service import PortName
-from fenka.local import records, service_replicas, supervisor, workload
+from fenka.local import records, service_replicas, supervisor
+from fenka.local.held_ports import HeldPorts
 from fenka.local.records import SERVICES, STATUSES, ServiceRecord, ServiceStatus, VersionRecord
 from fenka.local.service_replicas import GatewayUse, ServiceReplica
 from fenka.local.supervisor import END_SLACK_S, PASS_S, Home, Supervisor
@@ -56,20 +59,22 @@ def gateway_use(port: int) -> GatewayUse | None:
 
 def _parse(text: str) -> GatewayUse:
     """Return what metrics say. Raises ValueError."""
-    waiting = 0
+    waiting = generation = 0
     in_flight, responses, terminating = Counter[str](), Counter[str](), Counter[str]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             match sample.name.removeprefix(_PREFIX):
                 case "requests_waiting":
                     waiting = int(sample.value)
+                case "table_generation":
+                    generation = int(sample.value)
                 case "requests_in_flight":
                     in_flight[sample.labels["version"]] += int(sample.value)
                 case "responses_total":
                     responses[sample.labels["version"]] += int(sample.value)
                 case "terminating_requests":
                     terminating[sample.labels["replica"]] += int(sample.value)
-    return GatewayUse(waiting, in_flight, responses, terminating)
+    return GatewayUse(waiting, in_flight, responses, terminating, generation)
 
 
 async def _get(address: ListenAddress, path: str) -> bytes | None:
@@ -118,9 +123,6 @@ def ready(replicas: Mapping[str, tuple[ListenAddress, str]]) -> set[str]:
     return replicas.keys() - silent
 
 
-BACKLOG = 1024
-"""Connections that the kernel accepts while there is no gateway."""
-
 RESTART_PAUSE_S = 1.0
 """Between two starts, if the first gateway ended at once."""
 
@@ -145,10 +147,10 @@ class Sockets:
 
 def listen(address: str, ports: Mapping[PortName, int]) -> Sockets:
     """Return listening sockets. Raises JobNotStarted if a port is used."""
-    admin, clients = _listen(LOOPBACK, 0), dict[str, socket.socket]()
+    admin, clients = socket.create_server((LOOPBACK, 0)), dict[str, socket.socket]()
     try:
         for name, port in ports.items():
-            clients[name] = _listen(address, port)
+            clients[name] = client_sockets.listen(address, port)
     except OSError as why:
         Sockets(clients, admin).close()
         reason = os.strerror(why.errno or 0)
@@ -159,17 +161,19 @@ def listen(address: str, ports: Mapping[PortName, int]) -> Sockets:
     return Sockets(clients, admin)
 
 
-def _listen(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=BACKLOG)
-
-
 @dataclass(slots=True)
 class GatewayProcess:
-    """The gateway's process, if there is one."""
+    """The gateway's process, if there is one.
+
+    Attributes:
+        directory: The service's directory.
+        sockets: Where clients connect.
+        generation: The number of the newest table.
+    """
 
     directory: Path
     sockets: Sockets
+    generation: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _started_at: float = -RESTART_PAUSE_S
     _table: RoutingTable | None = field(default=None)
@@ -190,8 +194,9 @@ class GatewayProcess:
     def route(self, table: RoutingTable) -> None:
         """Write the table, if it is new. Raises OSError."""
         if table != self._table:
-            write_atomically(self._file, routing_table.encode(table))
-            self._table = table
+            numbered = msgspec.structs.replace(table, generation=self.generation + 1)
+            write_atomically(self._file, routing_table.encode(numbered))
+            self._table, self.generation = table, numbered.generation
 
     @property
     def _log(self) -> Path:
@@ -221,6 +226,7 @@ class GatewayProcess:
                     *(sys.executable, "-Pm", "fenka", "gateway", f"--table={self._file}"),
                     *(*listening, f"--admin=fd:{self.sockets.admin.fileno()}"),
                     *(f"--wait={wait_s:g}", f"--grace={grace_s:g}"),
+                    f"--directory={self.directory / 'envoy'}",
                 ],
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -232,7 +238,7 @@ class GatewayProcess:
                 ],
                 # Ctrl-C and signals to the group are the supervisor's.
                 start_new_session=True,
-                preexec_fn=partial(workload.die_with_parent, signal.SIGTERM),  # noqa: PLW1509
+                preexec_fn=partial(procfs.die_with_parent, signal.SIGTERM),  # noqa: PLW1509
             )
 
     def use(self) -> GatewayUse | None:
@@ -348,6 +354,7 @@ class RunningService:
     sockets: Sockets
     lock: int
     report_errors: ErrorReporter
+    _held: HeldPorts = field(default_factory=HeldPorts)
     _supervisor: Supervisor[ServiceReplica] = field(default_factory=Supervisor)
     _gateway: GatewayProcess = field(init=False)
     _versions: dict[str, _Version] = field(default_factory=dict)
@@ -375,6 +382,7 @@ class RunningService:
         """Close, in a replica's process, what belongs to the supervisor."""
         os.close(self.lock)
         self.sockets.close()
+        self._held.close_inherited()
         self._supervisor.close_inherited()
 
     # --- a pass -------------------------------------------------------------------------------------
@@ -460,7 +468,7 @@ class RunningService:
                 replica.drain(now)
         for _ in range(changes.start):
             home = Home(self.runtime, self.directory, self.report_errors, self._leave)
-            replica = ServiceReplica(home, version.record)
+            replica = ServiceReplica(home, version.record, self._held)
             self._supervisor.add(replica)
         if not wanted and not self._of(name) and self.record.version(name) is None:
             del self._versions[name]
@@ -488,7 +496,15 @@ class RunningService:
                 wait_s = max(spec.buffer_timeout_s for spec in specs)
                 self._gateway.start(now, wait_s, max(spec.grace_s for spec in specs))
                 self._supervisor.children = {self._gateway.pid}
+            self._settle_ports()
             self._publish_status()
+
+    def _settle_ports(self) -> None:
+        newest = known = self._gateway.generation
+        if self._gateway.pid:
+            # Without a gateway nothing is sent, and the next one begins with the newest table.
+            known = self._use.generation if self._use else -1
+        self._held.settle(newest, known)
 
     def _publish_status(self) -> None:
         status = self.status

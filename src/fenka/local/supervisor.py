@@ -150,7 +150,7 @@ def fork(home: Home, body: Body) -> tuple[int, int]:
             for number in (*ENDING, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            workload.die_with_parent(signal.SIGTERM)
+            procfs.die_with_parent(signal.SIGTERM)
             if os.getppid() != parent:
                 sys.exit(1)
             os.close(receive)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
+from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs import collection, job_spec, training
@@ -202,7 +203,7 @@ def _clone(spec: TrainingSpec, credentials: Mapping[str, str], target: Path, log
                 stderr=subprocess.STDOUT,
                 env=environment,
                 # Or its next command would write to a directory that may be deleted by then.
-                preexec_fn=lambda: workload.die_with_parent(signal.SIGKILL),
+                preexec_fn=lambda: procfs.die_with_parent(signal.SIGKILL),
                 check=False,
             )
         except FileNotFoundError as why:

@@ -14,6 +14,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import NoReturn
 
+from fenka import procfs
 from fenka.core.errors import FAILURE, FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs.job_spec import JobSpec
@@ -116,7 +117,7 @@ class Training(supervisor.ProcessGroup):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.record.directory,
-                preexec_fn=partial(workload.die_with_parent, SIGTERM),  # noqa: PLW1509
+                preexec_fn=partial(procfs.die_with_parent, SIGTERM),  # noqa: PLW1509
             ) as program,
         ):
             children.add(program.pid)

@@ -166,13 +166,7 @@ def provide_files(spec: WorkloadSpec, directory: Path) -> list[tuple[str, str]]:
 STARTED = "started"
 """The status line of a supervisor after which its processes run, or clients can connect."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-def die_with_parent(number: int) -> None:
-    """Send this process a signal when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:

@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -233,9 +233,18 @@ class ThrottledText:
     It is made in slices, so that a long one does not delay other requests.
     """
 
-    def __init__(self, make: Callable[[], Iterable[bytes]]) -> None:
-        """make: returns the parts of the text; making each takes less than a slice."""
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[[], Iterable[bytes]],
+        refresh: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Make nothing yet.
+
+        Args:
+            make: Returns the parts of the text. Making each takes less than a slice.
+            refresh: Fetches before each text what the text is made of.
+        """
+        self._make, self._refresh = make, refresh
         self._made, self._until = b"", 0.0
         self._making = asyncio.Lock()
 
@@ -244,6 +253,8 @@ class ThrottledText:
         async with self._making:
             begun = resumed = time.perf_counter()
             if begun >= self._until:
+                if self._refresh is not None:
+                    await self._refresh()
                 parts = []
                 for part in self._make():
                     parts.append(part)

@@ -2,7 +2,7 @@
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
@@ -13,9 +13,14 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Metrics = Callable[[], Iterable[bytes]]
 """Returns the metrics in Prometheus' format, in parts."""
 
+Refresh = Callable[[], Awaitable[None]]
+
 
 def add_probes(
-    app: web.Application, problem: Callable[[], str], metrics: Metrics | None = None
+    app: web.Application,
+    problem: Callable[[], str],
+    metrics: Metrics | None = None,
+    refresh: Refresh | None = None,
 ) -> None:
     """Add the routes to an application.
 
@@ -23,6 +28,7 @@ def add_probes(
         app: the application.
         problem: returns why the program is not ready, empty if it is.
         metrics: returns the metrics; None for an application that does not show them.
+        refresh: Fetches before what the metrics are made of.
     """
 
     async def alive(_: web.Request) -> web.Response:
@@ -36,7 +42,7 @@ def add_probes(
     app.router.add_get("/readyz", ready)
     if metrics is None:
         return
-    text = ThrottledText(metrics)
+    text = ThrottledText(metrics, refresh)
 
     async def show(_: web.Request) -> web.Response:
         return web.Response(body=await text(), headers={"Content-Type": METRICS_TYPE})
@@ -45,9 +51,12 @@ def add_probes(
 
 
 def serve_probes(
-    listening: socket.socket, problem: Callable[[], str], metrics: Metrics | None = None
+    listening: socket.socket,
+    problem: Callable[[], str],
+    metrics: Metrics | None = None,
+    refresh: Refresh | None = None,
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """Serve the routes to everybody on this socket while the block runs. Arguments as of `add_probes`."""
     app = web.Application()
-    add_probes(app, problem, metrics)
+    add_probes(app, problem, metrics, refresh)
     return serve_app(app, listening, HttpListener(max_connections=MAX_READERS))

@@ -36,7 +36,11 @@ def test_service_answers_again_when_a_process_is_killed(service: Service, proces
     """A request that comes in between waits. No second replica and no second lease is left."""
     service.serve("v1", "--wait")
     (program,) = service.programs()
+    envoys = procfs.children(PROCESSES["gateway"](service))
     kill(PROCESSES[process](service))
+    if process in ("supervisor", "gateway"):
+        # Envoy ends a moment later, with the connections that it may have by then.
+        eventually(lambda: not any(map(procfs.start_ticks, envoys)))
     if process in ("replica", "supervisor"):
         # The program ends a moment later, with the request that it may have by then.
         eventually(lambda: program not in service.programs())

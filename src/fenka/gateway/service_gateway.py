@@ -5,7 +5,8 @@ import contextlib
 from dataclasses import dataclass, field
 
 from fenka.gateway import envoy_config
-from fenka.gateway.envoy_process import POLL_S, EnvoyProcess, EnvoyUnavailable
+from fenka.gateway.envoy_binary import EnvoyUnavailable
+from fenka.gateway.envoy_process import POLL_S, EnvoyProcess
 from fenka.gateway.held_requests import HeldRequests
 from fenka.jobs.routing_table import RoutingTable
 

@@ -29,6 +29,7 @@ from fenka import procfs
 from fenka.core.errors import FAILURE, INVALID_INPUT, FenkaError
 from fenka.core.scaling import ReplicaScaler, ScalingPolicy
 from fenka.gateway import client_sockets
+from fenka.gateway.envoy_binary import find_envoy
 from fenka.isolation.lease_files import write_atomically
 from fenka.jobs import routing_table
 from fenka.jobs.notebook import LOOPBACK
@@ -272,6 +273,8 @@ def run(
 
     started: called once clients can connect. Raises FenkaError if the service cannot be started.
     """
+    # Without it no request would be answered, which only the gateway's log would say.
+    find_envoy()
     directory, record = SERVICES.directory_of(name), SERVICES.load(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with (

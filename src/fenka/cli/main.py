@@ -98,7 +98,6 @@ ADMIN: Groups = {
         Command("scheduler", "admin.programs", "Serve kube-scheduler as its extender."),
         Command("node", "admin.programs", "Serve this node's cards to its kubelet."),
         Command("gateway", "admin.programs", "Pass a service's requests on to its replicas."),
-        Command("metrics-adapter", "admin.programs", "Serve figures of services to autoscalers."),
     ),
 }
 """The rows of `fenka admin --help`. The words work without `admin` too, as scripts and units have them."""

@@ -33,7 +33,7 @@ _KINDS: dict[ServiceKind, tuple[str, tuple[str, ...]]] = {
 """The server of the models, and other names of the command."""
 
 _REFUSED = {
-    ("kserve", "kf", "kfserving"): "see docs/serving.md for KServe with fenka's slices",
+    ("kserve", "kf", "kfserving"): "use fenka serve custom",
     ("seldon", "seldon-core"): "use fenka serve custom",
     ("tensorrt", "trt"): "use fenka serve triton",
     ("distributed",): "use fenka serve custom, with --gpus for the cards of one node",
@@ -176,6 +176,7 @@ def _print_objects(
 ) -> None:
     from fenka.cli import cluster
     from fenka.jobs.collection import Contents, read_config_files
+    from fenka.jobs.manifests.scaling_manifest import render_scaled_object, scaling_policy
     from fenka.jobs.manifests.service_manifest import (
         GatewaySettings,
         render_address,
@@ -186,12 +187,17 @@ def _print_objects(
     workload_options.refuse_local(where)
     namespace = where.namespace or cluster.namespace(where)
     objects = render_version(spec, Contents(config_files=read_config_files(spec)))
-    objects.append(render_address(spec, gateway=spec.range.scales))
+    # Without a cluster nobody knows whether it has KEDA.
+    scaled = spec.range.scales and spec.scaler != "keda"
+    scaling = {spec.version: scaling_policy(spec)} if scaled else {}
+    objects.append(render_address(spec, gateway=spec.range.scales, scaling=scaling))
+    if spec.range.scales and not scaled:
+        objects.append(render_scaled_object(spec, namespace))
     if spec.range.scales:
         settings = GatewaySettings(
             gateway.gateway_image or "fenka", replicas=gateway.gateway_replicas
         )
-        objects += render_gateway(spec, namespace, settings)
+        objects += render_gateway(spec, namespace, settings, scaling)
     workload_options.print_manifests(objects, namespace, output)
 
 

@@ -1,4 +1,4 @@
-"""How many replicas a service gets for its load, as Kubernetes' HorizontalPodAutoscaler decides it.
+"""How many replicas a service gets for its load, by the rule of Kubernetes' HorizontalPodAutoscaler.
 
 With a target T per replica and a load L in total, N replicas have the ratio L / (N * T). Within the tolerance
 nothing changes; otherwise ceil(L / T) replicas are desired. The number grows to the smallest that was desired

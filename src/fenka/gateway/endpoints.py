@@ -5,19 +5,24 @@ the service's name has the weights, as an annotation.
 """
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
 from fenka.cluster.objects import Object, ObjectMeta
-from fenka.cluster.service_objects import SERVICE, SERVICES_API, VERSION, WEIGHTS
+from fenka.cluster.service_objects import SERVICE, SERVICES_API, VERSION, WEIGHTS, gateway_name
 from fenka.jobs.routing_table import InvalidTable, ReplicaEntry, RoutingTable, VersionEntry, Weight
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.informer import Informer
 
 EQUAL_WEIGHT = 1
+
+SLICE_SERVICE = "kubernetes.io/service-name"
+"""Kubernetes' label of an EndpointSlice: the Service that it belongs to."""
 
 ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
@@ -36,6 +41,7 @@ class EndpointTarget(Object):
     """The pod behind an endpoint."""
 
     uid: str = ""
+    name: str = ""
 
 
 class Endpoint(Object):
@@ -66,6 +72,44 @@ class ServiceObject(Object):
     """A Service, of which the annotations are read."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPeer:
+    """A gateway of the service, which may be this one.
+
+    Attributes:
+        pod: The pod's name.
+        host: Its address.
+        ready: Clients are led to it. One that is not may start, end, or have failed.
+    """
+
+    pod: str
+    host: str
+    ready: bool
+
+
+def gateway_peers(service: str, slices: Iterable[EndpointSlice]) -> list[GatewayPeer]:
+    """Return the gateways of a service by the name of their pods, from the EndpointSlices with its label."""
+    peers: dict[str, GatewayPeer] = {}
+    for part in sorted(slices, key=lambda part: (part.address_type, part.metadata.name)):
+        if part.metadata.labels.get(SLICE_SERVICE) != gateway_name(service):
+            continue
+        for endpoint in part.endpoints or ():
+            pod = endpoint.target_ref.name if endpoint.target_ref else ""
+            if pod and endpoint.addresses and _is_address(endpoint.addresses[0]):
+                conditions = endpoint.conditions
+                ready = conditions.ready is not False and conditions.terminating is not True
+                peers.setdefault(pod, GatewayPeer(pod, endpoint.addresses[0], ready))
+    return [peer for _, peer in sorted(peers.items())]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def routing_table(
@@ -147,6 +191,9 @@ class EndpointSource:
     """The replicas of a service.
 
     Attributes:
+        api: The cluster.
+        namespace: The service's.
+        service: Its name.
         error: Why the newest table is not used; None if it is.
     """
 
@@ -154,7 +201,7 @@ class EndpointSource:
         self, api: Api, namespace: str, service: str, apply: Callable[[RoutingTable], None]
     ) -> None:
         """apply: gets each table. While the API server does not answer, the last one stays."""
-        self._service, self._apply = service, apply
+        self.api, self.namespace, self.service, self._apply = api, namespace, service, apply
         self._scheduled = False
         self.error: str | None = None
         listener = _ChangeListener(self)
@@ -177,6 +224,15 @@ class EndpointSource:
         """Apply each new table until cancelled."""
         await asyncio.gather(self._slices.run(), self._services.run())
 
+    def peers(self) -> list[GatewayPeer]:
+        """Return the gateways of the service, by the names of their pods."""
+        return gateway_peers(self.service, self._slices.objects.values())
+
+    def annotations(self) -> Mapping[str, str]:
+        """Return the annotations of the Service of all versions, as far as they are known."""
+        service = next(iter(self._services.objects.values()), None)
+        return service.metadata.annotations if service is not None else {}
+
     def schedule(self) -> None:
         """Apply the table once after all changes of this turn of the event loop."""
         if not self._scheduled:
@@ -190,7 +246,7 @@ class EndpointSource:
         service = next(iter(self._services.objects.values()), None)
         try:
             table = routing_table(
-                self._service, self._slices.objects.values(), read_weights(service)
+                self.service, self._slices.objects.values(), read_weights(service)
             )
             table.validate()
         except InvalidTable as error:

@@ -25,12 +25,13 @@ from fenka.gateway.envoy_process import EnvoyProcess, raise_descriptor_limit
 from fenka.gateway.held_requests import HeldRequests
 from fenka.gateway.metrics import GatewayMetrics
 from fenka.gateway.service_gateway import ServiceGateway
+from fenka.gateway.service_scaling import ScalingMetrics, ServiceScaling, scaling_of
 from fenka.isolation.lease_files import open_regular_file
 from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.api_client import Api
 from fenka.server.listener import listening_socket as admin_socket
 from fenka.server.probes import serve_probes
-from fenka.server.program import Kubeconfig, stop_requests, working_until
+from fenka.server.program import Kubeconfig, ReplicaName, stop_requests, working_until
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,11 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     admin: Annotated[
         str, Meta(title="ADDRESS:PORT", description="serve /metrics, /healthz and /readyz")
     ] = ""
+    pod: ReplicaName = ""
+    scaler: Annotated[
+        str,
+        Meta(title="ADDRESS:PORT", description="with --service: serve its load to KEDA, by gRPC"),
+    ] = ""
     wait: Annotated[
         float, Meta(title="SECONDS", description="how long a request waits for a replica", gt=0)
     ] = 60.0
@@ -173,14 +179,24 @@ async def serve(options: GatewayOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         gateway = await assemble(options, stack)
         source = await _source(options, gateway, stack)
+        scaling: ServiceScaling | None = None
+        if isinstance(source, EndpointSource):
+            scaling = await stack.enter_async_context(
+                scaling_of(source, options.pod, options.scaler)
+            )
         if options.admin:
             metrics = GatewayMetrics(gateway, lambda: source.error is None)
+            if scaling is not None:
+                ScalingMetrics(scaling, metrics.registry)
             inherited = _inherited("--admin", options.admin)
             listening = inherited or admin_socket(*_address("--admin", options.admin))
             await stack.enter_async_context(
                 serve_probes(listening, lambda: gateway.problem, metrics.text, metrics.refresh)
             )
-        async with working_until(stop, gateway.run(), source.follow()):
+        work = [gateway.run(), source.follow()]
+        if scaling is not None:
+            work.append(scaling.follow())
+        async with working_until(stop, *work):
             await gateway.announce_end()
             await asyncio.sleep(options.linger)
             with contextlib.suppress(TimeoutError):

@@ -17,6 +17,7 @@ from fenka.jobs import workload
 
 ServiceKind = Literal["custom", "tensorflow", "triton"]
 PortName = Literal["http-serving", "grpc-serving", "http-metrics"]
+ScalerChoice = Literal["", "keda", "fenka"]
 
 MAX_VERSION_CHARACTERS = 63 - workload.MAX_NAME_CHARACTERS - 1
 """A Deployment and a Service are called `NAME-VERSION`, which has at most 63 characters."""
@@ -28,7 +29,7 @@ GATEWAY = "gateway"
 MAX_REPLICAS = 1000
 MAX_TARGET = 1_000_000
 MAX_PAUSE_S = 3600
-"""The HorizontalPodAutoscaler remembers no longer."""
+"""Kubernetes' HorizontalPodAutoscaler, which KEDA uses, remembers no longer."""
 
 _RANGE = re.compile(r"([0-9]{1,6})(?:\.\.([0-9]{1,6}))?")
 
@@ -105,6 +106,13 @@ class ServiceSpec(workload.WorkloadSpec, frozen=True, forbid_unknown_fields=True
     down_after_s: Annotated[
         float, Meta(title="TIME", description="remove replicas after this time of less load")
     ] = msgspec.field(default=300, name="down-after")
+    scaler: Annotated[
+        ScalerChoice,
+        Meta(
+            title="keda|fenka",
+            description="what follows the load of a range; default: KEDA where it is",
+        ),
+    ] = ""
     buffer_timeout_s: Annotated[
         float, Meta(title="TIME", description="how long requests wait for a replica")
     ] = msgspec.field(default=60, name="buffer-timeout")

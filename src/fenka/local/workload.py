@@ -33,6 +33,7 @@ _REFUSED = {
     "toleration": "leave it out",
     "device": "leave it out",
     "queue": "use --priority N",
+    "scaler": "leave it out",
     "ttl_after_finished_s": "use fenka prune",
 }
 """Options that mean something only on a cluster, and what to do instead."""

@@ -117,7 +117,7 @@ class CertificateFiles:
             ) from None
 
 
-AUTHORITY, SERVER, CLIENT, ADAPTER = "authority", "server", "client", "adapter"
+AUTHORITY, SERVER, CLIENT = "authority", "server", "client"
 SERVER_NAME = "fenka-scheduler"
 """A name in every certificate of the extender, whatever the installation is called."""
 CLIENT_NAME = "fenka-scheduler-client"

@@ -1,7 +1,7 @@
 """Makes the certificates of fenka's servers on a cluster. Pure except for randomness.
 
-An authority of fenka's own signs one certificate each for the extender's replicas, kube-scheduler and the
-metrics adapter. Their callers trust no other authority, so a certificate of this one is sufficient.
+An authority of fenka's own signs one certificate each for the extender's replicas and kube-scheduler. They
+trust no other authority, so a certificate of this one is sufficient.
 """
 
 import ipaddress
@@ -42,19 +42,14 @@ class Leaf:
 
 
 def due(
-    existing: Mapping[str, certificate_files.Pair | None],
-    hosts: Sequence[str],
-    now: datetime,
-    adapter_hosts: Sequence[str] = (),
+    existing: Mapping[str, certificate_files.Pair | None], hosts: Sequence[str], now: datetime
 ) -> dict[str, certificate_files.Pair]:
-    """Make the pairs that are missing, invalid or expire soon, by name (AUTHORITY, SERVER, CLIENT, ADAPTER).
+    """Make the pairs that are missing, invalid or expire soon, by name (AUTHORITY, SERVER, CLIENT).
 
     Args:
         existing: the pairs that exist, by name.
         hosts: names and addresses by which the extender is called.
         now: with its time zone.
-        adapter_hosts: names by which the metrics adapter is called, the first one its common name. Without
-            names it gets no certificate.
     """
     made: dict[str, certificate_files.Pair] = {}
     authority = existing.get(certificate_files.AUTHORITY)
@@ -64,9 +59,6 @@ def due(
         certificate_files.SERVER: Leaf(certificate_files.SERVER_NAME, names(hosts), SERVER_LASTS),
         certificate_files.CLIENT: Leaf(certificate_files.CLIENT_NAME, None, CLIENT_LASTS),
     }
-    if adapter_hosts:
-        adapter_names = [_general(host) for host in adapter_hosts]
-        leaves[certificate_files.ADAPTER] = Leaf(adapter_hosts[0], adapter_names, SERVER_LASTS)
     for name, leaf in leaves.items():
         pair = existing.get(name)
         if pair is None or not _is_valid(pair, authority, leaf.hosts, now):

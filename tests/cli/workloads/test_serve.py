@@ -23,7 +23,6 @@ V1 = (*DEPLOY, "-v", "v1", "--gpu-mem", "4")
 V2 = (*DEPLOY, "-v", "v2", "--gpu-mem", "4")
 COMMAND = ("python", "serve.py")
 
-METRICS = "/apis/external.metrics.k8s.io/v1beta1"
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +39,6 @@ def a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def server() -> FakeApiServer:
     """A cluster with fenka's chart, whose Deployments start at once."""
     server = FakeApiServer()
-    server.discovered.add(METRICS)
-    server.resources[METRICS] = ["fenka_requests"]
     published = {"gatewayImage": "fenka:1"}
     server.put(
         "configmaps", {"metadata": {"name": "fenka", "namespace": "kube-public"}, "data": published}

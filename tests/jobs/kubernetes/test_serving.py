@@ -37,7 +37,6 @@ PUBLISHED = {
     "metadata": {"name": "fenka", "namespace": "kube-public"},
     "data": {"gatewayImage": "fenka:1", "priorityClass": "fenka-serving"},
 }
-METRICS = "/apis/external.metrics.k8s.io/v1beta1"
 KINDS = (
     "deployments",
     "services",
@@ -60,8 +59,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def cluster() -> AsyncIterator[FakeApiServer]:
     """A cluster with fenka's chart, whose Deployments start at once."""
     async with api_server() as server:
-        server.discovered.add(METRICS)
-        server.resources[METRICS] = ["fenka_requests"]
         server.put("configmaps", PUBLISHED)
 
         async def run(_: web.Request) -> None:
@@ -550,7 +547,6 @@ async def test_range_is_refused_when_nobody_measures_its_load() -> None:
 async def test_range_is_refused_when_another_program_serves_the_metrics() -> None:
     """Only one program can, and only fenka's knows the load."""
     async with cluster() as server:
-        server.resources[METRICS] = ["s0-prometheus"]
         assert await refused(deployed(server, RANGE)) == (
             "--replicas 0..3 needs the load of services, but another program than fenka's metrics adapter "
             "serves external.metrics.k8s.io: use a number, or remove that program and enable the adapter "

@@ -1,7 +1,7 @@
 """`fenka certificates`: makes fenka's certificates, shows when they expire, writes kube-scheduler's.
 
-Each is in a Secret. Only `--make` reads the authority's, and needs `cryptography`. The replicas and the
-metrics adapter mount their own. The client's belongs on control planes.
+Each is in a Secret. Only `--make` reads the authority's, and needs `cryptography`. The replicas mount their
+own. The client's belongs on control planes.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import os
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -30,13 +30,9 @@ USES = {
     certificate_files.AUTHORITY: "signs the others",
     certificate_files.SERVER: "the extender's replicas",
     certificate_files.CLIENT: "kube-scheduler, and replicas that forward requests",
-    certificate_files.ADAPTER: "the metrics adapter",
 }
 SOON = timedelta(days=365)
 """An authority that expires earlier causes a warning: certificates on control planes expire with it."""
-
-DEFAULT_ADAPTER = "fenka-metrics-adapter"
-"""The metrics adapter's Service of an installation called fenka."""
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 ATTEMPTS = 5
@@ -45,38 +41,26 @@ CONFLICT = 409
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An installed extender. `name` is its Service's, and the prefix of the Secrets' names.
-
-    adapter: the metrics adapter's Service; empty without one.
-    """
+    """An installed extender. `name` is its Service's, and the prefix of the Secrets' names."""
 
     target: Target
     namespace: str
     name: str
-    adapter: str = ""
-
-    @property
-    def kinds(self) -> list[str]:
-        """Return what there are certificates of, the authority first."""
-        return [kind for kind in USES if kind != certificate_files.ADAPTER or self.adapter]
 
     def secret(self, kind: str) -> str:
         """Return the name of a Secret."""
-        return (
-            f"{self.adapter}-{certificate_files.SERVER}"
-            if kind == certificate_files.ADAPTER
-            else f"{self.name}-{kind}"
-        )
+        return f"{self.name}-{kind}"
 
     @property
     def path(self) -> str:
         """The path of the Secrets on the API server."""
         return f"/api/v1/namespaces/{self.namespace}/secrets"
 
-    def hosts(self, name: str) -> list[str]:
-        """Return the names by which pods reach a Service."""
-        service = f"{name}.{self.namespace}"
-        return [name, service, f"{service}.svc", f"{service}.svc.cluster.local"]
+    @property
+    def hosts(self) -> list[str]:
+        """Return the names by which pods reach the extender."""
+        service = f"{self.name}.{self.namespace}"
+        return [self.name, service, f"{service}.svc", f"{service}.svc.cluster.local"]
 
 
 def certificates(
@@ -97,13 +81,10 @@ def certificates(
         typer.Option("-n", "--namespace", envvar="POD_NAMESPACE", help="the extender's namespace"),
     ] = "fenka-system",
     service: Annotated[str, typer.Option(help="the extender's Service")] = "fenka-scheduler",
-    adapter: Annotated[
-        str, typer.Option(metavar="SERVICE", help="the metrics adapter's Service, if there is one")
-    ] = "",
     output: OutputOption = "table",
 ) -> None:
     """Make, write or show the certificates."""
-    installation = Installation(target.target, namespace, service, adapter)
+    installation = Installation(target.target, namespace, service)
     if make:
         _make(installation, host or ())
     if into is not None:
@@ -114,14 +95,9 @@ def certificates(
 
 def _show(installation: Installation, output: str) -> None:
     """Print the Secrets and when their certificates expire."""
-    named = installation.adapter
-    installation = replace(installation, adapter=named or DEFAULT_ADAPTER)
-    secrets = cluster.ask(
-        installation.target, lambda api: _read_all(api, installation, installation.kinds[1:])
-    )
-    if not named and secrets[certificate_files.ADAPTER] is None:
-        # An installation has an adapter only if it measures services.
-        del secrets[certificate_files.ADAPTER]
+    # The authority's is read by `--make` only.
+    kinds = list(USES)[1:]
+    secrets = cluster.ask(installation.target, lambda api: _read_all(api, installation, kinds))
     expiries = {
         certificate_files.AUTHORITY: _authority_expires(secrets.values()),
         **{kind: _expires(secret) for kind, secret in secrets.items()},
@@ -191,11 +167,10 @@ async def _renew(
     api: Api, installation: Installation, hosts: Sequence[str], maker: ModuleType
 ) -> dict[str, datetime]:
     """Store what `maker`, the module that makes certificates, has made. Return their ends."""
-    secrets = await _read_all(api, installation, installation.kinds)
+    secrets = await _read_all(api, installation, USES)
     current = {kind: _pair(secret) for kind, secret in secrets.items()}
     now = datetime.now(UTC)
-    adapter_hosts = installation.hosts(installation.adapter) if installation.adapter else ()
-    made = maker.due(current, [*installation.hosts(installation.name), *hosts], now, adapter_hosts)
+    made = maker.due(current, [*installation.hosts, *hosts], now)
     authority = made.get(certificate_files.AUTHORITY) or current[certificate_files.AUTHORITY]
     assert authority is not None
     ends = maker.expiry(authority)
@@ -206,7 +181,7 @@ async def _renew(
             "them to the control planes"
         )
     # The authority first: certificates that it has signed are useless without it.
-    expiries = {kind: maker.expiry(made[kind]) for kind in installation.kinds if kind in made}
+    expiries = {kind: maker.expiry(made[kind]) for kind in USES if kind in made}
     for kind, until in expiries.items():
         content = {
             "tls.crt": made[kind].certificate,

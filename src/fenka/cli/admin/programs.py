@@ -56,16 +56,6 @@ def gateway() -> Callable[..., None]:
     return run
 
 
-def metrics_adapter() -> Callable[..., None]:
-    """Return the server of services' figures for autoscalers."""
-    from fenka.metrics_adapter.main import AdapterOptions, serve
-
-    def run(options: AdapterOptions) -> None:
-        _serve(serve(options))
-
-    return run
-
-
 def _serve(program: Coroutine[object, object, None]) -> None:
     """Run a program until SIGTERM or SIGINT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

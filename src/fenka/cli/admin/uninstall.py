@@ -47,6 +47,7 @@ def written_objects(release: str) -> dict[tuple[str, str], tuple[str, ...]]:
         ("api/v1", "configmaps"): (ORDERS_MAP, SHAPES_MAP, STATUS_MAP),
         ("api/v1", "secrets"): (
             *(f"{scheduler}-{kind}" for kind in ("authority", "server", "client")),
+            # Made by releases that had a metrics adapter.
             f"{release}-metrics-adapter-server",
         ),
     }

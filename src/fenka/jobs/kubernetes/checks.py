@@ -23,7 +23,6 @@ from fenka.jobs import training
 from fenka.jobs.job_spec import GpuResources
 from fenka.jobs.manifests.card_requests import requires_hami
 from fenka.jobs.manifests.common import ENFORCED, Manifest, secured
-from fenka.jobs.manifests.service_manifest import METRIC
 from fenka.jobs.notebook import NotebookSpec
 from fenka.jobs.service import ServiceSpec
 from fenka.jobs.training import TrainingSpec
@@ -41,7 +40,6 @@ _PATHS: dict[NamedKind, str] = {
     "Deployment": f"{DEPLOYMENTS_API}/namespaces/{{namespace}}/deployments",
     "Service": "/api/v1/namespaces/{namespace}/services",
 }
-_EXTERNAL_METRICS = "/apis/external.metrics.k8s.io/v1beta1"
 _PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -66,16 +64,6 @@ class Named(Object):
     """An object of any kind: its metadata alone is read."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-
-
-class _Resource(Object):
-    name: str = ""
-
-
-class _ResourceList(Object):
-    """The resources of an API."""
-
-    resources: tuple[_Resource, ...] | None = ()
 
 
 async def pod_security(api: Api, namespace: str) -> str:
@@ -141,29 +129,10 @@ async def check_service(api: Api, namespace: str, spec: ServiceSpec) -> bool:
         _reads_hami(api, [spec.gpu]),
         asyncio.gather(
             _check_priority(api, spec.priority),
-            _check_metrics(api, spec),
             *(_check_service_claim(api, namespace, spec, claim) for claim in claims),
         ),
     )
     return hami
-
-
-async def _check_metrics(api: Api, spec: ServiceSpec) -> None:
-    """Check that a range's load is known to autoscalers. Raises SubmissionRefused."""
-    if not spec.range.scales:
-        return
-    metrics = await if_accepted(api.get(_EXTERNAL_METRICS, _ResourceList), (403, 404, 503))
-    if metrics is None:
-        raise SubmissionRefused(
-            f"--replicas {spec.range} needs the load of services, which this cluster does not measure: "
-            "enable fenka's metrics adapter (helm upgrade --set metricsAdapter.enabled=true), or use a number"
-        )
-    if METRIC not in {resource.name for resource in metrics.resources or ()}:
-        raise SubmissionRefused(
-            f"--replicas {spec.range} needs the load of services, but another program than fenka's metrics "
-            "adapter serves external.metrics.k8s.io: use a number, or remove that program and enable the "
-            "adapter (helm upgrade --set metricsAdapter.enabled=true)"
-        )
 
 
 async def _check_service_claim(api: Api, namespace: str, spec: ServiceSpec, claim: str) -> None:

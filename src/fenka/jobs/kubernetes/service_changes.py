@@ -19,10 +19,10 @@ from fenka.cluster import service_objects
 from fenka.cluster.training_objects import SPEC, TrainingPod
 from fenka.core.scaling import shares
 from fenka.jobs.collection import Contents
-from fenka.jobs.kubernetes import checks, service_deployment, submission
+from fenka.jobs.kubernetes import checks, load_following, service_deployment, submission
 from fenka.jobs.kubernetes.checks import SubmissionRefused, completed
 from fenka.jobs.manifests.common import Manifest
-from fenka.jobs.manifests.service_manifest import render_autoscaler, render_version, strategy
+from fenka.jobs.manifests.service_manifest import render_version, strategy
 from fenka.jobs.service import ServiceSpec, check_change, check_versions
 from fenka.kubernetes.api_client import Api, ApiError, if_accepted
 from fenka.kubernetes.reader import read_services
@@ -229,6 +229,7 @@ async def delete(api: Api, namespace: str, name: str, version: str = "") -> None
     if rest and state.address is not None:
         # New requests go elsewhere before its replicas end.
         await _withdraw(api, state, version, rest)
+        await load_following.forget(api, namespace, name, version)
     await asyncio.gather(
         *(submission.remove(api, change.path, change.metadata.uid) for change in removed.values())
     )
@@ -284,29 +285,44 @@ async def update(  # noqa: PLR0913
     spec = changed(old)
     spec.validate()
     check_change(old, spec)
-    hami, (spec, published) = await asyncio.gather(
-        checks.check_service(api, namespace, spec), completed(api, namespace, spec)
+    hami, (spec, published), scaler = await asyncio.gather(
+        checks.check_service(api, namespace, spec),
+        completed(api, namespace, spec),
+        load_following.choose_scaler(api, namespace, spec),
     )
     # The files themselves stay in their object.
     contents = Contents(config_files={path: b"" for _, path in spec.config_files})
     objects = render_version(spec, contents, priority=published.get("priorityClass", ""), hami=hami)
-    if spec.range.scales:
-        await _check_autoscaler(api, namespace, spec)
-        if not state.uses_gateway:
-            owners = [service_deployment.owner_of(version) for version in state.versions.values()]
-            settings = await options.settings(api)
-            await service_deployment.insert_gateway(
-                api, state, spec, settings, owners, options.report
-            )
+    if scaler is not None:
+        await _prepare_gateway(api, state, spec, options)
     elif old.range.scales:
-        await if_accepted(api.delete(_autoscaler_path(namespace, spec)))
+        await load_following.stop_following(api, namespace, name, deployment)
     objects[0]["spec"]["strategy"] = strategy(surge=surge is not False)
     await _replace(api, deployment, objects[0], spec)
-    if spec.range.scales:
-        await _set_autoscaler(api, namespace, spec, deployment)
+    if scaler is not None:
+        await load_following.follow_load(api, namespace, spec, deployment, scaler)
+        options.report(load_following.scaler_sentence(spec, namespace, scaler))
     if surge is None and fits_in_place(old, spec):
         await make_room(api, deployment, spec, options.report)
     return spec
+
+
+async def _prepare_gateway(
+    api: Api,
+    state: service_deployment.ServiceState,
+    spec: ServiceSpec,
+    options: service_deployment.GatewayRequest,
+) -> None:
+    """Give a running service a gateway that can scale.
+
+    Raises SubmissionRefused, ApiError, ApiUnreachable.
+    """
+    owners = [service_deployment.owner_of(version) for version in state.versions.values()]
+    if state.uses_gateway and state.gateway is not None:
+        await service_deployment.renew_gateway(api, state, spec, options, owners)
+        return
+    settings = await options.settings(api)
+    await service_deployment.insert_gateway(api, state, spec, settings, owners, options.report)
 
 
 async def undo(
@@ -354,7 +370,7 @@ async def _replace(
 
 def _patch(known: Manifest, rendered: Manifest, spec: ServiceSpec) -> Manifest:
     template = replacement(known["spec"]["template"], rendered["spec"]["template"])
-    # An autoscaler whose range begins at 1 leaves a Deployment without replicas alone.
+    # The gateway leaves a version without replicas alone whose range begins at 1.
     keep = spec.range.scales and known["spec"]["replicas"] >= spec.range.least
     replicas = {} if keep else {"replicas": rendered["spec"]["replicas"]}
     annotations = dict(rendered["metadata"]["annotations"])
@@ -382,30 +398,3 @@ def replacement(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
         nested = isinstance(before, Mapping) and isinstance(value, Mapping)
         patch[name] = replacement(before or {}, value) if nested else value
     return patch
-
-
-def _autoscaler_path(namespace: str, spec: ServiceSpec) -> str:
-    item = render_autoscaler(spec)
-    return f"{submission.collection(namespace, item)}/{item['metadata']['name']}"
-
-
-async def _check_autoscaler(api: Api, namespace: str, spec: ServiceSpec) -> None:
-    """Check that the API server accepts the range, before anything is changed."""
-    item = render_autoscaler(spec)
-    try:
-        await api.create(submission.collection(namespace, item), msgspec.Raw, item, dry_run=True)
-    except ApiError as why:
-        if why.reason != "AlreadyExists":
-            raise service_deployment.explain_zero(spec, why) from None
-
-
-async def _set_autoscaler(
-    api: Api, namespace: str, spec: ServiceSpec, deployment: service_objects.ServingDeployment
-) -> None:
-    """Create the autoscaler of a version, or change it."""
-    item = render_autoscaler(spec)
-    meta = deployment.metadata
-    kind = {"apiVersion": "apps/v1", "kind": "Deployment"}
-    item["metadata"]["ownerReferences"] = [submission.owner_reference(kind, meta.name, meta.uid)]
-    await submission.create_or_keep(api, namespace, item, msgspec.Raw)
-    await api.patch(_autoscaler_path(namespace, spec), msgspec.Raw, {"spec": item["spec"]})

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -22,10 +23,12 @@ from fenka.cluster import service_objects
 from fenka.cluster.training_objects import ROLE, SPEC, SUBMITTED
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
-from fenka.jobs.kubernetes import checks, submission
+from fenka.jobs.kubernetes import checks, load_following, submission
 from fenka.jobs.kubernetes.checks import Named, SubmissionRefused, completed, warn_if_too_large
 from fenka.jobs.manifests.common import Manifest
+from fenka.jobs.manifests.scaling_manifest import Scaler, render_scaled_object
 from fenka.jobs.manifests.service_manifest import (
+    SCALER,
     GatewaySettings,
     address_selector,
     first_replicas,
@@ -250,7 +253,7 @@ async def insert_gateway(
     try:
         gateway = await create_gateway(api, state.namespace, spec, settings, owners)
         await start_gateway(api, gateway, settings.replicas)
-        await _wait(api, gateway, report)
+        await _wait(api, gateway, report, lambda known: bool(known.status.available_replicas))
     except BaseException:
         if state.gateway is None:
             await _remove_unused(api, state, owners)
@@ -270,14 +273,57 @@ async def _remove_unused(api: Api, state: ServiceState, owners: Sequence[Manifes
         await submission.remove(api, now.gateway.path, meta.uid)
 
 
+async def renew_gateway(
+    api: Api,
+    state: ServiceState,
+    spec: ServiceSpec,
+    options: GatewayRequest,
+    owners: Sequence[Manifest],
+) -> None:
+    """Replace a gateway of an earlier release, which cannot scale, by one that can. No request is lost.
+
+    Raises SubmissionRefused, ApiError, ApiUnreachable.
+    """
+    assert state.gateway is not None
+    path = state.gateway.path
+    template = (await api.get(path, dict[str, Any]))["spec"]["template"]
+    if _port_names(template) >= {SCALER}:
+        return
+    settings = await options.settings(api)
+    gateway = await create_gateway(api, state.namespace, spec, settings, owners)
+    rendered = render_gateway(spec, state.namespace, settings)[0]["spec"]["template"]
+    (container,), (known,) = rendered["spec"]["containers"], template["spec"]["containers"]
+    # The options of the version that the gateway was created for stay, such as how long requests wait.
+    given = {option.partition("=")[0]: option for option in known.get("args") or ()}
+    added = [option for option in container["args"] if option.partition("=")[0] not in given]
+    container["args"] = [*(known.get("args") or ()), *added]
+    container["ports"] = [
+        *known["ports"],
+        *(port for port in container["ports"] if port["name"] == SCALER),
+    ]
+    grace_s = template["spec"].get("terminationGracePeriodSeconds")
+    if grace_s is not None:
+        rendered["spec"]["terminationGracePeriodSeconds"] = grace_s
+    await api.patch(path, msgspec.Raw, {"spec": {"template": rendered}})
+    await _wait(api, gateway, options.report, lambda now: now.rolled_out)
+
+
+def _port_names(template: Manifest) -> set[str]:
+    containers = template["spec"]["containers"]
+    return {port.get("name", "") for item in containers for port in item.get("ports") or ()}
+
+
 async def _wait(
-    api: Api, gateway: service_objects.ServingDeployment, report: Callable[[str], None]
+    api: Api,
+    gateway: service_objects.ServingDeployment,
+    report: Callable[[str], None],
+    started: Callable[[service_objects.ServingDeployment], bool],
 ) -> None:
     loop = asyncio.get_running_loop()
     deadline, reported = loop.time() + GATEWAY_START_S, False
     while True:
         current = await api.get(gateway.path, service_objects.ServingDeployment)
-        if current.status.available_replicas:
+        if started(current):
             return
         if loop.time() > deadline:
             name, problem = gateway.metadata.name, current.status.problem
@@ -339,16 +385,18 @@ async def deploy(
     """
     # A service that no cluster can run is refused before one is asked.
     render_version(spec, contents)
-    state, hami, (spec, published) = await asyncio.gather(
+    state, hami, (spec, published), scaler = await asyncio.gather(
         read_state(api, namespace, spec.name),
         checks.check_service(api, namespace, spec),
         completed(api, namespace, spec),
+        load_following.choose_scaler(api, namespace, spec),
     )
     _check_version(state, spec)
     objects = render_version(spec, contents, priority=published.get("priorityClass", ""), hami=hami)
     through_gateway = spec.range.scales or bool(state.versions)
     settings = await options.settings(api) if through_gateway else None
-    await _check_objects(api, state, spec, [*objects, *_shared(state, spec, settings)])
+    shared = _shared(state, spec, settings, scaler)
+    await _check_objects(api, state, spec, [*objects, *shared])
     root, *dependents = objects
     await warn_if_too_large(api, [root])
     root["spec"]["replicas"] = 0
@@ -358,7 +406,9 @@ async def deploy(
         if state.address is None:
             await _found(api, state, spec, created, settings)
         elif settings is not None:
-            await _join(api, state, spec, created, settings, options.report)
+            await _join(api, state, spec, created, settings, options)
+        if scaler is not None:
+            await load_following.follow_load(api, namespace, spec, created, scaler)
         resumption = {
             "metadata": {
                 "uid": created.metadata.uid,
@@ -372,6 +422,8 @@ async def deploy(
         if isinstance(why, ExceptionGroup):
             raise why.exceptions[0] from None
         raise
+    if scaler is not None:
+        options.report(load_following.scaler_sentence(spec, namespace, scaler))
     return state
 
 
@@ -395,38 +447,30 @@ def _check_version(state: ServiceState, spec: ServiceSpec) -> None:
 
 
 def _shared(
-    state: ServiceState, spec: ServiceSpec, settings: GatewaySettings | None
+    state: ServiceState,
+    spec: ServiceSpec,
+    settings: GatewaySettings | None,
+    scaler: Scaler | None,
 ) -> list[Manifest]:
-    """Return the objects of all versions that do not exist yet."""
-    address = [] if state.address else [render_address(spec, gateway=settings is not None)]
+    """Return the objects beside the version's own that do not exist yet."""
+    objects = [] if state.address else [render_address(spec, gateway=settings is not None)]
+    if scaler == "keda":
+        objects.append(render_scaled_object(spec, state.namespace))
     if settings is None or state.gateway is not None:
-        return address
-    return [*address, *render_gateway(spec, state.namespace, settings)]
+        return objects
+    scaled = [spec.version] if scaler == "fenka" else []
+    return [*objects, *render_gateway(spec, state.namespace, settings, scaled)]
 
 
 async def _check_objects(
     api: Api, state: ServiceState, spec: ServiceSpec, objects: Sequence[Manifest]
 ) -> None:
     """Create objects as a dry run. Raises SubmissionRefused, ApiError, ApiUnreachable."""
-    try:
-        await submission.check_by_dry_run(
-            _create(api, state.namespace, spec, item, dry_run=True)
-            for item in objects
-            # It is refused before its Role exists.
-            if item["kind"] != "RoleBinding"
-        )
-    except ApiError as why:
-        raise explain_zero(spec, why) from None
-
-
-def explain_zero(spec: ServiceSpec, why: ApiError) -> Exception:
-    """Return the error for a range from zero that the API server refuses; else the error itself."""
-    if spec.range.least or why.status != 422 or "minReplicas" not in str(why):
-        return why
-    return SubmissionRefused(
-        f"--replicas {spec.range} is refused by this cluster, whose autoscaler does not scale to zero: use "
-        f"--replicas 1..{max(spec.range.most, 2)}, or enable the API server's feature gate HPAScaleToZero "
-        "(on by default from Kubernetes 1.37)"
+    await submission.check_by_dry_run(
+        _create(api, state.namespace, spec, item, dry_run=True)
+        for item in objects
+        # It is refused before its Role exists.
+        if item["kind"] != "RoleBinding"
     )
 
 
@@ -492,7 +536,7 @@ async def _join(
     spec: ServiceSpec,
     created: service_objects.ServingDeployment,
     settings: GatewaySettings,
-    report: Callable[[str], None],
+    options: GatewayRequest,
 ) -> None:
     """Add a version to a service. It gets no requests before somebody gives it a weight."""
 
@@ -505,11 +549,13 @@ async def _join(
     owner = owner_of(created)
     assert state.address is not None
     await join_owner(api, state.address.path, owner, with_version)
+    owners = [owner, *(owner_of(version) for version in state.versions.values())]
     if state.uses_gateway and state.gateway is not None:
         await join_owner(api, state.gateway.path, owner)
+        if spec.range.scales:
+            await renew_gateway(api, state, spec, options, owners)
         return
-    owners = [owner, *(owner_of(version) for version in state.versions.values())]
-    await insert_gateway(api, state, spec, settings, owners, report)
+    await insert_gateway(api, state, spec, settings, owners, options.report)
 
 
 async def _remove(

@@ -54,10 +54,10 @@ _PLURALS = {
     "Service": "services",
     "Deployment": "deployments",
     "Ingress": "ingresses",
-    "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "ServiceAccount": "serviceaccounts",
     "Role": "roles",
     "RoleBinding": "rolebindings",
+    "ScaledObject": "scaledobjects",
 }
 
 

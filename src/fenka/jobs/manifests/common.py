@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from fenka.cluster import training_objects
+from fenka.cluster import service_objects, training_objects
 from fenka.cluster.autoscaling import INTERRUPTIBLE
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
@@ -69,6 +69,12 @@ def labels(spec: NamedJob, role: str = "") -> dict[str, str]:
     """Return the labels of an object of a job; `role` for those of one role."""
     own = {training_objects.JOB: spec.name, training_objects.KIND: spec.kind}
     return own | {training_objects.ROLE: role} if role else own
+
+
+def service_labels(service: str, role: str) -> dict[str, str]:
+    """Return the labels of an object of a service."""
+    kind = {training_objects.KIND: service_objects.SERVICE_KIND, training_objects.ROLE: role}
+    return {service_objects.SERVICE: service, **kind}
 
 
 def object_name(spec: NamedJob, purpose: str) -> str:

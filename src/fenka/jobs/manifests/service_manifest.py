@@ -1,4 +1,4 @@
-"""Renders a version of a service: a Deployment that owns a Service, a range's autoscaler and files.
+"""Renders a version of a service: a Deployment that owns a Service and files.
 
 The API server gives each replica's port a name. Services and the gateway know ports by these names, so that
 versions may use different numbers.
@@ -7,6 +7,7 @@ Renders a service's gateway: a Deployment that owns its account and its rights.
 """
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -16,13 +17,16 @@ from fenka.cluster.service_objects import (
     ADDRESS,
     GATEWAY,
     REPLICA,
+    SCALING,
     SERVICE,
-    SERVICE_KIND,
     TYPES,
     VERSION,
+    gateway_name,
+    scaling_text,
 )
-from fenka.cluster.training_objects import KIND, ROLE, SPEC
+from fenka.cluster.training_objects import ROLE, SPEC
 from fenka.core.request import InvalidRequest
+from fenka.core.scaling import ScalingPolicy
 from fenka.jobs.collection import Contents
 from fenka.jobs.manifests import common
 from fenka.jobs.manifests.card_requests import card_request
@@ -41,13 +45,12 @@ from fenka.jobs.manifests.common import (
     memory_volumes,
     pod_annotations,
     pod_settings,
+    service_labels,
     variables,
     without_empty,
 )
+from fenka.jobs.manifests.scaling_manifest import SCALER_PORT, gateway_rules
 from fenka.jobs.service import CLIENT_PORTS, PORT_VARIABLES, PortName, ServiceSpec
-
-METRIC = "fenka_requests"
-"""The metrics adapter's external metric: requests in flight, or waiting, of one version."""
 
 _WITHDRAWAL_S = 5
 """Between the end of a replica's endpoint and its SIGTERM: Services and gateways learn of it in between."""
@@ -58,11 +61,6 @@ _PROBE_TIMEOUT_S = 5
 def object_name(spec: ServiceSpec) -> str:
     """Return the name of a version's objects."""
     return f"{spec.name}-{spec.version}"
-
-
-def service_labels(service: str, role: str) -> dict[str, str]:
-    """Return the labels of an object of a service."""
-    return {SERVICE: service, KIND: SERVICE_KIND, ROLE: role}
 
 
 def render_version(
@@ -86,12 +84,19 @@ def render_version(
         )
     labels = _labels(spec)
     objects = [_deployment(spec, contents, priority, hami=hami), _version_service(spec)]
-    objects += config_files(f"{object_name(spec)}-config", labels, contents)
-    return [*objects, render_autoscaler(spec)] if spec.range.scales else objects
+    return objects + config_files(f"{object_name(spec)}-config", labels, contents)
 
 
-def render_address(spec: ServiceSpec, *, gateway: bool) -> Manifest:
-    """Return the Service of all versions, made with the first one. gateway: it leads to the gateway."""
+def render_address(
+    spec: ServiceSpec, *, gateway: bool, scaling: Mapping[str, ScalingPolicy] | None = None
+) -> Manifest:
+    """Return the Service of all versions, made with the first one.
+
+    Args:
+        spec: The version.
+        gateway: It leads to the gateway.
+        scaling: The versions that the gateway scales.
+    """
     fields = {
         "type": spec.service,
         "ports": _service_ports(
@@ -100,7 +105,10 @@ def render_address(spec: ServiceSpec, *, gateway: bool) -> Manifest:
         "selector": address_selector(spec.name, gateway=gateway),
     }
     labels = service_labels(spec.name, ADDRESS)
-    return common.manifest("Service", "v1", spec.name, labels, spec=fields)
+    item = common.manifest("Service", "v1", spec.name, labels, spec=fields)
+    if scaling:
+        item["metadata"]["annotations"] = {SCALING: scaling_text(scaling)}
+    return item
 
 
 def address_selector(service: str, *, gateway: bool) -> dict[str, str]:
@@ -108,43 +116,8 @@ def address_selector(service: str, *, gateway: bool) -> dict[str, str]:
     return {SERVICE: service, ROLE: service_objects.GATEWAY if gateway else REPLICA}
 
 
-def render_autoscaler(spec: ServiceSpec) -> Manifest:
-    """Return what follows the load of a range."""
-    metric = {
-        "metric": {
-            "name": METRIC,
-            "selector": {"matchLabels": {SERVICE: spec.name, VERSION: spec.version}},
-        },
-        "target": {"type": "AverageValue", "averageValue": str(spec.target)},
-    }
-    fields = {
-        "scaleTargetRef": {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "name": object_name(spec),
-        },
-        "minReplicas": spec.range.least,
-        "maxReplicas": spec.range.most,
-        "metrics": [{"type": "External", "external": metric}],
-        "behavior": {
-            "scaleUp": {"stabilizationWindowSeconds": math.ceil(spec.up_after_s)},
-            "scaleDown": {"stabilizationWindowSeconds": math.ceil(spec.down_after_s)},
-        },
-    }
-    return common.manifest(
-        "HorizontalPodAutoscaler",
-        "autoscaling/v2",
-        object_name(spec),
-        _labels(spec),
-        spec=fields,
-    )
-
-
 def first_replicas(spec: ServiceSpec) -> int:
-    """Return with how many replicas a version begins.
-
-    The autoscaler leaves a Deployment that has none alone, unless it has removed the last one itself.
-    """
+    """Return with how many replicas a version begins: at least one, which shows whether it can start."""
     return max(spec.range.least, 1)
 
 
@@ -247,6 +220,8 @@ def _volumes(spec: ServiceSpec, contents: Contents) -> list[MountedVolume]:
 
 _PORTS = dict(zip(CLIENT_PORTS, (8080, 8081), strict=True))
 _ADMIN_PORT = 9090
+SCALER = "scaler"
+"""The name of the port where gateways answer KEDA."""
 
 _LINGER_S = 5
 """Between SIGTERM and the last new connection: Services learn of the end in between."""
@@ -272,18 +247,25 @@ class GatewaySettings:
     replicas: int = 1
 
 
-def gateway_name(service: str) -> str:
-    """Return the name of a gateway's objects."""
-    return f"{service}-{GATEWAY}"
+def render_gateway(
+    spec: ServiceSpec, namespace: str, settings: GatewaySettings, scaled: Collection[str] = ()
+) -> list[Manifest]:
+    """Return a gateway's Deployment, and then what it owns.
 
-
-def render_gateway(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> list[Manifest]:
-    """Return a gateway's Deployment, and then what it owns. `spec`: any version of its service."""
+    Args:
+        spec: Any version of its service.
+        namespace: The service's.
+        settings: How gateways are run.
+        scaled: The versions that the gateway scales.
+    """
     name, labels = gateway_name(spec.name), service_labels(spec.name, GATEWAY)
     return [
         _gateway_deployment(spec, namespace, settings),
+        _gateway_service(spec.name),
         common.manifest("ServiceAccount", "v1", name, labels),
-        common.manifest("Role", f"{_RBAC}/v1", name, labels, rules=_rules(spec.name)),
+        common.manifest(
+            "Role", f"{_RBAC}/v1", name, labels, rules=gateway_rules(spec.name, scaled)
+        ),
         common.manifest(
             "RoleBinding",
             f"{_RBAC}/v1",
@@ -295,17 +277,18 @@ def render_gateway(spec: ServiceSpec, namespace: str, settings: GatewaySettings)
     ]
 
 
-def _rules(service: str) -> list[Manifest]:
-    reads = ["get", "list", "watch"]
-    return [
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": reads},
-        {
-            "apiGroups": [""],
-            "resources": ["services"],
-            "resourceNames": [service],
-            "verbs": reads,
-        },
-    ]
+def _gateway_service(service: str) -> Manifest:
+    """Return the Service by which gateways find each other, and KEDA finds them.
+
+    It has no address of its own, so KEDA spreads its calls, and notices one gateway's end.
+    """
+    labels = service_labels(service, GATEWAY)
+    fields = {
+        "clusterIP": "None",
+        "ports": [{"name": SCALER, "port": SCALER_PORT, "targetPort": SCALER}],
+        "selector": {SERVICE: service, ROLE: GATEWAY},
+    }
+    return common.manifest("Service", "v1", gateway_name(service), labels, spec=fields)
 
 
 def _gateway_deployment(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> Manifest:
@@ -355,13 +338,15 @@ def _container(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> 
             f"--namespace={namespace}",
             *listening,
             f"--admin=0.0.0.0:{_ADMIN_PORT}",
+            f"--scaler=0.0.0.0:{SCALER_PORT}",
             f"--linger={_LINGER_S}",
             f"--wait={spec.buffer_timeout_s:g}",
             f"--grace={_grace_s(spec)}",
         ],
+        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [
             {"name": port, "containerPort": number}
-            for port, number in (ports | {"admin": _ADMIN_PORT}).items()
+            for port, number in (ports | {"admin": _ADMIN_PORT, SCALER: SCALER_PORT}).items()
         ],
         "readinessProbe": {
             "httpGet": {"path": "/readyz", "port": "admin"},

@@ -319,7 +319,7 @@ class FakeApiServer:
         if not target.name:
             if method == "GET":
                 return self._list(target, query)
-            if query.get("dryRun") != "All":
+            if query.get("dryRun") != "All" and target.kind != "selfsubjectaccessreviews":
                 self.writes.append((path, body))
             return self._create(target, body, dry_run="dryRun" in query)
         if target.key not in self.objects:
@@ -381,6 +381,9 @@ class FakeApiServer:
 
     def _create(self, target: Target, body: Json, *, dry_run: bool = False) -> Json:
         obj = deepcopy(body)
+        if target.kind == "selfsubjectaccessreviews":
+            resource = body["spec"]["resourceAttributes"]["resource"]
+            return {**body, "status": {"allowed": resource not in self.forbidden}}
         meta = obj["metadata"]
         if target.namespace:
             meta["namespace"] = target.namespace

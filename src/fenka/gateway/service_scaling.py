@@ -94,9 +94,12 @@ class ServiceScaling:
         self.versions: dict[str, _ScaledVersion] = {}
 
     async def follow(self) -> None:
-        """Scale until cancelled."""
+        """Scale until cancelled. A failure must not end the gateway, whose requests matter more."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                log.exception("no version is scaled")
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:

@@ -24,7 +24,6 @@ V2 = (*DEPLOY, "-v", "v2", "--gpu-mem", "4")
 COMMAND = ("python", "serve.py")
 
 
-
 @pytest.fixture(autouse=True)
 def a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who has neither a daemon nor a kubeconfig, and polls without pauses."""
@@ -201,9 +200,14 @@ def test_file_has_the_same_fields(run: Run, server: FakeApiServer, tmp_path: Pat
         "command: [python, serve.py]\n"
     )
     ok(run("serve", "custom", "-f", str(file), "--replicas", "1..2"))
-    scaler = server.get("horizontalpodautoscalers", "bert-v1", "default")["spec"]
-    assert scaler["maxReplicas"] == 2
-    assert scaler["behavior"]["scaleUp"]["stabilizationWindowSeconds"] == 30
+    text = server.get("services", "bert", "default")["metadata"]["annotations"]["fenka.io/scaling"]
+    assert json.loads(text)["v1"] == {
+        "least": 1,
+        "most": 2,
+        "target": 4,
+        "up-after": 30.0,
+        "down-after": 300.0,
+    }
 
 
 def test_model_servers_have_commands_of_their_own(run: Run, server: FakeApiServer) -> None:
@@ -228,7 +232,7 @@ def test_model_servers_have_commands_of_their_own(run: Run, server: FakeApiServe
         ((*V1, "--target", "many", "x"), "invalid --target 'many': expected a whole number"),
         ((*V1, "--service", "Node", "x"), "invalid --service 'Node': expected LoadBalancer, Nod"),
         ((*V1, "--enable-istio", "x"), "--enable-istio is not supported: use fenka traffic-split"),
-        (("serve", "kf", "x"), "serve kf is not supported: see docs/serving.md"),
+        (("serve", "kf", "x"), "serve kf is not supported: use fenka serve custom"),
         (("serve", "tf", "--name", "b"), "fenka serve tensorflow requires --model-name"),
         (
             ("traffic-split", "--name", "b", "-v", "v1:110"),

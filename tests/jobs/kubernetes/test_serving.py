@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from fenka.cluster.service_objects import read_scaling
 from fenka.core.errors import FenkaError
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
@@ -41,6 +42,7 @@ KINDS = (
     "deployments",
     "services",
     "horizontalpodautoscalers",
+    "scaledobjects",
     "configmaps",
     "serviceaccounts",
     "roles",
@@ -134,6 +136,17 @@ def weights(server: FakeApiServer) -> Json:
     return found
 
 
+def scaled(server: FakeApiServer) -> dict[str, tuple[int, int]]:
+    """Return the versions that the gateway scales, with their ranges. It has the rights for them only."""
+    policies = read_scaling(address(server)["metadata"].get("annotations", {}))
+    rules = server.get("roles", "bert-gateway", "team")["rules"]
+    scales = [rule for rule in rules if rule["resources"] == ["deployments/scale"]]
+    rights = {name for rule in scales for name in rule["resourceNames"]}
+    assert rights == {f"bert-{version}" for version in policies}
+    assert all(rule["verbs"] == ["get", "patch"] for rule in scales)
+    return {version: (policy.least, policy.most) for version, policy in policies.items()}
+
+
 def written(server: FakeApiServer) -> list[str]:
     """Return the end of the path of each write."""
     return ["/".join(path.split("/namespaces/team/")[1:]) for path, _ in server.writes]
@@ -164,15 +177,22 @@ async def test_version_has_replicas_when_all_that_it_owns_exists() -> None:
         assert await listed(server) == [("v1", "")]
 
 
-async def test_range_has_a_gateway_and_an_autoscaler() -> None:
+async def test_range_has_a_gateway_that_may_scale_it() -> None:
     """Clients connect to the gateway, which exists before the first replica."""
     async with cluster() as server:
-        await deployed(server, RANGE, GatewayRequest(replicas=2))
+        reported = list[str]()
+        await deployed(server, RANGE, GatewayRequest(replicas=2, report=reported.append))
         assert replicas(server) == {"bert-v1": 1, "bert-gateway": 2}
         assert address(server)["spec"]["selector"]["fenka.io/role"] == "gateway"
-        assert server.get("horizontalpodautoscalers", "bert-v1", "team")["spec"]["minReplicas"] == 0
+        assert scaled(server) == {"v1": (0, 3)}
         order = written(server)
         assert order.index("deployments/bert-gateway") < order.index("deployments/bert-v1")
+        assert order.index("roles/bert-gateway") < order.index("services/bert")
+        assert order[-2:] == ["services/bert", "deployments/bert-v1"]
+        assert reported == [
+            "the gateway follows the load of version v1: see kubectl logs -n team -l "
+            "servingName=bert,fenka.io/role=gateway"
+        ]
         await deleted(server)
         assert left(server) == []
 
@@ -534,55 +554,6 @@ async def test_version_is_refused_when_the_services_address_is_of_another_type()
         await deployed(server, SECOND)
 
 
-async def test_range_is_refused_when_nobody_measures_its_load() -> None:
-    """Its autoscaler would never act."""
-    async with cluster() as server:
-        server.discovered.clear()
-        assert (await refused(deployed(server, RANGE))).startswith(
-            "--replicas 0..3 needs the load of services, which this cluster does not measure: "
-        )
-        assert not server.writes
-
-
-async def test_range_is_refused_when_another_program_serves_the_metrics() -> None:
-    """Only one program can, and only fenka's knows the load."""
-    async with cluster() as server:
-        assert await refused(deployed(server, RANGE)) == (
-            "--replicas 0..3 needs the load of services, but another program than fenka's metrics adapter "
-            "serves external.metrics.k8s.io: use a number, or remove that program and enable the adapter "
-            "(helm upgrade --set metricsAdapter.enabled=true)"
-        )
-        assert not server.writes
-
-
-async def test_range_from_zero_is_refused_when_the_cluster_does_not_scale_to_zero() -> None:
-    """The sentence says what to do instead."""
-    message = (
-        'HorizontalPodAutoscaler.autoscaling "bert-v1" is invalid: spec.minReplicas: Invalid value: 0: must '
-        "be greater than or equal to 1"
-    )
-    async with cluster() as server:
-
-        async def refuse(request: web.Request) -> web.Response | None:
-            if request.path.endswith("autoscalers") and request.method == "POST":
-                status = {"message": message, "code": 422, "reason": "Invalid"}
-                return web.json_response(status, status=422)
-            return None
-
-        server.before = refuse
-        sentence = (
-            "--replicas 0..3 is refused by this cluster, whose autoscaler does not scale to zero: use "
-            "--replicas 1..3, or enable the API server's feature gate HPAScaleToZero (on by default from "
-            "Kubernetes 1.37)"
-        )
-        assert await refused(deployed(server, RANGE)) == sentence
-        assert not server.writes
-        await deployed(server, FIXED)
-        server.writes.clear()
-        assert await refused(updated(server, replicas="0..3")) == sentence
-        assert not server.writes
-
-
 async def test_gateway_is_refused_when_its_image_is_unknown() -> None:
     """An option names it."""
     async with cluster() as server:
@@ -749,19 +720,18 @@ async def test_update_is_undone_and_done_again() -> None:
 
 
 async def test_update_from_a_number_to_a_range_and_back() -> None:
-    """The autoscaler comes after the gateway, and goes before the number is set. The gateway stays."""
+    """The load is followed from when the gateway exists until the number is set. The gateway stays."""
     async with cluster() as server:
         await deployed(server, FIXED)
         await updated(server, replicas="1..4")
-        scaler = server.get("horizontalpodautoscalers", "bert-v1", "team")
-        uid = server.get("deployments", "bert-v1", "team")["metadata"]["uid"]
-        assert scaler["metadata"]["ownerReferences"][0]["uid"] == uid
+        assert scaled(server) == {"v1": (1, 4)}
         assert address(server)["spec"]["selector"]["fenka.io/role"] == "gateway"
         await updated(server, replicas="2..5", target=9)
-        scaler = server.get("horizontalpodautoscalers", "bert-v1", "team")
-        assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (2, 5)
+        assert scaled(server) == {"v1": (2, 5)}
+        server.writes.clear()
         await updated(server, replicas="2")
-        assert not server.all("horizontalpodautoscalers")
+        assert scaled(server) == {}
+        assert written(server) == ["services/bert", "roles/bert-gateway", "deployments/bert-v1"]
         assert replicas(server)["bert-v1"] == 2
         await deleted(server)
         assert left(server) == []
@@ -787,12 +757,12 @@ async def test_update_can_be_repeated_when_the_client_is_killed(first: str, then
                     assert gateway["status"]["availableReplicas"]
             await updated(server, replicas=then)
             assert address(server)["spec"]["selector"]["fenka.io/role"] == "gateway"
-            assert bool(server.all("horizontalpodautoscalers")) == (".." in then)
+            assert bool(scaled(server)) == (".." in then)
             await deleted(server)
             assert left(server) == [], step
 
 
-async def test_update_of_a_range_leaves_the_number_of_replicas_to_the_autoscaler() -> None:
+async def test_update_of_a_range_leaves_the_number_of_replicas_as_it_is() -> None:
     """An update during the peak removes no replica."""
     async with cluster() as server:
         await deployed(server, RANGE)
@@ -841,7 +811,7 @@ async def test_update_succeeds_when_its_deployments_status_changes_at_the_same_t
 
 
 async def test_update_starts_a_replica_when_a_range_no_longer_begins_at_zero() -> None:
-    """An autoscaler whose range begins at 1 leaves a Deployment without replicas alone."""
+    """The gateway leaves a version without replicas alone whose range begins at 1."""
     async with cluster() as server:
         await deployed(server, RANGE)
         server.get("deployments", "bert-v1", "team")["spec"]["replicas"] = 0
@@ -874,7 +844,7 @@ async def test_update_is_refused_when_the_gateways_name_is_taken() -> None:
         )
         assert json.dumps(server.get("deployments", "bert-gateway", "team")) == before
         assert address(server)["spec"]["selector"]["fenka.io/role"] == "replica"
-        assert not server.all("horizontalpodautoscalers")
+        assert "fenka.io/scaling" not in address(server)["metadata"].get("annotations", {})
 
 
 async def test_gateway_stays_when_the_first_of_two_users_who_insert_it_is_interrupted() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.scaling_manifest import scaling_policy
 from fenka.jobs.manifests.service_manifest import (
     GatewaySettings,
     render_address,
@@ -72,5 +73,6 @@ def service_objects(name: str) -> list[dict[str, Any]]:
     contents = CONTENTS if spec.config_file else Contents()
     through = spec.range.scales
     objects = render_version(spec, contents, priority="fenka-serving")
-    gateway = render_gateway(spec, "team", SETTINGS) if through else []
-    return [*objects, render_address(spec, gateway=through), *gateway]
+    scaling = {spec.version: scaling_policy(spec)} if through else {}
+    gateway = render_gateway(spec, "team", SETTINGS, scaling) if through else []
+    return [*objects, render_address(spec, gateway=through, scaling=scaling), *gateway]

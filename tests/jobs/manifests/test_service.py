@@ -11,9 +11,9 @@ import yaml
 
 from fenka.core.request import InvalidRequest
 from fenka.jobs.collection import Contents
+from fenka.jobs.manifests.scaling_manifest import gateway_rules, render_scaled_object
 from fenka.jobs.manifests.service_manifest import (
     render_address,
-    render_autoscaler,
     render_gateway,
     render_version,
 )
@@ -138,9 +138,26 @@ def test_names_are_valid_when_they_are_as_long_as_allowed() -> None:
             assert len(value) <= 63
 
 
-def test_first_replica_exists_before_the_autoscaler_may_remove_it() -> None:
-    """The autoscaler leaves a Deployment alone that was created without replicas."""
+def test_range_from_zero_begins_with_one_replica() -> None:
+    """It shows whether the version can start, and is removed when no requests come."""
     spec = msgspec.structs.replace(CUSTOM, replicas="0..3")
     assert render_version(spec, Contents())[0]["spec"]["replicas"] == 1
-    fields = render_autoscaler(spec)["spec"]
-    assert (fields["minReplicas"], fields["maxReplicas"]) == (0, 3)
+
+
+def test_scaled_object_is_that_of_the_golden_file() -> None:
+    """KEDA asks the gateway, and takes the last replica away when the version was idle for --down-after."""
+    expected = yaml.safe_load((GOLDEN / "scaled-object.yaml").read_text())
+    assert render_scaled_object(SPECS["tensorflow"], "team") == expected
+
+
+def test_gateway_may_set_the_scale_of_the_versions_that_it_scales_only() -> None:
+    """And nothing else of them; without such versions it may not set any."""
+    assert gateway_rules("bert", {"v2", "v1"})[2:] == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["deployments/scale"],
+            "resourceNames": ["bert-v1", "bert-v2"],
+            "verbs": ["get", "patch"],
+        }
+    ]
+    assert all(set(rule["verbs"]) <= {"get", "list", "watch"} for rule in gateway_rules("bert", ()))

@@ -215,12 +215,12 @@ async def _set_policy(
     if policy is not None:
         # The right first: the gateway acts as soon as it reads the annotation.
         await _set_rules(api, namespace, service, after)
-    if before == after:
-        return
-    await submission.change(api, address, _annotated(version, policy))
-    # Others may have changed it at the same time.
-    now = await api.get(address, service_objects.AddressService)
-    await _set_rules(api, namespace, service, _policies(now.metadata.annotations))
+    if before != after:
+        await submission.change(api, address, _annotated(version, policy))
+        # Others may have changed it at the same time.
+        now = await api.get(address, service_objects.AddressService)
+        after = _policies(now.metadata.annotations)
+    await _set_rules(api, namespace, service, after)
 
 
 def _annotated(version: str, policy: ScalingPolicy | None) -> Callable[[Manifest], Manifest]:

@@ -66,20 +66,6 @@ def test_make_creates_only_missing_certificates(stand: Stand) -> None:
     assert stand.secret("client")["data"] == before[2]
 
 
-def test_make_adds_the_adapters_certificate_when_it_is_named(stand: Stand) -> None:
-    """Its Secret has the name of its Service; the others stay as they are."""
-    stand.command("--make")
-    printed = stand.command("--make", "--adapter=fenka-metrics-adapter")
-    assert printed.startswith("made fenka-metrics-adapter-server: the metrics adapter, until ")
-    secret = stand.server.get("secrets", "fenka-metrics-adapter-server", NAMESPACE)
-    assert secret["data"]["ca.crt"] == stand.secret("authority")["data"]["tls.crt"]
-    adapter = secret["metadata"]["annotations"]["fenka.io/expires"]
-    assert stand.command().splitlines()[-1].split() == [
-        *("fenka-metrics-adapter-server", "the", "metrics", "adapter"),
-        adapter,
-    ]
-
-
 def test_make_updates_a_secret_in_place_when_it_is_damaged(stand: Stand) -> None:
     """By its version: what others write meanwhile is looked at again."""
     stand.command("--make")

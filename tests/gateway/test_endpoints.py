@@ -12,7 +12,9 @@ import pytest
 from fenka.gateway.endpoints import (
     EndpointSlice,
     EndpointSource,
+    GatewayPeer,
     ServiceObject,
+    gateway_peers,
     read_weights,
     routing_table,
 )
@@ -115,6 +117,52 @@ def test_ports_of_several_services_of_a_version_are_one_replicas(name: str) -> N
 def test_slices_of_the_service_of_all_versions_are_left_out() -> None:
     """Its pods are in the slices of their versions."""
     assert table_of(endpoint_slice("", endpoint("10.0.0.1", "a"))).versions == []
+
+
+def peers_of(*slices: Json) -> list[GatewayPeer]:
+    """Return the gateways of these slices."""
+    return gateway_peers("bert", (msgspec.convert(part, EndpointSlice) for part in slices))
+
+
+def gateway_slice(*endpoints: Json, service: str = "bert-gateway", family: str = "IPv4") -> Json:
+    """Return an EndpointSlice of the gateways' Service."""
+    part = endpoint_slice("", *endpoints, name=f"{service}-{family}", family=family)
+    part["metadata"]["labels"]["kubernetes.io/service-name"] = service
+    return part
+
+
+def test_gateways_are_those_of_their_service() -> None:
+    """By the names of their pods; one that starts, ends or has failed is not ready."""
+    peers = peers_of(
+        gateway_slice(
+            endpoint("10.0.0.3", "c", STARTING),
+            endpoint("10.0.0.2", "b", ENDING),
+            endpoint("10.0.0.1", "a"),
+            {**endpoint("10.0.0.4", "d", {"ready": True, "terminating": True}), "zone": None},
+        ),
+        gateway_slice(endpoint("fd00::1", "a"), family="IPv6"),
+        gateway_slice(endpoint("10.0.0.9", "z"), service="bert"),
+        gateway_slice(endpoint("10.0.0.9", "z"), service="other-gateway"),
+        endpoint_slice("v1", endpoint("10.0.0.9", "z")),
+    )
+    assert peers == [
+        GatewayPeer("a", "10.0.0.1", True),
+        GatewayPeer("b", "10.0.0.2", False),
+        GatewayPeer("c", "10.0.0.3", False),
+        GatewayPeer("d", "10.0.0.4", False),
+    ]
+
+
+def test_endpoints_that_cannot_be_asked_are_no_gateways() -> None:
+    """Names instead of addresses lead anywhere."""
+    nameless = {"addresses": ["10.0.0.2"], "conditions": READY}
+    assert (
+        peers_of(
+            gateway_slice(endpoint("example.com", "a"), nameless, {"addresses": []}, family="FQDN")
+        )
+        == []
+    )
+    assert peers_of(gateway_slice()) == []
 
 
 def test_weights_are_those_of_the_annotation_or_equal() -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from fenka.server.certificate_files import ADAPTER, AUTHORITY, CLIENT, SERVER, InvalidPair, Pair
+from fenka.server.certificate_files import AUTHORITY, CLIENT, SERVER, InvalidPair, Pair
 from fenka.server.certificates import (
     AUTHORITY_LASTS,
     CLOCKS,
@@ -88,21 +88,6 @@ def test_pair_is_made_again_when_it_is_invalid(name: str) -> None:
             expiry(pair)
     foreign = due(found | {name: other[name]}, HOSTS, NOW)
     assert set(foreign) == (ALL - {AUTHORITY} if name == AUTHORITY else {name})
-
-
-def test_adapter_has_a_certificate_of_its_own_when_it_has_names() -> None:
-    """Its key is not the extender's, and only its own names are in it."""
-    before, hosts = made(), ("metrics.gpu", "metrics.gpu.svc")
-    added = due(before, HOSTS, NOW, hosts)
-    assert set(added) == {ADAPTER}
-    certificate = x509.load_pem_x509_certificate(added[ADAPTER].certificate)
-    certificate.verify_directly_issued_by(
-        x509.load_pem_x509_certificate(before[AUTHORITY].certificate)
-    )
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == list(hosts)
-    assert due(before | added, HOSTS, NOW, hosts) == {}
-    assert set(due(before | added, HOSTS, NOW, ("renamed.gpu",))) == {ADAPTER}
 
 
 def test_authority_cannot_sign_another_authority() -> None:

@@ -192,6 +192,36 @@ def test_dry_run_prints_what_is_created(run: Run, server: FakeApiServer) -> None
     assert {(item["kind"], item["metadata"]["name"]) for item in printed} == created
 
 
+def test_user_is_told_what_follows_the_load(run: Run, server: FakeApiServer) -> None:
+    """In one line, with a command that shows it; after an update, too."""
+    gateway = (
+        "the gateway follows the load of version v1: see kubectl logs -n default -l "
+        "servingName=bert,fenka.io/role=gateway\n"
+    )
+    keda = "KEDA follows the load of version v1: see kubectl get scaledobject bert-v1 -n default\n"
+    done = run(*V1, "--replicas", "0..3", *COMMAND)
+    assert ok(done)
+    assert done.stderr.endswith(gateway)
+    server.discovered.add("/apis/keda.sh/v1alpha1")
+    done = run("serve", "update", "custom", "--name", "bert", "--image", "j")
+    assert ok(done)
+    assert done.stderr.endswith(keda)
+    done = run("serve", "update", "custom", "--name", "bert", "--scaler", "fenka")
+    assert ok(done)
+    assert done.stderr.endswith(gateway)
+    assert "follows" not in run(*V2, *COMMAND).stderr
+
+
+def test_dry_run_prints_kedas_object_when_it_is_named(run: Run) -> None:
+    """Without a cluster it is unknown whether it has KEDA."""
+    words = (*V1, "--replicas", "0..3", "--scaler", "keda", "--dry-run", *COMMAND)
+    printed = list(yaml.safe_load_all(ok(run(*words))))
+    kinds = {item["kind"]: item for item in printed}
+    assert kinds["ScaledObject"]["spec"]["minReplicaCount"] == 0
+    assert len(kinds["Role"]["rules"]) == 2
+    assert "fenka.io/scaling" not in str(printed)
+
+
 def test_file_has_the_same_fields(run: Run, server: FakeApiServer, tmp_path: Path) -> None:
     """Options prevail."""
     file = tmp_path / "bert.yaml"
@@ -230,6 +260,7 @@ def test_model_servers_have_commands_of_their_own(run: Run, server: FakeApiServe
         (("serve", "custom", "--name", "b", "x"), "no port given: use --restful-port or --port"),
         ((*V1, "--replicas", "4..1", "x"), "invalid --replicas '4..1': expected N or MIN..MAX"),
         ((*V1, "--target", "many", "x"), "invalid --target 'many': expected a whole number"),
+        ((*V1, "--scaler", "hpa", "x"), "invalid --scaler 'hpa': expected keda, fenka"),
         ((*V1, "--service", "Node", "x"), "invalid --service 'Node': expected LoadBalancer, Nod"),
         ((*V1, "--enable-istio", "x"), "--enable-istio is not supported: use fenka traffic-split"),
         (("serve", "kf", "x"), "serve kf is not supported: use fenka serve custom"),

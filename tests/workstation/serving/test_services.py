@@ -294,6 +294,7 @@ def started(directory: Path) -> list[str]:
     ("options", "sentence"),
     [
         (["--data", "claim:/data"], "--data requires a cluster: use --data-dir DIRECTORY"),
+        (["--scaler", "keda"], "--scaler requires a cluster: leave it out"),
         (["--gpu-mem", "15"], "0/1 GPUs fit: .*the largest card has 14 units, ask for no more"),
         (["--replicas", "4..1"], "invalid --replicas '4..1': expected N or MIN..MAX"),
         (["--data-dir", "/nonesuch"], "--data-dir /nonesuch is not a directory on this machine"),

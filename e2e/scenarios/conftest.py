@@ -16,7 +16,6 @@ from e2e.scenarios.elastic import Elastic
 from e2e.scenarios.installation import (
     CERTIFICATES,
     CHART,
-    EXTERNAL_METRICS,
     MEMORY,
     RELEASE,
     Installation,
@@ -132,19 +131,6 @@ def install_jobset(cluster: Cluster) -> None:
     # The controller is ready some time before kube-proxy forwards to its webhooks.
     create = ("create", "--dry-run=server", "-f", "-")
     wait_until("JobSet's webhooks", lambda: cluster.kubectl(*create, stdin=EMPTY_JOBSET))
-
-
-@pytest.fixture(scope="module")
-def metrics_adapter(installation: Installation) -> Iterator[Installation]:
-    """Let the metrics adapter run for a module's tests."""
-    cluster = installation.cluster
-    options = ("-n", RELEASE, "--reuse-values", "--set", "metricsAdapter.enabled=true")
-    with rolled_back(cluster):
-        cluster.helm("upgrade", RELEASE, str(CHART), *options, "--wait", "--timeout=90s")
-        wait_until(
-            "the external metrics", lambda: cluster.kubectl("get", "--raw", EXTERNAL_METRICS)
-        )
-        yield installation
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ HERE = Path(__file__).parent
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
 WORKLOAD = "localhost/fenka-workload:e2e"
-EXTERNAL_METRICS = "/apis/external.metrics.k8s.io/v1beta1"
 MEMORY, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
 

@@ -16,13 +16,26 @@ from e2e.scenarios.serving.load import read
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SLICE = ("--gpu-mem=4", "--gpu-core=30")
+FORMER_AUTOSCALER = """
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {name: model-v1}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: model-v1}
+  minReplicas: 1
+  maxReplicas: 2
+  metrics:
+  - type: External
+    external:
+      metric: {name: fenka_requests, selector: {matchLabels: {servingName: model, servingVersion: v1}}}
+      target: {type: AverageValue, averageValue: "1"}
+"""
 POST = FETCH.replace("sys.argv[1],", "sys.argv[1], sys.argv[2].encode(),")
 
 
 @pytest.fixture
-def services(metrics_adapter: Installation, shared: Installation, namespace: str) -> Services:
-    """Provide a namespace for services, on a cluster with the metrics adapter."""
-    del metrics_adapter
+def services(shared: Installation, namespace: str) -> Services:
+    """Provide a namespace for services."""
     return Services(shared, namespace)
 
 
@@ -110,6 +123,36 @@ def test_clients_see_a_connection_error_at_most_when_a_gateway_is_killed(
     assert all(request.right for request in requests if request.status == 200)
     assert all(request.right for request in requests[-200:])
     wait_until("two gateways", lambda: services.ready("fenka.io/role=gateway") == 2)
+
+
+def test_service_of_an_earlier_release_loses_no_request_when_it_is_moved(
+    services: Services, tmp_path: Path
+) -> None:
+    """It has an autoscaler of a metric that nobody serves, and a gateway that cannot scale."""
+    cluster, namespace = services.installation.cluster, services.namespace
+    services.serve("v1", *SLICE, "--replicas=1..2", "--target=1", "--scaler=fenka")
+    services.wait_for_answers()
+    service = ("-n", namespace, "annotate", "service", NAME, "fenka.io/scaling-")
+    cluster.kubectl(*service)
+    gateway = cluster.get("deployment", f"{NAME}-gateway", namespace)
+    (container,) = gateway["spec"]["template"]["spec"]["containers"]
+    container["args"] = [word for word in container["args"] if not word.startswith("--scaler")]
+    container["ports"] = [port for port in container["ports"] if port["name"] != "scaler"]
+    patch = json.dumps({"spec": {"template": {"spec": {"containers": [container]}}}})
+    change = ("patch", "deployment", f"{NAME}-gateway", "--type=merge", "-p", patch)
+    cluster.kubectl("-n", namespace, *change)
+    cluster.kubectl("-n", namespace, "delete", "service", f"{NAME}-gateway")
+    status = ("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=90s")
+    cluster.kubectl("-n", namespace, *status)
+    cluster.apply(FORMER_AUTOSCALER, namespace)
+    file = tmp_path / "requests"
+    with services.load(file, "50x40"):
+        wait_until("requests", lambda: len(lines(file)) > 200)
+        services.fenka("serve", "update", "custom", f"--name={NAME}")
+        assert not cluster.list("horizontalpodautoscalers.autoscaling", namespace)
+    requests = read(file)
+    assert {request.status for request in requests} == {200}
+    assert all(request.right for request in requests)
 
 
 def lines(file: Path) -> list[str]:

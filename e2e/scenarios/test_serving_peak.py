@@ -28,7 +28,7 @@ def p95(requests: Sequence[Request]) -> float:
 
 
 def test_peak_evicts_the_gang_which_goes_on_afterwards(
-    metrics_adapter: Installation, jobs: Jobs, shared: Installation, tmp_path: Path
+    jobs: Jobs, shared: Installation, tmp_path: Path
 ) -> None:
     """No request fails, and in the peak latency comes back to less than three times that before it.
 
@@ -36,7 +36,6 @@ def test_peak_evicts_the_gang_which_goes_on_afterwards(
     needs the memory of a member of the training. serving/plot.py draws the record `serving.json` in the
     cluster's state.
     """
-    del metrics_adapter
     cluster, namespace = shared.cluster, jobs.namespace
     services = Services(shared, namespace)
     nodes = [node.name for node in cluster.nodes]

@@ -34,11 +34,19 @@ def test_chart_has_no_lint_warnings_when_every_option_is_on() -> None:
         "dashboard.enabled=true",
         "node.metrics.enabled=true",
         "networkPolicy.enabled=true",
-        "metricsAdapter.enabled=true",
+        "users.scaledObjects=true",
     ]
     for options in ([], [f"--set={setting}" for setting in everything]):
         done = helm("lint", "--strict", str(CHART), *options)
         assert done.returncode == 0, done.stdout
+
+
+@needs_helm
+def test_values_of_the_former_metrics_adapter_are_ignored() -> None:
+    """An upgrade with --reuse-values has them. Helm removes what the earlier chart created."""
+    former = {"enabled": True, "replicas": 2, "nodeSelector": {"a": "b"}, "resources": {}}
+    assert render(metricsAdapter=former) == render(metricsAdapter=None) == render()
+    assert "APIService" not in {item["kind"] for item in render(metricsAdapter=former)}
 
 
 @needs_helm

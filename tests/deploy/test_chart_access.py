@@ -353,10 +353,23 @@ def test_users_may_grant_gateways_what_they_may_do_themselves() -> None:
         for verb in rule["verbs"]
     }
     spec = ServiceSpec(name="bert", restful_port=80)
-    gateway = render_gateway(spec, "team", GatewaySettings("fenka"))
+    gateway = render_gateway(spec, "team", GatewaySettings("fenka"), ["v1"])
     for rule in find(gateway, "Role", "bert-gateway")["rules"]:
         for resource in rule["resources"]:
             assert {(rule["apiGroups"][0], resource, verb) for verb in rule["verbs"]} <= held
+
+
+@needs_helm
+def test_users_have_rights_on_kedas_objects_only_when_the_value_says_so() -> None:
+    """A ScaledObject may use credentials of the whole cluster."""
+
+    def groups(**values: Any) -> set[str]:
+        rules = find(render(**values), "ClusterRole", "fenka-user")["rules"]
+        return {group for rule in rules for group in rule["apiGroups"]}
+
+    assert "keda.sh" not in groups()
+    assert "keda.sh" not in groups(users={"scaledObjects": None})
+    assert "keda.sh" in groups(users={"scaledObjects": True})
 
 
 @needs_helm

@@ -129,7 +129,6 @@ def test_no_node_is_bought_for_pods_of_the_chart() -> None:
     objects = rendered(
         **{
             "simulatedCards": [T4],
-            "metricsAdapter.enabled": True,
             "secondScheduler": {"enabled": True, "image": "kube-scheduler"},
         }
     )

@@ -252,7 +252,7 @@ async def test_other_methods_and_bytes_that_are_no_message_are_refused() -> None
         figures.report(1)
         call = keda.call("StreamMetricSpec", BERT, api.GetMetricSpecResponse)
         assert (await failure(call))[0] is grpc.StatusCode.UNIMPLEMENTED
-        raw = keda.channel.unary_unary("/externalscaler.ExternalScaler/IsActive")
+        raw: Any = keda.channel.unary_unary("/externalscaler.ExternalScaler/IsActive")
         assert (await failure(raw(b"\xff\xff\xff", timeout=30)))[0] is not grpc.StatusCode.OK
         assert await keda.is_active()
 

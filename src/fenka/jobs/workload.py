@@ -400,4 +400,5 @@ def _choices(option: str) -> str:
         "image-pull-policy": "Always, IfNotPresent or Never",
         "gpu-core-mode": "hard, soft or weight",
         "service": "LoadBalancer, NodePort or ClusterIP",
+        "scaler": "keda or fenka",
     }.get(option.removeprefix("worker-").removeprefix("ps-"), "another form: see --help")

@@ -260,7 +260,7 @@ def test_model_servers_have_commands_of_their_own(run: Run, server: FakeApiServe
         (("serve", "custom", "--name", "b", "x"), "no port given: use --restful-port or --port"),
         ((*V1, "--replicas", "4..1", "x"), "invalid --replicas '4..1': expected N or MIN..MAX"),
         ((*V1, "--target", "many", "x"), "invalid --target 'many': expected a whole number"),
-        ((*V1, "--scaler", "hpa", "x"), "invalid --scaler 'hpa': expected keda, fenka"),
+        ((*V1, "--scaler", "hpa", "x"), "invalid --scaler 'hpa': expected keda or fenka"),
         ((*V1, "--service", "Node", "x"), "invalid --service 'Node': expected LoadBalancer, Nod"),
         ((*V1, "--enable-istio", "x"), "--enable-istio is not supported: use fenka traffic-split"),
         (("serve", "kf", "x"), "serve kf is not supported: use fenka serve custom"),

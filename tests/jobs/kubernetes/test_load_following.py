@@ -218,6 +218,8 @@ def earlier_release(server: FakeApiServer) -> None:
     container["image"] = "fenka:0"
     container["args"] = [word for word in container["args"] if not word.startswith("--scaler")]
     container["args"][container["args"].index("--wait=60")] = "--wait=240"
+    gateway["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 300
+    gateway["spec"]["template"]["spec"]["containers"].append({"name": "proxy", "image": "mesh"})
     container["ports"] = [port for port in container["ports"] if port["name"] != "scaler"]
     del container["env"]
     server.remove("services", "bert-gateway", "team")
@@ -246,7 +248,9 @@ async def test_update_moves_a_service_of_an_earlier_release(keda: bool) -> None:
             (["bert-v1"], {}) if keda else ([], {"v1": (0, 3)})
         )
         template = server.get("deployments", "bert-gateway", "team")["spec"]["template"]
-        (container,) = template["spec"]["containers"]
+        container, other = template["spec"]["containers"]
+        assert other == {"name": "proxy", "image": "mesh"}
+        assert template["spec"]["terminationGracePeriodSeconds"] == 300
         assert container["image"] == "fenka:1"
         assert "--wait=240" in container["args"]
         assert container["args"].count("--scaler=0.0.0.0:9091") == 1
@@ -260,6 +264,20 @@ async def test_update_moves_a_service_of_an_earlier_release(keda: bool) -> None:
         now = copy.deepcopy(template)
         await updated(server)
         assert server.get("deployments", "bert-gateway", "team")["spec"]["template"] == now
+
+
+async def test_role_of_a_service_without_ranges_is_left_as_it_is() -> None:
+    """Earlier releases wrote it otherwise, and its user may not read it."""
+    async with cluster() as server:
+        await deployed(server, FIXED)
+        await deployed(server, SECOND)
+        role = server.get("roles", "bert-gateway", "team")
+        role["rules"] = [{"apiGroups": [""], "resources": ["services"], "verbs": ["get"]}]
+        await deleted(server, "v2")
+        assert server.get("roles", "bert-gateway", "team")["rules"] == role["rules"]
+        await deployed(server, SECOND)
+        server.forbidden.add("roles")
+        await deleted(server, "v2")
 
 
 async def test_autoscaler_of_the_users_own_is_kept_when_a_version_is_updated() -> None:

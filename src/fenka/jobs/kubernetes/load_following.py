@@ -252,7 +252,12 @@ async def _set_rules(
 ) -> None:
     """Give the gateway the rights for the versions that it scales. A missing Role has none to take away."""
     path = f"{_ROLES.format(namespace=namespace)}/{service_objects.gateway_name(service)}"
-    known = await if_accepted(api.get(path, dict[str, Any]))
+    # Without versions that the gateway scales it is no concern of a user who may not read it.
+    known = await if_accepted(api.get(path, dict[str, Any]), (404,) if scaled else (403, 404))
     rules = gateway_rules(service, scaled)
-    if known is not None and known.get("rules") != rules:
+    present = (known or {}).get("rules") or []
+    unneeded = not scaled and not any(
+        "deployments/scale" in rule.get("resources", ()) for rule in present
+    )
+    if known is not None and present != rules and not unneeded:
         await if_accepted(api.patch(path, msgspec.Raw, {"rules": rules}))

@@ -292,20 +292,26 @@ async def renew_gateway(
     settings = await options.settings(api)
     gateway = await create_gateway(api, state.namespace, spec, settings, owners)
     rendered = render_gateway(spec, state.namespace, settings)[0]["spec"]["template"]
-    (container,), (known,) = rendered["spec"]["containers"], template["spec"]["containers"]
-    # The options of the version that the gateway was created for stay, such as how long requests wait.
-    given = {option.partition("=")[0]: option for option in known.get("args") or ()}
-    added = [option for option in container["args"] if option.partition("=")[0] not in given]
-    container["args"] = [*(known.get("args") or ()), *added]
-    container["ports"] = [
-        *known["ports"],
-        *(port for port in container["ports"] if port["name"] == SCALER),
-    ]
-    grace_s = template["spec"].get("terminationGracePeriodSeconds")
-    if grace_s is not None:
-        rendered["spec"]["terminationGracePeriodSeconds"] = grace_s
+    _keep_waiting_times(rendered["spec"], template["spec"])
     await api.patch(path, msgspec.Raw, {"spec": {"template": rendered}})
     await _wait(api, gateway, options.report, lambda now: now.rolled_out)
+
+
+_WAITING = ("--wait", "--grace")
+"""Options of gateways that are those of the version that they were created for."""
+
+
+def _keep_waiting_times(rendered: Manifest, known: Manifest) -> None:
+    """Let requests wait in a gateway's new pods as long as in the present ones. Keep others' containers."""
+    (container,) = rendered["containers"]
+    others = [item for item in known["containers"] if item.get("name") != container["name"]]
+    own = [item for item in known["containers"] if item not in others]
+    present = [word for item in own for word in item.get("args") or ()]
+    kept = {word.partition("=")[0]: word for word in present if word.startswith(_WAITING)}
+    container["args"] = [kept.get(word.partition("=")[0], word) for word in container["args"]]
+    rendered["containers"] = [container, *others]
+    grace = "terminationGracePeriodSeconds"
+    rendered[grace] = known.get(grace, rendered[grace])
 
 
 def _port_names(template: Manifest) -> set[str]:

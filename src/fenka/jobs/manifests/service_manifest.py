@@ -305,6 +305,8 @@ def _gateway_deployment(spec: ServiceSpec, namespace: str, settings: GatewaySett
         },
         "imagePullSecrets": [{"name": secret} for secret in spec.image_pull_secret],
         "containers": [_container(spec, namespace, settings)],
+        # Envoy's configuration and sockets.
+        "volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}],
     }
     annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_ADMIN_PORT)}
     fields = {
@@ -360,9 +362,11 @@ def _container(spec: ServiceSpec, namespace: str, settings: GatewaySettings) -> 
             "timeoutSeconds": 10,
         },
         "resources": {
-            "requests": {"cpu": "100m", "memory": "96Mi"},
+            "requests": {"cpu": "100m", "memory": "160Mi"},
+            # Envoy's heap is bounded by 320 MiB; its program and fenka's need the rest.
             "limits": {"memory": "512Mi"},
         },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e import engines
 from e2e.cluster import STATE, Cluster
 from e2e.images import FULL, image_store
 from e2e.machine import ClusterError
@@ -75,3 +76,20 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     """Provide a namespace for one test, and delete it with its contents afterwards."""
     with cluster.namespace(request.node.name) as name:
         yield name
+
+
+@pytest.fixture(scope="module")
+def keda(cluster: Cluster) -> Iterator[None]:
+    """Let KEDA run for a module's tests, which must be marked `full`.
+
+    It owns the API external.metrics.k8s.io meanwhile, so fenka's metrics adapter must not run.
+    """
+    with engines.keda(cluster):
+        yield
+
+
+@pytest.fixture(scope="module")
+def gateway_api(cluster: Cluster) -> Iterator[engines.GatewayApi]:
+    """Let a Gateway run for a module's tests, which must be marked `full`."""
+    with engines.gateway_api(cluster) as gateway:
+        yield gateway

@@ -15,7 +15,16 @@ from pathlib import Path
 from e2e.configuration import PAUSE
 from e2e.image_files import archive, base_key, build_image, hash_of, image_of, run_checked
 from e2e.machine import ClusterError, require_programs
-from e2e.programs import COMPLETE, cache, directories, exclusive_lock
+from e2e.programs import (
+    COMPLETE,
+    BuildError,
+    build,
+    cache,
+    directories,
+    exclusive_lock,
+)
+from e2e.programs import CONTOUR as CONTOUR_MODULE
+from e2e.programs import KEDA as KEDA_MODULE
 from e2e.supervisor import REPOSITORY
 
 BUSYBOX = "localhost/busybox:e2e"
@@ -27,8 +36,10 @@ TRAINING = "localhost/fenka-training:e2e"
 MPI_SSH = "localhost/fenka-mpi-ssh:e2e"
 NOTEBOOK = "localhost/fenka-notebook:e2e"
 FRAMEWORKS = "localhost/fenka-frameworks:e2e"
+KEDA = "localhost/keda:e2e"
+CONTOUR = "localhost/contour:e2e"
 FULL = os.environ.get("FENKA_E2E_TIER") == "full"
-"""Whether the scenarios run that take minutes each, and the image that only they need is built."""
+"""Whether the scenarios run that take minutes each, and the images that only they need are built."""
 
 HERE = Path(__file__).parent / "containers"
 MODEL_SERVER = REPOSITORY / "e2e" / "scenarios" / "serving" / "model_server.py"
@@ -67,7 +78,8 @@ def all_images() -> list[Path]:
     require_programs()
     with exclusive_lock(cache() / "images.lock"):
         images = [pause, busybox, jobset, workload, git, mpi_ssh, training]
-        return [build() for build in (*images, *([frameworks, notebook] * FULL), fenka)]
+        large = [frameworks, notebook, keda, contour] if FULL else []
+        return [make() for make in (*images, *large, fenka)]
 
 
 def image_store() -> Path:
@@ -158,6 +170,19 @@ def jobset() -> Path:
         )
 
     return archive("jobset", hash_of(program), make)
+
+
+def keda() -> Path:
+    """Return the image of KEDA's two programs, with the paths and the user that its manifests expect."""
+
+    def make(target: Path) -> None:
+        build(KEDA_MODULE)
+        programs = KEDA_MODULE.directory() / "bin"
+        files = {"keda": "operator", "keda-adapter": "adapter"}
+        content = {path: (programs / name).read_bytes() for path, name in files.items()}
+        target.write_bytes(image_of(KEDA, {"User": "65532:65532"}, content, ()))
+
+    return archive("keda", hash_of(KEDA_MODULE.key()), make, keep=1)
 
 
 # Images from Dockerfiles, based on a Debian built here.
@@ -269,6 +294,18 @@ def frameworks() -> Path:
     return archive("frameworks", hash_of(base_key(), dockerfile), make, keep=1)
 
 
+def contour() -> Path:
+    """Return the image of Contour, and of Envoy, which it configures."""
+    dockerfile = HERE / "contour.Dockerfile"
+
+    def make(target: Path) -> None:
+        build(CONTOUR_MODULE)
+        program = CONTOUR_MODULE.directory() / "bin" / "contour"
+        build_image(CONTOUR, dockerfile, [program], target, volume=uv_cache())
+
+    return archive("contour", hash_of(base_key(), dockerfile, CONTOUR_MODULE.key()), make, keep=1)
+
+
 def uv_cache() -> str:
     """Return the volume that lets a Dockerfile's uv use this machine's downloads."""
     return f"{uv('cache', 'dir').strip()}:/root/.cache/uv"
@@ -286,7 +323,7 @@ def main() -> int:
         image_store()
         for path in all_images():
             print(f"{path.stat().st_size / 1e6:6.1f} MB  {path}")
-    except ClusterError as error:
+    except (ClusterError, BuildError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -7,6 +7,7 @@ set up. A second run waits for the first.
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -86,6 +87,10 @@ class Module:
         """Return the folder in the cache for its programs."""
         return cache() / f"{self.name}-{self.key()}"
 
+    def source(self, module: str) -> Path:
+        """Return the folder in Go's cache with the files of a module that go.mod requires."""
+        return Path(json.loads(go("mod", "download", "-json", module, folder=self.folder))["Dir"])
+
 
 MODULES = (
     Module(
@@ -120,6 +125,25 @@ KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())
 KARPENTER = Module("karpenter", ("tool",), ())
 """Karpenter with simulated instances; its program is called kwok. Only for scenarios/test_karpenter.py."""
 
+KEDA = Module(
+    "keda",
+    ("tool",),
+    (("github.com/kedacore/keda/v2/version.Version", "github.com/kedacore/keda/v2"),),
+)
+"""KEDA; its programs are called operator and adapter. Only for engines.py."""
+
+CONTOUR = Module(
+    "contour",
+    ("tool",),
+    (
+        (
+            "github.com/projectcontour/contour/internal/build.Version",
+            "github.com/projectcontour/contour",
+        ),
+    ),
+)
+"""Contour, a controller of the Gateway API. Only for engines.py."""
+
 
 def cache() -> Path:
     """Return the folder that is kept between runs on this machine."""
@@ -127,12 +151,12 @@ def cache() -> Path:
     return Path(os.environ.get("FENKA_E2E_CACHE") or default)
 
 
-def go(*arguments: str) -> str:
-    """Return the output of a short go command."""
+def go(*arguments: str, folder: Path = HERE / "cluster") -> str:
+    """Return the output of a short go command in a folder with a go.mod."""
     if not shutil.which("go"):
         raise BuildError("`go` is not installed: the cluster is built with Go 1.26 or newer")
     return subprocess.run(
-        ["go", *arguments], check=True, capture_output=True, text=True, cwd=HERE / "cluster"
+        ["go", *arguments], check=True, capture_output=True, text=True, cwd=folder
     ).stdout.strip()
 
 

@@ -85,11 +85,20 @@ class Services:
         wait_until("an answer of the service", lambda: fetch(url).strip() == "ok", 120)
 
     @contextmanager
-    def load(self, file: Path, *phases: str) -> Iterator["subprocess.Popen[str]"]:
-        """Send requests beside the block, in phases `RATExSECONDS`. At its end wait for the last one."""
+    def load(
+        self, file: Path, *phases: str, url: str | None = None
+    ) -> Iterator["subprocess.Popen[str]"]:
+        """Send requests beside the block. At its end wait for the last one.
+
+        Args:
+            file: gets a line for each request.
+            phases: `RATExSECONDS` each.
+            url: where requests are sent (default: the service's address).
+        """
         cluster = self.installation.cluster
-        program = (sys.executable, str(PROGRAMS / "load.py"), f"http://{self.address}:{HTTP}")
-        command = cluster.command(*program, str(file), *phases)
+        program = (sys.executable, str(PROGRAMS / "load.py"))
+        to = url or f"http://{self.address}:{HTTP}"
+        command = cluster.command(*program, to, str(file), *phases)
         with subprocess.Popen(command, env=cluster.environment(), text=True) as process:
             try:
                 yield process
@@ -98,9 +107,9 @@ class Services:
                 process.kill()
         assert process.returncode == 0
 
-    def send(self, file: Path, *phases: str) -> list[Request]:
+    def send(self, file: Path, *phases: str, url: str | None = None) -> list[Request]:
         """Send requests in phases `RATExSECONDS`, and return what became of them."""
-        with self.load(file, *phases):
+        with self.load(file, *phases, url=url):
             pass
         return read(file)
 

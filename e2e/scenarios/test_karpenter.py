@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from e2e.cluster import STATE, Cluster, Layout, wait_until
-from e2e.machine import run
 from e2e.pki import Authority
 from e2e.programs import KARPENTER, build
 from e2e.scenarios.installation import CHART
@@ -116,9 +115,7 @@ class ControlPlane(Cluster):
 def plane() -> Iterator[ControlPlane]:
     """A control plane with Karpenter; the first time this builds it, which takes minutes."""
     build(KARPENTER)
-    folder = Path(
-        run(["go", "-C", str(KARPENTER.folder), "list", "-m", "-f", "{{.Dir}}", MODULE]).strip()
-    )
+    folder = KARPENTER.source(MODULE)
     cluster = ControlPlane(Path(f"{STATE}-karpenter"), Layout(nodes=()), os.getpid(), print)
     with cluster:
         for crds in ("pkg/apis/crds", "kwok/apis/crds"):

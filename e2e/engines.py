@@ -81,10 +81,11 @@ def keda(cluster: Administrator) -> Iterator[None]:
         if f"\n  name: {WEBHOOKS}" not in document
     ]
     deployments = [document for document in documents if document.startswith(DEPLOYMENT)]
-    others = SEPARATOR.join(each for each in documents if each not in deployments)
+    others = SEPARATOR.join(document for document in documents if document not in deployments)
     try:
-        _apply_when_known(cluster, others)
-        named = {each["metadata"]["name"]: each for each in map(yaml.safe_load, deployments)}
+        _apply(cluster, others)
+        loaded = map(yaml.safe_load, deployments)
+        named = {deployment["metadata"]["name"]: deployment for deployment in loaded}
         _apply(cluster, _keda_deployment(named[OPERATOR], *OPERATORS_FLAGS))
         # The metrics server cannot start without the certificates that the operator makes.
         wait_until("KEDA's certificates", lambda: _has_certificates(cluster), 120)

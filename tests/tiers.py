@@ -19,6 +19,8 @@ EXAMPLES = 10
 
 STARTERS = {
     "_hardware",
+    "EnvoyProcess",
+    "GatewayOptions",
     "create_subprocess_exec",
     "fork",
     "multiprocessing",

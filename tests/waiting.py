@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 WAIT_S = 90.0
 """The limit of each wait, in seconds.
@@ -25,3 +25,10 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
+    """Ask until a condition holds that is asked of another process."""
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():
+            await asyncio.sleep(0.01)

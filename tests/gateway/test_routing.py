@@ -1,213 +1,196 @@
-"""Which replica gets a request: weights, load, and replicas that end or refuse connections."""
+"""Which replica gets a request: weights, load, and replicas that come, end or leave."""
 
-from collections import Counter
+import asyncio
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fenka.gateway.routing import FIRST_PAUSE_S, MAX_PAUSE_S, Replica, Router
-from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, VersionEntry
-from tests.gateway.harness import table, version
+from fenka.jobs.routing_table import ReplicaEntry
+from tests.gateway.harness import GET, OK, FakeReplica, HeldReplica, Installation, installation
+from tests.gateway.tables import LOOPBACK, version
+from tests.waiting import until
 
 
-def entry(number: int, *, terminating: bool = False) -> ReplicaEntry:
-    """Return the replica of this number."""
-    return ReplicaEntry(f"10.0.0.{number}", {"http": 80}, terminating)
+def named(name: bytes) -> FakeReplica:
+    """Return a replica that answers its name, of two letters."""
+    return FakeReplica(OK.replace(b"ok", name))
 
 
-def router_of(*versions: VersionEntry) -> Router:
-    """Return a router with this table."""
-    router = Router()
-    router.update(table(*versions))
-    return router
+async def answers(served: Installation, requests: int) -> list[bytes]:
+    """Return what requests of one connection are answered."""
+    async with served.client() as client:
+        return [(await client.request())[-2:] for _ in range(requests)]
 
 
-def acquired(router: Router, now: float = 0.0) -> Replica:
-    """Return the replica of one more request."""
-    replica = router.acquire("http", now)
-    assert replica is not None
-    return replica
-
-
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=6).filter(any), st.integers(1, 300))
-def test_versions_get_their_weight(weights: list[int], requests: int) -> None:
-    """After any number of requests each version has had its share, to within one request per version."""
-    router = router_of(
-        *(
-            version(f"v{number}", entry(number), weight=weight)
-            for number, weight in enumerate(weights)
+@pytest.mark.parametrize(("weights", "expected"), [((90, 10), (90, 10)), ((2, 1), (67, 33)), ((1, 0), (100, 0))])
+async def test_versions_get_their_weight(weights: tuple[int, int], expected: tuple[int, int]) -> None:
+    """Of any hundred requests each version has its share, to within one."""
+    stable, canary = named(b"v1"), named(b"v2")
+    async with stable.serve(), canary.serve(), installation() as served:
+        await served.update(
+            version("v1", stable.entry(), weight=weights[0]),
+            version("v2", canary.entry(), weight=weights[1]),
         )
-    )
-    counts = Counter(acquired(router).version for _ in range(requests))
-    for number, weight in enumerate(weights):
-        share = requests * weight / sum(weights)
-        assert abs(counts[f"v{number}"] - share) <= len(weights)
-        assert weight or not counts[f"v{number}"]
+        got = await answers(served, 100)
+    assert abs(got.count(b"v1") - expected[0]) <= 1
+    assert got.count(b"v1") + got.count(b"v2") == 100
+    assert weights[1] or not canary.heads
 
 
-def test_version_is_used_at_its_last_request() -> None:
-    """A refused request, the end of one, and other versions' requests are none of its own."""
-    router = router_of(version("v1", entry(1)), version("v2", weight=1))
-    replica = acquired(router, now=3.0)
-    acquired(router, now=5.0)
-    router.release(replica)
-    assert router.acquire("grpc", 7.0) is None
-    assert {name: each.used_at for name, each in router.versions.items()} == {
-        "v1": 5.0,
-        "v2": None,
-    }
-
-
-def test_weights_survive_tables_that_leave_them() -> None:
-    """A replica that comes or goes does not start the shares again."""
-    router = Router()
-    counts: Counter[str] = Counter()
-    for number in range(1000):
-        replicas = [entry(2), entry(3)] if number % 2 else [entry(2)]
-        router.update(
-            table(version("v1", *replicas, weight=90), version("v2", entry(9), weight=10))
-        )
-        counts[acquired(router).version] += 1
-    assert counts == {"v1": 900, "v2": 100}
-
-
-def test_least_loaded_replica_is_selected() -> None:
-    """The replica with the fewest requests in flight gets the next one, in turns among equals."""
-    router = router_of(version("v1", entry(1), entry(2), entry(3)))
-    first, second, third = (acquired(router) for _ in range(3))
-    assert len({first.host, second.host, third.host}) == 3
-    router.release(second)
-    assert acquired(router) is second
-    assert [acquired(router), acquired(router), acquired(router)] == [first, third, second]
-
-
-def test_share_goes_to_others_when_version_has_no_replica() -> None:
-    """A canary without a replica takes no request with it."""
-    router = router_of(version("v1", entry(1), weight=90), version("v2", weight=10))
-    assert {acquired(router).version for _ in range(100)} == {"v1"}
-
-
-def test_no_replica_is_selected_when_only_versions_without_weight_have_one() -> None:
-    """Weight 0 means no request, also if nothing else is there."""
-    router = router_of(version("v1", weight=100), version("v2", entry(2), weight=0))
-    assert router.acquire("http", 0.0) is None
-    assert router_of(version("v2", entry(2), weight=0)).acquire("http", 0.0) is None
-
-
-def test_terminating_replica_gets_no_request_and_keeps_its_own() -> None:
-    """A replica that ends finishes its requests, whether the table still has it or not."""
-    router = router_of(version("v1", entry(1)))
-    replica = acquired(router)
-    assert router.update(table(version("v1", entry(1, terminating=True), entry(2)))) == [replica]
-    assert {acquired(router).host for _ in range(5)} == {"10.0.0.2"}
-    assert router.update(table(version("v2", entry(2)))) != []
-    router.release(replica)
-    assert router.in_flight == 5
-
-
-def test_replica_is_not_selected_when_it_has_not_the_port() -> None:
-    """A port that a replica does not listen on is not routed to it."""
-    assert router_of(version("v1", entry(1))).acquire("grpc", 0.0) is None
-
-
-def test_unreachable_replica_is_tried_again_after_growing_pauses() -> None:
-    """A replica that refuses connections is left out, for longer each time, until it accepts one."""
-    router = router_of(version("v1", entry(1)))
-    now, pauses = 0.0, list[float]()
-    for _ in range(10):
-        replica = acquired(router, now)
-        router.on_unreachable(replica, now)
-        router.on_unreachable(replica, now)  # Attempts at the same time count once.
-        router.release(replica)
-        assert router.acquire("http", now) is None
-        pauses.append(replica.retry_at - now)
-        now = replica.retry_at
-    assert pauses[:3] == pytest.approx([FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S])
-    assert pauses[-1] == pytest.approx(MAX_PAUSE_S)
-    router.on_reached(acquired(router, now))
-    router.on_unreachable(replica, now)
-    assert replica.retry_at - now == pytest.approx(FIRST_PAUSE_S)
-
-
-class Routing(RuleBasedStateMachine):
-    """Any order of tables, requests and failures."""
-
-    @initialize()
-    def begin(self) -> None:
-        """Start without replicas."""
-        self.router, self.now = Router(), 0.0
-        self.table: RoutingTable = table()
-        self.requests: list[Replica] = []
-
-    @rule(
-        rows=st.lists(
-            st.tuples(st.integers(1, 6), st.sampled_from(["v1", "v2"]), st.booleans()),
-            unique_by=lambda row: row[0],
-        ),
-        weights=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    )
-    def update(self, rows: list[tuple[int, str, bool]], weights: tuple[int, int]) -> None:
-        """Replace the table."""
-        self.table = table(
-            *(
-                version(
-                    name,
-                    *(
-                        entry(number, terminating=ends)
-                        for number, owner, ends in rows
-                        if owner == name
-                    ),
-                    weight=weight,
-                )
-                for name, weight in zip(("v1", "v2"), weights, strict=True)
+async def test_shares_are_weights_under_concurrent_load() -> None:
+    """Of 1,000 requests of 20 clients exactly a tenth go to the canary, however many replicas it has."""
+    stable, canaries = FakeReplica(), [FakeReplica() for _ in range(3)]
+    async with stable.serve(), canaries[0].serve(), canaries[1].serve(), canaries[2].serve():
+        async with installation() as served:
+            await served.update(
+                version("v1", stable.entry(), weight=90),
+                version("v2", *(canary.entry() for canary in canaries), weight=10),
             )
+            await asyncio.gather(*(answers(served, 50) for _ in range(20)))
+    assert (len(stable.heads), sum(len(canary.heads) for canary in canaries)) == (900, 100)
+
+
+async def test_share_goes_to_others_when_version_has_no_replica() -> None:
+    """A canary without a replica takes no request with it, nor does one whose replica ends."""
+    stable, canary = named(b"v1"), named(b"v2")
+    async with stable.serve(), canary.serve(), installation() as served:
+        await served.update(version("v1", stable.entry(), weight=1), version("v2", weight=99))
+        assert set(await answers(served, 20)) == {b"v1"}
+        ending = version("v2", canary.entry(terminating=True), weight=99)
+        await served.update(version("v1", stable.entry(), weight=1), ending)
+        assert set(await answers(served, 20)) == {b"v1"}
+
+
+async def test_version_has_its_share_when_one_of_many_replicas_accepts() -> None:
+    """The share of a version does not shrink with those of its replicas that end."""
+    stable, canary = named(b"v1"), named(b"v2")
+    ending = [ReplicaEntry("127.0.0.9", {"http": port}, terminating=True) for port in range(1, 30)]
+    async with stable.serve(), canary.serve(), installation() as served:
+        await served.update(
+            version("v1", stable.entry(), weight=50),
+            version("v2", canary.entry(), *ending, weight=50),
         )
-        self.router.update(self.table)
-
-    @rule()
-    def request(self) -> None:
-        """Send a request: to a replica that accepts, if and only if there is one."""
-        accepting = {
-            (replica.host, row.name)
-            for row in self.table.versions
-            if row.weight
-            for replica in row.replicas
-            if not replica.terminating
-        }
-        paused = {each.host for each in self.router.replicas() if each.retry_at > self.now}
-        possible = {each for each in accepting if each[0] not in paused}
-        replica = self.router.acquire("http", self.now)
-        assert (replica is not None) == bool(possible)
-        if replica is not None:
-            assert (replica.host, replica.version) in possible
-            self.requests.append(replica)
-
-    @rule(at=st.integers(0, 100), unreachable=st.booleans())
-    def end(self, at: int, unreachable: bool) -> None:
-        """End a request."""
-        if self.requests:
-            replica = self.requests.pop(at % len(self.requests))
-            if unreachable:
-                self.router.on_unreachable(replica, self.now)
-            self.router.release(replica)
-
-    @rule(seconds=st.floats(0, 3))
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-
-    @invariant()
-    def counts_are_those_of_the_requests(self) -> None:
-        """Each replica and version counts exactly its requests."""
-        if not hasattr(self, "requests"):
-            return
-        assert self.router.in_flight == len(self.requests)
-        for replica in self.router.replicas():
-            assert replica.in_flight == self.requests.count(replica)
-        for name, row in self.router.versions.items():
-            assert row.in_flight == sum(replica.version == name for replica in self.requests)
+        assert (await answers(served, 100)).count(b"v2") == 50
 
 
-TestRouting = Routing.TestCase
+async def test_request_waits_when_only_versions_without_weight_have_a_replica() -> None:
+    """Weight 0 means no request, also if nothing else is there."""
+    stable, other = named(b"v1"), named(b"v2")
+    async with stable.serve(), other.serve(), installation() as served, served.client() as client:
+        await served.update(version("v1", weight=100), version("v2", other.entry(), weight=0))
+        await client.send(GET)
+        await served.waiting(1)
+        await served.update(version("v1", stable.entry()), version("v2", other.entry(), weight=0))
+        assert (await client.response()).endswith(b"v1")
+    assert not other.heads
+
+
+async def test_table_without_weights_is_accepted() -> None:
+    """All versions may have the weight 0: then all requests wait."""
+    replica = FakeReplica()
+    async with replica.serve(), installation() as served, served.client() as client:
+        await served.update(version("v1", replica.entry(), weight=0))
+        await client.send(GET)
+        await served.waiting(1)
+    assert not replica.heads
+
+
+async def test_shares_hold_when_weights_are_extreme() -> None:
+    """The largest weight beside the least."""
+    stable, canary = named(b"v1"), named(b"v2")
+    async with stable.serve(), canary.serve(), installation() as served:
+        await served.update(
+            version("v1", stable.entry(), weight=1_000_000),
+            version("v2", canary.entry(), weight=1),
+        )
+        assert (await answers(served, 100)).count(b"v1") >= 99
+
+
+async def test_replica_with_the_fewest_requests_is_selected() -> None:
+    """Replicas that are busy get a request only when all are as busy."""
+    replicas = [HeldReplica() for _ in range(3)]
+    async with installation(*replicas) as served:
+        requests = list[asyncio.Task[list[bytes]]]()
+        for number in range(6):
+            requests.append(asyncio.create_task(answers(served, 1)))
+            await until(lambda: sum(len(replica.heads) for replica in replicas) > number)
+        assert [len(replica.heads) for replica in replicas] == [2, 2, 2]
+        replicas[1].may_answer.set()
+        await until(lambda: sum(request.done() for request in requests) == 2)
+        await answers(served, 1)
+        assert [len(replica.heads) for replica in replicas] == [2, 3, 2]
+        for replica in replicas:
+            replica.may_answer.set()
+        await asyncio.gather(*requests)
+
+
+async def test_new_table_holds_for_open_connections() -> None:
+    """A client's connection outlives any number of tables."""
+    first, second = named(b"v1"), named(b"v2")
+    async with first.serve(), second.serve(), installation() as served, served.client() as client:
+        for replica, answer in ((first, b"v1"), (second, b"v2"), (first, b"v1")):
+            await served.start(replica)
+            assert (await client.request()).endswith(answer)
+
+
+async def test_terminating_replica_finishes_its_request_and_gets_no_other() -> None:
+    """A replica that ends answers what it has, while others get what comes."""
+    old, new = HeldReplica(), named(b"hi")
+    async with installation(old) as served, new.serve(), served.client() as first:
+        await first.send(GET)
+        await until(lambda: old.heads)
+        await served.update(version("v1", old.entry(terminating=True), new.entry()))
+        assert await answers(served, 3) == [b"hi"] * 3
+        old.may_answer.set()
+        assert (await first.response()).endswith(b"ok")
+        assert (await first.request()).endswith(b"hi")
+    assert len(old.heads) == 1
+
+
+async def test_replica_finishes_its_request_when_it_leaves_the_table() -> None:
+    """A table without a replica does not end what the replica does."""
+    old = HeldReplica()
+    async with installation(old) as served, served.client() as client:
+        await client.send(GET)
+        await until(lambda: old.heads)
+        await served.start()
+        old.may_answer.set()
+        assert (await client.response()).endswith(b"ok")
+        await until(lambda: old.ended)
+
+
+async def test_ports_have_replicas_of_their_own() -> None:
+    """A request goes to the port of the name that it came to, and waits where no replica has one."""
+    web, rpc, both = named(b"we"), named(b"rp"), named(b"bo")
+    async with web.serve(), rpc.serve(), both.serve(), installation(ports=("http", "grpc")) as served:
+        ports = {"http": web.port, "grpc": rpc.port}
+        await served.update(version("v1", ReplicaEntry(LOOPBACK, ports)))
+        async with served.client("http") as first, served.client("grpc") as second:
+            assert (await first.request()).endswith(b"we")
+            assert (await second.request()).endswith(b"rp")
+            await served.update(version("v1", web.entry()))
+            assert (await first.request()).endswith(b"we")
+            await second.send(GET)
+            await served.waiting(1)
+            assert served.gateway.held.ports() == {"grpc"}
+            await served.update(version("v1", both.entry(port="grpc")))
+            assert (await second.response()).endswith(b"bo")
+
+
+async def test_replica_has_an_address_of_ipv6() -> None:
+    """An address is not a name with a port."""
+    replica = FakeReplica()
+    async with replica.serve(host="::1"), installation() as served:
+        await served.start(replica)
+        assert await answers(served, 2) == [b"ok"] * 2
+        assert await served.metric("responses_total", version="v1", status="200") == 2
+        await served.until_metric("requests_in_flight", 0, version="v1")
+
+
+async def test_replica_listens_at_a_unix_socket(tmp_path: Path) -> None:
+    """Its path is that of the table, whatever Envoy's directory is."""
+    replica = FakeReplica()
+    async with replica.serve(path=str(tmp_path / "s")), installation() as served:
+        await served.start(replica)
+        assert await answers(served, 2) == [b"ok"] * 2
+    assert replica.connections == 1

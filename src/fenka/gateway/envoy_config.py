@@ -48,8 +48,10 @@ IDLE_S = 1.5
 """For which an idle connection to a replica is used again. Common servers keep one for longer (gunicorn 2 s,
 uvicorn 5 s). A request that meets the end of its connection may be lost.
 """
-EJECTION_S, MAX_EJECTION_S = 1.0, 5.0
-"""A replica that refuses a connection is left out for this time, which grows with each failure in a row."""
+EJECTION_S, MAX_EJECTION_S = 0.1, 5.0
+"""A replica that refuses or ends a connection is left out for this time, which grows by as much with each
+failure in a row.
+"""
 REPLICAS_TRIED = 3
 """Replicas that refuse a connection until the request waits."""
 HEAD_S = 10.0
@@ -249,7 +251,11 @@ def _listener(
 def _clients(port: str, settings: EnvoySettings) -> Config:
     """Return how clients' connections are served."""
     response_s = settings.wait_s + settings.response_s
-    return _manager(CLIENTS, port, response_s, []) | {"use_remote_address": True}
+    return _manager(CLIENTS, port, response_s, []) | {
+        "use_remote_address": True,
+        # By itself Envoy appends an address of the machine in place of a loopback address.
+        "skip_xff_append": True,
+    }
 
 
 def _waiting(port: str, settings: EnvoySettings) -> Config:
@@ -323,26 +329,33 @@ def _manager(name: str, port: str, response_s: float, filters: Sequence[Config])
         },
         "proxy_100_continue": True,
         "upgrade_configs": [{"upgrade_type": "websocket"}],
-        "route_config": {"virtual_hosts": [_routes(port, response_s)]},
+        "route_config": {"virtual_hosts": [_routes(port, response_s, waiting=name == WAITING)]},
         "http_filters": [*filters, router],
         "access_log": [_counters(name)],
     }
 
 
-def _routes(port: str, response_s: float) -> Config:
+def _routes(port: str, response_s: float, *, waiting: bool) -> Config:
     websocket = [{"name": "upgrade", "string_match": {"exact": "websocket", "ignore_case": True}}]
     safe = [{"name": ":method", "string_match": {"safe_regex": {"regex": SAFE_METHODS}}}]
     return {
         "name": port,
         "domains": ["*"],
+        "request_headers_to_add": [] if waiting else [_client_address()],
         # For replicas only what clients and other proxies have sent.
         "request_headers_to_remove": ["x-envoy-internal", "x-envoy-external-address"],
         "routes": [
             _route(port, response_s, websocket, "", idle_s=0),
-            _route(port, response_s, safe, ",reset"),
+            # One that has waited is sent once: it may be what ends replicas, and their end makes it wait.
+            _route(port, response_s, safe, "" if waiting else ",reset"),
             _route(port, response_s, [], ""),
         ],
     }
+
+
+def _client_address() -> Config:
+    header = {"key": "x-forwarded-for", "value": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"}
+    return {"header": header, "append_action": "APPEND_IF_EXISTS_OR_ADD"}
 
 
 def _route(
@@ -424,7 +437,7 @@ def _replica_cluster(port: str, index: int) -> Config:
         "load_balancing_policy": {"policies": [{"typed_extension_config": least_request}]},
         "common_lb_config": {
             "healthy_panic_threshold": {"value": 0},
-            # A replica that ends, or a new weight, takes effect at once.
+            # By default changes of health and weights may be a second late, after Envoy has reported them.
             "update_merge_window": "0s",
         },
         "circuit_breakers": {"thresholds": [_unbounded()]},
@@ -547,17 +560,17 @@ def _seconds(number: float) -> str:
     return f"{number:.3f}s"
 
 
-def accepting(cluster_statuses: Iterable[Config]) -> set[str]:
-    """Return the ports of which a replica accepts requests, as Envoy's administration reports clusters."""
+def accepting(cluster_statuses: Iterable[Config]) -> dict[str, list[Config]]:
+    """Return the addresses of replicas that get requests, by port, as Envoy's administration reports them."""
     return {
-        cluster["name"]
-        for cluster in cluster_statuses
-        if any(
-            host.get("priority", 0) == REPLICA_PRIORITY
+        cluster["name"]: [
+            host["address"]
+            for host in cluster.get("host_statuses", ())
+            if host.get("priority", 0) == REPLICA_PRIORITY
             and host.get("locality", {}).get("zone")
             and _is_healthy(host.get("health_status", {}))
-            for host in cluster.get("host_statuses", ())
-        )
+        ]
+        for cluster in cluster_statuses
     }
 
 

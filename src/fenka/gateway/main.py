@@ -208,6 +208,8 @@ async def assemble(options: GatewayOptions, stack: contextlib.AsyncExitStack) ->
     """Return the gateway, which has no replicas yet and does not run yet."""
     settings = options.settings(raise_descriptor_limit())
     binary, sockets = find_envoy(), options.sockets()
+    for listener in sockets.values():
+        stack.enter_context(listener)
     addresses = {name: listener.getsockname()[:2] for name, listener in sockets.items()}
     directory = _directory(options.directory, stack)
     path = Path(f"/proc/self/fd/{directory}")

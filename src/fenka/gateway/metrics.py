@@ -113,6 +113,9 @@ def _add(result: EnvoyReport, name: str, labels: dict[str, str], value: float) -
             result.durations.setdefault(version, []).append((labels["le"], value))
         case "fenka_duration_sum" if version not in ("", "-"):
             result.duration_sums[version] = value
+        # A client that hangs up ends its request in both places.
+        case "fenka_waiting_ends" if labels["flags"] == "DC":
+            pass
         case "fenka_clients_ends" | "fenka_waiting_ends" if labels["flags"] not in _REFUSED_BEFORE:
             flags = labels["flags"].split(",")
             reasons = [_REASONS[flag] for flag in flags if flag in _REASONS]

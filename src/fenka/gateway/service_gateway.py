@@ -2,13 +2,21 @@
 
 import asyncio
 import contextlib
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fenka.gateway import envoy_config
 from fenka.gateway.envoy_binary import EnvoyUnavailable
+from fenka.gateway.envoy_config import Config
 from fenka.gateway.envoy_process import POLL_S, EnvoyProcess
 from fenka.gateway.held_requests import HeldRequests
 from fenka.jobs.routing_table import RoutingTable
+
+TRIED = 32
+"""Replicas to which a connection is tried at a time."""
+CONNECT_S = 1.0
+"""For a connection that is tried."""
 
 
 @dataclass(slots=True)
@@ -73,7 +81,10 @@ class ServiceGateway:
         while True:
             await self.held.arrived.wait()
             with contextlib.suppress(EnvoyUnavailable):
-                self.held.release(envoy_config.accepting(await self.envoy.clusters()))
+                accepting = envoy_config.accepting(await self.envoy.clusters())
+                for port in self.held.ports():
+                    if await _any_connects(accepting.get(port, [])):
+                        self.held.release({port})
             await asyncio.sleep(POLL_S)
 
     # --- its end ------------------------------------------------------------------------------------
@@ -90,3 +101,25 @@ class ServiceGateway:
             await self.envoy.command("/drain_listeners?inboundonly")
             while await self.envoy.active_requests():
                 await asyncio.sleep(POLL_S)
+
+
+async def _any_connects(addresses: Sequence[Config]) -> bool:
+    """Return whether a replica accepts connections.
+
+    Otherwise a request would go from one that does not to the next, and then wait again as if it had just come.
+    """
+    tried = random.sample(addresses, min(TRIED, len(addresses)))
+    return any(await asyncio.gather(*map(_connects, tried)))
+
+
+async def _connects(address: Config) -> bool:
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(CONNECT_S):
+            if "pipe" in address:
+                _, writer = await asyncio.open_unix_connection(address["pipe"]["path"])
+            else:
+                place = address["socket_address"]
+                _, writer = await asyncio.open_connection(place["address"], place["port_value"])
+            writer.close()
+            return True
+    return False

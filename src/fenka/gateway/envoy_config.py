@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from fenka.core.units import MIB
 from fenka.jobs.routing_table import ReplicaEntry, RoutingTable
 
 Config = dict[str, Any]
@@ -58,9 +57,11 @@ HEAD_S = 10.0
 """For the head of a request."""
 HEAD_KIB, HEAD_FIELDS = 64, 200
 BUFFER_BYTES = 64 << 10
-"""Of a connection, for what has not been passed on yet. A request that waits has twice this at most."""
-STREAMS = 1024
+"""Of a connection, for what has not been passed on yet. A request that waits has at most twice this in memory."""
+STREAMS = 128
 """Requests of an HTTP/2 connection at a time."""
+CONNECTION_WINDOW_BYTES = STREAMS * BUFFER_BYTES
+"""Of HTTP/2: requests that wait, or that nobody reads, do not hold up others on their connection."""
 MANY = 1 << 20
 """A limit that the number of connections or of waiting requests reaches before."""
 EXACT = 100_000
@@ -322,11 +323,7 @@ def _manager(name: str, port: str, response_s: float, filters: Sequence[Config])
             "default_host_for_http_10": "localhost",
             "enable_trailers": True,
         },
-        "http2_protocol_options": {
-            "max_concurrent_streams": STREAMS,
-            "initial_stream_window_size": BUFFER_BYTES,
-            "initial_connection_window_size": MIB,
-        },
+        "http2_protocol_options": _http2(),
         "proxy_100_continue": True,
         "upgrade_configs": [{"upgrade_type": "websocket"}],
         "route_config": {"virtual_hosts": [_routes(port, response_s, waiting=name == WAITING)]},
@@ -350,6 +347,14 @@ def _routes(port: str, response_s: float, *, waiting: bool) -> Config:
             _route(port, response_s, safe, "" if waiting else ",reset"),
             _route(port, response_s, [], ""),
         ],
+    }
+
+
+def _http2() -> Config:
+    return {
+        "max_concurrent_streams": STREAMS,
+        "initial_stream_window_size": BUFFER_BYTES,
+        "initial_connection_window_size": CONNECTION_WINDOW_BYTES,
     }
 
 
@@ -423,7 +428,7 @@ def _replica_cluster(port: str, index: int) -> Config:
         common_http_protocol_options={"idle_timeout": _seconds(IDLE_S)},
         use_downstream_protocol_config={
             "http_protocol_options": {"enable_trailers": True},
-            "http2_protocol_options": {},
+            "http2_protocol_options": _http2(),
         },
     )["typed_config"]
     file = {"path": endpoint_file(index), "watched_directory": {"path": "."}}

@@ -410,6 +410,7 @@ async def test_stalled_streams_do_not_hold_up_others() -> None:
                 await peer.flush()
 
     async with scripted_installation(script) as (_, peer):
+        await peer.flush()
         await peer.receive(RemoteSettingsChanged)
         for number in range(STREAMS - 1):
             stream = 2 * number + 1

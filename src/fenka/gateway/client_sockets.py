@@ -21,6 +21,8 @@ _BPF_RETURN_CONSTANT = 0x06
 _ENVOYS = 1
 """The place of Envoy's socket among those of an address: ours was there first."""
 _PART_BYTES = 1 << 16
+RETRY_S = 0.05
+"""Between two attempts to connect to Envoy."""
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -64,8 +66,8 @@ class ConnectionRelay:
             listeners: Our sockets, by the name of the replicas' port.
             path: Returns Envoy's Unix socket for relayed connections of a port.
         """
-        self._listeners, self._path = listeners, path
-        self._relays = set[asyncio.Task[None]]()
+        self._listeners, self._path = dict(listeners), path
+        self._relays, self._connected = set[asyncio.Task[None]](), set[asyncio.Task[None]]()
 
     def start(self) -> None:
         """Accept connections: an Envoy is there."""
@@ -74,11 +76,18 @@ class ConnectionRelay:
             asyncio.get_running_loop().add_reader(listener, self._accept, port, listener)
 
     def stop(self) -> None:
-        """Accept no more connections, and end those that are relayed."""
+        """Accept no more connections, and end those that are relayed: there is no Envoy."""
         for listener in self._listeners.values():
             asyncio.get_running_loop().remove_reader(listener)
-        for relay in self._relays:
+        for relay in self._connected:
             relay.cancel()
+
+    def close(self) -> None:
+        """Close the sockets. Connections that are relayed go on."""
+        for listener in self._listeners.values():
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
 
     def _accept(self, port: str, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -86,20 +95,32 @@ class ConnectionRelay:
             relay = asyncio.create_task(self._relay(connection, self._path(port)))
             self._relays.add(relay)
             relay.add_done_callback(self._relays.discard)
+            relay.add_done_callback(self._connected.discard)
 
     async def _relay(self, connection: socket.socket, path: Path) -> None:
         with contextlib.suppress(OSError):
             line = proxy_line(connection.getpeername(), connection.getsockname())
             client = await asyncio.open_connection(sock=connection)
-            envoy = await asyncio.open_unix_connection(path)
+            writers = [client[1]]
             try:
+                envoy = await _connect(path)
+                writers.append(envoy[1])
+                self._connected |= self._relays & {asyncio.current_task()}
                 envoy[1].write(line)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(_pump(client[0], envoy[1]))
                     both.create_task(_pump(envoy[0], client[1]))
             finally:
-                for _, writer in (client, envoy):
+                for writer in writers:
                     writer.transport.abort()
+
+
+async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to Envoy, or to the next one: that it has ended is known only after a moment."""
+    while True:
+        with contextlib.suppress(OSError):
+            return await asyncio.open_unix_connection(path)
+        await asyncio.sleep(RETRY_S)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

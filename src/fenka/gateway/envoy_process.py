@@ -152,6 +152,11 @@ class EnvoyProcess:
         text = await self._ask(f"/stats?filter=^{envoy_config.ACTIVE_REQUESTS}$")
         return int(text.rpartition(b": ")[2] or 0)
 
+    async def refuse_connections(self) -> None:
+        """Have clients' new connections refused. Raises EnvoyUnavailable."""
+        self._relay.close()
+        await self.command("/drain_listeners?inboundonly")
+
     async def command(self, path: str) -> None:
         """Have Envoy do something. Raises EnvoyUnavailable."""
         await self._ask(path, "POST")

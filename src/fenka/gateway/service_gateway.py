@@ -98,7 +98,7 @@ class ServiceGateway:
     async def drain(self) -> None:
         """Accept no more connections, and return after the last request."""
         with contextlib.suppress(EnvoyUnavailable):
-            await self.envoy.command("/drain_listeners?inboundonly")
+            await self.envoy.refuse_connections()
             while await self.envoy.active_requests():
                 await asyncio.sleep(POLL_S)
 

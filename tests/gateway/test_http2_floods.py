@@ -108,7 +108,10 @@ async def test_others_are_answered_under_rapid_reset() -> None:
     async def reset(served: Installation) -> None:
         nonlocal ended
         pairs = b"".join(
-            frames(head(stream, BLOCK, "END_HEADERS", "END_STREAM"), RstStreamFrame(stream, error_code=8))
+            frames(
+                head(stream, BLOCK, "END_HEADERS", "END_STREAM"),
+                RstStreamFrame(stream, error_code=8),
+            )
             for stream in range(1, 4001, 2)
         )
         while True:
@@ -138,7 +141,9 @@ async def test_head_bomb_is_refused() -> None:
         memory = await served.envoy_memory_kib()
         async with served.client() as hostile:
             with contextlib.suppress(ConnectionError):
-                await hostile.send(PREFACE + SETTINGS + frames(head(1, bomb, "END_HEADERS", "END_STREAM")))
+                await hostile.send(
+                    PREFACE + SETTINGS + frames(head(1, bomb, "END_HEADERS", "END_STREAM"))
+                )
                 for stream in range(3, 401, 2):
                     await hostile.send(frames(head(stream, small, "END_HEADERS", "END_STREAM")))
             assert await client.fetch() == ANSWER
@@ -194,7 +199,9 @@ async def test_fields_that_http1_would_read_otherwise_are_refused(name: str) -> 
     block = Encoder().encode(fields)
     async with installation(model) as served, served.client() as client:
         await client.send(
-            PREFACE + SETTINGS + frames(head(1, block, "END_HEADERS", "END_STREAM"), PingFrame(0, b"endofall"))
+            PREFACE
+            + SETTINGS
+            + frames(head(1, block, "END_HEADERS", "END_STREAM"), PingFrame(0, b"endofall"))
         )
         received = b""
         # A client that is answered has had its error before, a connection that ends has none.

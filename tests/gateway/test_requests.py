@@ -227,7 +227,11 @@ NORMALIZED: list[tuple[bytes, bytes, bytes]] = [
     (GET_A + b"X: a\r\n folded\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\nx: a folded\r\n", b""),
     (b"GET / HTTP/1.1\r\nHost: a\nX: a\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\nx: a\r\n", b""),
     (GET_A + b"X: a\rb\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\nx: ab\r\n", b""),
-    (GET_A + b"Content-Length: 0\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n", b""),
+    (
+        GET_A + b"Content-Length: 0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n",
+        b"",
+    ),
     (
         HEAD_11 + b"Connection: upgrade\r\nUpgrade: h2c\r\n" + LENGTH + b"\r\nabc",
         b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n",
@@ -279,7 +283,9 @@ async def test_strange_request_is_one_request(data: bytes) -> None:
     assert len(replica.heads) <= 1
 
 
-@pytest.mark.parametrize("chunk", [b"zz\r\n\r\n", b"0x3\r\nabc\r\n", b"3 \r\nabc\r\n", b"-1\r\n", b"f" * 17 + b"\r\n"])
+@pytest.mark.parametrize(
+    "chunk", [b"zz\r\n\r\n", b"0x3\r\nabc\r\n", b"3 \r\nabc\r\n", b"-1\r\n", b"f" * 17 + b"\r\n"]
+)
 async def test_invalid_body_ends_request_at_replica(chunk: bytes) -> None:
     """An invalid chunk ends the request that it belongs to, and the replica's connection."""
     replica = FakeReplica()

@@ -175,7 +175,9 @@ async def test_client_gets_an_error_when_replica_sends_no_response(sent: bytes) 
 @pytest.mark.xfail(reason="Envoy passes the status on")
 async def test_client_gets_an_error_when_replica_switches_unasked() -> None:
     """A replica that says that it speaks another protocol now, although nobody wanted that."""
-    switch = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    switch = (
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
     async with installation(closing_replica(switch)) as served, served.client() as client:
         assert (await client.fetch(POST))[0] in {502, 503}
 

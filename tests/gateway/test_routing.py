@@ -22,8 +22,12 @@ async def answers(served: Installation, requests: int) -> list[bytes]:
         return [(await client.request())[-2:] for _ in range(requests)]
 
 
-@pytest.mark.parametrize(("weights", "expected"), [((90, 10), (90, 10)), ((2, 1), (67, 33)), ((1, 0), (100, 0))])
-async def test_versions_get_their_weight(weights: tuple[int, int], expected: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("weights", "expected"), [((90, 10), (90, 10)), ((2, 1), (67, 33)), ((1, 0), (100, 0))]
+)
+async def test_versions_get_their_weight(
+    weights: tuple[int, int], expected: tuple[int, int]
+) -> None:
     """Of any hundred requests each version has its share, to within one."""
     stable, canary = named(b"v1"), named(b"v2")
     async with stable.serve(), canary.serve(), installation() as served:
@@ -162,7 +166,12 @@ async def test_replica_finishes_its_request_when_it_leaves_the_table() -> None:
 async def test_ports_have_replicas_of_their_own() -> None:
     """A request goes to the port of the name that it came to, and waits where no replica has one."""
     web, rpc, both = named(b"we"), named(b"rp"), named(b"bo")
-    async with web.serve(), rpc.serve(), both.serve(), installation(ports=("http", "grpc")) as served:
+    async with (
+        web.serve(),
+        rpc.serve(),
+        both.serve(),
+        installation(ports=("http", "grpc")) as served,
+    ):
         ports = {"http": web.port, "grpc": rpc.port}
         await served.update(version("v1", ReplicaEntry(LOOPBACK, ports)))
         async with served.client("http") as first, served.client("grpc") as second:

@@ -64,7 +64,9 @@ async def test_request_waits_before_the_first_table() -> None:
 async def test_requests_that_wait_are_sent_as_they_came() -> None:
     """What a replica gets does not tell whether the request has waited."""
     replica = FakeReplica()
-    request = b"GET /a?b=%2F HTTP/1.1\r\nHost: service\r\nX-Forwarded-For: 10.0.0.9\r\nX-Own: 1\r\n\r\n"
+    request = (
+        b"GET /a?b=%2F HTTP/1.1\r\nHost: service\r\nX-Forwarded-For: 10.0.0.9\r\nX-Own: 1\r\n\r\n"
+    )
     async with replica.serve(), installation() as served, served.client() as client:
         await client.send(request)
         await served.waiting(1)

@@ -1,4 +1,4 @@
-"""Measure HTTP/2 with h2load: calls as gRPC makes them, through nginx and the gateway, to nginx."""
+"""Measure HTTP/2 with h2load: calls as gRPC makes them, through each proxy, to nginx."""
 
 import re
 import shutil
@@ -8,56 +8,65 @@ import tempfile
 from pathlib import Path
 
 from bench.gateway.proxies import (
+    GATEWAY,
     GRPC_PROXY,
     GRPC_REPLICA,
     LOOPBACK,
+    NGINX,
+    OLD,
+    Running,
     free_port,
-    gateway,
     nginx,
-    processor_s,
+    proxies,
 )
 
 CALLS, ROUNDS, BODY_BYTES = 8000, 3, 400
-GOAL = 3000
+OLD_GOAL = 5.0
 
 
-def calls_per_s(process: subprocess.Popen[bytes], port: int, body: Path) -> float:
-    """Return how many calls a process serves in a second of its processor time; 0 if any failed."""
-    before = processor_s(process)
+def calls_per_s(proxy: Running, body: Path) -> float:
+    """Return how many calls a proxy serves in a second of its processor time."""
+    before = proxy.processor_s()
     words = ["h2load", "-n", str(CALLS), "-c", "4", "-m", "8", "-d", str(body)]
     words += ["-H", "te: trailers", "-H", "content-type: application/grpc"]
     output = subprocess.check_output(
-        [*words, f"http://{LOOPBACK}:{port}/model.Model/Infer"], text=True
+        [*words, f"http://{LOOPBACK}:{proxy.port}/model.Model/Infer"], text=True
     )
     succeeded = re.search(r"(\d+) succeeded", output)
     assert succeeded is not None
-    return int(succeeded[1]) / (processor_s(process) - before)
+    assert int(succeeded[1]) == CALLS, output
+    return CALLS / (proxy.processor_s() - before)
 
 
-def measure() -> bool:
-    """Alternate both, and print a Markdown table. Return whether the goal is met."""
+def measure(old: Path | None) -> bool:
+    """Alternate all, and print a Markdown table. Return whether the goal is met."""
     missing = [tool for tool in ("h2load", "nginx") if not shutil.which(tool)]
     if missing:
         print(f"\nHTTP/2 was not measured: {' and '.join(missing)} not installed:", end=" ")
         print("apt install nghttp2-client nginx-light.")
         return True
-    replica, ports = free_port(), (free_port(), free_port())
-    figures: tuple[list[float], list[float]] = [], []
+    figures = dict[str, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+        root, replica = Path(folder), free_port()
         root.chmod(0o755)
         body = root / "call"
         body.write_bytes(b"x" * BODY_BYTES)
         with (
             nginx(root, GRPC_REPLICA, replica, "0" * 70),
-            nginx(root, GRPC_PROXY, ports[0], f"{LOOPBACK}:{replica}") as baseline,
-            gateway(root, replica, ports[1]) as measured,
+            proxies(root, replica, old, GRPC_PROXY) as running,
         ):
             for _ in range(ROUNDS):
-                figures[0].append(calls_per_s(baseline, ports[0], body))
-                figures[1].append(calls_per_s(measured, ports[1], body))
-    base, served = (statistics.median(each) for each in figures)
+                for proxy in running:
+                    figures.setdefault(proxy.name, []).append(calls_per_s(proxy, body))
+    medians = {name: statistics.median(rows) for name, rows in figures.items()}
     print("\n| HTTP/2 through | calls/s of one core |\n|---|---|")
-    print(f"| nginx (baseline) | {base:,.0f} |\n| gateway | {served:,.0f} |")
-    print(f"\n{served:,.0f} calls/s of one core, goal {GOAL:,}: {served / base:.2f} of nginx.")
-    return served >= GOAL
+    for name, served in medians.items():
+        print(f"| {name} | {served:,.0f} |")
+    served = medians[GATEWAY]
+    print(f"\nThat is {served / medians[NGINX]:.2f} of nginx.", end=" ")
+    if OLD not in medians:
+        print("The gateway in Python was not measured.")
+        return True
+    ratio = served / medians[OLD]
+    print(f"{ratio:.1f} times the gateway in Python, goal {OLD_GOAL:.0f}.")
+    return ratio >= OLD_GOAL

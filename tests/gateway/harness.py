@@ -1,4 +1,4 @@
-"""A gateway with Envoy on loopback, with replicas that answer as each test says, and clients that send any bytes.
+"""A gateway with Envoy, replicas that answer as each test says, and clients that send any bytes.
 
 The gateway's own program runs in the test's event loop. Envoy is a process, which ends with the block.
 """

@@ -177,7 +177,10 @@ def test_requests_go_on_only_with_a_replica_that_accepts(
     reported: dict[str, Any], accepts: bool
 ) -> None:
     """Not where requests wait, and not to a replica that ends or refuses connections."""
-    statuses = [{"name": "http", "host_statuses": [reported]}, {"name": "grpc"}]
+    statuses: list[dict[str, Any]] = [
+        {"name": "http", "host_statuses": [reported]},
+        {"name": "grpc"},
+    ]
     assert envoy_config.accepting(statuses) == {
         "http": [{"pipe": {"path": "/s"}}] if accepts else [],
         "grpc": [],

@@ -178,14 +178,13 @@ async def test_call_waits_until_a_replica_is_ready() -> None:
 
 async def test_large_messages_wait_until_a_replica_is_ready() -> None:
     """Messages larger than what is kept of each, beside a small one on the same connection."""
-    async with Model(b"").serve() as entry, installation() as served:
-        async with channel_to(served) as channel:
-            infer = unary(channel, "Infer")
-            bodies = [b"x" * 1_000_000, b"y" * 1_000_000, b"z"]
-            calls = [asyncio.ensure_future(infer(body)) for body in bodies]
-            await served.waiting(3)
-            await served.update(version("v1", entry))
-            assert await asyncio.gather(*calls) == bodies
+    async with Model(b"").serve() as entry, installation() as served, channel_to(served) as channel:
+        infer = unary(channel, "Infer")
+        bodies = [b"x" * 1_000_000, b"y" * 1_000_000, b"z"]
+        calls = [asyncio.ensure_future(infer(body)) for body in bodies]
+        await served.waiting(3)
+        await served.update(version("v1", entry))
+        assert await asyncio.gather(*calls) == bodies
 
 
 async def test_call_is_unavailable_when_no_replica_comes() -> None:

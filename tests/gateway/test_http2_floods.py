@@ -1,4 +1,4 @@
-"""Clients of HTTP/2 that break the rules or flood: their connections end, and others are answered meanwhile."""
+"""Clients of HTTP/2 that break the rules or flood: their connections end, and others are answered."""
 
 import asyncio
 import contextlib

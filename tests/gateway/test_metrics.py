@@ -48,7 +48,7 @@ def place(address: str, port: int) -> dict[str, Any]:
     return {"socket_address": {"address": address, "port_value": port}}
 
 
-CLUSTERS = [
+CLUSTERS: list[dict[str, Any]] = [
     {
         "name": "http",
         "host_statuses": [
@@ -138,10 +138,10 @@ async def test_last_figures_stay_when_envoy_does_not_answer() -> None:
     envoy, clock = FakeEnvoy(), [100.0]
     made = metrics(envoy, clock)
     await made.refresh()
-    before = [part for part in made.text()]
+    before = list(made.text())
     envoy.answers = False
     await made.refresh()
-    assert [part for part in made.text()] == before
+    assert list(made.text()) == before
 
 
 async def test_version_is_idle_since_its_last_request() -> None:

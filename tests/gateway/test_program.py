@@ -285,7 +285,7 @@ def test_envoy_is_started_again(program: Program) -> None:
     for starts in (2, 3):
         envoy = program.envoy()
         envoy.kill()
-        wait_until(lambda: not envoy.is_running())
+        envoy.wait(60)
         assert get(program.port) == (200, b"ok")
         assert program.metric("fenka_gateway_envoy_starts_total") == starts
         wait_until(program.is_ready)

@@ -24,7 +24,8 @@ async def test_request_reaches_replica_with_client_address() -> None:
     replica = FakeReplica()
     async with installation(replica) as served, served.client() as client:
         await client.request(
-            b"GET /a//b/../%2e?b=c HTTP/1.1\r\nHost: service:80\r\nX-Own: 1\r\nX-Own: 2\r\nUser-Agent: u\r\n\r\n"
+            b"GET /a//b/../%2e?b=c HTTP/1.1\r\nHost: service:80\r\n"
+            b"X-Own: 1\r\nX-Own: 2\r\nUser-Agent: u\r\n\r\n"
         )
         await client.request(GET.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 10.0.0.9\r\n\r\n"))
     assert replica.heads == [

@@ -1,6 +1,8 @@
 """Which replica gets a request: weights, load, and replicas that come, end or leave."""
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,11 @@ from tests.waiting import until
 def named(name: bytes) -> FakeReplica:
     """Return a replica that answers its name, of two letters."""
     return FakeReplica(OK.replace(b"ok", name))
+
+
+def arrived(replicas: Sequence[FakeReplica], requests: int) -> bool:
+    """Return whether this many requests have reached replicas."""
+    return sum(len(replica.heads) for replica in replicas) == requests
 
 
 async def answers(served: Installation, requests: int) -> list[bytes]:
@@ -44,13 +51,12 @@ async def test_versions_get_their_weight(
 async def test_shares_are_weights_under_concurrent_load() -> None:
     """Of 1,000 requests of 20 clients exactly a tenth go to the canary, however many replicas it has."""
     stable, canaries = FakeReplica(), [FakeReplica() for _ in range(3)]
-    async with stable.serve(), canaries[0].serve(), canaries[1].serve(), canaries[2].serve():
-        async with installation() as served:
-            await served.update(
-                version("v1", stable.entry(), weight=90),
-                version("v2", *(canary.entry() for canary in canaries), weight=10),
-            )
-            await asyncio.gather(*(answers(served, 50) for _ in range(20)))
+    async with installation(stable, *canaries) as served:
+        await served.update(
+            version("v1", stable.entry(), weight=90),
+            version("v2", *(canary.entry() for canary in canaries), weight=10),
+        )
+        await asyncio.gather(*(answers(served, 50) for _ in range(20)))
     assert (len(stable.heads), sum(len(canary.heads) for canary in canaries)) == (900, 100)
 
 
@@ -117,7 +123,7 @@ async def test_replica_with_the_fewest_requests_is_selected() -> None:
         requests = list[asyncio.Task[list[bytes]]]()
         for number in range(6):
             requests.append(asyncio.create_task(answers(served, 1)))
-            await until(lambda: sum(len(replica.heads) for replica in replicas) > number)
+            await until(partial(arrived, replicas, number + 1))
         assert [len(replica.heads) for replica in replicas] == [2, 2, 2]
         replicas[1].may_answer.set()
         await until(lambda: sum(request.done() for request in requests) == 2)

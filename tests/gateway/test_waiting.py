@@ -1,13 +1,11 @@
 """Where requests wait, and where they are sent again."""
 
 import asyncio
-import contextlib
 import socket
 from pathlib import Path
 
 import pytest
 
-from fenka.gateway.service_gateway import ServiceGateway
 from tests.gateway.harness import (
     ANSWER,
     GET,
@@ -15,10 +13,9 @@ from tests.gateway.harness import (
     POST,
     FakeReplica,
     HeldReplica,
-    Installation,
     installation,
 )
-from tests.gateway.tables import LOOPBACK, version
+from tests.gateway.tables import LOOPBACK
 from tests.waiting import until
 
 PUT = POST.replace(b"POST", b"PUT")

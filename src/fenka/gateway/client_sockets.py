@@ -1,7 +1,7 @@
 """The sockets on which clients connect. They stay open while there is no Envoy, so clients wait.
 
 Envoy cannot use a socket of another process; it opens one of its own at the same address (SO_REUSEPORT). The
-kernel gives all connections to Envoy's while there is one, and to ours otherwise. What came in between is
+kernel gives all connections to Envoy's while there is one, and to ours otherwise. Connections in between are
 relayed to the next Envoy, with the client's address (the PROXY protocol, version 1).
 """
 

@@ -26,7 +26,7 @@ ADMIN_SOCKET, HELD_SOCKET = "admin", "held"
 HOLD_CLUSTER = "hold"
 VERSION_METADATA = "fenka", "version"
 CLIENTS, WAITING = "clients", "waiting"
-"""What statistics call the listeners."""
+"""Names of the listeners in statistics."""
 ACTIVE_REQUESTS = rf"http\.{CLIENTS}\.downstream_rq_active"
 STATISTICS = "|".join(
     (
@@ -57,7 +57,7 @@ HEAD_S = 10.0
 """For the head of a request."""
 HEAD_KIB, HEAD_FIELDS = 64, 200
 BUFFER_BYTES = 64 << 10
-"""Of a connection, for what has not been passed on yet. A request that waits has at most twice this in memory."""
+"""Of a connection, for what has not been passed on yet. A request that waits has at most twice this."""
 STREAMS = 128
 """Requests of an HTTP/2 connection at a time."""
 CONNECTION_WINDOW_BYTES = STREAMS * BUFFER_BYTES
@@ -89,7 +89,7 @@ SAFE_METHODS = "GET|HEAD|OPTIONS|PUT|DELETE"
 
 
 class EnvoySettings(msgspec.Struct, frozen=True):
-    """What a gateway's options say of Envoy.
+    """The limits of Envoy, by a gateway's options.
 
     Attributes:
         wait_s: Seconds that a request waits for a replica.
@@ -290,7 +290,7 @@ def _waiting(port: str, settings: EnvoySettings) -> Config:
     held = {"name": "envoy.filters.http.ext_authz"} | _typed(
         "extensions.filters.http.ext_authz.v3.ExtAuthz", **hold
     )
-    # What clients said of the address stays as the first listener has made it.
+    # Addresses that precede the client's stay as the first listener has made them.
     own = {
         "use_remote_address": False,
         "skip_xff_append": True,

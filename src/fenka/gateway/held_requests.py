@@ -1,4 +1,4 @@
-"""Requests that wait for a replica. Envoy asks for permission for each, and is answered when it may go on.
+"""Requests that wait for a replica. Envoy requests permission for each, and is answered when it may go on.
 
 Envoy keeps the request meanwhile; only its head comes here.
 """

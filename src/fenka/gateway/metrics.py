@@ -37,7 +37,7 @@ _REFUSED_BEFORE = ("", "-", "UAEX")
 
 @dataclass(slots=True)
 class HostUse:
-    """What Envoy reports of one address of a replica.
+    """The figures that Envoy reports of one address of a replica.
 
     Attributes:
         in_flight: Requests that it has not answered.
@@ -54,7 +54,7 @@ class HostUse:
 
 @dataclass(slots=True)
 class EnvoyReport:
-    """What Envoy reports.
+    """The figures that Envoy reports.
 
     Attributes:
         hosts: By the name of the port, and the address.

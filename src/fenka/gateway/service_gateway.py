@@ -106,7 +106,7 @@ class ServiceGateway:
 async def _any_connects(addresses: Sequence[Config]) -> bool:
     """Return whether a replica accepts connections.
 
-    Otherwise a request would go from one that does not to the next, and then wait again as if it had just come.
+    Otherwise a request would go from one that does not to the next, and then wait again as if it were new.
     """
     tried = random.sample(addresses, min(TRIED, len(addresses)))
     return any(await asyncio.gather(*map(_connects, tried)))

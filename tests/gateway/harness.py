@@ -35,7 +35,7 @@ class FakeReplica:
     Attributes:
         heads: The heads of all requests.
         bodies: Their bodies, without framing.
-        connections: The number of connections so far.
+        connections: The number of connections with requests so far.
         ended: The number of connections that have ended.
     """
 
@@ -99,6 +99,12 @@ class FakeReplica:
         serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Envoy's checks send nothing, and do not count.
+        data = await reader.read(1 << 30)
+        if not data:
+            writer.close()
+            return
+        reader.feed_data(data)
         self.connections += 1
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):

@@ -168,7 +168,12 @@ def host(**fields: Any) -> dict[str, Any]:
     [
         (host(), True),
         (host(health_status={"eds_health_status": "DRAINING"}), False),
-        (host(health_status={"eds_health_status": "HEALTHY", "failed_outlier_check": True}), False),
+        (
+            host(
+                health_status={"eds_health_status": "HEALTHY", "failed_active_health_check": True}
+            ),
+            False,
+        ),
         (host(priority=1), False),
         (host(locality={}), False),
     ],

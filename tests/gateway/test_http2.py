@@ -20,7 +20,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 
 from fenka.gateway.envoy_config import STREAMS
-from tests.gateway.harness import ANSWER, FakeReplica, installation
+from tests.gateway.harness import ANSWER, OK, FakeReplica, installation
 from tests.gateway.http2_peers import (
     METHOD,
     Model,
@@ -250,8 +250,8 @@ async def test_replica_that_goes_away_finishes_its_streams() -> None:
 
     async def script(peer: Peer) -> None:
         nonlocal connections
-        connections += 1
         await peer.receive(StreamEnded)
+        connections += 1
         if connections > 1:
             respond(peer, 1, b"201")
             await peer.flush()
@@ -284,9 +284,9 @@ async def test_stream_that_its_replica_refuses_is_sent_again() -> None:
 
     async def script(peer: Peer) -> None:
         nonlocal connections
-        connections += 1
         for stream in (1, 3, 5):
             await peer.receive(StreamEnded)
+            connections += stream == 1
             if connections == 1 and stream == 1:
                 peer.h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
             else:
@@ -450,3 +450,24 @@ async def test_drained_gateway_says_goodbye() -> None:
         with contextlib.suppress(ConnectionError):
             peer.client.close()
         await draining
+
+
+async def test_client_of_the_wrong_protocol_costs_nobody_else() -> None:
+    """A replica of HTTP/1 that HTTP/2 is sent to goes on getting requests."""
+    replica = FakeReplica(handler=refuse_http2)
+    async with installation(replica) as served, channel_to(served) as channel:
+        async with served.client() as client:
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await unary(channel, "Infer")(b"")
+                assert await client.fetch() == ANSWER
+        assert await served.metric("buffered_total") == 0
+
+
+async def refuse_http2(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer as a server of HTTP/1 does."""
+    while head := await reader.readuntil(b"\r\n\r\n"):
+        if head.startswith(b"PRI"):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            return
+        writer.write(OK)

@@ -35,7 +35,7 @@ def host(
     return {
         "address": address,
         "health_status": {"eds_health_status": "HEALTHY"}
-        | ({"failed_outlier_check": True} if failed else {}),
+        | ({"failed_active_health_check": True} if failed else {}),
         "stats": [
             {"name": name} | ({"value": str(value)} if value else {})
             for name, value in figures.items()

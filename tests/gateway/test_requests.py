@@ -212,11 +212,13 @@ REFUSED: list[tuple[bytes, int]] = [
 async def test_request_is_refused_when_ambiguous_or_too_large() -> None:
     """It reaches no replica, and neither does what follows it on its connection."""
     replica = FakeReplica()
-    seen = list[tuple[bytes, int, bool]]()
     async with installation(replica) as served:
-        for data, _ in REFUSED:
-            response = await served.send(data + CLOSING)
-            seen.append((data, int(response.split(b" ", 2)[1]), OK[-2:] in response))
+        # At once, since Envoy waits for a second until it ends a connection that it has refused.
+        responses = await asyncio.gather(*(served.send(data + CLOSING) for data, _ in REFUSED))
+        seen = [
+            (data, int(response.split(b" ", 2)[1]), OK[-2:] in response)
+            for (data, _), response in zip(REFUSED, responses, strict=True)
+        ]
         await served.until_metric("requests", 0)
         assert await served.metric("rejected_total", reason="invalid_request") >= 10
     assert seen == [(data, expected, False) for data, expected in REFUSED]

@@ -47,10 +47,8 @@ IDLE_S = 1.5
 """For which an idle connection to a replica is used again. Common servers keep one for longer (gunicorn 2 s,
 uvicorn 5 s). A request that meets the end of its connection may be lost.
 """
-EJECTION_S, MAX_EJECTION_S = 0.1, 5.0
-"""A replica that refuses or ends a connection is left out for this time, which grows by as much with each
-failure in a row.
-"""
+CHECK_S, RECHECK_S, CHECK_TIMEOUT_S = 1.0, 0.1, 2.0
+"""Between two attempts to connect to a replica, after one that succeeded and after one that failed; for each."""
 REPLICAS_TRIED = 3
 """Replicas that refuse a connection until the request waits."""
 HEAD_S = 10.0
@@ -171,7 +169,9 @@ def endpoints(table: RoutingTable | None, port: str, index: int, version: str) -
         if hosts:
             # A locality needs a weight; without one that accepts requests it gets none.
             localities.append(_locality(entry.name, hosts, max(entry.weight, 1), REPLICA_PRIORITY))
-    waiting = {"endpoint": {"address": _pipe(_waiting_socket(index))}}
+    unchecked = {"disable_active_health_check": True}
+    address = _pipe(_waiting_socket(index))
+    waiting = {"endpoint": {"address": address, "health_check_config": unchecked}}
     # Priorities are numbered without a gap.
     priority = REPLICA_PRIORITY + 1 if localities else REPLICA_PRIORITY
     localities.append(_locality("", [waiting], 1, priority))
@@ -446,7 +446,8 @@ def _replica_cluster(port: str, index: int) -> Config:
             "update_merge_window": "0s",
         },
         "circuit_breakers": {"thresholds": [_unbounded()]},
-        "outlier_detection": _ejection(),
+        "health_checks": [_health_check()],
+        "ignore_health_on_host_removal": True,
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocol
@@ -454,25 +455,21 @@ def _replica_cluster(port: str, index: int) -> Config:
     }
 
 
-def _ejection() -> Config:
-    """Return when replicas are left out: after a connection that failed, never for what they answer."""
-    never = (
-        "enforcing_consecutive_5xx",
-        "enforcing_consecutive_gateway_failure",
-        "enforcing_success_rate",
-        "enforcing_local_origin_success_rate",
-        "enforcing_failure_percentage",
-        "enforcing_failure_percentage_local_origin",
-    )
+def _health_check() -> Config:
+    """Return how Envoy finds out which replicas accept connections.
+
+    It does not judge by the ends of requests: clients can bring these about, and would exclude others.
+    """
     return {
-        "split_external_local_origin_errors": True,
-        "consecutive_local_origin_failure": 1,
-        "enforcing_consecutive_local_origin_failure": 100,
-        "max_ejection_percent": 100,
-        "interval": "0.1s",
-        "base_ejection_time": _seconds(EJECTION_S),
-        "max_ejection_time": _seconds(MAX_EJECTION_S),
-    } | dict.fromkeys(never, 0)
+        "timeout": _seconds(CHECK_TIMEOUT_S),
+        "interval": _seconds(CHECK_S),
+        "no_traffic_interval": _seconds(CHECK_S),
+        "unhealthy_interval": _seconds(RECHECK_S),
+        "unhealthy_edge_interval": _seconds(RECHECK_S),
+        "unhealthy_threshold": 1,
+        "healthy_threshold": 1,
+        "tcp_health_check": {},
+    }
 
 
 def _hold_cluster() -> Config:
@@ -581,4 +578,6 @@ def accepting(cluster_statuses: Iterable[Config]) -> dict[str, list[Config]]:
 
 def _is_healthy(health: Config) -> bool:
     """Return whether a host gets requests, by its health as Envoy reports it."""
-    return health.get("eds_health_status") == "HEALTHY" and not health.get("failed_outlier_check")
+    return health.get("eds_health_status") == "HEALTHY" and not health.get(
+        "failed_active_health_check"
+    )

@@ -43,7 +43,7 @@ class HostUse:
         in_flight: Requests that it has not answered.
         total: Requests that it was sent so far.
         known: Envoy has it.
-        reachable: It is not left out after a connection that failed.
+        reachable: It has accepted Envoy's last connection.
     """
 
     in_flight: int = 0
@@ -94,7 +94,7 @@ def report(clusters: Iterable[Config], statistics: str) -> EnvoyReport:
     for cluster in clusters:
         for host in cluster.get("host_statuses", ()):
             counts = {row["name"]: int(row.get("value", 0)) for row in host.get("stats", ())}
-            failed = bool(host.get("health_status", {}).get("failed_outlier_check"))
+            failed = bool(host.get("health_status", {}).get("failed_active_health_check"))
             use = HostUse(counts.get("rq_active", 0), counts.get("rq_total", 0), True, not failed)
             result.hosts[cluster["name"], _address(host["address"])] = use
     for family in text_string_to_metric_families(statistics):
@@ -163,7 +163,7 @@ class GatewayMetrics(ProgramMetrics):
         for version in table.versions if table else ():
             for replica in version.replicas:
                 use = self._report.of(replica)
-                if use.in_flight or use.total > before.of(replica).total:
+                if use.in_flight or use.total not in (0, before.of(replica).total):
                     self._used_at[version.name] = now
 
     def collect(self) -> Iterator[Metric]:

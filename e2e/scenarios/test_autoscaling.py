@@ -93,7 +93,9 @@ def serve(installation: Installation, namespace: str, *options: str) -> Scaled:
     return Scaled(cluster, namespace)
 
 
-@pytest.mark.parametrize("scaler", ["fenka", "keda"], indirect=True)
+@pytest.mark.parametrize(
+    "scaler", ["fenka", pytest.param("keda", marks=pytest.mark.full)], indirect=True
+)
 def test_service_scales_from_zero_by_its_requests(
     installation: Installation, namespace: str, scaler: str
 ) -> None:

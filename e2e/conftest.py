@@ -82,7 +82,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
 def keda(cluster: Cluster) -> Iterator[None]:
     """Let KEDA run for a module's tests, which must be marked `full`.
 
-    It owns the API external.metrics.k8s.io meanwhile, so fenka's metrics adapter must not run.
+    It owns the API external.metrics.k8s.io meanwhile.
     """
     with engines.keda(cluster):
         yield

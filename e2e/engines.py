@@ -72,7 +72,7 @@ spec:
 def keda(cluster: Administrator) -> Iterator[None]:
     """Let KEDA run inside the block. At its end delete it, its kinds, and all objects of them.
 
-    It owns the API external.metrics.k8s.io meanwhile, so fenka's metrics adapter must not run.
+    It owns the API external.metrics.k8s.io meanwhile.
     """
     folder = KEDA.source("github.com/kedacore/keda/v2") / "config" / "default"
     documents = [

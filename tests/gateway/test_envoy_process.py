@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.gateway import envoy_config, envoy_process
+from fenka.gateway import envoy_binary, envoy_config
+from fenka.gateway.envoy_binary import EnvoyUnavailable, find_envoy
 from fenka.gateway.envoy_config import EnvoySettings
-from fenka.gateway.envoy_process import EnvoyUnavailable, find_envoy
 from fenka.jobs.routing_table import ReplicaEntry, RoutingTable
 from tests.gateway.tables import table, version
 
@@ -45,7 +45,7 @@ def test_envoy_on_path_is_found_without_the_package(
 ) -> None:
     """A machine for which there is no package."""
     monkeypatch.delenv("FENKA_ENVOY", raising=False)
-    monkeypatch.setattr(envoy_process, "_packaged", lambda: None)
+    monkeypatch.setattr(envoy_binary, "_packaged", lambda: None)
     named = program(tmp_path / "envoy", version_line("2.0.0"))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert find_envoy() == named
@@ -54,7 +54,7 @@ def test_envoy_on_path_is_found_without_the_package(
 def test_missing_envoy_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What to install, and what to do where there is no package."""
     monkeypatch.delenv("FENKA_ENVOY", raising=False)
-    monkeypatch.setattr(envoy_process, "_packaged", lambda: None)
+    monkeypatch.setattr(envoy_binary, "_packaged", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvoyUnavailable) as error:
         find_envoy()

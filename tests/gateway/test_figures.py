@@ -22,10 +22,7 @@ from fenka.gateway.figures import (
     parse_figures,
     requests_of,
 )
-from fenka.gateway.main import GatewayOptions
-from fenka.gateway.metrics import GatewayMetrics
-from fenka.gateway.server import Gateway
-from fenka.jobs.routing_table import ReplicaEntry, RoutingTable, VersionEntry
+from tests.gateway.test_metrics import FakeEnvoy, metrics
 
 TEXT = """
 # TYPE fenka_gateway_requests_waiting gauge
@@ -48,15 +45,14 @@ def test_figures_are_those_of_the_metrics() -> None:
 
 
 async def test_gateway_shows_the_metrics_that_are_read() -> None:
-    """Its own, of a table with two versions."""
-    gateway = Gateway(GatewayOptions(listen=[]).limits())
-    replica = ReplicaEntry("127.0.0.1", {"http": 1})
-    versions = [VersionEntry("v1", 90, [replica]), VersionEntry("v2", 10)]
-    gateway.dispatcher.update(RoutingTable("fenka.gateway/1", "bert", versions))
-    text = b"".join(GatewayMetrics(gateway, lambda: True).text())
-    assert parse_figures(text) == GatewayFigures(
-        {"v1": 0, "v2": 0}, {"v1": 90, "v2": 10}, {"v1": 1}, {}, 0
-    )
+    """Its own, of a table with two versions, of which one has a replica."""
+    made = metrics(FakeEnvoy(), [0.0])
+    await made.refresh()
+    read = parse_figures(b"".join(made.text()))
+    assert read.weights == {"v1": 90, "v2": 10}
+    assert read.ready == {"v1": 1}
+    assert read.in_flight.keys() == {"v1", "v2"}
+    assert read.idle_s == {"v1": 0, "v2": 0}
 
 
 @pytest.mark.parametrize(

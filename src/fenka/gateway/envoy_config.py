@@ -48,7 +48,7 @@ IDLE_S = 1.5
 uvicorn 5 s). A request that meets the end of its connection may be lost.
 """
 CHECK_S, RECHECK_S, CHECK_TIMEOUT_S = 1.0, 0.1, 2.0
-"""Between two attempts to connect to a replica, after one that succeeded and after one that failed; for each."""
+"""Between two trial connections to a replica, after one that succeeded and one that failed; for each."""
 REPLICAS_TRIED = 3
 """Replicas that refuse a connection until the request waits."""
 HEAD_S = 10.0

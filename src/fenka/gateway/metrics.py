@@ -42,14 +42,14 @@ class HostUse:
     Attributes:
         in_flight: Requests that it has not answered.
         total: Requests that it was sent so far.
-        known: Envoy has it.
         reachable: It has accepted Envoy's last connection.
+        known: Envoy has it.
     """
 
     in_flight: int = 0
     total: int = 0
-    known: bool = False
     reachable: bool = True
+    known: bool = False
 
 
 @dataclass(slots=True)
@@ -83,8 +83,8 @@ class EnvoyReport:
         return HostUse(
             sum(host.in_flight for host in known),
             sum(host.total for host in known),
-            len(known) == len(addresses),
             all(host.reachable for host in known),
+            len(known) == len(addresses),
         )
 
 
@@ -95,7 +95,7 @@ def report(clusters: Iterable[Config], statistics: str) -> EnvoyReport:
         for host in cluster.get("host_statuses", ()):
             counts = {row["name"]: int(row.get("value", 0)) for row in host.get("stats", ())}
             failed = bool(host.get("health_status", {}).get("failed_active_health_check"))
-            use = HostUse(counts.get("rq_active", 0), counts.get("rq_total", 0), True, not failed)
+            use = HostUse(counts.get("rq_active", 0), counts.get("rq_total", 0), not failed, True)
             result.hosts[cluster["name"], _address(host["address"])] = use
     for family in text_string_to_metric_families(statistics):
         for sample in family.samples:

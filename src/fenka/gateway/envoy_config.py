@@ -48,7 +48,7 @@ IDLE_S = 1.5
 uvicorn 5 s). A request that meets the end of its connection may be lost.
 """
 CHECK_S, RECHECK_S, CHECK_TIMEOUT_S = 1.0, 0.1, 2.0
-"""Between two trial connections to a replica, after one that succeeded and one that failed; for each."""
+"""Between attempts to connect to a replica, after one that succeeded and one that failed; for an attempt."""
 REPLICAS_TRIED = 3
 """Replicas that refuse a connection until the request waits."""
 HEAD_S = 10.0
@@ -56,6 +56,12 @@ HEAD_S = 10.0
 HEAD_KIB, HEAD_FIELDS = 64, 200
 BUFFER_BYTES = 64 << 10
 """Of a connection, for what has not been passed on yet. A request that waits has at most twice this."""
+_FAIRNESS = {
+    # Requests of a connection that are read at once, until other connections have their turn.
+    "http.max_requests_per_io_cycle": 1,
+    # A connection ends when half of this many requests or more were reset within a second each.
+    "overload.premature_reset_total_stream_count": 100,
+}
 STREAMS = 128
 """Requests of an HTTP/2 connection at a time."""
 CONNECTION_WINDOW_BYTES = STREAMS * BUFFER_BYTES
@@ -135,6 +141,7 @@ def bootstrap(addresses: Mapping[str, tuple[str, int]], settings: EnvoySettings)
         },
         "static_resources": {"listeners": listeners, "clusters": [*clusters, _hold_cluster()]},
         "overload_manager": _overload(settings),
+        "layered_runtime": {"layers": [{"name": "static", "static_layer": _FAIRNESS}]},
     }
 
 

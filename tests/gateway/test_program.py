@@ -268,7 +268,10 @@ def test_client_is_answered_by_the_next_gateway_when_it_comes_between_two(path: 
             client.start()
             with subprocess.Popen(words, pass_fds=[listening.fileno()]) as process:
                 client.join(60)
+                envoys = psutil.Process(process.pid).children()
                 process.kill()
+            # What Envoy's own socket has accepted ends with it.
+            psutil.wait_procs(envoys, timeout=60)
     assert answers == [(200, b"ok")] * 2
 
 

@@ -86,6 +86,10 @@ DURATION_BOUNDS_MS = (
     60_000,
     300_000,
 )
+FAILURES = ("UF", "UC", "UR", "LR", "UPE")
+"""Response flags of requests that a replica has failed: https://www.envoyproxy.io/docs/envoy/latest/
+configuration/observability/access_log/usage
+"""
 MAX_STATISTICS = 10_000
 """Rows of versions and statuses: a replica may answer with any status."""
 SAFE_METHODS = "GET|HEAD|OPTIONS|PUT|DELETE"
@@ -283,17 +287,6 @@ def _waiting(port: str, settings: EnvoySettings) -> Config:
         },
         "status_on_error": {"code": 503},
     }
-    refused = {
-        "filter": {
-            "status_code_filter": {
-                "comparison": {
-                    "op": "EQ",
-                    "value": {"default_value": REFUSED, "runtime_key": "refused"},
-                }
-            }
-        },
-        "status_code": 503,
-    }
     held = {"name": "envoy.filters.http.ext_authz"} | _typed(
         "extensions.filters.http.ext_authz.v3.ExtAuthz", **hold
     )
@@ -301,7 +294,6 @@ def _waiting(port: str, settings: EnvoySettings) -> Config:
     own = {
         "use_remote_address": False,
         "skip_xff_append": True,
-        "local_reply_config": {"mappers": [refused]},
     }
     return _manager(WAITING, port, settings.response_s, [held]) | own
 
@@ -335,12 +327,14 @@ def _manager(name: str, port: str, response_s: float, filters: Sequence[Config])
         "upgrade_configs": [{"upgrade_type": "websocket"}],
         "route_config": {"virtual_hosts": [_routes(port, response_s, waiting=name == WAITING)]},
         "http_filters": [*filters, router],
-        "access_log": [_counters(name)],
+        "local_reply_config": {"mappers": _statuses()},
+        "access_log": _counters(name),
     }
 
 
 def _routes(port: str, response_s: float, *, waiting: bool) -> Config:
     websocket = [{"name": "upgrade", "string_match": {"exact": "websocket", "ignore_case": True}}]
+    post = [{"name": ":method", "string_match": {"exact": "POST"}}]
     safe = [{"name": ":method", "string_match": {"safe_regex": {"regex": SAFE_METHODS}}}]
     return {
         "name": port,
@@ -350,11 +344,22 @@ def _routes(port: str, response_s: float, *, waiting: bool) -> Config:
         "request_headers_to_remove": ["x-envoy-internal", "x-envoy-external-address"],
         "routes": [
             _route(port, response_s, websocket, "", idle_s=0),
+            # Most requests, for which the pattern below need not be matched.
+            _route(port, response_s, post, ""),
             # One that has waited is sent once: it may be what ends replicas, and their end makes it wait.
             _route(port, response_s, safe, "" if waiting else ",reset"),
             _route(port, response_s, [], ""),
         ],
     }
+
+
+def _statuses() -> list[Config]:
+    """Return the statuses of Envoy's own replies: to held requests, and in place of replicas that failed."""
+    refused = {"op": "EQ", "value": {"default_value": REFUSED, "runtime_key": "fenka.refused"}}
+    return [
+        {"filter": {"status_code_filter": {"comparison": refused}}, "status_code": 503},
+        {"filter": {"response_flag_filter": {"flags": [*FAILURES]}}, "status_code": 502},
+    ]
 
 
 def _http2() -> Config:
@@ -397,28 +402,36 @@ def _route(
     return {"match": {"prefix": "/", "headers": headers}, "route": action}
 
 
-def _counters(name: str) -> Config:
-    """Return what counts responses by version and status, and how requests ended."""
+def _counters(name: str) -> list[Config]:
+    """Return what counts responses by version and status, and how other requests ended."""
     namespace, key = VERSION_METADATA
     version = {"name": "version", "value_format": f"%UPSTREAM_METADATA({namespace}:{key})%"}
     status = {"name": "status", "value_format": "%RESPONSE_CODE%"}
     flags = {"name": "flags", "value_format": "%RESPONSE_FLAGS%"}
+    duration = {
+        "stat": {"name": "duration", "tags": [version]},
+        "unit": "Milliseconds",
+        "value_format": "%DURATION%",
+    }
+    return [
+        _access_log([_counter("responses", version, status)], [duration]),
+        _access_log([_counter(f"{name}_ends", flags)], [])
+        | {"filter": {"response_flag_filter": {}}},
+    ]
+
+
+def _access_log(counters: Sequence[Config], histograms: Sequence[Config]) -> Config:
+    bounds = dict.fromkeys(("max_counters", "max_gauges", "max_histograms"), MAX_STATISTICS)
     return {"name": "envoy.access_loggers.stats"} | _typed(
         "extensions.access_loggers.stats.v3.Config",
-        stats_scope={"prefix": "fenka"}
-        | dict.fromkeys(("max_counters", "max_gauges", "max_histograms"), MAX_STATISTICS),
-        counters=[
-            {"stat": {"name": "responses", "tags": [version, status]}, "value_fixed": 1},
-            {"stat": {"name": f"{name}_ends", "tags": [flags]}, "value_fixed": 1},
-        ],
-        histograms=[
-            {
-                "stat": {"name": "duration", "tags": [version]},
-                "unit": "Milliseconds",
-                "value_format": "%DURATION%",
-            }
-        ],
+        stats_scope={"prefix": "fenka"} | bounds,
+        counters=counters,
+        histograms=histograms,
     )
+
+
+def _counter(name: str, *tags: Config) -> Config:
+    return {"stat": {"name": name, "tags": tags}, "value_fixed": 1}
 
 
 # --- clusters -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from e2e.cluster import Cluster, wait_until
 from e2e.engines import GatewayApi
-from e2e.images import BUSYBOX, TRAINING
+from e2e.images import BUSYBOX, TRAINING, WORKLOAD
 from e2e.test_harness import pod
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -86,7 +86,11 @@ spec: {selector: {app: NAME}, ports: [{port: 8000}]}
 """
 REQUESTS = 600
 SHARE = 0.1
-FETCH_ALL = f"for number in $(seq {REQUESTS}); do wget -T 10 -qO- http://$0/ || echo failed; done"
+FETCH_ALL = f"""
+import sys, urllib.request
+for _ in range({REQUESTS}):
+    print(urllib.request.urlopen(f"http://{{sys.argv[1]}}/", timeout=10).read().decode())
+"""
 
 
 def test_keda_scales_a_deployment_from_zero_to_the_external_load_and_back(
@@ -144,8 +148,8 @@ def test_route_divides_requests_by_its_weights(
         gateway_api.apply_route(namespace, "web", PORT, {name: 1})
         wait_for_answer(cluster, gateway_api.address, name)
     gateway_api.apply_route(namespace, "web", PORT, {"v1": 90, "v2": 10})
-    command = ["sh", "-c", FETCH_ALL, gateway_api.address]
-    cluster.apply(pod("client", BUSYBOX, first.name, command, restartPolicy="Never"), namespace)
+    command = ["python3", "-c", FETCH_ALL, gateway_api.address]
+    cluster.apply(pod("client", WORKLOAD, first.name, command, restartPolicy="Never"), namespace)
     cluster.wait_for_pod("client", namespace, "Succeeded", 120)
     answers = Counter(re.findall(r"\w+", cluster.kubectl("-n", namespace, "logs", "client")))
     assert answers.keys() == {"v1", "v2"}

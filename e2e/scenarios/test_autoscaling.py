@@ -1,10 +1,12 @@
 """Scale a service by its requests: by its gateways' leader, and by KEDA where the cluster has it."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -169,3 +171,67 @@ def test_switching_leaves_one_scaler_only(installation: Installation, namespace:
     assert state() == (False, False)
     installation.fenka(*change, "--replicas=0..2")
     assert state() == (True, True)
+
+
+@contextmanager
+def prometheus(cluster: Cluster, target: str, folder: Path) -> Iterator[str]:
+    """Run Debian's Prometheus in the control plane's network, which reads one target. Return its address."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not on the PATH: .ci/run installs Debian's")
+    job = {"job_name": "gateway", "static_configs": [{"targets": [target]}]}
+    configuration = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
+    file = folder / "prometheus.yaml"
+    file.write_text(json.dumps(configuration))
+    address = f"{cluster.control_plane.address}:19091"
+    words = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            cluster.command("prometheus", *words, f"--web.listen-address={address}"),
+            env=cluster.environment(),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scaler", ["keda"], indirect=True)
+def test_autoscaler_follows_a_metric_of_prometheus(
+    installation: Installation, namespace: str, scaler: str, tmp_path: Path
+) -> None:
+    """Kubernetes' autoscaler sets the number of a version without a range, by the gateway's own metric."""
+    del scaler
+    bert = serve(installation, namespace, "--scaler=fenka", "--replicas=1..2")
+    change = ("serve", "update", "custom", "-n", namespace, "--name=bert", "--replicas=1")
+    installation.fenka(*change)
+    (gateway,) = bert.gateways
+    with prometheus(bert.cluster, f"{gateway['status']['podIP']}:9090", tmp_path) as address:
+        trigger = {
+            "serverAddress": f"http://{address}",
+            "query": "sum(fenka_gateway_requests)",
+            "threshold": "1",
+        }
+        behavior = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+        scaled = {
+            "apiVersion": "keda.sh/v1alpha1",
+            "kind": "ScaledObject",
+            "metadata": {"name": "own"},
+            "spec": {
+                "scaleTargetRef": {"name": "bert-v1"},
+                "minReplicaCount": 1,
+                "maxReplicaCount": 3,
+                "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+                "triggers": [{"type": "prometheus", "metadata": trigger}],
+            },
+        }
+        bert.cluster.apply(json.dumps(scaled), namespace)
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(bert.request())
+            wait_until("three replicas", lambda: bert.replicas == 3, 120)
+        wait_until("one replica again", lambda: bert.replicas == 1, 180)
+        bert.cluster.kubectl("-n", namespace, "delete", "scaledobject", "own")

@@ -384,6 +384,19 @@ def test_gateway_follows_a_service_on_kubernetes(
             program.end()
 
 
+def test_directory_that_others_may_enter_is_refused_and_left_as_it_is(
+    tmp_path: Path, path: Path
+) -> None:
+    """They could control Envoy by its sockets. Files of the user are not removed."""
+    directory = tmp_path / "shared"
+    directory.mkdir(mode=0o755)
+    (directory / "thesis").touch()
+    words = ["--table", str(path), "--listen", "http=127.0.0.1:0", "--directory", str(directory)]
+    with pytest.raises(FenkaError, match=f"chmod 700 {directory}"):
+        run(["gateway", *words])
+    assert [*directory.iterdir()] == [directory / "thesis"]
+
+
 def test_gateway_refuses_to_follow_two_sources(path: Path) -> None:
     """A service is either in a file or on Kubernetes."""
     listen = ["--listen", "http=127.0.0.1:0"]

@@ -95,6 +95,8 @@ class EnvoyProcess:
             *("--log-level", "warning", "--skip-deprecated-logs"),
             cwd=self.path,
             stdin=subprocess.DEVNULL,
+            # Ctrl-C in a terminal is for the gateway, which lets Envoy finish its requests.
+            start_new_session=True,
             # Two Envoys would share the port.
             preexec_fn=partial(procfs.die_with_parent, signal.SIGKILL),
         )

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable
@@ -158,11 +157,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
                 raise InvalidOptions(
                     f"invalid --listen {text[:80]!r}: expected NAME=ADDRESS:PORT, each name once"
                 )
-        return {
-            name: _inherited("--listen", place)
-            or client_sockets.listen(*_address("--listen", place))
-            for name, _, place in places
-        }
+        return {name: _listener(place) for name, _, place in places}
 
 
 async def serve(options: GatewayOptions) -> None:
@@ -227,14 +222,17 @@ async def assemble(options: GatewayOptions, stack: contextlib.AsyncExitStack) ->
 
 
 def _directory(wanted: Path | None, stack: contextlib.AsyncExitStack) -> int:
-    """Return a descriptor of the directory for Envoy's files, emptied. Raises OSError."""
+    """Return a descriptor of the directory for Envoy's files. Raises InvalidOptions, OSError."""
     if wanted is None:
         wanted = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fenka-gateway-")))
-    else:
-        shutil.rmtree(wanted, ignore_errors=True)
-        wanted.mkdir(mode=0o700)
+    wanted.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(wanted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     stack.callback(os.close, descriptor)
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise InvalidOptions(
+            f"--directory {wanted}: other users may enter it, and could control Envoy: chmod 700 {wanted}"
+        )
     return descriptor
 
 

@@ -541,9 +541,9 @@ def _overload(settings: EnvoySettings) -> Config:
 
 
 _DOWNSTREAM = "envoy.resource_monitors.global_downstream_max_connections"
+# Not those of requests: a model that computes long would lose its oldest ones.
 _TIMERS = [
     {"timer": "HTTP_DOWNSTREAM_CONNECTION_IDLE", "min_timeout": "1s"},
-    {"timer": "HTTP_DOWNSTREAM_STREAM_IDLE", "min_timeout": "1s"},
 ]
 
 

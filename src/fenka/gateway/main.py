@@ -120,7 +120,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     ] = 60.0
     buffer: Annotated[int, Meta(title="N", description="number of requests that wait", ge=0)] = 1000
     memory_mib: Annotated[int, Meta(title="MIB", description="Envoy's memory at most", ge=128)] = (
-        320
+        768
     )
     response_timeout: Annotated[
         float,

@@ -16,8 +16,8 @@ class HeldPorts:
 
     def __init__(self) -> None:
         self._held = dict[int, ListenerCopy]()
-        self._given_up = list[ListenerCopy]()
-        self._unrouted = list[tuple[int, ListenerCopy]]()
+        self._given_up = list[tuple[int, ListenerCopy]]()
+        self._unrouted = list[tuple[int, int, ListenerCopy]]()
 
     def hold(self, port: int, pid: int) -> None:
         """Hold a port on which a process or a descendant listens.
@@ -32,14 +32,19 @@ class HeldPorts:
                 self._held[port] = copy
 
     def is_left(self, port: int) -> bool:
-        """Return whether the program has closed a port that is held."""
-        return port in self._held and not self._held[port].is_served()
+        """Return whether the program has closed a port that is held.
+
+        Then the copy is all that listens there, and the kernel names this user as its owner.
+        """
+        copies = [*self._held.items(), *self._given_up]
+        copies += [(number, copy) for _, number, copy in self._unrouted]
+        return any(number == port and not copy.is_served() for number, copy in copies)
 
     def give_up(self, port: int) -> None:
         """Hold a port only until the gateway has its next table."""
         copy = self._held.pop(port, None)
         if copy is not None:
-            self._given_up.append(copy)
+            self._given_up.append((port, copy))
 
     def settle(self, routed: int, used: int) -> None:
         """Close what the gateway knows to have been given up.
@@ -48,15 +53,16 @@ class HeldPorts:
             routed: The number of the newest table, in which ports that were given up get no requests.
             used: The number of the table that the gateway uses.
         """
-        self._unrouted += [(routed, copy) for copy in self._given_up]
+        self._unrouted += [(routed, port, copy) for port, copy in self._given_up]
         self._given_up = []
-        for number, copy in self._unrouted:
-            if number <= used:
+        for table, _, copy in self._unrouted:
+            if table <= used:
                 copy.close()
-        self._unrouted = [(number, copy) for number, copy in self._unrouted if number > used]
+        self._unrouted = [entry for entry in self._unrouted if entry[0] > used]
 
     def close_inherited(self) -> None:
         """Close, in a replica's process, what belongs to the supervisor."""
-        unrouted = [copy for _, copy in self._unrouted]
-        for copy in (*self._held.values(), *self._given_up, *unrouted):
+        given_up = [copy for _, copy in self._given_up]
+        unrouted = [copy for *_, copy in self._unrouted]
+        for copy in (*self._held.values(), *given_up, *unrouted):
             copy.close()

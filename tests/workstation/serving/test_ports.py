@@ -15,6 +15,7 @@ import pytest
 
 from fenka.hardware.peer_credentials import copy_listener, listener_uid
 from fenka.jobs.notebook import NoFreePort, PortReservations, taken_port
+from fenka.local.held_ports import HeldPorts
 from tests.workstation.conftest import PROGRAMS, eventually
 from tests.workstation.serving.conftest import Service
 from tests.workstation.users import FIRST_UID, as_root
@@ -90,6 +91,36 @@ def test_port_is_taken_when_another_program_has_bound_it() -> None:
         port = other.getsockname()[1]
         assert taken_port([port]) == port
     assert taken_port([port]) is None
+
+
+def test_port_is_left_until_the_gateway_uses_a_table_without_it() -> None:
+    """Meanwhile only the copy listens there, which must not pass for the program."""
+    held = HeldPorts()
+    program = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1],"
+    )
+    program += " flush=True); sys.stdin.readline(); s.close(); print('closed', flush=True); input()"
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        held.hold(port, server.pid)
+        assert not held.is_left(port)
+        print(file=server.stdin, flush=True)
+        assert server.stdout.readline() == "closed\n"
+        assert held.is_left(port)
+        held.give_up(port)
+        assert held.is_left(port)
+        held.settle(routed=2, used=1)
+        assert held.is_left(port)
+        assert listener_uid(("127.0.0.1", port)) == os.geteuid()
+        held.settle(routed=3, used=2)
+        assert not held.is_left(port)
+        assert listener_uid(("127.0.0.1", port)) is None
+        server.stdin.close()
 
 
 class Impostor:

@@ -1,6 +1,7 @@
 """Serve a model on slices: streams, versions, a gateway that is killed, a service without a replica."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -91,12 +92,13 @@ def test_canary_gets_its_share_and_harms_nobody_when_it_crashes(
         crash = f"http://{pod['status']['podIP']}:{HTTP}/crash"
         with pytest.raises(Exception, match="RemoteDisconnected"):
             cluster.run("python3", "-c", POST, crash, "")
+        crashed_at = time.time()
     requests = services.send(tmp_path / "rest", "50x1")
     requests = [*read(tmp_path / "crash"), *requests]
     failed = [request for request in requests if request.status != 200]
     assert all(request.right for request in requests if request.status == 200)
-    # Those that v2 had begun.
-    assert len(failed) <= 3
+    # Those that v2 had begun, however many a busy machine has let it begin.
+    assert [request for request in failed if request.at > crashed_at] == []
     assert {request.status for request in failed} <= {502}
 
     with services.load(tmp_path / "withdrawal", "50x20"):

@@ -196,23 +196,31 @@ def endpoints(table: RoutingTable | None, port: str, index: int, version: str) -
 
 
 def endpoint_address(replica: ReplicaEntry, port: str) -> str:
-    """Return how Envoy's administration names the endpoint of a replica."""
+    """Return the text of a replica's address: see `address_text`."""
+    return address_text(_place(replica, port))
+
+
+def address_text(address: Config) -> str:
+    """Return one text for an address of Envoy's API, by which replicas are found in what Envoy reports."""
+    if "pipe" in address:
+        path: str = address["pipe"]["path"]
+        return path
+    place = address["socket_address"]
+    name, number = place["address"], place["port_value"]
+    return f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
+
+
+def _place(replica: ReplicaEntry, port: str) -> Config:
     address = replica.ports[port]
     if isinstance(address, str):
-        return address
-    return f"[{replica.host}]:{address}" if ":" in replica.host else f"{replica.host}:{address}"
+        return _pipe(address)
+    return {"socket_address": {"address": replica.host, "port_value": address}}
 
 
 def _endpoint(replica: ReplicaEntry, port: str, version: str, *, accepts: bool) -> Config:
-    address = replica.ports[port]
-    place = (
-        _pipe(address)
-        if isinstance(address, str)
-        else {"socket_address": {"address": replica.host, "port_value": address}}
-    )
     namespace, key = VERSION_METADATA
     return {
-        "endpoint": {"address": place},
+        "endpoint": {"address": _place(replica, port)},
         "health_status": "HEALTHY" if accepts else "DRAINING",
         "metadata": {"filter_metadata": {namespace: {key: version}}},
     }

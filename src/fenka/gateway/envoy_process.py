@@ -51,6 +51,7 @@ class EnvoyProcess:
         self._binary, self._directory, self._config, self._relay = binary, directory, config, relay
         self._process: asyncio.subprocess.Process | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._has_served = False
         self.starts = 0
         self.running = False
 
@@ -125,8 +126,6 @@ class EnvoyProcess:
             self._has_served = await self._get("/ready") == b"LIVE\n"
             return self._has_served
         return False
-
-    _has_served = False
 
     # --- administration -----------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ def report(clusters: Iterable[Config], statistics: str) -> EnvoyReport:
             counts = {row["name"]: int(row.get("value", 0)) for row in host.get("stats", ())}
             failed = bool(host.get("health_status", {}).get("failed_active_health_check"))
             use = HostUse(counts.get("rq_active", 0), counts.get("rq_total", 0), not failed, True)
-            result.hosts[cluster["name"], _address(host["address"])] = use
+            result.hosts[cluster["name"], envoy_config.address_text(host["address"])] = use
     for family in text_string_to_metric_families(statistics):
         for sample in family.samples:
             _add(result, sample.name.removeprefix("envoy_"), sample.labels, sample.value)
@@ -126,16 +126,6 @@ def _add(result: EnvoyReport, name: str, labels: dict[str, str], value: float) -
             result.retries += value
         case "cluster_upstream_cx_connect_fail":
             result.unreachable += value
-
-
-def _address(address: Config) -> str:
-    """Return how `envoy_config.endpoint_address` writes an address."""
-    if "pipe" in address:
-        path: str = address["pipe"]["path"]
-        return path
-    place = address["socket_address"]
-    name, number = place["address"], place["port_value"]
-    return f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
 
 
 class GatewayMetrics(ProgramMetrics):

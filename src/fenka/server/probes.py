@@ -14,6 +14,7 @@ Metrics = Callable[[], Iterable[bytes]]
 """Returns the metrics in Prometheus' format, in parts."""
 
 Refresh = Callable[[], Awaitable[None]]
+"""Fetches what the metrics are made of."""
 
 
 def add_probes(

@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-fast e2e fire check measure bench chart clean
+.PHONY: help build run test test-fast e2e fire check measure bench chart release clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -56,6 +56,9 @@ bench: build .venv/.test ## measure against named baselines, each pair in one ru
 
 chart: ## package the chart with JobSet's: leaves dist/chart (needs Go)
 	@python3 deploy/package.py dist/chart
+
+release: build ## make all that is published: leaves dist/ (FENKA_RELEASE='wheels sdist': these steps only)
+	@$(BIN)/python -m deploy.release $${FENKA_RELEASE:-}
 
 clean: ## remove all build results
 	$(MAKE) -C native clean

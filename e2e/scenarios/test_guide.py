@@ -75,8 +75,8 @@ def shell(installation: Installation) -> Iterator[Shell]:
         for node in cluster.nodes:
             installation.label(node.name, "gpushare-", "cgpu-", "fenka.io/simulated-")
             for image, name in (
-                (FENKA, "registry.example.com/fenka:0.1.0"),
-                (FENKA, "registry.example.com/fenka:0.1.1"),
+                (FENKA, "registry.example.com/fenka:0.2.0"),
+                (FENKA, "registry.example.com/fenka:0.2.0"),
                 (BUSYBOX, "docker.io/nvidia/cuda:12.9.0-base-ubuntu24.04"),
             ):
                 node.ctr("images", "tag", "--force", image, name)

@@ -1,14 +1,17 @@
 """`fenka demo`, which is `make run`: three notebooks share one card, and a fourth waits.
 
 It runs the commands that a user would type. By Jupyter's messaging protocol 5.3 it asks each notebook's own
-kernel for the size of its card and for its limit.
+kernel for the size of its card and for its limit. Where the extra `notebook` is not installed, four programs of
+`fenka run` take the notebooks' place: they need nothing but fenka.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +20,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -34,6 +37,16 @@ REPLY_TIMEOUT_S = 60.0
 
 class KernelFailed(FenkaError):
     """The code raised an exception; the message is that of the kernel."""
+
+
+class Session(Protocol):
+    """A program in a slice that runs code and returns its output."""
+
+    def run(self, code: str) -> str:
+        """Return what the code prints. Raises KernelFailed with the last line of its traceback."""
+
+    def close(self) -> None:
+        """Close the connection; the program keeps running."""
 
 
 class Kernel:
@@ -57,7 +70,7 @@ class Kernel:
         )
 
     def run(self, code: str) -> str:
-        """Return what the code prints. Raises KernelFailed with the last line of its traceback."""
+        """See Session."""
         message_id = uuid.uuid4().hex
         self._channel.send(json.dumps(_execute_request(message_id, code)))
         printed: list[str] = []
@@ -75,8 +88,54 @@ class Kernel:
                     return "".join(printed)
 
     def close(self) -> None:
-        """Close the connection; the kernel keeps running."""
+        """See Session."""
         self._channel.close()
+
+
+class Console:
+    """A connection to a program of `fenka run` that serves CONSOLE at this socket."""
+
+    def __init__(self, path: Path) -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(REPLY_TIMEOUT_S)
+        connection.connect(str(path))
+        self._stream = connection.makefile("rw")
+        connection.close()
+
+    def run(self, code: str) -> str:
+        """See Session."""
+        self._stream.write(json.dumps(code) + "\n")
+        self._stream.flush()
+        answer = json.loads(self._stream.readline())
+        if answer["error"]:
+            raise KernelFailed(answer["error"])
+        return str(answer["output"])
+
+    def close(self) -> None:
+        """See Session."""
+        self._stream.close()
+
+
+CONSOLE = """
+import contextlib, io, json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1] + ".new")
+server.listen()
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+names = {}
+while True:
+    connection, _ = server.accept()
+    stream = connection.makefile("rw")
+    for line in stream:
+        output, error = io.StringIO(), ""
+        try:
+            with contextlib.redirect_stdout(output):
+                exec(json.loads(line), names)
+        except Exception as why:
+            error = f"{type(why).__name__}: {why}"
+        stream.write(json.dumps({"output": output.getvalue(), "error": error}) + "\\n")
+        stream.flush()
+"""
 
 
 def _execute_request(message_id: str, code: str) -> dict[str, Any]:
@@ -99,12 +158,57 @@ def _execute_request(message_id: str, code: str) -> dict[str, Any]:
 GIB_MIB = UNITS_MIB["GiB"]
 CHUNK_MIB = 256
 NAMES = ("tf-notebook", "tf-notebook-2", "tf-notebook-3", "tf-notebook-4")
+PROGRAM_NAMES = ("training", "training-2", "training-3", "training-4")
 APPEARANCE_TIMEOUT_S = 60.0
+
+DRIVER = """
+import ctypes
+class Success:
+    def __eq__(self, code):
+        return code.value == 0
+class Code:
+    def __init__(self, value):
+        self.value = value
+    @property
+    def name(self):
+        text = ctypes.c_char_p()
+        library.cuGetErrorName(self.value, ctypes.byref(text))
+        return text.value.decode()
+class cuda:
+    class CUresult:
+        CUDA_SUCCESS = Success()
+library = ctypes.CDLL("libcuda.so.1")
+def function(symbol, *outputs):
+    # The driver's own functions return their results through pointers, which come first.
+    def call(*words):
+        made = [kind() for kind in outputs]
+        given = [ctypes.c_size_t(word) if isinstance(word, int) else word for word in words]
+        code = getattr(library, symbol)(*map(ctypes.byref, made), *given)
+        return Code(code), *(value.value for value in made)
+    return staticmethod(call)
+size, number, pointer = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+cuda.cuInit = function("cuInit")
+cuda.cuDeviceGet = function("cuDeviceGet", number)
+cuda.cuDevicePrimaryCtxRetain = function("cuDevicePrimaryCtxRetain", pointer)
+cuda.cuCtxSetCurrent = function("cuCtxSetCurrent")
+cuda.cuMemAlloc = function("cuMemAlloc_v2", size)
+cuda.cuMemFree = function("cuMemFree_v2")
+cuda.cuMemGetInfo = function("cuMemGetInfo_v2", size, size)
+cuda.cuMemsetD8 = function("cuMemsetD8_v2")
+def cuMemcpyDtoH(target, source, count):
+    copied = (ctypes.c_char * count).from_buffer(target)
+    return (Code(library.cuMemcpyDtoH_v2(copied, size(source), size(count))),)
+cuda.cuMemcpyDtoH = staticmethod(cuMemcpyDtoH)
+"""
+"""The few functions of cuda-bindings that the demonstration calls, for programs without that package."""
 
 PRELUDE = """
 import json
 import pynvml
-from cuda.bindings import driver as cuda
+try:
+    from cuda.bindings import driver as cuda
+except ImportError:
+    exec(DRIVER, globals())
 MIB = 1 << 20
 def ok(result):
     if result[0] != cuda.CUresult.CUDA_SUCCESS:
@@ -126,6 +230,8 @@ def fill(chunk):
             pass
     return answer
 """
+
+SETUP = f"DRIVER = {DRIVER!r}\n{PRELUDE}"
 
 LOOK = """
 free, total = ok(cuda.cuMemGetInfo())
@@ -150,10 +256,16 @@ print(json.dumps(set(back) == {%d}))
 
 
 class Demonstration:
-    """The commands and checks of the demonstration, with a daemon of its own."""
+    """The commands and checks of the demonstration, with a daemon of its own.
 
-    def __init__(self, runtime: paths.Runtime) -> None:
-        self.runtime = runtime
+    Attributes:
+        sockets: Directory of the programs' sockets; None if Jupyter servers run instead.
+        names: Names of the jobs.
+    """
+
+    def __init__(self, runtime: paths.Runtime, sockets: Path | None = None) -> None:
+        self.runtime, self.sockets = runtime, sockets
+        self.names = NAMES if sockets is None else PROGRAM_NAMES
         self.failed: list[str] = []
         self.environment = {
             **os.environ,
@@ -200,6 +312,31 @@ class Demonstration:
         """Return a job. Raises KeyError."""
         return {job.name: job for job in self.snapshot().jobs}[name]
 
+    def start(self, name: str, units: int) -> None:
+        """Start a notebook or a program with a slice of this size."""
+        options = ("--gpu-mem", str(units), "--name", name, "--detach")
+        if self.sockets is None:
+            self.fenka("notebook", "--local", *options)
+            return
+        script = self.sockets / "train.py"
+        script.write_text(CONSOLE)
+        self.fenka("run", *options, "--", sys.executable, str(script), str(self._socket(name)))
+
+    def answers(self, name: str) -> bool:
+        """Return whether the notebook or program has started."""
+        return bool(url_of(name)) if self.sockets is None else self._socket(name).exists()
+
+    def session(self, name: str) -> Session:
+        """Connect to a notebook or program, once it has started."""
+        deadline = time.monotonic() + APPEARANCE_TIMEOUT_S
+        while not self.answers(name) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return Kernel(url_of(name)) if self.sockets is None else Console(self._socket(name))
+
+    def _socket(self, name: str) -> Path:
+        assert self.sockets is not None
+        return self.sockets / name
+
 
 def demo(
     check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
@@ -230,7 +367,11 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
         if private or runtime.answers():
             # A daemon that is not ours runs there.
             runtime = paths.Runtime(_temporary_directory(stack))
-        demonstration = Demonstration(runtime)
+        sockets = None
+        if not has_jupyter():
+            print("Jupyter is not installed here (`pip install 'fenka[notebook]'`): programs share the card.")
+            sockets = _temporary_directory(stack)
+        demonstration = Demonstration(runtime, sockets)
         with _daemon(runtime):
             try:
                 yield demonstration
@@ -238,6 +379,11 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
                 # From here to the end of this process.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 _clean_up(demonstration)
+
+
+def has_jupyter() -> bool:
+    """Return whether the packages of the extra `notebook` that the demonstration uses are installed."""
+    return all(importlib.util.find_spec(name) for name in ("jupyterlab", "websocket"))
 
 
 def _temporary_directory(stack: contextlib.ExitStack) -> Path:
@@ -285,19 +431,17 @@ def _clean_up(demonstration: Demonstration) -> None:
         if jobs:
             demonstration.fenka("stop", "--grace", "3", *reversed(jobs))
         demonstration.fenka("daemon", "--stop")
-    for name in NAMES:
+    for name in demonstration.names:
         shutil.rmtree(paths.jobs_directory() / name, ignore_errors=True)
 
 
 def _start(demonstration: Demonstration) -> int:
-    """Start four notebooks of which three fit; return their size in MiB."""
+    """Start four notebooks or programs of which three fit; return their size in MiB."""
     card = demonstration.snapshot().cards[0]
     units = card_units(card.memory_mib, GIB_MIB)
     notebook = notebook_units(units)
-    for name in NAMES:
-        demonstration.fenka(
-            *("notebook", "--local", "--gpu-mem", str(notebook), "--name", name, "--detach")
-        )
+    for name in demonstration.names:
+        demonstration.start(name, notebook)
     return units_to_mib(notebook, card.memory_mib, GIB_MIB)
 
 
@@ -315,16 +459,16 @@ def _check_screens(demonstration: Demonstration) -> None:
     demonstration.fenka("top", "node", "-s", "-d")
     print("\nOn the card:")
     demonstration.expect(f"{allocated} allocated", f"{allocated} (GiB)" in share, True)
-    waiting = demonstration.job(NAMES[3])
+    waiting = demonstration.job(demonstration.names[3])
     demonstration.expect(f"the fourth waits: {waiting.reason}", waiting.state, "waiting")
 
 
 def _check_limits(demonstration: Demonstration, size: int) -> None:
     """Check each notebook's view of the card and its limit, while the others compute."""
-    print("\nIn the notebooks:")
-    kernels = {name: Kernel(url_of(name)) for name in NAMES[:3]}
+    print("\nIn the notebooks:" if demonstration.sockets is None else "\nIn the programs:")
+    kernels = {name: demonstration.session(name) for name in demonstration.names[:3]}
     for name, kernel in kernels.items():
-        seen = json.loads(kernel.run(PRELUDE + LOOK))
+        seen = json.loads(kernel.run(SETUP + LOOK))
         demonstration.expect(f"{name} sees a card of {size} MiB (CUDA)", seen["cuda"], size)
         demonstration.expect(f"{name} sees a card of {size} MiB (NVML)", seen["nvml"], size)
     for name, kernel in kernels.items():
@@ -361,16 +505,14 @@ def _print_host_view(demonstration: Demonstration) -> None:
 
 def _check_handover(demonstration: Demonstration) -> None:
     """Stop one notebook; check that the fourth starts by itself."""
-    demonstration.fenka("stop", NAMES[0])
-    deadline = time.monotonic() + APPEARANCE_TIMEOUT_S
-    while url_of(NAMES[3]) == "" and time.monotonic() < deadline:
-        time.sleep(0.1)
+    first, fourth = demonstration.names[0], demonstration.names[3]
+    demonstration.fenka("stop", first)
+    kernel = demonstration.session(fourth)
     demonstration.fenka("ps")
     print("\nThe fourth:")
-    demonstration.expect("started by itself", demonstration.job(NAMES[3]).state, "running")
-    kernel = Kernel(url_of(NAMES[3]))
-    size = demonstration.job(NAMES[3]).slices[0].memory_mib
-    demonstration.expect(f"sees {size} MiB", json.loads(kernel.run(PRELUDE + LOOK))["cuda"], size)
+    demonstration.expect("started by itself", demonstration.job(fourth).state, "running")
+    size = demonstration.job(fourth).slices[0].memory_mib
+    demonstration.expect(f"sees {size} MiB", json.loads(kernel.run(SETUP + LOOK))["cuda"], size)
     kernel.close()
 
 
@@ -382,9 +524,10 @@ def url_of(name: str) -> str:
 
 
 def _wait_for_interrupt(demonstration: Demonstration) -> None:
-    print("\nThe notebooks are yours until Ctrl-C:")
+    kind = "notebooks" if demonstration.sockets is None else "programs"
+    print(f"\nThe {kind} are yours until Ctrl-C:")
     for job in demonstration.snapshot().jobs:
-        print(f"  {job.name}  {url_of(job.name)}")
+        print(f"  {job.name}  {url_of(job.name)}".rstrip())
     hint = (
         f"FENKA_RUNTIME={demonstration.runtime.root} "
         if "FENKA_RUNTIME" in demonstration.environment

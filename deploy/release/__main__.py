@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.release import wheels
+from deploy.release import pages, wheels
 from deploy.release.recipe import PROCESSORS, ROOT, Release, ReleaseError
 
 Step = Callable[[Release], list[Path]]
 
 STEPS: Final[dict[str, Step]] = {
+    "pages": pages.build_pages,
     "wheels": wheels.build_wheels,
     "sdist": wheels.build_sdist,
 }

@@ -61,6 +61,11 @@ class Release:
         base = os.environ.get("FENKA_RELEASE_URL", DOWNLOADS)
         return f"{base.rstrip('/')}/v{self.version}"
 
+    @property
+    def share(self) -> Path:
+        """The folder in which the step `pages` leaves man pages and completions, laid out as /usr/share."""
+        return self.work / "share"
+
     def wheel(self, processor: str) -> Path:
         """Return the path of the wheel for a processor. `any` is the wheel without native libraries."""
         tag = "any" if processor == "any" else f"manylinux_2_17_{processor}"

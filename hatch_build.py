@@ -3,6 +3,7 @@
 FENKA_WHEEL_NATIVE names the folder of the libraries; by default it is `src/fenka/_native`. With the value `none`
 the wheel has no libraries and installs everywhere: its commands can look at clusters, and start no programs.
 Without that variable an unpacked sdist builds the libraries on Linux, and has none elsewhere.
+FENKA_WHEEL_SHARE names a folder of man pages and completions, laid out as `share`.
 """
 
 import os
@@ -32,6 +33,8 @@ class NativeWheel(BuildHookInterface[Any]):
         """Raises FileNotFoundError for a wheel without the libraries, RuntimeError if they cannot be built."""
         if version == "editable":
             return
+        if share := os.environ.get("FENKA_WHEEL_SHARE"):
+            build_data["shared_data"][share] = "share"
         libraries = self._libraries()
         if libraries is None:
             return

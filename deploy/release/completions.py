@@ -77,7 +77,7 @@ _fenka() {
     return
   fi
   described=(${(f)"$(__fenka_described "$at")"})
-  _describe -o fenka described || _files
+  _describe command described || _files
 }
 if [[ $funcstack[1] == _fenka ]]; then _fenka "$@"; else compdef _fenka fenka; fi
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.release import pages, wheels
+from deploy.release import krew, manifest, pages, wheels
 from deploy.release.recipe import PROCESSORS, ROOT, Release, ReleaseError
 
 Step = Callable[[Release], list[Path]]
@@ -16,6 +16,9 @@ STEPS: Final[dict[str, Step]] = {
     "pages": pages.build_pages,
     "wheels": wheels.build_wheels,
     "sdist": wheels.build_sdist,
+    "krew": krew.build_plugins,
+    "sbom": manifest.write_sbom,
+    "sums": manifest.write_checksums,
 }
 """The steps in their order: each may use what earlier ones have left in `Release.into`."""
 

@@ -12,6 +12,14 @@ DIRECTORY: Final = Path(__file__).parent / "_native"
 _INTEGER_DEFINE = re.compile(r"#define\s+(\w+)\s+(0x[0-9a-fA-F]+|\d+)\b")
 
 
+def missing(path: Path) -> FileNotFoundError:
+    """Return the error for a file of the native libraries that this installation does not have."""
+    return FileNotFoundError(
+        f"{path} is missing: this fenka has no native libraries, so it can look at clusters but start no "
+        "programs here. Install fenka's wheel for Linux on x86-64 or aarch64; in a checkout run `make build`"
+    )
+
+
 @cache
 def structs(header: Path) -> Any:
     """Return the structs of a header as a cffi ``FFI``.
@@ -37,4 +45,4 @@ def _text(header: Path) -> str:
     try:
         return header.read_text()
     except FileNotFoundError:
-        raise FileNotFoundError(f"{header} is missing: run `make build`") from None
+        raise missing(header) from None

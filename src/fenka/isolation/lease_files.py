@@ -205,6 +205,7 @@ def install_native(target: Path, complete: Callable[[Path], None] = lambda _: No
 
 
 def require_native() -> None:
-    """Raise FileNotFoundError if the libraries are not built."""
-    if not (native.DIRECTORY / "libfenka.so").exists():
-        raise FileNotFoundError(f"{native.DIRECTORY / 'libfenka.so'} is missing: run `make build`")
+    """Raise FileNotFoundError if this installation has no libraries."""
+    shim = native.DIRECTORY / "libfenka.so"
+    if not shim.exists():
+        raise native.missing(shim)

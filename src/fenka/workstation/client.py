@@ -282,6 +282,9 @@ def start_daemon(
     Returns:
         The process that was started; it has ended if another process's daemon answers.
     """
+    from fenka.isolation.lease_files import require_native
+
+    require_native()
     runtime.create()
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:

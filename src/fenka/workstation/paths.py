@@ -30,6 +30,9 @@ SYSTEM_STATE = Path("/var/lib/fenka")
 SYSTEM_OPTIONS = Path("/etc/fenka/daemon.toml")
 """The options of the system's daemon. Where it exists, root runs one."""
 
+# macOS has no O_PATH. No daemon runs there, but the commands of clusters look for one.
+_O_PATH = getattr(os, "O_PATH", os.O_RDONLY)
+
 SOCKET_PATH_BYTES = 107
 """The kernel's limit."""
 
@@ -141,7 +144,7 @@ class Runtime:
         """Open the directory after checking it. Raises UnsafeDirectory, OSError."""
         check_parents(self.root)
         try:
-            directory = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            directory = os.open(self.root, _O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
         except NotADirectoryError:
             raise UnsafeDirectory(
                 f"{self.root} is a symbolic link or no directory: remove it, or name another directory "

@@ -39,7 +39,7 @@ def _libraries() -> Check:
     shim = native.DIRECTORY / "libfenka.so"
     if shim.exists():
         return Check("shim", "ok", str(shim))
-    return Check("shim", "wrong", f"{shim} is missing: run `make build`")
+    return Check("shim", "wrong", str(native.missing(shim)))
 
 
 def _daemon() -> list[Check]:

@@ -13,6 +13,8 @@ CUDA_INCLUDE := $(SITE)/nvidia/cuda_runtime/include
 NVML_INCLUDE := $(SITE)/nvidia/nvml_dev/include
 OUT     := $(ROOT)/src/fenka/_native
 BUILD   := $(ROOT)/native/build
-CFLAGS  := -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -fno-sanitize=undefined \
+# A release has no debug information: it would name the folders of the build.
+DEBUG   ?= -g
+CFLAGS  := -std=gnu11 -O2 $(DEBUG) -fPIC -fvisibility=hidden -fno-sanitize=undefined \
            -Wall -Wextra -Werror -Werror=implicit-function-declaration \
            -I$(ROOT)/native/include -isystem $(CUDA_INCLUDE) -isystem $(NVML_INCLUDE)

@@ -102,6 +102,6 @@ class Release:
         self.run(
             *("make", "--no-print-directory", "-C", ROOT / "native", f"ARCH={processor}"),
             *(f"OUT={libraries}", f"BUILD={self.work / processor / 'build'}"),
-            f"PYTHON={sys.executable}",
+            *(f"PYTHON={sys.executable}", "DEBUG=-g0"),
         )
         return libraries

@@ -101,6 +101,7 @@ class Workstation:
     def __init__(self, root: Path, prefix: list[str]) -> None:
         self.root, self.prefix = root, prefix
         self.programs: list[Program] = []
+        self.interpreter = sys.executable
         self._changed, self._fresh = False, object()
         self.environment = {
             name: value
@@ -116,7 +117,7 @@ class Workstation:
         """Run a command to its end."""
         self._changed = self._changed or words[0] in ("admin", "daemon", "sim")
         return subprocess.run(
-            [*self.prefix, sys.executable, "-m", "fenka", *words],
+            [*self.prefix, self.interpreter, "-m", "fenka", *words],
             env=self.environment,
             check=False,
             **{"capture_output": True, "text": True} | options,
@@ -135,7 +136,7 @@ class Workstation:
     def run(self, *words: str) -> Program:
         """Start `fenka run WORDS`."""
         process = subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", "fenka", "run", *words],
+            [*self.prefix, self.interpreter, "-m", "fenka", "run", *words],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

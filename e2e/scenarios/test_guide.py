@@ -1,9 +1,12 @@
-"""Run the commands of docs/kubernetes.md verbatim."""
+"""Run the commands of the documentation's pages for clusters verbatim.
+
+`tools/docs/blocks.py` says how pages mark what is run. Commands for a workstation run in tests/docs.
+"""
 
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,10 +24,14 @@ from e2e.scenarios.installation import (
 from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
 from e2e.supervisor import REPOSITORY
 from fenka.dialects import gpushare
+from tools.docs.blocks import Page, read_page, run_page
+from tools.docs.shell import Shell
 
 GUIDE = (REPOSITORY / "docs" / "kubernetes.md").read_text()
 NAMESPACE = "fenka-system"
 NODE = "sd-cluster-04"
+NAMES = {r"\bNODE\b|\bgpu-1\b": NODE, r"\b10\.0\.0\.11\b": "192.168.1.214"}
+"""Patterns of the names in pages, and this cluster's names."""
 INSTALL_FOR_MIGRATION = """\
 helm install fenka deploy/chart --namespace fenka-system --create-namespace \\
   --set image.repository=registry.example.com/fenka --set node.unit=GiB \\
@@ -52,7 +59,7 @@ def code_block(start: str) -> str:
     return next(text for text in texts if text.startswith(start))
 
 
-class Shell:
+class GuideShell:
     """A user's shell in the repository, with helm, kubectl and fenka on PATH."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -66,7 +73,7 @@ class Shell:
 
 
 @pytest.fixture
-def shell(installation: Installation) -> Iterator[Shell]:
+def shell(installation: Installation) -> Iterator[GuideShell]:
     """Provide a cluster without fenka whose nodes have the images that the guide names."""
     cluster = installation.cluster
     try:
@@ -81,7 +88,7 @@ def shell(installation: Installation) -> Iterator[Shell]:
             ):
                 node.ctr("images", "tag", "--force", image, name)
         cluster.kubectl("apply", "-f", "-", stdin=NVIDIA_PLUGIN)
-        yield Shell(cluster)
+        yield GuideShell(cluster)
     finally:
         # The tests of other modules need fenka, whatever has happened here.
         cluster.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=NVIDIA_PLUGIN)
@@ -90,8 +97,68 @@ def shell(installation: Installation) -> Iterator[Shell]:
         install(cluster)
 
 
+class PageShell(Shell):
+    """The shell of a page's reader, with helm, kubectl and fenka on PATH and a namespace of its own."""
+
+    def __init__(
+        self, directory: Path, cluster: Cluster, namespace: str, names: Mapping[str, str]
+    ) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._names = names
+        kubeconfig = directory / ".kubeconfig"
+        kubeconfig.write_text(cluster.kubeconfig.read_text())
+        (directory / "deploy").symlink_to(REPOSITORY / "deploy")
+        known = cluster.environment()
+        commands = f"{Path(sys.executable).parent}:{known['PATH']}"
+        own = {"KUBECONFIG": str(kubeconfig), "PATH": commands, "COLUMNS": "160", "TERM": "dumb"}
+        super().__init__(directory, known | own, cluster.command())
+        self.run(f"kubectl config set-context --current --namespace {namespace}")
+
+    def run(self, script: str) -> tuple[int, str]:
+        """Run commands, with this cluster's names."""
+        return super().run(self.shown(script))
+
+    def apply(self, manifest: str) -> None:
+        """Apply a manifest in the page's namespace."""
+        self._cluster.apply(self.shown(manifest), self._namespace)
+
+    def shown(self, text: str) -> str:
+        """Return a text with this cluster's names in place of the page's."""
+        for pattern, name in self._names.items():
+            text = re.sub(pattern, name, text)
+        return text
+
+
+def cluster_pages() -> Iterator[object]:
+    """Yield the pages with commands for a cluster."""
+    for path in sorted((REPOSITORY / "docs").rglob("*.md")):
+        page = read_page(path)
+        if page.runs("cluster"):
+            marks = [pytest.mark.full] if page.has("cluster", "full") else []
+            yield pytest.param(page, id=str(path.relative_to(REPOSITORY)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [*cluster_pages()])
+def test_commands_for_a_cluster_do_what_the_page_shows(
+    page: Page, namespace: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Most pages find fenka on nodes that share their cards. Others say in their mark what is missing."""
+    names = dict(NAMES)
+    if page.has("cluster", "fenka"):
+        cluster, namespace = request.getfixturevalue("shell").cluster, "default"
+    else:
+        shared = "installation" if page.has("cluster", "share") else "shared"
+        cluster = request.getfixturevalue(shared).cluster
+        names[r"\bfenka-system\b"] = RELEASE
+    if page.has("cluster", "jobset"):
+        request.getfixturevalue("jobset")
+    with PageShell(tmp_path, cluster, namespace, names) as shell:
+        run_page(page, "cluster", shell)
+
+
 def test_commands_of_the_guide_work_when_run_verbatim(
-    shell: Shell, installation: Installation
+    shell: GuideShell, installation: Installation
 ) -> None:
     """Install, label, create the first pod, show the tables, upgrade, roll back, uninstall."""
     cluster = shell.cluster
@@ -178,7 +245,7 @@ spec:
 
 
 def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
-    shell: Shell, installation: Installation, namespace: str
+    shell: GuideShell, installation: Installation, namespace: str
 ) -> None:
     """New pods are placed beside gpushare's, and nothing of gpushare is left."""
     cluster, virtual = shell.cluster, VirtualNodes(installation, namespace)

@@ -1,0 +1,92 @@
+"""The documentation's commands for one machine do what its pages show.
+
+`tools/docs/blocks.py` says how pages mark what is run. Commands for a cluster run in
+e2e/scenarios/test_guide.py.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.docs.blocks import Page, faults, read_page, run_page
+from tools.docs.shell import Shell
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = Path(sys.executable).parent
+AS_USER = """
+mount --bind /run /run && mount -o remount,bind,ro /run &&
+mount --bind /etc /etc && mount -o remount,bind,ro /etc &&
+exec unshare --user --map-user=1000 --map-group=1000 "$@"
+"""
+"""Start a command as an ordinary user, where the tests run as root."""
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MARKED = [
+    page for page in PAGES if page.parent.name in {"start", "do", "fix"} or page.name == "README.md"
+]
+"""Pages all of whose blocks are run, or say why not."""
+
+
+def name(page: Path) -> str:
+    """Return a page's name for pytest."""
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MARKED, ids=name)
+def test_each_block_can_be_run_or_says_why_not(path: Path) -> None:
+    """A new block without a mark would never be tried."""
+    assert list(faults(read_page(path))) == []
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Provide an empty home directory of the reader."""
+    directory = Path(tempfile.mkdtemp(prefix="fenka-docs-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def workstation(home: Path, page: Page) -> Shell:
+    """Return the shell of an ordinary user in whose session a daemon has simulated cards."""
+    environment = {
+        "COLUMNS": "120",
+        "FENKA_RUNTIME": str(home / ".run"),
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "PATH": f"{COMMANDS}:/usr/local/bin:/usr/bin:/bin",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TERM": "dumb",
+    }
+    prefix = ["unshare", "--mount", "sh", "-c", AS_USER, "sh"] if os.geteuid() == 0 else []
+    shell = Shell(home, environment, prefix)
+    if page.option("workstation", "daemon") != "no":
+        cards = page.option("workstation", "cards", "T4")
+        code, printed = shell.run(f"fenka daemon --background --simulate '{cards}'")
+        assert code == 0, printed
+    return shell
+
+
+def runnable() -> Iterator[object]:
+    """Yield the pages with commands for a workstation."""
+    for path in PAGES:
+        page = read_page(path)
+        if page.runs("workstation"):
+            full = page.has("workstation", "full") and os.environ.get("FENKA_E2E_TIER") != "full"
+            skip = pytest.mark.skipif(full, reason="slow: set FENKA_E2E_TIER=full to run it")
+            yield pytest.param(page, id=name(path), marks=[pytest.mark.process, skip])
+
+
+@pytest.mark.parametrize("page", [*runnable()])
+def test_commands_for_a_workstation_do_what_the_page_shows(page: Page, home: Path) -> None:
+    """They run as an ordinary user, with simulated cards and a daemon of their own."""
+    shell = workstation(home, page)
+    try:
+        run_page(page, "workstation", shell)
+    finally:
+        shell.run("fenka daemon --stop || true")
+        shell.close()

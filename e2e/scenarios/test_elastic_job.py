@@ -1,4 +1,4 @@
-"""A training brings its nodes, and they leave when it has ended (docs/autoscaling.md)."""
+"""A training brings its nodes, and they leave when it has ended (docs/do/autoscale.md)."""
 
 import pytest
 

@@ -5,14 +5,13 @@
 
 import re
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.images import BUSYBOX, FENKA
+from e2e.images import BUSYBOX, FENKA, WORKLOAD
 from e2e.scenarios.conftest import install, uninstall
 from e2e.scenarios.installation import (
     GPUSHARE_CONFIGURATION,
@@ -24,19 +23,18 @@ from e2e.scenarios.installation import (
 from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
 from e2e.supervisor import REPOSITORY
 from fenka.dialects import gpushare
-from tools.docs.blocks import Page, read_page, run_page
+from tools.docs.blocks import COMMAND_LANGUAGES, Page, read_page, run_page
 from tools.docs.shell import Shell
 
-GUIDE = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+DOCS = REPOSITORY / "docs"
 NAMESPACE = "fenka-system"
 NODE = "sd-cluster-04"
-NAMES = {r"\bNODE\b|\bgpu-1\b": NODE, r"\b10\.0\.0\.11\b": "192.168.1.214"}
+NAMES = {
+    r"\bNODE\b|\bgpu-1\b": NODE,
+    r"\b10\.0\.0\.11\b": "192.168.1.214",
+    r"\bIMAGE\b": WORKLOAD,
+}
 """Patterns of the names in pages, and this cluster's names."""
-INSTALL_FOR_MIGRATION = """\
-helm install fenka deploy/chart --namespace fenka-system --create-namespace \\
-  --set image.repository=registry.example.com/fenka --set node.unit=GiB \\
-  --set scheduler.tls.enabled=false
-"""
 NVIDIA_PLUGIN = """
 apiVersion: apps/v1
 kind: DaemonSet
@@ -51,12 +49,30 @@ spec:
 """
 
 
-def code_block(start: str) -> str:
-    """Return the guide's first code block that begins with this text."""
-    fenced: list[str] = re.findall(r"^```\w*\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
-    indented: list[str] = re.findall(r"(?:^ {4,}\S.*\n(?:^\n(?= {4}))?)+", GUIDE, re.MULTILINE)
-    texts = [*fenced, *(textwrap.dedent(text) for text in indented)]
-    return next(text for text in texts if text.startswith(start))
+class Blocks:
+    """The code blocks of pages that one scenario runs."""
+
+    def __init__(self) -> None:
+        self._pages: dict[str, Page] = {}
+        self._used: set[tuple[str, int]] = set()
+
+    def take(self, page: str, start: str) -> str:
+        """Return the page's first code block that begins with this text."""
+        blocks = self._pages.setdefault(page, read_page(DOCS / page)).blocks
+        block = next(block for block in blocks if block.text.startswith(start))
+        self._used.add((page, block.line))
+        return block.text
+
+    def unused(self) -> list[str]:
+        """Return the blocks that the pages leave to a scenario, and that it has not run."""
+        return [
+            f"docs/{name}:{block.line}"
+            for name, page in self._pages.items()
+            for block in page.blocks
+            if page.place(block) == "scenario"
+            and block.language in {*COMMAND_LANGUAGES, "yaml"}
+            and (name, block.line) not in self._used
+        ]
 
 
 class GuideShell:
@@ -157,56 +173,66 @@ def test_commands_for_a_cluster_do_what_the_page_shows(
         run_page(page, "cluster", shell)
 
 
-def test_commands_of_the_guide_work_when_run_verbatim(
+def test_commands_from_installation_to_removal_work_when_run_verbatim(
     shell: GuideShell, installation: Installation
 ) -> None:
     """Install, label, create the first pod, show the tables, upgrade, roll back, uninstall."""
-    cluster = shell.cluster
-    shell(code_block("helm install fenka deploy/chart"))
+    cluster, blocks = shell.cluster, Blocks()
+    install_command = blocks.take("start/cluster.md", "helm install fenka deploy/chart")
+    assert blocks.take("do/install.md", "helm install fenka deploy/chart") == install_command
+    shell(install_command)
     rollout = f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s"
     assert rollout.removesuffix(" --timeout=180s") in cluster.helm(
         "get", "notes", RELEASE, "-n", NAMESPACE
     )
     shell(rollout)
-    configure(cluster)
-    shell(code_block("kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset"))
+    configure(cluster, blocks)
+    shell(blocks.take("do/install.md", "kubectl -n kube-system patch daemonset nvidia-device-pl"))
+    share_and_look(shell, installation, blocks)
 
-    shell(code_block("kubectl label node NODE fenka.io/simulated=t4 gpushare=true"))
-    shell(code_block("kubectl label node NODE gpushare=true"))
+    pods = container_state(cluster)
+    upgrade, rollback = blocks.take("do/upgrade.md", "helm upgrade fenka").splitlines()
+    watch = blocks.take("do/upgrade.md", "kubectl -n fenka-system rollout status")
+    for command in (upgrade.replace("…", "0.1.1"), rollback):
+        shell(command)
+        shell(watch)
+    assert container_state(cluster) == pods
+
+    cluster.kubectl("delete", "pod", "first", "--now")
+    cluster.set_scheduler_configuration(None)
+    shell(blocks.take("do/remove.md", "helm uninstall fenka -n fenka-system"))
+    wait_until("fenka's pods are gone", lambda: not cluster.list("pods", NAMESPACE))
+    cluster.node(NODE).run("sh", "-c", blocks.take("do/remove.md", "rm -rf /run/fenka"))
+    node = cluster.get("node", NODE)["metadata"]
+    assert not {"gpushare", "cgpu"} & set(node["labels"])
+    assert "fenka.io/cards" not in node["annotations"]
+    assert blocks.unused() == []
+
+
+def share_and_look(shell: GuideShell, installation: Installation, blocks: Blocks) -> None:
+    """Give a node simulated cards, create the first pod, and compare the first screen."""
+    cluster = shell.cluster
+    simulate = "kubectl label node NODE fenka.io/simulated=t4 gpushare=true"
+    shell(blocks.take("start/without-gpu.md", simulate))
+    shell(blocks.take("start/cluster.md", "kubectl label node NODE gpushare=true"))
     installation.wait_for_allocatable(NODE, MEMORY, 14)
-    cluster.apply(code_block("apiVersion: v1\nkind: Pod"))
+    cluster.apply(blocks.take("start/cluster.md", "apiVersion: v1\nkind: Pod"))
     cluster.wait_for_pod("first", seconds=90)
 
-    command, _, output = code_block("$ fenka top node -s").partition("\n")
+    screen = blocks.take("start/cluster.md", "$ fenka top node -s")
+    command, _, output = screen.partition("\n")
     expected = output.replace("gpu-1", NODE).replace("10.0.0.11", "192.168.1.214")
     assert table_cells(shell(command.removeprefix("$ "))) == table_cells(expected)
     assert table_cells(shell("kubectl inspect gpushare"))[1][:3] == [NODE, "192.168.1.214", "4/14"]
     assert NODE in shell("fenka why first")
 
-    upgrade, rollback = code_block(
-        "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set image.tag"
-    ).splitlines()
-    before = container_state(cluster)
-    for command in (upgrade.replace("…", "0.1.1"), rollback):
-        shell(command)
-        shell(rollout)
-    assert container_state(cluster) == before
 
-    cluster.kubectl("delete", "pod", "first", "--now")
-    cluster.set_scheduler_configuration(None)
-    shell(code_block("helm uninstall fenka -n fenka-system"))
-    wait_until("fenka's pods are gone", lambda: not cluster.list("pods", NAMESPACE))
-    (clean,) = re.findall(r"on each GPU node `(rm -rf [^`]*)`", GUIDE)
-    cluster.node(NODE).run("sh", "-c", clean)
-    node = cluster.get("node", NODE)["metadata"]
-    assert not {"gpushare", "cgpu"} & set(node["labels"])
-    assert "fenka.io/cards" not in node["annotations"]
-
-
-def configure(cluster: Cluster) -> None:
+def configure(cluster: Cluster, blocks: Blocks) -> None:
     """Install the certificates and the scheduler configuration on the control plane."""
-    on_control_plane(cluster, code_block("fenka certificates --into"))
-    cluster.set_scheduler_configuration(code_block("apiVersion: kubescheduler.config.k8s.io/v1"))
+    for command in ("fenka certificates --into", "install -d -m 700", "kubectl -n fenka-system get"):
+        on_control_plane(cluster, blocks.take("do/install.md", command))
+    configured = on_control_plane(cluster, "cat /etc/kubernetes/scheduler-config.yaml")
+    cluster.set_scheduler_configuration(configured)
 
 
 def container_state(cluster: Cluster) -> tuple[str, int]:
@@ -249,6 +275,7 @@ def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
 ) -> None:
     """New pods are placed beside gpushare's, and nothing of gpushare is left."""
     cluster, virtual = shell.cluster, VirtualNodes(installation, namespace)
+    blocks, page = Blocks(), "from/gpushare.md"
     cluster.kubectl("apply", "-f", "-", stdin=GPUSHARE_OBJECTS)
     for name in ("gpushare-schd-extender", "gpushare-device-plugin"):
         cluster.kubectl("create", "clusterrole", name, "--verb=get", "--resource=pods")
@@ -259,8 +286,8 @@ def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
     record = {gpushare.IDX: "1", gpushare.POD: "10", gpushare.DEV: "16", gpushare.ASSIGNED: "true"}
     virtual.create(virtual.pod("old-pod", 10, nodeName="old", annotations=record))
     try:
-        shell(code_block("kubectl -n kube-system delete service gpushare-schd-extender"))
-        shell(code_block(INSTALL_FOR_MIGRATION))
+        shell(blocks.take(page, "kubectl -n kube-system delete service gpushare-schd-extender"))
+        shell(blocks.take(page, "helm install fenka deploy/chart"))
         shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s")
         cluster.set_scheduler_configuration(GPUSHARE_CONFIGURATION)
         assert ["old-pod", namespace, "0", "10"] in table_cells(
@@ -272,14 +299,11 @@ def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
         )
         virtual.create(virtual.pod("new-pod", 10))
         assert virtual.wait_for_placed(2)["new-pod"] == ("old", "0")
-        for line in code_block(
-            "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set sch"
-        ).splitlines():
-            shell(line)
-        configure(cluster)
+        shell(blocks.take(page, "helm upgrade fenka deploy/chart"))
+        configure(cluster, blocks)
         virtual.create(virtual.pod("by-tls", 4))
         assert virtual.wait_for_placed(3)["by-tls"][0] == "old"
-        shell(code_block("kubectl delete clusterrolebinding gpushare-schd-extender"))
+        shell(blocks.take(page, "kubectl delete clusterrolebinding gpushare-schd-extender"))
         remaining = cluster.kubectl(
             "get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name"
         )

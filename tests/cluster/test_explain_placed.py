@@ -111,7 +111,7 @@ def test_pod_is_named_in_a_sentence_only_as_a_whole_word(
 
 
 SUCCESSOR = (
-    "delete the pod once kube-scheduler asks the extender (docs/kubernetes.md): its successor gets a "
+    "delete the pod once kube-scheduler asks the extender (docs/do/install.md): its successor gets a "
     "card"
 )
 

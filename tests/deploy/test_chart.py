@@ -87,8 +87,8 @@ def test_configurations_evaluate_every_node_when_there_are_more_than_a_hundred()
         (profile,) = configuration["profiles"]
         assert profile["percentageOfNodesToScore"] == 100
         assert "percentageOfNodesToScore" not in configuration, "other profiles keep their own"
-    for page in ("docs/kubernetes.md", "docs/scheduler.md"):
-        assert "percentageOfNodesToScore: 100" in (ROOT / page).read_text(), page
+    page = ROOT / "docs" / "reference" / "kube-scheduler.md"
+    assert "percentageOfNodesToScore: 100" in page.read_text()
 
 
 @needs_helm
@@ -277,7 +277,7 @@ def test_queue_options_are_left_out_when_values_come_from_an_older_release() -> 
 
 def test_guide_quotes_the_scheduler_configuration_verbatim() -> None:
     """The guide contains the file's text, but for the names of MIG instances."""
-    guide = (ROOT / "docs" / "kubernetes.md").read_text()
+    guide = (ROOT / "docs" / "reference" / "kube-scheduler.md").read_text()
     quoted, mark, _ = (
         (CHART / "files" / "scheduler-config.yaml").read_text().partition("    # MIG instances")
     )

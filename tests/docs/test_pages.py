@@ -5,6 +5,7 @@ e2e/scenarios/test_guide.py.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -51,6 +52,14 @@ def home() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+class ReaderShell(Shell):
+    """A shell whose user is called `ada` in the pages."""
+
+    def shown(self, text: str) -> str:
+        """Return a text with this user's name."""
+        return re.sub(r"\bada\b", self.run("id -un 2>/dev/null || id -u")[1].strip(), text)
+
+
 def workstation(home: Path, page: Page) -> Shell:
     """Return the shell of an ordinary user in whose session a daemon has simulated cards."""
     environment = {
@@ -63,7 +72,7 @@ def workstation(home: Path, page: Page) -> Shell:
         "TERM": "dumb",
     }
     prefix = ["unshare", "--mount", "sh", "-c", AS_USER, "sh"] if os.geteuid() == 0 else []
-    shell = Shell(home, environment, prefix)
+    shell = ReaderShell(home, environment, prefix)
     if page.option("workstation", "daemon") != "no":
         cards = page.option("workstation", "cards", "T4")
         code, printed = shell.run(f"fenka daemon --background --simulate '{cards}'")

@@ -5,6 +5,7 @@ directly before a block:
 
     <!-- run: workstation -->       Run the commands where a fenka daemon has simulated cards.
     <!-- run: cluster -->           Run the commands where kubectl reaches a cluster with fenka.
+    <!-- run: scenario -->          e2e/scenarios/test_guide.py runs them with those of other pages.
     <!-- not run: REASON -->        Do not run them, because no test can.
 
 Options follow the place:
@@ -24,11 +25,12 @@ Only directly before a block:
 
 Anywhere between blocks:
 
-    <!-- check: COMMAND -->         Run a command that the reader does not see. It must succeed.
+    <!-- check: COMMAND -->         Run a command that the reader does not see. It must succeed. A place of the block
+                                    that follows, written above it, is its place, too.
 
 Blocks of `sh` and `console` have commands. If a line begins with `$ `, the other lines are expected output.
 There `…` stands for any text in a line, and a line with nothing else for any lines. The number of spaces
-and the length of rules do not count. On a cluster NODE and `gpu-1` stand for a node's name. Blocks of
+the length of rules and the figures of durations do not count. On a cluster NODE and `gpu-1` stand for a node's name. Blocks of
 `yaml`, `toml`, `json` and `python` that are not run must at least be readable.
 """
 
@@ -52,12 +54,13 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 """How to check a block that is not run, by its language."""
 
-PLACES = {"workstation", "cluster"}
+PLACES = {"workstation", "cluster", "scenario"}
 OPTIONS = {"cards", "daemon", "fenka", "full", "jobset", "share"}
 
 _COMMENT = re.compile(r"<!--\s*(run|not run|fails|file|apply|check)\b:?\s*(.*?)\s*-->")
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+)(?P<language>[\w-]*)")
 _RULE = re.compile(r"[-─━=]{3,}")
+_DURATION = re.compile(r"\b\d+(?:\.\d+)? ?(?:ms|s|m|h|d)\b")
 
 
 class PageError(AssertionError):
@@ -169,7 +172,8 @@ def read_page(path: Path) -> Page:
         elif comment := _COMMENT.search(line):
             kind, value = comment.groups()
             if kind == "check":
-                page.blocks.append(Block(number, "sh", f"{value}\n"))
+                where = _parse_where(path, number, pending)
+                page.blocks.append(Block(number, "sh", f"{value}\n", where))
             else:
                 pending[kind] = value
         elif line.strip():
@@ -295,7 +299,7 @@ def _line_pattern(line: str) -> str:
 
 def _normalised(text: str) -> Iterator[str]:
     for line in text.splitlines():
-        stripped = " ".join(_RULE.sub("---", line).split())
+        stripped = " ".join(_DURATION.sub("0s", _RULE.sub("---", line)).split())
         if stripped:
             yield stripped
 

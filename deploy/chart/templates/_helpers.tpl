@@ -42,7 +42,7 @@ imagePullSecrets: {{ toJson . }}
 {{- (.Values.scheduler.read | default dict).port | default 12346 }}
 {{- end }}
 
-{{/* The extender's entry for kube-scheduler: (dict "root" . "host" HOST:PORT "files" DIRECTORY). docs/kubernetes.md
+{{/* The extender's entry for kube-scheduler: (dict "root" . "host" HOST:PORT "files" DIRECTORY). docs/reference/kube-scheduler.md
 also shows it. files: the folder of kube-scheduler's certificate; empty: as in files/scheduler-config.yaml. */}}
 {{- define "fenka.extender" -}}
 {{- $file := .root.Files.Get "files/scheduler-config.yaml" | fromYaml -}}

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the autoscaler. Their names and meaning are listed in docs/autoscaling.md."""
+"""Prometheus metrics of the autoscaler. Their names and meaning are listed in docs/reference/metrics.md."""
 
 from collections.abc import Callable, Iterator, Mapping
 

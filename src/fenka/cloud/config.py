@@ -1,4 +1,4 @@
-"""The autoscaler's configuration, as people write it (docs/autoscaling.md). Durations are in seconds.
+"""The autoscaler's configuration, as people write it (docs/do/autoscale-configuration.md). Durations are in seconds.
 
 Each provider has subclasses with the settings that it alone understands.
 """

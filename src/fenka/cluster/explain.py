@@ -629,7 +629,7 @@ def _explain_placed(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot)
         if held.error:
             result.notes.append(held.error)
             result.hints.append(
-                "delete the pod once kube-scheduler asks the extender (docs/kubernetes.md): its "
+                "delete the pod once kube-scheduler asks the extender (docs/do/install.md): its "
                 "successor gets a card"
             )
         else:

@@ -1,4 +1,4 @@
-"""Cases and plans for MIG as JSON: what `fenka mig plan` reads and writes (docs/mig.md)."""
+"""Cases and plans for MIG as JSON: what `fenka mig plan` reads and writes (docs/do/plan-mig.md)."""
 
 from collections.abc import Sequence
 from fractions import Fraction

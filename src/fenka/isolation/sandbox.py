@@ -226,7 +226,7 @@ class LeaseMounts:
     shim: the libfenka.so to mount.
     hidden: directories that the program must not reach by their own paths (other leases' files).
     linker_cache: replaces /etc/ld.so.cache, or None.
-    proxies: the directory of the proxies (docs/proxy.md).
+    proxies: the directory of the proxies (docs/understand/proxy.md).
     driver: the libraries that these replace, by the names in proxy.LIBRARIES. The first of each is used.
     node: the directory of a simulated driver's node, or None.
     user_namespaces: whether programs may create user namespaces.

@@ -231,7 +231,7 @@ class Binder:
         if not names_any(container.resources for container in pod.request.containers):
             return (
                 f"{which} requests no resource of fenka, so fenka does not bind it: list only resources of "
-                "docs/names.md in managedResources of kube-scheduler's configuration"
+                "docs/do/request.md in managedResources of kube-scheduler's configuration"
             )
         if served and pod.spec.scheduler_name not in served:
             return (

@@ -1,4 +1,4 @@
-"""Prometheus metrics. Their names and meaning are listed in docs/scheduler.md."""
+"""Prometheus metrics. Their names and meaning are listed in docs/reference/metrics.md."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -113,7 +113,7 @@ class CertificateFiles:
         except OSError as why:
             raise InvalidCredentials(
                 f"the certificate file {why.filename} cannot be read: {why.strerror}; make it with "
-                "`fenka certificates --make` (docs/scheduler.md)"
+                "`fenka certificates --make` (docs/do/certificates.md)"
             ) from None
 
 

@@ -2,7 +2,7 @@
 
 It is computed from a plain reading of the API server, so the scheduler need not run. Two things that only the
 scheduler knows are missing: reservations that have expired, and the use of pods that were deleted since
-(docs/scheduler.md, Order).
+(docs/understand/cluster-queue.md).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

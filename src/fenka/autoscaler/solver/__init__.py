@@ -1,4 +1,4 @@
-"""Plans by integer programming: patterns, node counts and cuts (docs/autoscaling.md)."""
+"""Plans by integer programming: patterns, node counts and cuts (docs/understand/node-plans.md)."""
 
 import os
 from collections.abc import Callable

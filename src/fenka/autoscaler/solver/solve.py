@@ -1,4 +1,4 @@
-"""Improves a plan: patterns made as needed, then counts of nodes and cuts (docs/autoscaling.md)."""
+"""Improves a plan: patterns made as needed, then counts of nodes and cuts (docs/understand/node-plans.md)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""`fenka mig`: cards that are divided into instances (docs/mig.md)."""
+"""`fenka mig`: cards that are divided into instances (docs/do/mig-here.md)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ SUMMARY = "Compute the best steps for a case: cards, instances and requests in a
 
 def plan(
     case: Annotated[
-        Path, typer.Option("--case", metavar="FILE", help="the case as JSON (docs/mig.md)")
+        Path, typer.Option("--case", metavar="FILE", help="the case as JSON (docs/do/plan-mig.md)")
     ],
     output: OutputOption = "table",
 ) -> None:

@@ -1,4 +1,4 @@
-"""`fenka proxy`: libraries under the driver's names that hold the limits (docs/proxy.md)."""
+"""`fenka proxy`: libraries under the driver's names that hold the limits (docs/understand/proxy.md)."""
 
 import contextlib
 import sys

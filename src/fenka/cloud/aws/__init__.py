@@ -1,1 +1,1 @@
-"""Amazon: Auto Scaling groups and EC2 fleets. docs/autoscaling.md has the rights and settings needed."""
+"""Amazon: Auto Scaling groups and EC2 fleets. docs/do/autoscale-aws.md has the rights and settings needed."""

@@ -1,7 +1,7 @@
 """A case: groups that may grow, nodes there, pending requests. Its fields are those of `fenka.plan/1`.
 
 `with_nodes` asks whether requests would start if certain nodes were there: its case has no other choice than
-which requests these nodes serve. Docs: docs/autoscaling.md.
+which requests these nodes serve. Docs: docs/do/plan-nodes.md.
 """
 
 from collections import Counter

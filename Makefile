@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-fast e2e fire check measure bench chart release clean
+.PHONY: help build run test test-fast e2e fire check measure modules bench chart release docs reference clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -50,6 +50,15 @@ check: build .venv/.test ## check format, lint, types, import layers and the bou
 measure: .venv/.run ## count files, lines, names and sentences, beside their bounds
 	@$(BIN)/python tools/measure.py
 
+modules: ## print the first sentence of each module (ARGS='node lease': a folder below src/fenka, words)
+	@python3 tools/modules.py $(ARGS)
+
+docs: reference .venv/.docs ## build the documentation's site in dist/docs; dead links and missing entries fail
+	@$(BIN)/python tools/docs/site.py dist/docs
+
+reference: .venv/.test ## write docs/reference, docs/fix/messages.md and the table of figures from the source
+	@$(BIN)/python -m tools.reference
+
 bench: build .venv/.test ## measure against named baselines, each pair in one run
 	@missed=; for bench in bench/*/run.py; do $(BIN)/python $$bench || missed="$$missed $$bench"; done; \
 	if [ -n "$$missed" ]; then echo "goals missed or not measured:$$missed"; exit 1; fi
@@ -76,6 +85,10 @@ native: .venv/.run
 .venv/.test: pyproject.toml uv.lock .venv/.run | $(UV)
 	@echo 'installing what the tests need …'
 	@$(UV) sync --quiet --frozen --inexact --all-extras
+	@touch $@
+
+.venv/.docs: pyproject.toml uv.lock .venv/.run | $(UV)
+	@$(UV) sync --quiet --frozen --inexact --no-default-groups --group docs
 	@touch $@
 
 $(UV):

@@ -123,7 +123,13 @@ class ScaleIn(Section, frozen=True, kw_only=True):
 
 
 class StartTimes(Section, frozen=True, kw_only=True):
-    """How long nodes may take to offer their cards, and pauses after an offer that failed."""
+    """How long nodes may take to offer their cards, and pauses after an offer that failed.
+
+    Attributes:
+        timeout: time after which a node that does not offer its cards has failed, and is ended.
+        backoff: pause of an offer after its first failure. Each further failure doubles it.
+        backoff_most: longest pause.
+    """
 
     timeout: Seconds = 900
     backoff: Seconds = 180
@@ -145,7 +151,13 @@ class SpotRules(Section, frozen=True, kw_only=True):
 
 
 class CardConfig(Section, frozen=True, kw_only=True):
-    """Equal cards of a shape."""
+    """Equal cards of a shape.
+
+    Attributes:
+        model: name of the card's model, as the driver reports it.
+        memory_mib: memory of each card, for example 15079MiB.
+        count: number of these cards.
+    """
 
     model: Text = ""
     memory_mib: Mib = msgspec.field(name="memory")
@@ -153,7 +165,15 @@ class CardConfig(Section, frozen=True, kw_only=True):
 
 
 class ShapeConfig(Section, frozen=True, kw_only=True):
-    """The allocatable amounts of a node of each type of the group, where nothing else is known."""
+    """The allocatable amounts of a node of each type of the group, where nothing else is known.
+
+    Attributes:
+        cpu_milli: cores, for example 4 or 3800m.
+        memory_mib: host memory, for example 15000MiB.
+        pods: number of pods.
+        resources: amounts of further resources by name.
+        cards: the node's cards.
+    """
 
     cpu_milli: MilliCpu = msgspec.field(name="cpu")
     memory_mib: Mib = msgspec.field(name="memory")
@@ -166,10 +186,19 @@ class GroupConfig(Section, frozen=True, kw_only=True):
     """Nodes that may be bought: each of its types in each of its zones is an offer.
 
     Attributes:
+        name: name of the group, which its nodes get as label `fenka.io/group`.
         id: the cloud's name of the group, such as a scaling group's; empty if it has none.
-        price: of a node per hour where the cloud does not tell one.
+        types: machine types, in the cloud's words.
+        zones: the cloud's zones.
+        min: number of nodes that the group always has.
+        max: largest number of nodes.
+        capacity: on-demand or spot.
+        spot: rules of a spot group.
         labels: of its nodes, besides `fenka.io/group`, `fenka.io/capacity` and the zone.
+        taints: taints of its nodes, each with key, value and effect.
         startup: from an order until the node offers its cards, for what cannot be known before the first.
+        price: of a node per hour where the cloud does not tell one.
+        shape: what a node of the group has, until the first one has joined.
     """
 
     name: Text
@@ -197,7 +226,12 @@ class GroupConfig(Section, frozen=True, kw_only=True):
 
 
 class ProviderConfig(Section, frozen=True, kw_only=True):
-    """Which cloud."""
+    """The cloud.
+
+    Attributes:
+        kind: the provider.
+        region: the cloud's region.
+    """
 
     kind: Literal["ess", "aws", "karpenter", "simulated"]
     region: Text = ""
@@ -208,6 +242,12 @@ class AutoscalerConfig(Section, frozen=True, kw_only=True):
 
     Attributes:
         cluster: what this cluster's instances are tagged with.
+        provider: the cloud, and how to reach it.
+        groups: nodes that may be bought.
+        scale_out: when nodes are bought.
+        scale_in: when nodes end.
+        start: how long nodes may take to start.
+        limits: limits of all groups together: `nodes`, `price` per hour, and `cards` by model.
         protection_s: how long the cloud certainly does not take a new spot node back.
     """
 

@@ -39,7 +39,13 @@ _UNDISTURBED = {
 
 
 class NodeClass(Section, frozen=True, kw_only=True):
-    """The object by which Karpenter configures nodes of one cloud."""
+    """The object by which Karpenter configures nodes of one cloud.
+
+    Attributes:
+        group: API group of the object, for example karpenter.k8s.aws.
+        kind: kind of the object, for example EC2NodeClass.
+        name: name of the object.
+    """
 
     group: Text
     kind: Text
@@ -47,7 +53,11 @@ class NodeClass(Section, frozen=True, kw_only=True):
 
 
 class KarpenterGroup(GroupConfig, frozen=True, kw_only=True):
-    """A group. node_class: None is an error at the start of the program."""
+    """A group.
+
+    Attributes:
+        node_class: the object that configures its nodes. The program does not start without it.
+    """
 
     node_class: NodeClass | None = None
 

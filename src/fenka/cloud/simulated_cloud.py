@@ -28,7 +28,13 @@ NOTICE_S = 300.0
 
 
 class SimulatedProviderConfig(ProviderConfig, frozen=True, kw_only=True):
-    """The files of a simulated cloud. command: starts and ends nodes (`SimulatedProvider`)."""
+    """The files of a simulated cloud.
+
+    Attributes:
+        scenario: file with prices, stock and faults.
+        state: file with the cloud's machines, which is written.
+        command: words of a program that starts and ends nodes. Empty: nodes exist on paper only.
+    """
 
     scenario: Text = ""
     state: Text = ""

@@ -20,7 +20,11 @@ def client_token(token: str) -> str:
 
 
 class AwsProviderConfig(ProviderConfig, frozen=True, kw_only=True):
-    """How to reach AWS. endpoint: a URL in place of Amazon's."""
+    """How to reach AWS.
+
+    Attributes:
+        endpoint: a URL in place of Amazon's.
+    """
 
     endpoint: Text | None = None
 

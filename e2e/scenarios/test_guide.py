@@ -229,7 +229,11 @@ def share_and_look(shell: GuideShell, installation: Installation, blocks: Blocks
 
 def configure(cluster: Cluster, blocks: Blocks) -> None:
     """Install the certificates and the scheduler configuration on the control plane."""
-    for command in ("fenka certificates --into", "install -d -m 700", "kubectl -n fenka-system get"):
+    for command in (
+        "fenka certificates --into",
+        "install -d -m 700",
+        "kubectl -n fenka-system get",
+    ):
         on_control_plane(cluster, blocks.take("do/install.md", command))
     configured = on_control_plane(cluster, "cat /etc/kubernetes/scheduler-config.yaml")
     cluster.set_scheduler_configuration(configured)

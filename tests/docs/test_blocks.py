@@ -91,15 +91,17 @@ def test_blocks_of_another_place_are_left_out(tmp_path: Path) -> None:
         ("first\n…\nlast", "first\n1\n2\n3\nlast\n"),
         ("first\n…\nlast", "first\nlast\n"),
         ("a…", "a\n"),
+        ("night  4308MiB  3s  planned in 0.2 s", "night  4308MiB  11m  planned in 12 ms\n"),
     ],
 )
 def test_wildcards_spaces_and_rules_match(expected: str, printed: str) -> None:
-    """`…` is any text in a line, or any lines."""
+    """`…` is any text in a line, or any lines, and a duration is any duration."""
     assert matches(expected, printed)
 
 
 @pytest.mark.parametrize(
-    ("expected", "printed"), [("a", "a\nb\n"), ("a …", "b\n"), ("", "x\n"), ("a.c", "abc\n")]
+    ("expected", "printed"),
+    [("a", "a\nb\n"), ("a …", "b\n"), ("", "x\n"), ("a.c", "abc\n"), ("3s", "4MiB\n")],
 )
 def test_other_output_does_not_match(expected: str, printed: str) -> None:
     """Lines may neither be missing nor be more than shown."""

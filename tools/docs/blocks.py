@@ -25,13 +25,14 @@ Only directly before a block:
 
 Anywhere between blocks:
 
-    <!-- check: COMMAND -->         Run a command that the reader does not see. It must succeed. A place of the block
-                                    that follows, written above it, is its place, too.
+    <!-- check: COMMAND -->         Run a command that the reader does not see. It must succeed. A place that
+                                    is written above it, for the block that follows, holds for both.
 
 Blocks of `sh` and `console` have commands. If a line begins with `$ `, the other lines are expected output.
-There `…` stands for any text in a line, and a line with nothing else for any lines. The number of spaces
-the length of rules and the figures of durations do not count. On a cluster NODE and `gpu-1` stand for a node's name. Blocks of
-`yaml`, `toml`, `json` and `python` that are not run must at least be readable.
+There `…` stands for any text in a line, and a line with nothing else for any lines. The number of spaces, the
+length of rules and the figures of durations do not count. On a cluster NODE and `gpu-1` stand for a node's
+name, and IMAGE for that of an image with Python. Blocks of `yaml`, `toml`, `json` and `python` that are not run
+must at least be readable.
 """
 
 import ast

@@ -85,9 +85,11 @@ def runnable() -> Iterator[object]:
     for path in PAGES:
         page = read_page(path)
         if page.runs("workstation"):
-            full = page.has("workstation", "full") and os.environ.get("FENKA_E2E_TIER") != "full"
-            skip = pytest.mark.skipif(full, reason="slow: set FENKA_E2E_TIER=full to run it")
-            yield pytest.param(page, id=name(path), marks=[pytest.mark.process, skip])
+            full_page = page.has("workstation", "full")
+            left_out = full_page and os.environ.get("FENKA_E2E_TIER") != "full"
+            skip = pytest.mark.skipif(left_out, reason="slow: set FENKA_E2E_TIER=full to run it")
+            marks = [pytest.mark.process, pytest.mark.timeout(600 if full_page else 120), skip]
+            yield pytest.param(page, id=name(path), marks=marks)
 
 
 @pytest.mark.parametrize("page", [*runnable()])

@@ -31,8 +31,8 @@ Anywhere between blocks:
 Blocks of `sh` and `console` have commands. If a line begins with `$ `, the other lines are expected output.
 There `…` stands for any text in a line, and a line with nothing else for any lines. The number of spaces, the
 length of rules and the figures of durations do not count. On a cluster NODE and `gpu-1` stand for a node's
-name, and IMAGE for that of an image with Python. Blocks of `yaml`, `toml`, `json` and `python` that are not run
-must at least be readable.
+name, and IMAGE for that of an image with Python. Blocks of `yaml`, `toml`, `json` and `python` that are not
+run must at least be readable.
 """
 
 import ast

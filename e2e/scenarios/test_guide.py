@@ -63,11 +63,12 @@ class Blocks:
         self._used.add((page, block.line))
         return block.text
 
-    def unused(self) -> list[str]:
-        """Return the blocks that the pages leave to a scenario, and that it has not run."""
+    def unused(self, *pages: str) -> list[str]:
+        """Return the blocks that these pages leave to a scenario, and that it has not run."""
         return [
             f"docs/{name}:{block.line}"
-            for name, page in self._pages.items()
+            for name in pages
+            for page in [self._pages[name]]
             for block in page.blocks
             if page.place(block) == "scenario"
             and block.language in {*COMMAND_LANGUAGES, "yaml"}
@@ -190,13 +191,13 @@ def test_commands_from_installation_to_removal_work_when_run_verbatim(
     shell(blocks.take("do/install.md", "kubectl -n kube-system patch daemonset nvidia-device-pl"))
     share_and_look(shell, installation, blocks)
 
-    pods = container_state(cluster)
+    before = container_state(cluster)
     upgrade, rollback = blocks.take("do/upgrade.md", "helm upgrade fenka").splitlines()
     watch = blocks.take("do/upgrade.md", "kubectl -n fenka-system rollout status")
     for command in (upgrade.replace("…", "0.1.1"), rollback):
         shell(command)
         shell(watch)
-    assert container_state(cluster) == pods
+    assert container_state(cluster) == before
 
     cluster.kubectl("delete", "pod", "first", "--now")
     cluster.set_scheduler_configuration(None)
@@ -206,7 +207,8 @@ def test_commands_from_installation_to_removal_work_when_run_verbatim(
     node = cluster.get("node", NODE)["metadata"]
     assert not {"gpushare", "cgpu"} & set(node["labels"])
     assert "fenka.io/cards" not in node["annotations"]
-    assert blocks.unused() == []
+    pages = ("start/cluster.md", "start/without-gpu.md", "do/install.md", "do/upgrade.md")
+    assert blocks.unused(*pages, "do/remove.md") == []
 
 
 def share_and_look(shell: GuideShell, installation: Installation, blocks: Blocks) -> None:
@@ -312,6 +314,7 @@ def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
             "get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name"
         )
         assert "gpushare-" not in remaining
+        assert blocks.unused(page) == []
     finally:
         cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
         cluster.kubectl("delete", "node", "old")

@@ -1,4 +1,4 @@
-"""Nodes that the autoscaler buys and ends, with what can go wrong on the way (docs/understand/autoscaler.md)."""
+"""Nodes that the autoscaler buys and ends, and failures on the way (docs/understand/autoscaler.md)."""
 
 import json
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
-"""The autoscaler's configuration, as people write it (docs/do/autoscale-configuration.md). Durations are in seconds.
+"""The autoscaler's configuration, as people write it (docs/do/autoscale-configuration.md).
 
+Durations are in seconds.
 Each provider has subclasses with the settings that it alone understands.
 """
 

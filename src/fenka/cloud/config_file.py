@@ -1,4 +1,7 @@
-"""Reads the autoscaler's configuration (docs/do/autoscale-configuration.md). An error names the field of its mistake."""
+"""Reads the autoscaler's configuration (docs/do/autoscale-configuration.md).
+
+An error names the field of its mistake.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -2,8 +2,8 @@
 
 The proxy is the shim under the driver's name (docs/understand/proxy.md). Its list of functions is made when
 it is built, and a newer driver has more. These stay reachable, because the dynamic linker searches the driver
-next, so nothing is generated on the node. `fenka proxy check` reports whether one of them is a new version of a
-limited function.
+next, so nothing is generated on the node. `fenka proxy check` reports whether one of them is a new version of
+a limited function.
 """
 
 import contextlib

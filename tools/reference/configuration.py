@@ -25,14 +25,25 @@ HEAD = ("field", "type", "default", "meaning")
 PROGRAMS: Mapping[str, tuple[type, str]] = {
     "The workstation's daemon: daemon.toml": (
         DaemonConfig,
-        "`/etc/fenka/daemon.toml` is read by root's daemon, `~/.config/fenka/daemon.toml` by every other one. "
-        "The keys are the options of `fenka daemon`; an option of the command line replaces the file's.",
+        "`/etc/fenka/daemon.toml` is read by root's daemon, `~/.config/fenka/daemon.toml` by every "
+        "other one. The keys are the options of `fenka daemon`. "
+        "An option of the command line replaces the file's.",
     ),
-    "The node program": (NodeConfig, "Options of `fenka node`. The chart sets them from its values `node.…`."),
-    "The scheduler": (ServerOptions, "Options of `fenka scheduler`. The chart sets them from `scheduler.…`."),
-    "The gateway": (GatewayOptions, "Options of `fenka gateway`. `fenka serve` writes them into its pods."),
+    "The node program": (
+        NodeConfig,
+        "Options of `fenka node`. The chart sets them from its values `node.…`.",
+    ),
+    "The scheduler": (
+        ServerOptions,
+        "Options of `fenka scheduler`. The chart sets them from `scheduler.…`.",
+    ),
+    "The gateway": (
+        GatewayOptions,
+        "Options of `fenka gateway`. `fenka serve` writes them into its pods.",
+    ),
     "The autoscaler's program": (
-        AutoscalerOptions, "Options of `fenka autoscaler run`. The chart sets them from `autoscaler.…`.",
+        AutoscalerOptions,
+        "Options of `fenka autoscaler run`. The chart sets them from `autoscaler.…`.",
     ),
 }
 
@@ -58,8 +69,8 @@ def configuration_page() -> str:
         "`provider.kind` is one of " + ", ".join(map(code, CONFIGS)) + ".",
     ]
     shown = set[type]()
-    for kind in (AutoscalerConfig, *CONFIGS.values()):
-        for section in _sections(kind):
+    for provider in (AutoscalerConfig, *CONFIGS.values()):
+        for section in _sections(provider):
             fields = _new_fields(section, shown)
             if fields:
                 parts += [f"### {_title(section)}", *_section(section, fields)]
@@ -71,7 +82,8 @@ def configuration_page() -> str:
         f"that a user does not give: {names}. They mean what the options mean ([commands](commands.md)).",
         "## MIG layouts",
         "The files are those of NVIDIA's mig-parted, version v1. A layout has `devices` (`all` or indexes), "
-        "`mig-enabled` and `mig-devices` (number of instances by profile). `fenka mig plan` prints such files.",
+        "`mig-enabled` and `mig-devices` (number of instances by profile). "
+        "`fenka mig plan` prints such files.",
     ]
     first = "Each field of the files and programs that administrators configure."
     return page("Configuration", first, "the structs that read them", *parts)
@@ -89,10 +101,17 @@ def exit_codes_page() -> str:
     }
     codes = {name: value for name, value in vars(errors).items() if name.isupper()}
     if codes.keys() != meanings.keys():
-        raise MissingEntry(f"exit codes without a meaning: {sorted(codes.keys() ^ meanings.keys())}")
+        raise MissingEntry(
+            f"exit codes without a meaning: {sorted(codes.keys() ^ meanings.keys())}"
+        )
     rows = [("`0`", sentence("success"))]
     rows += [(code(str(value)), sentence(meanings[name])) for name, value in codes.items()]
-    rows.append(("other", sentence("that of the program which `fenka run`, `wait` or `logs` ran or asked for")))
+    rows.append(
+        (
+            "other",
+            sentence("that of the program which `fenka run`, `wait` or `logs` ran or asked for"),
+        )
+    )
     first = (
         "The exit codes of fenka's commands. A program that `fenka run` starts keeps its own: "
         "`fenka run` becomes the program."
@@ -110,7 +129,9 @@ def _described(kind: type, field: msgspec.structs.FieldInfo) -> str:
 
 
 def _metas(kind: Any) -> Iterator[msgspec.Meta]:
-    if meta := [item for item in getattr(kind, "__metadata__", ()) if isinstance(item, msgspec.Meta)]:
+    if meta := [
+        item for item in getattr(kind, "__metadata__", ()) if isinstance(item, msgspec.Meta)
+    ]:
         yield from meta
     for part in get_args(kind):
         yield from _metas(part)
@@ -157,7 +178,10 @@ def _new_fields(kind: type, shown: set[type]) -> list[msgspec.structs.FieldInfo]
     if kind in shown:
         return []
     known = {
-        field.name for base in kind.__mro__ if base in shown for field in msgspec.structs.fields(base)
+        field.name
+        for base in kind.__mro__
+        if base in shown
+        for field in msgspec.structs.fields(base)
     }
     return [field for field in msgspec.structs.fields(kind) if field.name not in known]
 
@@ -175,20 +199,33 @@ def _title(kind: type) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__.removesuffix("Config")).capitalize()
 
 
-_TYPES = {"str": "text", "int": "number", "float": "number", "bool": "true or false", "Path": "path"}
+_TYPES = {
+    "str": "text",
+    "int": "number",
+    "float": "number",
+    "bool": "true or false",
+    "Path": "path",
+}
 
 
-def _type(kind: Any) -> str:
+def _type(kind: Any) -> str:  # noqa: PLR0911
     """Return a type in a reader's words."""
     arguments = get_args(kind)
     if hasattr(kind, "__metadata__"):
-        if any("duration" in getattr(getattr(m, "read", None), "__name__", "") for m in kind.__metadata__):
+        if any(
+            "duration" in getattr(getattr(m, "read", None), "__name__", "")
+            for m in kind.__metadata__
+        ):
             return "duration"
         return _type(arguments[0])
     origin = get_origin(kind)
     if origin is None:
         name = getattr(kind, "__name__", str(kind))
-        return "" if name == "NoneType" else _TYPES.get(name, _title(kind) if isinstance(kind, type) else name)
+        return (
+            ""
+            if name == "NoneType"
+            else _TYPES.get(name, _title(kind) if isinstance(kind, type) else name)
+        )
     if str(origin).endswith("Literal"):
         return ", ".join(code(str(choice)) for choice in arguments)
     parts = [text for part in arguments if (text := _type(part)) and text != "Ellipsis"]

@@ -5,7 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from tools.reference.markdown import ROOT, SOURCE, code, compare, page, sentence, table
+from tools.reference.markdown import ROOT, code, compare, page, parsed, sentence, table
 
 TABLE = Path(__file__).with_name("events.toml")
 
@@ -19,7 +19,8 @@ def events_page() -> str:
             code(reason),
             entry["on"],
             entry["by"],
-            sentence(entry["text"]) + (f" [Fix](../fix/{entry['help']}.md)" if entry["help"] else ""),
+            sentence(entry["text"])
+            + (f" [Fix](../fix/{entry['help']}.md)" if entry["help"] else ""),
         )
         for reason, entry in sorted(entries.items())
     ]
@@ -35,8 +36,8 @@ def reasons() -> set[str]:
     """Return the reasons that stand in the source."""
     return {
         node.value
-        for file in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for nodes in parsed().values()
+        for node in nodes
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"Fenka[A-Z]\w+", node.value)

@@ -14,12 +14,18 @@ def figures_page() -> str:
     data = tomllib.loads(DATA.read_text())
     programs = {folder.parent.name for folder in (ROOT / "bench").glob("*/run.py")}
     named = {
-        name for bench in data["bench"] for name in re.findall(r"bench/(\w+)/run\.py", bench["repeat"])
+        name
+        for bench in data["bench"]
+        for name in re.findall(r"bench/(\w+)/run\.py", bench["repeat"])
     }
     if named - programs:
-        raise MissingEntry(f"{DATA.name} repeats programs that do not exist: {sorted(named - programs)}")
+        raise MissingEntry(
+            f"{DATA.name} repeats programs that do not exist: {sorted(named - programs)}"
+        )
     if missing := programs - named - NOT_PUBLISHED:
-        raise MissingEntry(f"{DATA.name} has no figures of bench/{', bench/'.join(sorted(missing))}")
+        raise MissingEntry(
+            f"{DATA.name} has no figures of bench/{', bench/'.join(sorted(missing))}"
+        )
     parts = []
     for bench in data["bench"]:
         parts += [f"## {bench['id'].replace('-', ' ').capitalize()}", bench["title"], _table(bench)]
@@ -51,5 +57,7 @@ def _table(bench: dict[str, Any]) -> str:
         goal = figure.get("goal", "")
         if goal:
             goal = f"{goal}: {'met' if figure['met'] else '**missed**'}"
-        rows.append((figure["what"], f"{number} {figure['unit']}".strip(), figure.get("baseline", ""), goal))
+        rows.append(
+            (figure["what"], f"{number} {figure['unit']}".strip(), figure.get("baseline", ""), goal)
+        )
     return table(("what", "fenka", "baseline", "goal"), rows)

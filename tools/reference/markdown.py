@@ -1,6 +1,8 @@
 """Markdown of the generated pages."""
 
+import ast
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -10,6 +12,14 @@ DOCS = ROOT / "docs"
 
 class MissingEntry(Exception):
     """Something in the source has no description, or a description has nothing in the source."""
+
+
+@cache
+def parsed() -> dict[Path, list[ast.AST]]:
+    """Return the nodes of each module of the source, which is parsed once for all pages."""
+    return {
+        file: list(ast.walk(ast.parse(file.read_text()))) for file in sorted(SOURCE.rglob("*.py"))
+    }
 
 
 def page(title: str, first: str, source: str, *parts: str) -> str:

@@ -5,9 +5,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from tools.reference.markdown import ROOT, SOURCE, MissingEntry, page, sentence, table
+from tools.reference.markdown import SOURCE, MissingEntry, page, parsed, sentence, table
 
 TABLE = Path(__file__).with_name("messages.toml")
 GAP = "…"
@@ -76,11 +77,12 @@ def _cause(message: Message, causes: dict[str, str]) -> str:
     return sentence(causes.get(message.error, "").split(". ")[0])
 
 
+@cache
 def error_classes() -> dict[str, str]:
     """Return the docstring of each exception class of fenka's, by name. Raises MissingEntry without one."""
     bases, texts = dict[str, set[str]](), dict[str, str]()
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for nodes in parsed().values():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 known = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
                 bases.setdefault(node.name, set()).update(known)
@@ -95,21 +97,22 @@ def error_classes() -> dict[str, str]:
     return {name: texts[name] for name in found}
 
 
+@cache
 def messages() -> list[Message]:
     """Return all sentences, each once a module."""
     classes = error_classes().keys() | _MAKERS
     found = dict[Message, None]()
-    for file in sorted(SOURCE.rglob("*.py")):
+    for file, nodes in parsed().items():
         module = str(file.relative_to(SOURCE))
-        for name, text in _calls(ast.parse(file.read_text()), classes):
+        for name, text in _calls(nodes, classes):
             if len(re.findall(r"[a-z]{2,}", text)) >= 3:
                 found[Message(text, name, module)] = None
     return [*found]
 
 
-def _calls(tree: ast.Module, classes: set[str]) -> Iterator[tuple[str, str]]:
+def _calls(nodes: list[ast.AST], classes: set[str]) -> Iterator[tuple[str, str]]:
     """Yield class and text of the calls whose first text is a sentence for users."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).rpartition(".")[2]

@@ -49,7 +49,12 @@ def metrics_page() -> str:
     parts = []
     for program, file in PROGRAMS.items():
         rows = [
-            (code(metric.name), metric.kind, ", ".join(map(code, metric.labels)), sentence(metric.text))
+            (
+                code(metric.name),
+                metric.kind,
+                ", ".join(map(code, metric.labels)),
+                sentence(metric.text),
+            )
             for metric in metrics_of(SOURCE / file)
         ]
         head = ("name", "type", "labels", "meaning")
@@ -67,9 +72,13 @@ def metrics_of(file: Path) -> list[Metric]:
     name = "fenka." + ".".join(file.relative_to(SOURCE).with_suffix("").parts)
     known = vars(import_module(name))
     prefix = next(
-        (ast.literal_eval(node.value) if isinstance(node.value, ast.Constant) else known["PREFIX"]
-         for node in ast.walk(tree)
-         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "prefix"),
+        (
+            ast.literal_eval(node.value)
+            if isinstance(node.value, ast.Constant)
+            else known["PREFIX"]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "prefix"
+        ),
         "",
     )
     found = [*_full_names(tree)]
@@ -85,26 +94,20 @@ def _full_names(tree: ast.Module) -> Iterator[Metric]:
     """Yield metrics that a table of the module names in full."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Tuple) and len(node.elts) >= 2:
-            first, second = node.elts[:2]
-            if _is_text(first) and _is_text(second) and first.value.startswith("fenka_"):
-                yield Metric(first.value, "gauge", CARD_LABELS, second.value)
+            name, text = map(_string, node.elts[:2])
+            if name and text and name.startswith("fenka_"):
+                yield Metric(name, "gauge", CARD_LABELS, text)
 
 
 def _of_function(
     function: ast.FunctionDef, known: Mapping[str, Any], prefix: str, file: Path
 ) -> Iterator[Metric]:
     """Yield the metrics that a function makes: by name, or one for each row of a table of its own."""
-    texts = {
-        ast.unparse(node.targets[0]): node
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and _is_text(node.value)
-    }
     assigned = [
-        (node.lineno, ast.unparse(node.targets[0]), node.value.value)
+        (node.lineno, ast.unparse(node.targets[0]), text)
         for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and _is_text(node.value)
+        if isinstance(node, ast.Assign) and (text := _string(node.value))
     ]
-    del texts
     for call in ast.walk(function):
         if not isinstance(call, ast.Call) or len(call.args) < 2:
             continue
@@ -115,7 +118,11 @@ def _of_function(
         labels = _labels(call, maker, known)
         total = "_total" if KINDS[maker] == "counter" else ""
         first, second = call.args[:2]
-        before = [text for line, name, text in assigned if name == ast.unparse(second) and line < call.lineno]
+        before = [
+            text
+            for line, name, text in assigned
+            if name == ast.unparse(second) and line < call.lineno
+        ]
         names = _pattern(first, known, prefix if own else "")
         if "{}" not in names:
             text = _text(second, known) or (before[-1] if before else "")
@@ -135,12 +142,12 @@ def _rows(function: ast.FunctionDef) -> Iterator[tuple[str, str, tuple[str, ...]
     gpu_manager_metrics = iter(gpu_manager.METRICS)
     for node in ast.walk(function):
         if isinstance(node, ast.Tuple) and len(node.elts) >= 3:
-            first, second = node.elts[:2]
-            if _is_text(first) and _is_text(second):
-                yield first.value, second.value, ()
-            elif isinstance(first, ast.Name) and _is_text(second):
+            name, text = map(_string, node.elts[:2])
+            if name and text:
+                yield name, text, ()
+            elif isinstance(node.elts[0], ast.Name) and text:
                 metric = next(gpu_manager_metrics)
-                yield metric.name, second.value, (metric.label,)
+                yield metric.name, text, (metric.label,)
 
 
 def _pattern(node: ast.expr, known: Mapping[str, Any], prefix: str) -> str:
@@ -166,7 +173,11 @@ def _text(node: ast.expr, known: Mapping[str, Any]) -> str:
 
 def _labels(call: ast.Call, maker: str, known: Mapping[str, Any]) -> tuple[str, ...]:
     given = [keyword.value for keyword in call.keywords if keyword.arg == "labels"]
-    at = call.args[2:3] if maker in {"_gauge", "gauges", "counters", "Counter", "Gauge", "Histogram"} else []
+    at = (
+        call.args[2:3]
+        if maker in {"_gauge", "gauges", "counters", "Counter", "Gauge", "Histogram"}
+        else []
+    )
     for node in (*given, *at):
         if isinstance(node, ast.Tuple | ast.List | ast.Name):
             local = {**known, "metric": _NoLabel}
@@ -181,5 +192,6 @@ class _NoLabel:
     label = ""
 
 
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _string(node: ast.expr) -> str | None:
+    """Return the text of a constant, None for another expression."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

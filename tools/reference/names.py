@@ -3,10 +3,9 @@
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
-from tools.reference.markdown import ROOT, SOURCE, code, compare, page, sentence, table
+from tools.reference.markdown import ROOT, code, compare, page, parsed, sentence, table
 
 TABLE = Path(__file__).with_name("names.toml")
 _NAME = re.compile(
@@ -50,12 +49,9 @@ def names_page() -> str:
 def names_in_source() -> set[str]:
     """Return the names that stand in the source as whole texts."""
     found = {*SHORT}
-    for file in SOURCE.rglob("*.py"):
-        found.update(name.partition("=")[0] for name in _texts(file) if _NAME.fullmatch(name))
+    for nodes in parsed().values():
+        for node in nodes:
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and _NAME.fullmatch(text):
+                found.add(text.partition("=")[0])
     return found
-
-
-def _texts(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value

@@ -54,7 +54,8 @@ def values_page() -> str:
             parts.append(comments[top])
         parts.append(table(("value", "type", "default", "meaning"), entries))
     first = (
-        "Each value of the Helm chart. `helm upgrade … --set NAME=VALUE` changes one; unknown names are rejected."
+        "Each value of the Helm chart. `helm upgrade … --set NAME=VALUE` changes one. "
+        "Unknown names are rejected."
     )
     return page("Chart values", first, "deploy/chart/values.yaml", *parts)
 
@@ -98,9 +99,12 @@ def _leaves(
 def _kind(schema: Mapping[str, Any], value: Any) -> str:
     if "enum" in schema:
         return ", ".join(code(str(choice)) for choice in schema["enum"])
-    kind = schema.get("type") or {bool: "boolean", str: "string", dict: "object", list: "array"}.get(
-        type(value), "number"
-    )
+    kind = schema.get("type") or {
+        bool: "boolean",
+        str: "string",
+        dict: "object",
+        list: "array",
+    }.get(type(value), "number")
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 

@@ -158,7 +158,7 @@ def _attributes(kind: type) -> dict[str, str]:
     return found
 
 
-def _sections(kind: type) -> Iterator[type]:
+def _sections(kind: Any) -> Iterator[type]:
     """Yield a struct, and those of its fields."""
     yield kind
     for field in msgspec.structs.fields(kind):

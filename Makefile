@@ -54,7 +54,7 @@ modules: ## print the first sentence of each module (ARGS='node lease': a folder
 	@python3 tools/modules.py $(ARGS)
 
 docs: reference .venv/.docs ## build the documentation's site in dist/docs; dead links and missing entries fail
-	@$(BIN)/python tools/docs/site.py dist/docs
+	@$(BIN)/python -m tools.docs.site dist/docs
 
 reference: .venv/.test ## write docs/reference, docs/fix/messages.md and the table of figures from the source
 	@$(BIN)/python -m tools.reference

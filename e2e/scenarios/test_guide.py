@@ -24,7 +24,7 @@ from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
 from e2e.supervisor import REPOSITORY
 from fenka.dialects import gpushare
 from tools.docs.blocks import COMMAND_LANGUAGES, Page, read_page, run_page
-from tools.docs.shell import Shell
+from tools.docs.shell import Shell, timed
 
 DOCS = REPOSITORY / "docs"
 NAMESPACE = "fenka-system"
@@ -86,7 +86,8 @@ class GuideShell:
         """Run commands verbatim, except that NODE becomes the node's name."""
         path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
         script = f"set -e; cd {REPOSITORY}\n" + re.sub(r"\bNODE\b", NODE, text)
-        return self.cluster.run("sh", "-c", script, environment={"PATH": path})
+        with timed(text):
+            return self.cluster.run("sh", "-c", script, environment={"PATH": path})
 
 
 @pytest.fixture

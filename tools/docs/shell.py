@@ -1,6 +1,7 @@
 """A shell for the command blocks of one page."""
 
 import contextlib
+import json
 import os
 import queue
 import shlex
@@ -8,7 +9,8 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +20,22 @@ from tools.docs.blocks import PageError
 TIMEOUT_S = 100.0
 """The limit of one command. It costs a command that ends nothing."""
 
+TIMES = "FENKA_DOCS_TIMES"
+"""Environment variable: a file to which the time of each command is appended, for tools/newcomer.py."""
+SLOW_TIMEOUT_S = 600.0
+"""The limit of one command whose time is measured."""
+
+
+@contextlib.contextmanager
+def timed(command: str) -> Iterator[None]:
+    """Append a command and its seconds to the file that TIMES names, if it does."""
+    start = time.monotonic()
+    yield
+    if file := os.environ.get(TIMES):
+        row = {"command": command.strip(), "seconds": time.monotonic() - start}
+        with Path(file).open("a") as times:
+            times.write(f"{json.dumps(row)}\n")
+
 
 class Shell:
     """One bash for a page: variables, functions and the directory stay from block to block.
@@ -26,7 +44,12 @@ class Shell:
     """
 
     def __init__(
-        self, directory: Path, environment: Mapping[str, str], prefix: Sequence[str] = ()
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        prefix: Sequence[str] = (),
+        *,
+        shared: bool = False,
     ) -> None:
         """Start bash.
 
@@ -34,10 +57,13 @@ class Shell:
             directory: The working directory.
             environment: All variables.
             prefix: A command that starts the bash which follows it, for example as another user.
+            shared: Another user writes the output of commands, below /tmp.
         """
         self.directory = directory
         self._count = self._code = 0
         self._scripts = tempfile.TemporaryDirectory(prefix="fenka-blocks-")
+        if shared:
+            Path(self._scripts.name).chmod(0o777)
         self._process = subprocess.Popen(
             [*prefix, "bash", "--noprofile", "--norc"],
             cwd=directory,
@@ -69,12 +95,14 @@ class Shell:
         file.write_text(f"trap 'return $?' ERR\n{script}\n")
         source = f". {shlex.quote(str(file))} </dev/null >{shlex.quote(str(output))} 2>&1"
         assert self._process.stdin
+        limit = SLOW_TIMEOUT_S if TIMES in os.environ else TIMEOUT_S
         self._process.stdin.write(f"{source}\n_code=$?; trap - ERR; echo $_code\n")
         self._process.stdin.flush()
         try:
-            code = self._codes.get(timeout=TIMEOUT_S)
+            with timed(script):
+                code = self._codes.get(timeout=limit)
         except queue.Empty:
-            raise PageError(f"no end after {TIMEOUT_S:.0f} s:\n{script}\n{_read(output)}") from None
+            raise PageError(f"no end after {limit:.0f} s:\n{script}\n{_read(output)}") from None
         if not code:
             raise PageError(f"the shell has ended:\n{script}\n{_read(output)}")
         self._code = int(code)

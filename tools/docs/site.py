@@ -1,6 +1,6 @@
 """Builds the site of the documentation: `make docs` leaves it in dist/docs.
 
-    python tools/docs/site.py [FOLDER]
+    python -m tools.docs.site [FOLDER]
 
 The pages are those of docs/ and a few of the repository's root. A section's index.md names its pages in
 their order. A page that no index names is an error, and so is a dead link. Links to files that are no pages
@@ -17,8 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tools.docs.links import ROOT, dead_links, links
 

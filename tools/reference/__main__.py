@@ -15,6 +15,7 @@ from tools.reference.markdown import DOCS, ROOT, MissingEntry
 from tools.reference.messages import messages_page
 from tools.reference.metrics import metrics_page
 from tools.reference.names import names_page
+from tools.reference.newcomer import newcomer_page
 from tools.reference.values import values_page
 
 PAGES = {
@@ -27,6 +28,7 @@ PAGES = {
     "reference/exit-codes.md": exit_codes_page,
     "fix/messages.md": messages_page,
     "measurements/figures.md": figures_page,
+    "measurements/newcomer.md": newcomer_page,
 }
 """The pages below docs/, and what makes them."""
 

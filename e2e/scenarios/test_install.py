@@ -1,4 +1,4 @@
-"""Test parts of an installation: the API server's contract, RBAC rights, the second scheduler."""
+"""Test parts of an installation: the API server's contract, and RBAC rights."""
 
 import json
 import sys
@@ -11,17 +11,13 @@ import pytest
 import yaml
 
 from e2e.cluster import Cluster, ClusterError, wait_until
-from e2e.image_files import archive, hash_of, image_of
 from e2e.images import BUSYBOX
-from e2e.programs import directories
 from e2e.scenarios.containers import installed_with
 from e2e.scenarios.installation import (
     CHART,
     HERE,
     MEMORY,
-    RELEASE,
     Installation,
-    deployment,
     kubeconfig_of,
 )
 from e2e.supervisor import REPOSITORY
@@ -152,64 +148,3 @@ def check_each_right(cluster: Cluster, namespace: str, which: str, tmp_path: Pat
 def to_yaml(objects: list[Json]) -> str:
     """Return objects as YAML documents."""
     return "\n---\n".join(json.dumps(document) for document in objects)
-
-
-# ---- the second scheduler ----
-
-SCHEDULER_IMAGE = "localhost/kube-scheduler:e2e"
-
-
-def scheduler_image() -> Path:
-    """Build an image of the cluster's own kube-scheduler, like the one of registry.k8s.io."""
-    program = directories()[0] / "kube-scheduler"
-
-    def make(target: Path) -> None:
-        files = {"bin/kube-scheduler": program.read_bytes()}
-        config = {"Env": ["PATH=/bin"]}
-        target.write_bytes(image_of(SCHEDULER_IMAGE, config, files, ()))
-
-    return archive("kube-scheduler", hash_of(str(program.resolve())), make)
-
-
-@pytest.fixture
-def second_scheduler(shared: Installation) -> Iterator[Installation]:
-    """Run the chart's second scheduler on one node; the default one is not configured for fenka."""
-    cluster = shared.cluster
-    node = cluster.nodes[1]
-    node.import_image(scheduler_image())
-    cluster.set_scheduler_configuration(None)
-    cluster.helm(
-        *("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values"),
-        "--set=secondScheduler.enabled=true",
-        f"--set=secondScheduler.image={SCHEDULER_IMAGE}",
-        f"--set=secondScheduler.nodeSelector.kubernetes\\.io/hostname={node.name}",
-    )
-    # An alias replaces DNS, which this cluster does not have.
-    address = cluster.get("service", "fenka-scheduler", RELEASE)["spec"]["clusterIP"]
-    alias = {"ip": address, "hostnames": [f"fenka-scheduler.{RELEASE}.svc"]}
-    patch = {"spec": {"template": {"spec": {"hostAliases": [alias]}}}}
-    name = "deployment/fenka-second-scheduler"
-    cluster.kubectl("-n", RELEASE, "patch", name, f"--patch={json.dumps(patch)}")
-    cluster.kubectl("-n", RELEASE, "rollout", "status", name, "--timeout=90s", timeout=100)
-    yield shared
-    cluster.helm(
-        *("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values"),
-        "--set=secondScheduler.enabled=false",
-    )
-    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
-
-
-def test_second_scheduler_places_only_pods_that_name_it_when_enabled(
-    second_scheduler: Installation,
-) -> None:
-    """A pod that does not name it gets no card, and an event with the reason."""
-    text = deployment("named", MEMORY, 4)
-    named = text.replace("terminationGracePeriodSeconds: 0", "schedulerName: fenka")
-    second_scheduler.cluster.apply(named)
-    second_scheduler.cluster.apply(deployment("astray", MEMORY, 4))
-    (pod,) = second_scheduler.wait_for_running("named", 1)
-    assert pod["spec"]["schedulerName"] == "fenka"
-    assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] == "0"
-    wait_until("the other pod exists", lambda: len(second_scheduler.pods("astray")) == 1)
-    (astray,) = second_scheduler.pods("astray")
-    second_scheduler.wait_for_event(astray["metadata"]["name"], "not placed by fenka's scheduler")

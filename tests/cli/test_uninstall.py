@@ -11,6 +11,7 @@ from aiohttp import web
 from fenka.cloud.port import OfferKey, Order
 from fenka.cloud.simulated_cloud import Prices, Scenario, SimulatedOffer, SimulatedProvider
 from fenka.cluster.autoscaling import CAPACITY, GROUP, KEPT_FROM_OTHERS, ORDER, RECLAIMED
+from fenka.cluster.objects import QUEUE_GATE
 from tests.builders import Json, node_json, pod
 from tests.cli.command import Completed, fenka
 from tests.fakes.api_server import FakeApiServer, in_thread
@@ -100,7 +101,7 @@ def test_nothing_is_removed_before_the_last_pod_has_ended(tmp_path: Path) -> Non
     reads = []
 
     async def end_on_second_read(request: web.Request) -> None:
-        if request.path.endswith("/pods"):
+        if request.path.endswith(f"/{NAMESPACE}/pods"):
             reads.append(request.path)
             assert "fenka-scheduler" in names(server, "leases")
             if len(reads) == 2:
@@ -110,6 +111,42 @@ def test_nothing_is_removed_before_the_last_pod_has_ended(tmp_path: Path) -> Non
     assert uninstall(server, tmp_path).exit_code == 0
     assert len(reads) == 2
     assert names(server, "leases") == ["other"]
+
+
+def waiting(name: str, scheduler: str, *gates: str) -> Json:
+    """Return a pod without a node."""
+    item = pod(name)
+    item["spec"] |= {
+        "schedulerName": scheduler,
+        "schedulingGates": [{"name": gate} for gate in gates],
+    }
+    return item
+
+
+def test_no_pod_waits_for_fenka_when_it_is_gone(tmp_path: Path) -> None:
+    """The gate goes, gates of others stay, and pods of the second scheduler are named, then deleted."""
+    running = pod("runs", node="own")
+    running["spec"]["schedulerName"] = "fenka"
+    server = cluster(
+        waiting("gated", "default-scheduler", QUEUE_GATE, "example.com/gate"),
+        waiting("second", "fenka", QUEUE_GATE),
+        waiting("other", "default-scheduler"),
+        running,
+    )
+    result = uninstall(server, tmp_path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "pod default/gated: removed the gate fenka.io/queue" in result.stdout
+    assert (
+        "1 pod would wait for the scheduler fenka indefinitely (default/second): add --end-waiting "
+        "to delete them, so that their controllers create them again"
+    ) in result.stdout
+    gated = server.get("pods", "gated", "default")["spec"]
+    assert gated["schedulingGates"] == [{"name": "example.com/gate"}]
+    assert not server.get("pods", "second", "default")["spec"].get("schedulingGates")
+    preview = uninstall(server, tmp_path, "--end-waiting", "--dry-run").stdout
+    assert preview == uninstall(server, tmp_path, "--end-waiting").stdout
+    assert preview == "pod default/second: deleted\n"
+    assert sorted(names(server, "pods")) == ["gated", "other", "runs"]
 
 
 def test_bought_nodes_need_a_decision(tmp_path: Path) -> None:

@@ -32,6 +32,14 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- end }}
 
+{{/* The option of a program's log level: (list . VALUES), with the defaults for values of an older release. */}}
+{{- define "fenka.logLevel" -}}
+{{- $level := (index . 1).logLevel | default (index . 0).Values.logLevel | default "info" -}}
+{{- if ne $level "info" -}}
+- --log-level={{ $level }}
+{{- end -}}
+{{- end }}
+
 {{/* "true" or "". It is "" for values of a release without TLS, which stays unchanged. */}}
 {{- define "fenka.tls" -}}
 {{- if (.Values.scheduler.tls | default dict).enabled }}true{{ end }}
@@ -40,6 +48,39 @@ imagePullSecrets: {{ toJson . }}
 {{/* The read port, with its default for values of an older release. */}}
 {{- define "fenka.readPort" -}}
 {{- (.Values.scheduler.read | default dict).port | default 12346 }}
+{{- end }}
+
+{{/* The version of the API MutatingAdmissionPolicy to use, or "". `helm template` asks no server for its kinds, so the
+version of Kubernetes (--kube-version) counts there. */}}
+{{- define "fenka.mutatingApi" -}}
+{{- $group := "admissionregistration.k8s.io" -}}
+{{- $known := .Capabilities.APIVersions -}}
+{{- $chosen := .Values.admission.mutatingApi | default "auto" -}}
+{{- if ne $chosen "auto" -}}
+{{- if ne $chosen "none" }}{{ $group }}/{{ $chosen }}{{ end -}}
+{{- else if $known.Has (printf "%s/v1/MutatingAdmissionPolicy" $group) -}}{{ $group }}/v1
+{{- else if $known.Has (printf "%s/v1beta1/MutatingAdmissionPolicy" $group) -}}{{ $group }}/v1beta1
+{{- else if and (not ($known.Has "v1/Pod")) (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}{{ $group }}/v1
+{{- end -}}
+{{- end }}
+
+{{/* The resources of slices, as a JSON list. Pods with whole cards or instances alone may also use nodes that fenka does
+not serve. */}}
+{{- define "fenka.sliceResources" -}}
+{{- $extender := first (.Files.Get "files/scheduler-config.yaml" | fromYaml).extenders -}}
+{{- $resources := list -}}
+{{- range $extender.managedResources }}
+{{- if and (ne .name "nvidia.com/gpu") (not (hasPrefix "nvidia.com/mig-" .name)) (or (not .ignoredByScheduler) $.Values.hamiNames) }}
+{{- $resources = append $resources .name }}
+{{- end }}
+{{- end }}
+{{- toJson $resources }}
+{{- end }}
+
+{{/* "true" if pods get the second scheduler's name from a policy. "" for values of an older release. */}}
+{{- define "fenka.assignsScheduler" -}}
+{{- $second := .Values.secondScheduler -}}
+{{- if and $second.enabled (($second.assign | default dict).enabled) (include "fenka.mutatingApi" .) }}true{{ end }}
 {{- end }}
 
 {{/* The extender's entry for kube-scheduler: (dict "root" . "host" HOST:PORT "files" DIRECTORY). docs/reference/kube-scheduler.md

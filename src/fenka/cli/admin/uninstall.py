@@ -14,7 +14,7 @@ from fenka.cli import cluster, tables
 from fenka.cli.common_options import ClusterTarget
 from fenka.cli.error_report import UserError
 from fenka.cluster.autoscaling import KEPT_FROM_OTHERS, ORDER, ORDERS_MAP, SHAPES_MAP, STATUS_MAP
-from fenka.cluster.objects import Node, Object, Pod, node_path
+from fenka.cluster.objects import QUEUE_GATE, Node, Object, Pod, node_path
 from fenka.core.errors import INVALID_INPUT, listed
 from fenka.dialects.gpushare import COUNT
 from fenka.kubernetes.api_client import Api, if_accepted
@@ -107,6 +107,13 @@ class UninstallOptions:
     release: Annotated[
         str, typer.Option("--release", help="prefix of the names of the chart's objects")
     ] = "fenka"
+    scheduler_name: Annotated[
+        str, typer.Option("--scheduler-name", help="schedulerName of the chart's second scheduler")
+    ] = "fenka"
+    end_waiting: Annotated[
+        bool,
+        typer.Option("--end-waiting", help="delete pods that wait for the second scheduler"),
+    ] = False
     hand_over: Annotated[
         bool,
         typer.Option("--hand-over", help="leave bought nodes running, without fenka's marks"),
@@ -172,6 +179,7 @@ async def _uninstall(
         nodes = [node for node in nodes if not is_bought(node)]
     for node in nodes:
         lines += await _clean(api, node, dry_run=options.dry_run)
+    lines += await _release_pods(api, options)
     return lines + await _delete_objects(api, options)
 
 
@@ -260,6 +268,34 @@ async def _clean(api: Api, node: Node, *, dry_run: bool) -> list[str]:
     kinds = {**patch, **({"taints": taints} if taints else {})}
     lines = [f"node {name}: removed {kind} {', '.join(names)}" for kind, names in kinds.items()]
     return lines + ([f"node {name}: removed its number of cards"] if status is not None else [])
+
+
+async def _release_pods(api: Api, options: UninstallOptions) -> list[str]:
+    """Remove the queue's gate from pods, and end or name those that no scheduler would place."""
+    waiting, _ = await api.list("/api/v1/pods", Pod, fieldSelector="spec.nodeName=")
+    lines = []
+    for pod in waiting:
+        if pod.gated_by(QUEUE_GATE):
+            others = [gate for gate in pod.spec.scheduling_gates if gate.name != QUEUE_GATE]
+            patch = {"spec": {"schedulingGates": others or None}}
+            metadata = {"uid": pod.metadata.uid, "resourceVersion": pod.metadata.resource_version}
+            if not options.dry_run:
+                await if_accepted(api.patch(pod.path, Object, {"metadata": metadata, **patch}))
+            lines.append(f"pod {pod.full_name}: removed the gate {QUEUE_GATE}")
+    stuck = [pod for pod in waiting if pod.spec.scheduler_name == options.scheduler_name]
+    if options.end_waiting:
+        for pod in stuck:
+            if not options.dry_run:
+                await if_accepted(api.delete(pod.path))
+            lines.append(f"pod {pod.full_name}: deleted")
+    elif stuck:
+        named = listed([pod.full_name for pod in stuck], MAX_NAMED)
+        lines.append(
+            f"{len(stuck)} pod{'s' * (len(stuck) > 1)} would wait for the scheduler "
+            f"{options.scheduler_name} indefinitely ({named}): add --end-waiting to delete them, so "
+            "that their controllers create them again"
+        )
+    return lines
 
 
 async def _delete_objects(api: Api, options: UninstallOptions) -> list[str]:

@@ -1,10 +1,14 @@
 """Test the chart's dashboard and monitors."""
 
 import json
+from typing import Any
 
+from fenka.jobs.manifests.service_manifest import GatewaySettings, render_gateway
+from fenka.jobs.service import ServiceSpec
 from tests.deploy.chart import (
     CHART,
     Json,
+    find,
     needs_helm,
     render,
 )
@@ -34,11 +38,64 @@ def test_dashboard_queries_cover_pods_and_cards() -> None:
 @needs_helm
 def test_monitors_honor_labels_when_enabled() -> None:
     """Otherwise Prometheus replaces the measured pod's name by the scraped pod's."""
-    objects = render(**{"serviceMonitor.enabled": True, "node.metrics.enabled": True})
-    endpoints = [
-        endpoint
-        for document in objects
+    monitors = monitors_of(**{"node.metrics.enabled": True})
+    assert honored(monitors) == {
+        "fenka-scheduler": True,
+        "fenka-node": True,
+        "fenka-gateways": False,
+    }
+
+
+def monitors_of(**values: Any) -> list[Json]:
+    """Return the monitors of an installation with these values."""
+    objects = render(**{"serviceMonitor.enabled": True, **values})
+    return [item for item in objects if item["kind"] in ("PodMonitor", "ServiceMonitor")]
+
+
+def honored(monitors: list[Json]) -> dict[str, bool]:
+    """Return whether samples may name another pod than the scraped one, by monitor."""
+    return {
+        monitor["metadata"]["name"]: endpoint.get("honorLabels", False)
+        for monitor in monitors
         for kind in ("endpoints", "podMetricsEndpoints")
-        for endpoint in document.get("spec", {}).get(kind, [])
-    ]
-    assert [endpoint["honorLabels"] for endpoint in endpoints] == [True, True]
+        for endpoint in monitor["spec"].get(kind, [])
+    }
+
+
+@needs_helm
+def test_monitors_select_the_ports_of_every_program() -> None:
+    """A tenant may label a pod as a gateway, so what gateways say of other pods does not count."""
+    config = {"cluster": "a", "provider": {"kind": "simulated"}, "groups": [{"name": "t4"}]}
+    values = {"autoscaler.enabled": True, "autoscaler.config": config}
+    objects = render(**values)
+    monitors = monitors_of(**values)
+    assert honored(monitors) == {
+        "fenka-scheduler": True,
+        "fenka-node": True,
+        "fenka-autoscaler": True,
+        "fenka-gateways": False,
+    }
+    autoscaler, gateways = (
+        next(item["spec"] for item in monitors if item["metadata"]["name"] == f"fenka-{name}")
+        for name in ("autoscaler", "gateways")
+    )
+    template = find(objects, "Deployment", "fenka-autoscaler")["spec"]["template"]
+    assert matches(autoscaler, template)
+    spec = ServiceSpec(name="bert", restful_port=80)
+    made = render_gateway(spec, "team", GatewaySettings("fenka"), ["v1"])
+    (deployment,) = (item for item in made if item["kind"] == "Deployment")
+    assert matches(gateways, deployment["spec"]["template"])
+    assert gateways["namespaceSelector"] == {"any": True}
+    off = monitors_of(**{"serviceMonitor.gateways": False})
+    assert "fenka-gateways" not in honored(off)
+
+
+def matches(monitor: Json, template: Json) -> bool:
+    """Return whether a PodMonitor scrapes a pod of this template."""
+    (container,) = template["spec"]["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    labels = monitor["selector"]["matchLabels"].items()
+    return (
+        labels <= template["metadata"]["labels"].items()
+        and {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= ports
+    )

@@ -1,5 +1,7 @@
 """Preflight checks: the default runtime, mount propagation, units, and options."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from fenka.node import main
 from fenka.node.config import NodeConfig
 from fenka.node.main import (
     PreflightError,
+    check_executable,
     check_mounts,
     check_runtime,
     check_unit,
@@ -128,3 +131,19 @@ def test_run_rejects_options_before_anything_is_changed() -> None:
     """The sentence names what is valid."""
     with pytest.raises(InvalidSize, match="'3' is no unit: use GiB"):
         main.run(NodeConfig("n", unit="3"))
+
+
+def test_a_directory_of_which_no_library_can_be_loaded_is_refused(tmp_path: Path) -> None:
+    """The sentence names the chart's value. The file system is mounted in a namespace of its own."""
+    check_executable(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from fenka.node.main import PreflightError, check_executable\n"
+        "try: check_executable(Path(sys.argv[1]))\n"
+        "except PreflightError as error: print(error)"
+    )
+    script = 'mount -t tmpfs -o noexec none "$1" && exec "$2" -c "$3" "$1"'
+    apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    command = [*apart, str(tmp_path), sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{tmp_path} is on a file system that is mounted noexec" in done.stdout
+    assert "node.stateDir (--state)" in done.stdout

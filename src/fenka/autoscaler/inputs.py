@@ -13,6 +13,7 @@ from fenka.core.errors import InvalidCase
 from fenka.core.nodes.case import PlanningCase, check_case
 from fenka.core.units import MIB
 from fenka.formats import documents
+from fenka.server.log_level import LogLevel
 from fenka.server.program import Kubeconfig, ReplicaName
 
 
@@ -43,6 +44,7 @@ class AutoscalerOptions(msgspec.Struct, frozen=True):
         ),
     ] = []
     kubeconfig: Kubeconfig = None
+    log_level: LogLevel = "info"
 
 
 MAX_BYTES = 64 * MIB

@@ -273,6 +273,7 @@ class Loop:
     async def act(self) -> None:
         """Make one pass. Raises WriteLost, ApiError, ApiUnreachable."""
         term, now = self._leadership.election.term, self._now()
+        log.debug("a pass, %s", "busy" if self._was_busy else "quiet")
         # By a clock that was set back, what is due would be due much later.
         was_set_back, self._seen_at = now < self._seen_at, now
         if term != self._loaded_term or was_set_back:

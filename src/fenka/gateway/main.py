@@ -29,6 +29,7 @@ from fenka.isolation.lease_files import open_regular_file
 from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.api_client import Api
 from fenka.server.listener import listening_socket as admin_socket
+from fenka.server.log_level import LogLevel
 from fenka.server.probes import serve_probes
 from fenka.server.program import Kubeconfig, ReplicaName, stop_requests, working_until
 
@@ -69,6 +70,7 @@ class TableFile:
         if len(text) > MAX_BYTES:
             raise InvalidTable(f"the routing table exceeds {MAX_BYTES // MIB} MiB")
         self._apply(decode(text))
+        log.debug("%s has a new routing table", self._path)
         self.error = None
 
     async def follow(self) -> None:
@@ -138,6 +140,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
             ge=0,
         ),
     ] = 0.0
+    log_level: LogLevel = "info"
     grace: Annotated[
         float, Meta(title="SECONDS", description="limit of finishing requests at the end", ge=0)
     ] = 30.0

@@ -6,6 +6,7 @@ written back whole, so that fields unknown here survive.
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import ssl
@@ -41,6 +42,9 @@ def without_default_certificates() -> Iterator[None]:
 
 with without_default_certificates():
     import aiohttp
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class HasMeta(Protocol):
@@ -387,14 +391,18 @@ class Api:
         headers = await self._headers(accept)
         if body is not None:
             headers["Content-Type"] = MERGE if method == "PATCH" else JSON
-        return await self._session.request(
+        begun, url = time.perf_counter(), self._url(path, query)
+        answer = await self._session.request(
             method,
-            self._url(path, query),
+            url,
             headers=headers,
             data=None if body is None else msgspec.json.encode(body),
             timeout=timeout,
             server_hostname=self._server.server_name,
         )
+        taken_ms = (time.perf_counter() - begun) * 1e3
+        _LOG.debug("%s %s: %d after %.0f ms", method, url, answer.status, taken_ms)
+        return answer
 
     async def _headers(self, accept: str = JSON) -> dict[str, str]:
         headers = {"Accept": accept}

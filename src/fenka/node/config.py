@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from fenka.server.log_level import LogLevel
+
 SpotNotices = Literal["auto", "always", "never"]
 
 
@@ -23,6 +25,13 @@ class NodeConfig(msgspec.Struct, frozen=True):
     host_root: Annotated[
         Path, Meta(description="where this process sees the node's root directory")
     ] = Path("/")
+    state: Annotated[
+        Path,
+        Meta(
+            title="DIRECTORY",
+            description="libraries and records of leases, at the same path on the node; not noexec",
+        ),
+    ] = Path("/var/lib/fenka")
     kubeconfig: Annotated[Path | None, Meta(description="default: the pod's service account")] = (
         None
     )
@@ -68,3 +77,4 @@ class NodeConfig(msgspec.Struct, frozen=True):
     metrics_port: Annotated[
         int | None, Meta(title="PORT", description="serve /metrics, /healthz and /readyz")
     ] = None
+    log_level: LogLevel = "info"

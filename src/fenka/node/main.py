@@ -23,6 +23,7 @@ from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.formats.quantities import parse_unit
 from fenka.hardware.card_lock import MACHINE
 from fenka.hardware.nvml import XidListener
+from fenka.isolation import selinux
 from fenka.isolation.lease_files import install_native
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.mig.keeper import InstanceKeeper
@@ -183,6 +184,15 @@ def check_mounts(directory: Path, proc: Path = Path("/proc")) -> None:
     )
 
 
+def check_executable(directory: Path) -> None:
+    """Check that programs may map libraries of this directory. Raises PreflightError."""
+    if os.statvfs(directory).f_flag & os.ST_NOEXEC:
+        raise PreflightError(
+            f"{directory} is on a file system that is mounted noexec, so no container could load fenka's "
+            "library from it: name another directory of the node in the chart's node.stateDir (--state)"
+        )
+
+
 def _same(link: Path, other: Path) -> bool:
     try:
         return os.readlink(link) == os.readlink(other)
@@ -199,7 +209,6 @@ _PLUGINS = Path("/var/lib/kubelet/device-plugins")
 _POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 _CDI = Path("/var/run/cdi")
 _LEASES = Path("/run/fenka/leases")
-_STATE = Path("/var/lib/fenka")
 
 _Value = TypeVar("_Value")
 
@@ -213,7 +222,11 @@ def run(config: NodeConfig) -> None:
     parse_unit(config.unit)
     _metadata_clients(config)
     check_mounts(_LEASES)
-    library = install_native(_STATE / "lib", lease_files.prepare_library)
+    config.state.mkdir(parents=True, exist_ok=True)
+    check_executable(config.state)
+    library = install_native(config.state / "lib", lease_files.prepare_library)
+    # Also a copy that was made before SELinux was switched on.
+    selinux.admit_containers(library)
     driver = NodeDriver(library, config.host_root, config.simulated)
     with driver.open() as hardware, contextlib.ExitStack() as locks:
         health = CardHealth(
@@ -224,7 +237,7 @@ def run(config: NodeConfig) -> None:
         locks.enter_context(lock_cards(health.known))
         hardware.measure(health.known, driver.libraries)
         keeper = InstanceKeeper(
-            _STATE / "instances.json", boot_id(), geometries(hardware, health.known)
+            config.state / "instances.json", boot_id(), geometries(hardware, health.known)
         )
         manager = InstanceManager(
             hardware,
@@ -255,7 +268,7 @@ async def _serve(
         health.restore(published)
         locks.enter_context(lock_cards([card for card in health.known if card.uuid not in locked]))
         check_unit(health.known, unit_mib)
-        store = LeaseStore(_STATE / "node")
+        store = LeaseStore(config.state / "node")
         for complaint in store.load():
             _LOG.error("%s", complaint)
         files.prepare()

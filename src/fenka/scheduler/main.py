@@ -19,6 +19,7 @@ from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.replica import SchedulerReplica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, BodyLimits, Server
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.server.log_level import LogLevel
 from fenka.server.program import Kubeconfig, identity, stop_requests, working_until
 
 OLDEST_GENERATION = 2
@@ -124,6 +125,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     largest_body: Annotated[int, Meta(title="MIB", description="limit of one request")] = 8
     bodies: Annotated[int, Meta(title="MIB", description="limit of concurrent requests")] = 64
     kubeconfig: Kubeconfig = None
+    log_level: LogLevel = "info"
 
     def access(self) -> Access:
         """Return who may do what. Raises InvalidCredentials."""

@@ -295,7 +295,9 @@ class Server:
     async def filter(self, body: bytes) -> extender_api.ExtenderFilterResult:
         """Return which nodes fit, and why the others do not."""
         args = extender_api.read_args(body)
-        return extender_api.filter_result(args, self._extender.filter(args.pod, args.names))
+        result = self._extender.filter(args.pod, args.names)
+        log.debug("filter %s: %s", args.pod.full_name, result)
+        return extender_api.filter_result(args, result)
 
     async def prioritize(self, body: bytes) -> list[extender_api.HostPriority]:
         """Return a score for each node."""

@@ -1,7 +1,6 @@
 """`fenka autoscaler` and `fenka simulate`: buy and end nodes, plan them, and try further ones on paper."""
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from fenka.formats.quantities import parse_duration
 from fenka.isolation.lease_files import describe_os_error
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_config_text
+from fenka.server.log_level import start_log
 
 if TYPE_CHECKING:
     from fenka.autoscaler.snapshot import Snapshot
@@ -260,7 +260,7 @@ def autoscaler(options: AutoscalerOptions, config: ConfigOption = None) -> None:
 
     if config is None:
         raise UserError("give --config FILE, or a command such as plan", INVALID_INPUT)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_log(options.log_level)
     try:
         asyncio.run(serve(config, options))
     except OSError as why:

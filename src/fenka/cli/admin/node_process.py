@@ -4,7 +4,6 @@
 for little memory, because the program's threads mostly wait.
 """
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from fenka.cli.error_report import report_errors
 from fenka.node.config import NodeConfig
+from fenka.server.log_level import start_log
 
 _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
@@ -30,9 +30,10 @@ def main() -> None:
     """Run the node program with the options of the first argument."""
     from fenka.node.main import run
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    config = msgspec.json.decode(sys.argv[1], type=NodeConfig, dec_hook=lambda _, path: Path(path))
+    start_log(config.log_level, times=False)
     with report_errors():
-        run(msgspec.json.decode(sys.argv[1], type=NodeConfig, dec_hook=lambda _, path: Path(path)))
+        run(config)
 
 
 if __name__ == "__main__":

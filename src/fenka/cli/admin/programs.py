@@ -1,11 +1,11 @@
 """Programs of the chart. Each function returns its command, and imports no other program."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 
 from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
+from fenka.server.log_level import LogLevel, start_log
 
 
 def scheduler() -> Callable[..., None]:
@@ -30,7 +30,7 @@ def scheduler() -> Callable[..., None]:
                 "--queue-penalty, --queue-max-penalty and --half-life must be 0 or more seconds",
                 INVALID_INPUT,
             ) from None
-        _serve(serve(server, settings))
+        _serve(serve(server, settings), server.log_level)
 
     return run
 
@@ -51,12 +51,12 @@ def gateway() -> Callable[..., None]:
     from fenka.gateway.main import GatewayOptions, serve
 
     def run(options: GatewayOptions) -> None:
-        _serve(serve(options))
+        _serve(serve(options), options.log_level)
 
     return run
 
 
-def _serve(program: Coroutine[object, object, None]) -> None:
+def _serve(program: Coroutine[object, object, None], level: LogLevel) -> None:
     """Run a program until SIGTERM or SIGINT."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_log(level)
     asyncio.run(program)

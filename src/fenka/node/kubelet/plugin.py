@@ -161,6 +161,7 @@ class Plugin:
 
     async def _allocate(self, request: api.AllocateRequest, _: Any) -> api.AllocateResponse:
         """Decide nothing: while the kubelet admits a pod, nothing says yet which pod it is."""
+        _LOG.debug("the kubelet allocates %s: %s", self.resource, request.container_requests)
         if self._leases is None:
             empty = [api.ContainerAllocateResponse() for _ in request.container_requests]
             return api.AllocateResponse(container_responses=empty)
@@ -186,6 +187,7 @@ class Plugin:
         try:
             await self._leases.prepare(self.resource, request.devices_ids)
         except StartDenied as error:
+            _LOG.debug("a container with %s is refused: %s", self.resource, error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return api.PreStartContainerResponse()
 

@@ -1,4 +1,4 @@
-"""Install two programs of others in the cluster: KEDA, and Contour as a controller of the Gateway API.
+"""Install programs of others in the cluster: KEDA, Kueue, and Contour as a controller of the Gateway API.
 
 Their kinds and rights are applied from the files of their Go modules, so both have the version that go.mod
 pins. Their images exist only with FENKA_E2E_TIER=full.
@@ -14,8 +14,9 @@ import yaml
 
 from e2e import images
 from e2e.administrator import Administrator
+from e2e.cluster import Cluster
 from e2e.machine import wait_until
-from e2e.programs import CONTOUR, KEDA
+from e2e.programs import CONTOUR, KEDA, KUEUE
 
 SEPARATOR = "\n---\n"
 EXTERNAL_METRICS = "/apis/external.metrics.k8s.io/v1beta1"
@@ -26,6 +27,8 @@ DEPLOYMENT = "apiVersion: apps/v1\nkind: Deployment\n"
 WEBHOOKS = "keda-admission"
 """The names of all that belongs to KEDA's webhooks begin with this. They only check ScaledObjects."""
 SCALED = "scaledobjects.keda.sh,scaledjobs.keda.sh"
+
+KUEUE_NAMESPACE, KUEUE_CONFIG = "kueue-system", "kueue-manager-config"
 
 CONTOUR_NAMESPACE = "projectcontour"
 GATEWAY_CLASS, GATEWAY = "contour", "contour"
@@ -115,6 +118,43 @@ def _keda_deployment(deployment: dict[str, Any], *flags: str) -> str:
 def _has_certificates(cluster: Administrator) -> bool:
     secret = cluster.get("secret", "kedaorg-certs", KEDA_NAMESPACE)
     return set(secret.get("data", {})) >= {"ca.crt", "tls.crt", "tls.key"}
+
+
+# Kueue.
+
+
+@contextmanager
+def kueue(cluster: Cluster, configuration: str) -> Iterator[None]:
+    """Let Kueue run inside the block. At its end delete it, its kinds, and all objects of them.
+
+    configuration: the text of its Configuration.
+    """
+    node = cluster.nodes[1]
+    node.import_image(images.kueue())
+    folder = KUEUE.source("sigs.k8s.io/kueue") / "config" / "default"
+    rendered = cluster.kubectl("kustomize", str(folder))
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    for document in documents:
+        if document["kind"] == "Deployment":
+            _use_kueue_image(document["spec"]["template"]["spec"], node.name)
+        elif document["metadata"]["name"] == KUEUE_CONFIG:
+            document["data"] = {"controller_manager_config.yaml": configuration}
+    text = SEPARATOR.join(map(yaml.safe_dump, documents))
+    try:
+        _apply(cluster, text)
+        _wait_for_rollout(cluster, "kueue-controller-manager", KUEUE_NAMESPACE)
+        yield
+    finally:
+        _delete(cluster, text)
+
+
+def _use_kueue_image(pod: dict[str, Any], node: str) -> None:
+    """Change the controller's pod so that it runs on the node that has its image."""
+    (container,) = pod["containers"]
+    container |= {"image": images.KUEUE, "imagePullPolicy": "Never"}
+    container["resources"] = {"requests": {"cpu": "10m"}}
+    container["readinessProbe"] |= {"initialDelaySeconds": 1, "periodSeconds": 1}
+    pod["nodeSelector"] = {"kubernetes.io/hostname": node}
 
 
 # The Gateway API.

@@ -25,6 +25,7 @@ from e2e.programs import (
 )
 from e2e.programs import CONTOUR as CONTOUR_MODULE
 from e2e.programs import KEDA as KEDA_MODULE
+from e2e.programs import KUEUE as KUEUE_MODULE
 from e2e.supervisor import REPOSITORY
 
 BUSYBOX = "localhost/busybox:e2e"
@@ -38,6 +39,7 @@ NOTEBOOK = "localhost/fenka-notebook:e2e"
 FRAMEWORKS = "localhost/fenka-frameworks:e2e"
 KEDA = "localhost/keda:e2e"
 CONTOUR = "localhost/contour:e2e"
+KUEUE = "localhost/kueue:e2e"
 FULL = os.environ.get("FENKA_E2E_TIER") == "full"
 """Whether the scenarios run that take minutes each, and the images that only they need are built."""
 
@@ -183,6 +185,18 @@ def keda() -> Path:
         target.write_bytes(image_of(KEDA, {"User": "65532:65532"}, content, ()))
 
     return archive("keda", hash_of(KEDA_MODULE.key()), make, keep=1)
+
+
+def kueue() -> Path:
+    """Return the image of Kueue's controller. It is in no node's store: import it where it is to run."""
+
+    def make(target: Path) -> None:
+        build(KUEUE_MODULE)
+        program = KUEUE_MODULE.directory() / "bin" / "kueue"
+        files = {"manager": program.read_bytes()}
+        target.write_bytes(image_of(KUEUE, {"User": "65532:65532"}, files, ()))
+
+    return archive("kueue", hash_of(KUEUE_MODULE.key()), make, keep=1)
 
 
 # Images from Dockerfiles, based on a Debian built here.

@@ -144,6 +144,13 @@ CONTOUR = Module(
 )
 """Contour, a controller of the Gateway API. Only for engines.py."""
 
+KUEUE = Module(
+    "kueue",
+    ("tool",),
+    (("sigs.k8s.io/kueue/pkg/version.GitVersion", "sigs.k8s.io/kueue"),),
+)
+"""Kueue's controller. Only for engines.py."""
+
 
 def cache() -> Path:
     """Return the folder that is kept between runs on this machine."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation import selinux
+from fenka.isolation import lease_files
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def test_containers_may_use_everything_below_a_directory_where_selinux_is_on(
     tree: Path, with_selinux: Path
 ) -> None:
     """A link is labelled itself, so that nothing outside changes."""
-    selinux.admit_containers(tree, with_selinux)
+    lease_files.admit_containers(tree, with_selinux)
     for path in (tree, tree / "account", tree / "account" / "slots", tree / "link"):
-        assert label_of(path) == selinux.LABEL, path
+        assert label_of(path) == lease_files.CONTAINER_LABEL, path
     assert label_of(tree.parent / "outside") == "system_u:object_r:etc_t:s0"
 
 
@@ -55,11 +55,11 @@ def test_nothing_is_labelled_where_selinux_is_off(tree: Path, tmp_path: Path) ->
     """Most kernels do not know the file system; a /proc that cannot be read counts as one."""
     (tmp_path / "filesystems").write_text("nodev\tsysfs\n")
     for proc in (tmp_path, tmp_path / "missing"):
-        selinux.admit_containers(tree, proc)
-    assert label_of(tree) != selinux.LABEL
+        lease_files.admit_containers(tree, proc)
+    assert label_of(tree) != lease_files.CONTAINER_LABEL
 
 
 def test_a_file_that_cannot_be_labelled_is_one_sentence(tmp_path: Path, with_selinux: Path) -> None:
     """A lease without labels would be a container that does not start, for no visible reason."""
     with pytest.raises(OSError, match="cannot be labelled system_u:object_r:container_file_t:s0"):
-        selinux.admit_containers(tmp_path / "missing", with_selinux)
+        lease_files.admit_containers(tmp_path / "missing", with_selinux)

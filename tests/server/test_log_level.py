@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import logging, sys
-from fenka.server.log_level import start_log
+from fenka.server.program import start_log
 start_log(sys.argv[1], times=False)
 for name in ("fenka.scheduler.server", "aiohttp.access"):
     for level in ("debug", "info", "warning", "error"):

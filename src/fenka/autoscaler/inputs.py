@@ -13,8 +13,7 @@ from fenka.core.errors import InvalidCase
 from fenka.core.nodes.case import PlanningCase, check_case
 from fenka.core.units import MIB
 from fenka.formats import documents
-from fenka.server.log_level import LogLevel
-from fenka.server.program import Kubeconfig, ReplicaName
+from fenka.server.program import Kubeconfig, LogLevel, ReplicaName
 
 
 class AutoscalerOptions(msgspec.Struct, frozen=True):

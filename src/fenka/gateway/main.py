@@ -29,9 +29,8 @@ from fenka.isolation.lease_files import open_regular_file
 from fenka.jobs.routing_table import NAME, InvalidTable, RoutingTable, decode
 from fenka.kubernetes.api_client import Api
 from fenka.server.listener import listening_socket as admin_socket
-from fenka.server.log_level import LogLevel
 from fenka.server.probes import serve_probes
-from fenka.server.program import Kubeconfig, ReplicaName, stop_requests, working_until
+from fenka.server.program import Kubeconfig, LogLevel, ReplicaName, stop_requests, working_until
 
 log = logging.getLogger(__name__)
 

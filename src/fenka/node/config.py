@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fenka.server.log_level import LogLevel
+from fenka.server.program import LogLevel
 
 SpotNotices = Literal["auto", "always", "never"]
 

@@ -23,8 +23,7 @@ from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.formats.quantities import parse_unit
 from fenka.hardware.card_lock import MACHINE
 from fenka.hardware.nvml import XidListener
-from fenka.isolation import selinux
-from fenka.isolation.lease_files import install_native
+from fenka.isolation.lease_files import admit_containers, install_native
 from fenka.kubernetes.api_client import Api, ApiError, ApiUnreachable
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
@@ -226,7 +225,7 @@ def run(config: NodeConfig) -> None:
     check_executable(config.state)
     library = install_native(config.state / "lib", lease_files.prepare_library)
     # Also a copy that was made before SELinux was switched on.
-    selinux.admit_containers(library)
+    admit_containers(library)
     driver = NodeDriver(library, config.host_root, config.simulated)
     with driver.open() as hardware, contextlib.ExitStack() as locks:
         health = CardHealth(

@@ -19,8 +19,7 @@ from fenka.scheduler.metrics import SchedulerMetrics
 from fenka.scheduler.replica import SchedulerReplica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, BodyLimits, Server
 from fenka.server.listener import MAX_READERS, HttpListener, listening_socket, serve_app
-from fenka.server.log_level import LogLevel
-from fenka.server.program import Kubeconfig, identity, stop_requests, working_until
+from fenka.server.program import Kubeconfig, LogLevel, identity, stop_requests, working_until
 
 OLDEST_GENERATION = 2
 YOUNG = 50_000

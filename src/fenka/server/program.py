@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -22,6 +23,22 @@ ReplicaName = Annotated[
     str, Meta(description="this replica's name; default: the host's", extra={"envvar": "POD_NAME"})
 ]
 """An option. By default it is the pod's name where the chart installs the program."""
+
+
+LogLevel = Annotated[
+    Literal["error", "warning", "info", "debug"],
+    Meta(
+        description="debug: also log each request and its answer",
+        extra={"envvar": "FENKA_LOG_LEVEL"},
+    ),
+]
+
+
+def start_log(level: LogLevel, *, times: bool = True) -> None:
+    """Log to standard error from now on. Libraries log from `info`, whatever the level."""
+    form = "%(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {form}" if times else form)
+    logging.getLogger("fenka").setLevel(level.upper())
 
 
 def identity(name: str = "") -> str:

@@ -26,7 +26,7 @@ from fenka.formats.quantities import parse_duration
 from fenka.isolation.lease_files import describe_os_error
 from fenka.kubernetes.api_client import Api
 from fenka.kubernetes.reader import AutoscalerState, read_autoscaler, read_config_text
-from fenka.server.log_level import start_log
+from fenka.server.program import start_log
 
 if TYPE_CHECKING:
     from fenka.autoscaler.snapshot import Snapshot

@@ -13,7 +13,7 @@ import msgspec
 
 from fenka.cli.error_report import report_errors
 from fenka.node.config import NodeConfig
-from fenka.server.log_level import start_log
+from fenka.server.program import start_log
 
 _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072"}
 

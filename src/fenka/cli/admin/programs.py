@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 
 from fenka.cli.error_report import UserError
 from fenka.core.errors import INVALID_INPUT
-from fenka.server.log_level import LogLevel, start_log
+from fenka.server.program import LogLevel, start_log
 
 
 def scheduler() -> Callable[..., None]:

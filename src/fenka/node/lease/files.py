@@ -19,10 +19,11 @@ from fenka.core.errors import FenkaError
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects.card_records import VISIBLE
-from fenka.isolation import account, lease_control, limit_changes, proxy_install, sandbox, selinux
+from fenka.isolation import account, lease_control, limit_changes, proxy_install, sandbox
 from fenka.isolation.lease_control import InvalidControl, Limit
 from fenka.isolation.lease_files import (
     account_file,
+    admit_containers,
     card_limits,
     control_page,
     create_lease,
@@ -267,7 +268,7 @@ class LeaseFiles:
             part.mkdir(mode=0o755)
         self.mount(directory / "account", account.size())
         create_lease(directory, token, self._limits(lease, lease.slices))
-        selinux.admit_containers(directory)
+        admit_containers(directory)
         environment = lease.environment
         if lease.instances:
             environment = {**environment, VISIBLE: ",".join(lease.devices)}

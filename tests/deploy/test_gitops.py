@@ -19,6 +19,7 @@ BLOCKS = [
 
 def example(kind: str) -> Json:
     """Return the page's object of a kind."""
+    found: Json
     (found,) = (document for document in BLOCKS if document["kind"] == kind)
     return found
 

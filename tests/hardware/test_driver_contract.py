@@ -72,12 +72,12 @@ def test_processes_are_on_cards(driver: Driver) -> None:
 
 def test_driver_stays_open_until_its_last_user_closes_it(driver: Driver) -> None:
     """A second handle may close before and after the first; another directory is refused meanwhile."""
-    with Driver.open(driver._library_dir) as second:
+    with Driver.open(driver.library) as second:
         assert second.cards() == driver.cards()
     assert driver.cards()
     driver.close()
     driver.close()
-    with Driver.open(driver._library_dir) as third:
+    with Driver.open(driver.library) as third:
         assert third.cards()
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fenka.node.lease import files
+from tests.hardware.trees import ELF
 
 VERSION = "550.163.01"
 
@@ -14,8 +15,9 @@ def driver(root: Path) -> None:
     libraries = root / files.LIBRARY_DIRECTORIES[0].relative_to("/")
     libraries.mkdir(parents=True)
     for name in ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler", "nvcuvid", "GLX_nvidia"):
-        (libraries / f"lib{name}.so.{VERSION}").touch()
-    (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{VERSION}")
+        (libraries / f"lib{name}.so.{VERSION}").write_bytes(ELF)
+    for name in ("cuda", "nvidia-ml"):
+        (libraries / f"lib{name}.so.1").symlink_to(f"lib{name}.so.{VERSION}")
     (root / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (root / "dev" / name).touch()
@@ -43,12 +45,13 @@ def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
     assert not any(
         "libcuda.so" in target or "libnvidia-ml" in target or "GLX" in target for target in targets
     )
-    assert files.nvml_directory(tmp_path) == tmp_path / place.relative_to("/")
+    nvml = tmp_path / place.relative_to("/") / f"libnvidia-ml.so.{VERSION}"
+    assert files.nvml_file(tmp_path) == nvml
 
 
 def test_driver_edits_fail_with_a_sentence_when_the_driver_is_missing(tmp_path: Path) -> None:
     """The program logs it."""
-    with pytest.raises(files.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 in"):
+    with pytest.raises(files.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 is in"):
         files.driver_edits([0], VERSION, tmp_path)
 
 

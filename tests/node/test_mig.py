@@ -24,6 +24,7 @@ from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from tests.hardware.client import Client
+from tests.hardware.trees import install_driver
 from tests.node.harness import ContainerFailed, NodeHarness
 from tests.node.mig_kit import (
     ON_DEMAND,
@@ -269,9 +270,7 @@ async def test_only_the_instance_is_unhealthy_when_an_error_concerns_it_alone(
 
 def test_container_gets_the_device_files_of_its_instances_and_no_others(tmp_path: Path) -> None:
     """Those of the card, of the GPU instance and of the compute instance."""
-    libraries = tmp_path / str(lease_files.LIBRARY_DIRECTORIES[0]).lstrip("/")
-    libraries.mkdir(parents=True)
-    (libraries / "libcuda.so.550.1").touch()
+    install_driver(tmp_path, str(lease_files.LIBRARY_DIRECTORIES[0]), "550.1")
     driver = SimpleNamespace(minor=lambda _: 3, version="550.1")
     hardware = cast("Hardware", SimpleNamespace(driver=driver))
     piece = Slice(0, DeviceId("GPU-1/4/3g.20gb"), 20096, 0)

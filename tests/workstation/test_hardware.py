@@ -7,6 +7,7 @@ import pytest
 from fenka.hardware import nvml_mig
 from fenka.hardware.nvml import Driver, DriverLost
 from fenka.hardware.simulated_node import NATIVE
+from fenka.workstation.files import DaemonConfig
 from fenka.workstation.main import _hardware
 from fenka.workstation.paths import Runtime
 
@@ -17,7 +18,7 @@ def test_instances_stay_when_the_driver_is_lost_but_the_card_server_lives(
     """Only the connection is made again: other programs use the server, too."""
     runtime = Runtime(tmp_path)
     runtime.leases.mkdir()
-    with _hardware(runtime, "A100-40G", NATIVE.parent) as hardware:
+    with _hardware(runtime, DaemonConfig("A100-40G"), NATIVE.parent) as hardware:
         (card,) = hardware.driver.cards()
         nvml_mig.set_mig_mode(card.uuid, enabled=True)
         geometry = hardware.driver.geometry(card.uuid)

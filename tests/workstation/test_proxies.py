@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation.proxy_install import LIBRARIES, find_driver
+from fenka.hardware.driver_places import _LINKER_KIND, libraries
+from fenka.isolation.proxy_install import LIBRARIES
+from tests.hardware.trees import ELF
 from tests.native.clients import compile_c
 from tests.workstation.conftest import HOLD, Workstation
 
@@ -98,21 +100,19 @@ def test_proxies_are_read_only_and_only_inside(t4: Workstation) -> None:
 def test_driver_is_found_when_its_path_is_a_link(tmp_path: Path) -> None:
     """A library with several names is one file to replace."""
     real = tmp_path / "libcuda.so.550.1"
-    real.touch()
+    real.write_bytes(ELF)
     (tmp_path / LIBRARIES[0]).symlink_to(real.name)
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / LIBRARIES[0]).symlink_to(real)
-    driver = find_driver([tmp_path, tmp_path / "again", tmp_path / "nowhere"])
+    driver = libraries([tmp_path, tmp_path / "again", tmp_path / "nowhere"])
     assert driver[LIBRARIES[0]][-1:] == (real,)
     assert len(driver[LIBRARIES[0]]) == len(set(driver[LIBRARIES[0]]))
 
 
 def test_driver_is_found_in_the_linker_s_cache() -> None:
     """libc is found in the cache by the same entry format."""
-    from fenka.isolation.proxy_install import _KIND
-
     cache = subprocess.run(
         ["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True
     ).stdout
-    assert any("libc.so.6" in line and _KIND in line for line in cache.splitlines())
-    assert _KIND or os.uname().machine not in ("x86_64", "aarch64")
+    assert any("libc.so.6" in line and _LINKER_KIND in line for line in cache.splitlines())
+    assert _LINKER_KIND or os.uname().machine not in ("x86_64", "aarch64")

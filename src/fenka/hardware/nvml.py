@@ -21,6 +21,7 @@ from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.mig.geometry import Geometry, Profile, profile_name
 from fenka.core.units import MIB
+from fenka.hardware import driver_places
 
 _NOT_OFFERED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -131,12 +132,17 @@ def _places(handle: Any, profile_id: int) -> tuple[tuple[int, ...], int]:
 
 
 _SONAME = "libnvidia-ml.so.1"
+_CUDA = "libcuda.so.1"
 _NO_INSTANCE = 0xFFFFFFFF
 _Value = TypeVar("_Value")
 
 
 class NoDriver(FenkaError):
     """There is no usable driver. The message says what is missing and what to do."""
+
+
+class NotWithLinker(NoDriver):
+    """The dynamic linker does not find NVML."""
 
 
 class DriverLost(NoDriver):
@@ -182,7 +188,7 @@ class Xid:
 class _Loaded:
     """The NVML that this process has loaded. pynvml supports only one."""
 
-    library_dir: Path | None
+    path: Path | None
     library: Any
     users: int = 0
 
@@ -207,28 +213,44 @@ class Driver:
     Every method raises DriverLost once the driver no longer answers.
     """
 
-    def __init__(self, library_dir: Path | None) -> None:
-        self._library_dir = library_dir
+    def __init__(self, library: Path | None, root: str = "") -> None:
+        self.library, self.root = library, root
+        """What was loaded, None if the dynamic linker found it; and the configured root."""
         self._open = True
         with _translated_errors():
             self.version: str = pynvml.nvmlSystemGetDriverVersion()
             """For example "550.163.01"."""
-            cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+            cuda = _cuda_version()
             self.cuda_version: str = f"{cuda // 1000}.{cuda % 1000 // 10}"
             """The newest CUDA version that the driver supports, for example "12.4"."""
         self.simulated: bool = hasattr(pynvml.nvmlLib, "fenka_simulated")
         """Whether the cards are simulated."""
 
     @classmethod
-    def open(cls, library_dir: Path | None = None) -> Self:
-        """Load NVML from a directory, or from the system.
+    def open(cls, library: Path | None = None, root: str = "") -> Self:
+        """Load NVML.
 
-        A process has one driver at a time: while one is open, another directory is an error. Raises NoDriver.
+        A process has one driver at a time: while one is open, another library is an error.
+
+        Args:
+            library: Its directory, or the file. None: as the dynamic linker finds it, else the table of
+                driver_places does.
+            root: The driver's root in the options; then the dynamic linker is not asked.
+
+        Raises:
+            NoDriver: There is none, or it does not answer.
+            InvalidDriverRoot: `root` is not absolute.
         """
+        if library is None and root:
+            library = _search(root)
         with _loading:
-            _acquire(library_dir and library_dir.absolute())
+            try:
+                _acquire(library and library.absolute())
+            except NotWithLinker:
+                library = _search("")
+                _acquire(library)
         try:
-            return cls(library_dir)
+            return cls(library, root)
         except BaseException:
             with _loading:
                 _release()
@@ -379,22 +401,54 @@ class XidListener:
             return None
 
 
-def _acquire(library_dir: Path | None) -> None:
+def _acquire(path: Path | None) -> None:
     global _loaded  # noqa: PLW0603 - NVML itself is one per process
     if _loaded is None:
-        _loaded = _Loaded(library_dir, _load(library_dir))
-    elif _loaded.library_dir != library_dir:
+        _loaded = _Loaded(path, _load(path))
+    elif _loaded.path != path:
         raise NoDriver(
-            f"this process already uses the driver of {_loaded.library_dir or 'the system'}: "
+            f"this process already uses the driver of {_loaded.path or 'the system'}: "
             f"close that one first"
         )
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
+        simulated = hasattr(_loaded.library, "fenka_simulated")
         if _loaded.users == 0:
             _unload()
-        raise NoDriver(_explain(error, library_dir)) from None
+        if path is None and isinstance(error, pynvml.NVMLError_LibraryNotFound):
+            raise NotWithLinker(f"the dynamic linker does not find {_SONAME}") from None
+        raise NoDriver(_explain(error, path, simulated=simulated)) from None
     _loaded.users += 1
+
+
+def _search(root: str) -> Path:
+    """Return the file of NVML by the table. Raises NoDriver, InvalidDriverRoot."""
+    search = driver_places.search(configured=root)
+    if search.driver is None:
+        raise NoDriver(
+            f"this machine has no NVIDIA driver: {search.problem}; install it, name its directory with "
+            "`fenka daemon --driver DIRECTORY`, or try simulated cards: "
+            "`fenka daemon --background --simulate T4`"
+        )
+    return search.here(search.driver.libraries[_SONAME])
+
+
+def file_of(library: Path, name: str) -> Path:
+    """Return one of a driver's libraries. library: their directory, or the file of another one of them."""
+    if library.is_dir():
+        return library / name
+    stem, version = name.partition(".so")[0], library.name.partition(".so")[2]
+    return library.with_name(f"{stem}.so{version}")
+
+
+def _cuda_version() -> int:
+    """Return the newest CUDA version as 1000 times the major and 10 times the minor one."""
+    try:
+        return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound):
+        # It asks libcuda, which the dynamic linker does not find everywhere.
+        return int(pynvml.nvmlSystemGetCudaDriverVersion())
 
 
 def _release() -> None:
@@ -406,14 +460,14 @@ def _release() -> None:
             _unload()
 
 
-def _load(library_dir: Path | None) -> Any:
+def _load(path: Path | None) -> Any:
     """Load the library by its path. pynvml would search by name and load the system's."""
-    if library_dir is None:
+    if path is None:
         return None
     try:
-        library = ctypes.CDLL(str(library_dir / _SONAME))
+        library = ctypes.CDLL(str(file_of(path, _SONAME)))
     except OSError as error:
-        raise NoDriver(f"cannot load {_SONAME} from {library_dir}: {error}") from None
+        raise NoDriver(f"cannot load {_SONAME} from {path}: {error}") from None
     _set_in_pynvml(library)
     return library
 
@@ -434,19 +488,14 @@ def _set_in_pynvml(library: Any) -> None:
         pynvml._nvmlLib_refcount = 0
 
 
-def _explain(error: pynvml.NVMLError, library_dir: Path | None) -> str:
-    if library_dir is not None:
+def _explain(error: pynvml.NVMLError, path: Path | None, *, simulated: bool) -> str:
+    if simulated:
         return (
-            f"the driver in {library_dir} does not answer ({error}): "
+            f"the driver in {path} does not answer ({error}): "
             f"the simulated node's card server is not running, start the node"
         )
-    if isinstance(error, pynvml.NVMLError_LibraryNotFound):
-        return (
-            f"this machine has no NVIDIA driver ({_SONAME} was not found): "
-            f"install it, or try simulated cards: `fenka daemon --background --simulate T4`"
-        )
     return (
-        f"the NVIDIA driver does not answer ({error}): "
+        f"the NVIDIA driver{f' in {path}' if path else ''} does not answer ({error}): "
         f"see whether nvidia-smi works, or try simulated cards: "
         f"`fenka daemon --background --simulate T4`"
     )
@@ -495,7 +544,7 @@ def _reading(handle: Any) -> Reading:
 
 PROBE = """
 import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
+cuda = ctypes.CDLL(sys.argv[1])
 device, context = ctypes.c_int(), ctypes.c_void_p()
 sys.exit(
     cuda.cuInit(0)
@@ -524,15 +573,16 @@ class Hardware:
         self._uses = 0
         self._changed = threading.Condition()
 
-    def measure(self, cards: Iterable[Card], library_dir: Path | None) -> None:
+    def measure(self, cards: Iterable[Card], library: Path | None) -> None:
         """Measure the device memory that a process's context takes, once per model. Raises NoDriver.
 
-        It is hundreds of MiB on large cards, appears in no driver call, and differs by model and driver.
+        library: the driver's, as for `Driver.open`. The overhead is hundreds of MiB on large cards, appears
+        in no driver call, and differs by model and driver.
         """
         by_model: dict[str, int | None] = {}
         for card in cards:
             if card.model not in by_model:
-                by_model[card.model] = _context_mib(self.driver, card, library_dir)
+                by_model[card.model] = _context_mib(self.driver, card, library)
             overhead = by_model[card.model]
             if overhead is not None:
                 self.context_mib[card.uuid] = overhead
@@ -581,16 +631,17 @@ class Hardware:
             self.driver.close()
 
 
-def _context_mib(driver: Driver, card: Card, library_dir: Path | None) -> int | None:
+def _context_mib(driver: Driver, card: Card, library: Path | None) -> int | None:
     """Return the MiB that a process with only a context holds on a card, as the driver reports.
 
     Return None if the driver reports no process's memory, or makes no context.
     """
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card.uuid}
-    if library_dir is not None:
-        environment["LD_LIBRARY_PATH"] = str(library_dir)
+    # By its file: a directory of a host's libraries on the search path would replace this container's libc.
+    path = library or driver.library
+    cuda = file_of(path, _CUDA) if path else _CUDA
     with subprocess.Popen(
-        [sys.executable, "-SIc", PROBE],
+        [sys.executable, "-SIc", PROBE, str(cuda)],
         cwd="/",
         env=environment,
         stdin=subprocess.PIPE,

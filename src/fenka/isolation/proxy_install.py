@@ -11,9 +11,8 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -68,10 +67,6 @@ def _sections(library: Path) -> Iterator[list[Any]]:
 LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 NEXT_LIBRARIES: Final = ("libfenka-next-cuda.so", "libfenka-next-nvml.so")
 
-_KIND: Final = {"x86_64": "x86-64", "aarch64": "AArch64"}.get(os.uname().machine, "")
-"""Name of this kind of machine in the dynamic linker's cache."""
-_LDCONFIG_TIMEOUT_S: Final = 20
-
 _NATIVE: Final = HEADER.parent
 _SHIM: Final = "libfenka.so"
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
@@ -114,34 +109,6 @@ def unknown_functions(library: Path, native: Path = _NATIVE) -> UnknownFunctions
 
 def _base(name: str) -> str:
     return _VERSION.sub("", name)
-
-
-def find_driver(beside: Iterable[Path] = ()) -> dict[str, tuple[Path, ...]]:
-    """Return the driver's libraries by name, in the dynamic linker's order, with links resolved.
-
-    beside: further directories, searched last, such as that of a library that was loaded by its path.
-    """
-    cache = subprocess.run(
-        ["/sbin/ldconfig", "-p"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=_LDCONFIG_TIMEOUT_S,
-    )
-    named: dict[str, list[Path]] = {name: [] for name in LIBRARIES}
-    for line in cache.stdout.splitlines():
-        description, _, path = line.partition(" => ")
-        name, _, kind = description.strip().partition(" ")
-        if name in named and _KIND in kind:
-            named[name].append(Path(path))
-    for directory in beside:
-        for name, paths in named.items():
-            paths.append(directory / name)
-    libraries = {
-        name: tuple(dict.fromkeys(path.resolve() for path in paths if path.is_file()))
-        for name, paths in named.items()
-    }
-    return {name: paths for name, paths in libraries.items() if paths}
 
 
 def install(directory: Path, driver: Path, native: Path = _NATIVE) -> None:

@@ -32,6 +32,14 @@ class NodeConfig(msgspec.Struct, frozen=True):
             description="libraries and records of leases, at the same path on the node; not noexec",
         ),
     ] = Path("/var/lib/fenka")
+    driver_root: Annotated[
+        str,
+        Meta(
+            title="DIRECTORY",
+            description="the driver's root, or the directory of its libraries, on the node; "
+            "default: where distributions and GPU Operator have it",
+        ),
+    ] = ""
     kubeconfig: Annotated[Path | None, Meta(description="default: the pod's service account")] = (
         None
     )

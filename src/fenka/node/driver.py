@@ -32,18 +32,21 @@ class NodeDriver:
     """Where the driver is, and how its parts are made.
 
     library: the native libraries, prepared for leases. host: the node's root. simulated: the simulated
-    node's directory; None for real cards.
+    node's directory; None for real cards. driver_root: where the options say that the driver is.
     """
 
-    def __init__(self, library: Path, host: Path, simulated: Path | None) -> None:
+    def __init__(
+        self, library: Path, host: Path, simulated: Path | None, driver_root: str = ""
+    ) -> None:
         self._library, self._host, self._simulated = library, host, simulated
+        self._driver_root = driver_root
 
     @property
     def libraries(self) -> Path | None:
-        """Directory of NVML; None for the system's own."""
+        """Directory or file of NVML; None for the system's own. Raises NoDriver, InvalidDriverRoot."""
         if self._simulated is not None:
             return self._library / "simulated"
-        return lease_files.nvml_directory(self._host)
+        return lease_files.nvml_file(self._host, self._driver_root)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Hardware]:
@@ -70,7 +73,8 @@ class NodeDriver:
         def real(lease: Lease) -> ContainerEdits:
             minors = [hardware.driver.minor(piece.card_uuid) for piece in lease.slices]
             files = [Path(file) for instance in lease.instances.values() for file in instance.files]
-            return lease_files.driver_edits(minors, hardware.driver.version, self._host, files)
+            version = hardware.driver.version
+            return lease_files.driver_edits(minors, version, self._host, files, self._driver_root)
 
         return real
 

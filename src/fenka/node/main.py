@@ -226,7 +226,7 @@ def run(config: NodeConfig) -> None:
     library = install_native(config.state / "lib", lease_files.prepare_library)
     # Also a copy that was made before SELinux was switched on.
     admit_containers(library)
-    driver = NodeDriver(library, config.host_root, config.simulated)
+    driver = NodeDriver(library, config.host_root, config.simulated, config.driver_root)
     with driver.open() as hardware, contextlib.ExitStack() as locks:
         health = CardHealth(
             hardware,

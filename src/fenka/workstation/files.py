@@ -48,7 +48,7 @@ _END_PROGRAMS = (
 )
 
 
-class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A daemon's cards and rules: the options of `fenka daemon`, recorded for the next one."""
 
     simulate: Annotated[
@@ -68,6 +68,14 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "repeatable. Cards in MIG mode are divided anyway",
         ),
     ] = []
+    driver: Annotated[
+        str,
+        Meta(
+            title="DIRECTORY",
+            description="the driver's root, or the directory of its libraries; default: where the dynamic "
+            "linker or the distributions have it",
+        ),
+    ] = ""
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):

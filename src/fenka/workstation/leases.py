@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fenka.core.request import Slice
+from fenka.hardware import driver_places
 from fenka.hardware.nvml import Hardware
 from fenka.isolation import account, lease_files, proxy_install, sandbox
 from fenka.isolation.compute_feedback import ComputeFeedback, requested_compute
@@ -51,11 +52,11 @@ class Leases:
     def prepare(self) -> None:
         """Find the driver's files, and make simulated ones known to the linker.
 
-        Raises IsolationError, OSError.
+        Raises IsolationError, InvalidDriverRoot, OSError.
         """
         if self._library_dir is not None:
             self._linker_cache = _build_linker_cache(self._runtime, self._library_dir)
-        self._driver_files = _driver_files(self._library_dir)
+        self._driver_files = _driver_files(self._library_dir, self._hardware.driver.root)
 
     def create(self, job: Job) -> None:
         """Make the files of a job's lease, unless they exist. Raises OSError."""
@@ -172,15 +173,15 @@ def _build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
     return cache
 
 
-def _driver_files(library_dir: Path | None) -> dict[str, tuple[Path, ...]]:
+def _driver_files(library_dir: Path | None, configured: str) -> dict[str, tuple[Path, ...]]:
     """Return the driver's files by library: those in `library_dir` if it is simulated, else the machine's.
 
-    NVML may have been loaded from a directory that is not in the dynamic linker's cache. Raises OSError.
+    NVML may have been loaded from a directory that is not in the dynamic linker's cache. Raises OSError,
+    InvalidDriverRoot.
     """
     if library_dir is not None:
         return {name: ((library_dir / name).resolve(),) for name in proxy_install.LIBRARIES}
     mapped = (line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = [Path(line[5]) for line in mapped if len(line) == 6]
-    return proxy_install.find_driver(
-        {path.parent for path in paths if path.name.startswith("libnvidia-ml.so")}
-    )
+    loaded = {path.parent for path in paths if path.name.startswith("libnvidia-ml.so")}
+    return driver_places.libraries(sorted(loaded), configured)

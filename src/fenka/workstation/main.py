@@ -167,7 +167,7 @@ def _serve(
     ending: ShutdownSignals,
 ) -> DaemonEnd:
     native = files.install_native(runtime)
-    with _hardware(runtime, config.simulate, native) as hardware:
+    with _hardware(runtime, config, native) as hardware:
         cards = _select_cards(hardware.driver.cards(), config.only)
         _check_mig(config, cards)
         node = Node("localhost", cards, unit_mib=parse_unit(config.unit))
@@ -212,12 +212,12 @@ def remove_files(runtime: Runtime) -> None:
 
 
 @contextlib.contextmanager
-def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardware]:
-    if not simulate:
-        with contextlib.closing(Hardware(Driver.open)) as hardware:
+def _hardware(runtime: Runtime, config: DaemonConfig, native: Path) -> Iterator[Hardware]:
+    if not config.simulate:
+        with contextlib.closing(Hardware(lambda: Driver.open(root=config.driver))) as hardware:
             yield hardware
         return
-    node = _simulated_node(runtime, simulate, native / "simulated")
+    node = _simulated_node(runtime, config.simulate, native / "simulated")
 
     def start() -> Driver:
         # Called again after the card server was killed, which is like a reset of a real card. One that lives

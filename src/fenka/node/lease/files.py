@@ -19,6 +19,9 @@ from fenka.core.errors import FenkaError
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects.card_records import VISIBLE
+from fenka.hardware import driver_places
+from fenka.hardware.driver_places import DriverFiles, Search
+from fenka.hardware.nvml import NoDriver
 from fenka.isolation import account, lease_control, limit_changes, proxy_install, sandbox
 from fenka.isolation.lease_control import InvalidControl, Limit
 from fenka.isolation.lease_files import (
@@ -39,7 +42,7 @@ CDI_VERSION = "0.6.0"
 
 PRELOADS = (Path("/etc/ld.so.preload"), Path("/etc/ld-nix.so.preload"))
 LIBRARY_DIRECTORIES = (Path(f"/usr/lib/{os.uname().machine}-linux-gnu"), Path("/usr/lib64"))
-"""Default search directories of the dynamic linkers of Debian and Red Hat."""
+"""Where containers get the driver's libraries: the linkers' default directories of Debian and Red Hat."""
 
 _READ_ONLY = ("ro", "nosuid", "nodev", "bind")
 _SIMULATED = LEASE_ROOT / "simulated"
@@ -149,6 +152,7 @@ def driver_edits(
     version: str,
     host: Path = Path("/"),
     capabilities: Iterable[Path] = (),
+    driver_root: str = "",
 ) -> ContainerEdits:
     """Return the driver's part: the cards' device nodes and the files that `nvidia-ctk cdi generate` lists.
 
@@ -157,52 +161,68 @@ def driver_edits(
         version: The driver's.
         host: The node's root, as this process sees it.
         capabilities: Device files of MIG instances.
+        driver_root: Where the options say that the driver is; empty: where it is found.
 
     Raises:
         NoDriverFiles: The driver's files are not there.
+        InvalidDriverRoot: `driver_root` is not absolute.
     """
-    directory = _library_directory(f"libcuda.so.{version}", host)
-    if directory is None:
-        raise NoDriverFiles(
-            f"no libcuda.so.{version} in {host}'s {' or '.join(map(str, LIBRARY_DIRECTORIES))}: is the "
-            f"driver installed there?"
+    search = driver_places.search(host, driver_root)
+    driver = search.of_version(version)
+    if driver is None:
+        where = "; ".join(
+            f"{look.directory}: {look.result}" for look in search.looked if look.result
         )
-    inside = Path("/") / directory.relative_to(host)
-    files = sorted(
-        path.name
-        for path in directory.iterdir()
-        if _DRIVER_LIBRARY.fullmatch(path.name) and path.name.endswith(version)
-    )
-    proxied = {
-        name: inside / f"{name.partition('.so')[0]}.so.{version}"
-        for name in proxy_install.LIBRARIES
-    }
-    others = [name for name in files if inside / name not in proxied.values()]
+        raise NoDriverFiles(
+            f"no libcuda.so.{version} is in the {len(search.looked)} places where drivers are"
+            f"{f' ({where})' if where else ''}: name its directory in node.driverRoot of the chart"
+        )
+    files = _library_files(search, driver)
     mounts = [
-        Mount(inside / name, place / alias)
-        for name in others
+        Mount(file, place / alias)
+        for name, file in files.items()
         for place in LIBRARY_DIRECTORIES
         for alias in dict.fromkeys((name, f"{name.partition('.so')[0]}.so.1"))
     ]
-    mounts += [
-        Mount(Path("/usr/bin") / name, Path("/usr/bin") / name)
-        for name in _PROGRAMS
-        if (host / "usr/bin" / name).exists()
-    ]
+    programs = {name: driver_places.find_program(search, driver, name) for name in _PROGRAMS}
+    mounts += [Mount(file, Path("/usr/bin") / name) for name, file in programs.items() if file]
     devices = [Path("/dev") / f"nvidia{minor}" for minor in sorted(set(minors))]
     devices += capabilities
     devices += [Path("/dev") / name for name in _COMMON_DEVICES if (host / "dev" / name).exists()]
-    return ContainerEdits(proxied, tuple(mounts), tuple(devices))
+    return ContainerEdits(driver.libraries, tuple(mounts), tuple(devices))
 
 
-def nvml_directory(host: Path) -> Path | None:
-    """Return the directory of NVML below another root; None for the system's own, which is found by name."""
-    return None if host == Path("/") else _library_directory("libnvidia-ml.so.1", host)
+def _library_files(search: Search, driver: DriverFiles) -> dict[str, Path]:
+    """Return the driver's files beside the two that the proxy replaces, by name, with links followed."""
+    within = search.here(driver.root)
+    directory = driver.directory.relative_to(driver.root)
+    proxied = [file.name for file in driver.libraries.values()]
+    named = (
+        path.name
+        for path in (within / directory).iterdir()
+        if _DRIVER_LIBRARY.fullmatch(path.name) and path.name.endswith(driver.version)
+    )
+    real = {
+        name: driver_places.resolve(within, directory / name)
+        for name in sorted(named)
+        if name not in proxied
+    }
+    return {name: driver.root / path for name, path in real.items() if path}
 
 
-def _library_directory(name: str, host: Path) -> Path | None:
-    directories = (host / place.relative_to("/") for place in LIBRARY_DIRECTORIES)
-    return next((path for path in directories if (path / name).exists()), None)
+def nvml_file(host: Path, driver_root: str = "") -> Path | None:
+    """Return the file of NVML as this process sees it; None for the system's own, found by name.
+
+    Raises NoDriver, InvalidDriverRoot.
+    """
+    if host == Path("/") and not driver_root:
+        return None
+    search = driver_places.search(host, driver_root)
+    if search.driver is None:
+        raise NoDriver(
+            f"{search.problem}: install it, or name its directory in node.driverRoot of the chart"
+        )
+    return search.here(search.driver.libraries["libnvidia-ml.so.1"])
 
 
 _PREFIX, _SUFFIX = "fenka-", ".json"

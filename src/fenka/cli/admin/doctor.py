@@ -1,15 +1,21 @@
 """`fenka doctor`: checks drivers, cards, limits and the daemon."""
 
 import sys
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+import typer
 
 from fenka import native
 from fenka.cli import tables
+from fenka.cli.admin import hardware_check
 from fenka.cli.common_options import OutputOption
+from fenka.cli.error_report import UserError
+from fenka.core.errors import INVALID_INPUT
 from fenka.core.units import card_units
 from fenka.formats.quantities import UNITS_MIB
+from fenka.hardware import driver_places
+from fenka.hardware.driver_places import Looked
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.isolation import sandbox
 from fenka.workstation import paths, protocol
@@ -17,17 +23,44 @@ from fenka.workstation.client import DaemonUnavailable, get_snapshot
 from fenka.workstation.paths import UnsafeDirectory
 
 
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check. `note` is information that is neither good nor bad."""
+class Check(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of one check. `note` is information that is neither good nor bad.
+
+    looked: for the driver's files, where they were searched and what was found there.
+    """
 
     subject: str
     status: Literal["ok", "note", "wrong"]
     detail: str
+    looked: list[Looked] = []
 
 
-def doctor(output: OutputOption = "table") -> None:
+def doctor(
+    output: OutputOption = "table",
+    hardware: Annotated[
+        bool,
+        typer.Option(
+            "--hardware",
+            help="try limits, shares and the driver's answers on a card: at most 8 minutes, in what is free",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="with --hardware: half a minute, less exact")
+    ] = False,
+    torch: Annotated[
+        str,
+        typer.Option(
+            "--torch", metavar="PYTHON", help="with --hardware: a Python that has PyTorch"
+        ),
+    ] = "",
+) -> None:
     """Print the checks; exit code 1 if anything is wrong."""
-    checks = [_libraries(), *_daemon(), _isolation(), _compute(), _jupyter()]
+    if hardware:
+        hardware_check.check(output, quick=quick, torch_python=torch)
+        return
+    if quick or torch:
+        raise UserError("--quick and --torch require --hardware", INVALID_INPUT)
+    checks = [_libraries(), _places(), *_daemon(), _isolation(), _compute(), _jupyter()]
     if not tables.print_data(checks, output):
         rows = [(check.status, check.subject, check.detail) for check in checks]
         print("\n".join(tables.align(rows)))
@@ -40,6 +73,26 @@ def _libraries() -> Check:
     if shim.exists():
         return Check("shim", "ok", str(shim))
     return Check("shim", "wrong", str(native.missing(shim)))
+
+
+def _places() -> Check:
+    """Say where the driver's files were searched and found. The dynamic linker may know other ones."""
+    search = driver_places.search()
+    looked = list(search.looked)
+    refused = [
+        f"{look.directory}: {look.result}"
+        for look in looked
+        if look.result and not look.result.startswith("driver ")
+    ]
+    if search.driver is None:
+        return Check("driver files", "note", f"{search.problem}; `-o json` lists them", looked)
+    if search.problem:
+        return Check("driver files", "wrong", search.problem, looked)
+    others = [f"{one.version} in {one.directory}" for one in search.found if one != search.driver]
+    detail = f"{search.driver.version} in {search.driver.directory}, of {len(looked)} places"
+    if others:
+        detail += f"; also {', '.join(others)}, which is not used"
+    return Check("driver files", "note" if refused else "ok", "; ".join([detail, *refused]), looked)
 
 
 def _daemon() -> list[Check]:

@@ -68,6 +68,34 @@ def test_address_is_replaced_by_name_when_it_has_no_symbol(lease: Lease, style: 
     assert lease.held() == GIB
 
 
+def test_later_version_with_another_signature_is_the_driver_s_own(
+    tmp_path: Path, lease: Lease
+) -> None:
+    """From CUDA 13.0 on cuCtxSynchronize takes a context, which the hook of the first version would lose."""
+    source = tmp_path / "driver.c"
+    source.write_text(
+        "#include <string.h>\n"
+        "int cuInit(unsigned f) { return 0; } int cuCtxSynchronize(void) { return 9; }"
+        "int cuCtxSynchronize_v2(void *c) { return c == (void *)42 ? 7 : 8; }"
+        "int cuGetProcAddress_v2(const char *s, void **f, int v, unsigned long long o, void *q) {"
+        ' *f = strcmp(s, "cuCtxSynchronize") ? 0'
+        " : v >= 13000 ? (void *)cuCtxSynchronize_v2 : (void *)cuCtxSynchronize; return *f ? 0 : 500; }"
+    )
+    driver = tmp_path / "libcuda.so.1"
+    compile_c(source, driver, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
+    out = run_c(
+        tmp_path,
+        lease,
+        f'int main(void) {{ void *h = dlopen("{driver}", RTLD_NOW), *f;'
+        "int (*get)(const char *, void **, int, unsigned long long, void *) ="
+        ' dlsym(h, "cuGetProcAddress_v2");'
+        'get("cuCtxSynchronize", &f, 13000, 0, 0); int late = ((int (*)(void *))f)((void *)42);'
+        'get("cuCtxSynchronize", &f, 12000, 0, 0); int hooked = f != dlsym(h, "cuCtxSynchronize");'
+        'printf("%d %d %d", late, ((int (*)(void))f)(), hooked); }',
+    )
+    assert out == "7 9 0"
+
+
 def run_c(tmp_path: Path, lease: Lease, text: str, *flags: str) -> str:
     """Compiles and runs a program in the lease; what it printed."""
     source = tmp_path / "program.c"

@@ -63,6 +63,10 @@ bench: build .venv/.test ## measure against named baselines, each pair in one ru
 	@missed=; for bench in bench/*/run.py; do $(BIN)/python $$bench || missed="$$missed $$bench"; done; \
 	if [ -n "$$missed" ]; then echo "goals missed or not measured:$$missed"; exit 1; fi
 
+.PHONY: hardware
+hardware: build ## try fenka on this machine's card: eight minutes at most; leaves hardware.json
+	@$(BIN)/fenka doctor --hardware --report hardware.json
+
 chart: ## package the chart with JobSet's: leaves dist/chart (needs Go)
 	@python3 deploy/package.py dist/chart
 

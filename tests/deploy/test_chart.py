@@ -337,3 +337,24 @@ def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
     assert fields["POD_IP"] == "status.podIP"
     alone = find(render(**{"scheduler.replicas": 1}), "Deployment", "fenka-scheduler")
     assert alone["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+@needs_helm
+def test_node_program_finds_drivers_that_are_mounted_later() -> None:
+    """The node's root is mounted with what comes after; a configured root of the driver is only an option."""
+    for configured in ("", "/run/nvidia/driver"):
+        pod = pod_of(find(render(**{"node.driverRoot": configured}), "DaemonSet", "fenka-node"))
+        (container,) = pod["containers"]
+        (mount,) = (mount for mount in container["volumeMounts"] if mount["name"] == "host")
+        assert mount == {
+            "name": "host",
+            "mountPath": "/host",
+            "readOnly": True,
+            "mountPropagation": "HostToContainer",
+        }
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "host")
+        assert volume["hostPath"] == {"path": "/", "type": "Directory"}
+        options = [word for word in container["args"] if word.startswith("--driver-root")]
+        assert options == ([f"--driver-root={configured}"] if configured else [])
+    done = helm("template", "fenka", str(CHART), "--set", "node.driverRoot=run/nvidia")
+    assert done.returncode != 0

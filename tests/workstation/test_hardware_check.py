@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,8 +39,10 @@ def test_check_with_a_daemon_of_its_own(station: Workstation) -> None:
     place = station.root / "t"
     place.mkdir()
     station.environment["TMPDIR"] = str(place)
-    done = station.fenka(*QUICK)
+    file = station.root / "report.json"
+    done = station.fenka(*QUICK, "--report", str(file))
     report = json.loads(done.stdout)
+    assert json.loads(file.read_text()) == report
     rows = by_name(report)
     assert {name: rows[name]["verdict"] for name in CERTAIN} == dict.fromkeys(CERTAIN, "ok"), rows
     assert rows["memory limit, PyTorch"]["reason"] == "PyTorch needs a real card"
@@ -84,9 +87,29 @@ def test_check_does_not_begin_while_others_need_the_card(t4: Workstation) -> Non
     )
 
 
+def test_doctor_says_where_it_looked_for_the_driver(t4: Workstation) -> None:
+    """The table in a line; JSON with each place."""
+    assert re.search(r"^\w+ +driver files +.*/\d*", t4.fenka("doctor").stdout, re.M)
+    (check,) = (
+        check
+        for check in json.loads(t4.fenka("doctor", "-o", "json").stdout)
+        if check["subject"] == "driver files"
+    )
+    looked = {place["directory"]: place["who"] for place in check["looked"]}
+    assert looked["/usr/lib64"] == "Red Hat, SUSE, Amazon Linux"
+    assert looked["/run/nvidia/driver/usr/lib64"].startswith("GPU Operator")
+    assert looked["/run/opengl-driver/lib"] == "NixOS"
+
+
+def test_report_that_cannot_be_written_is_refused_first(t4: Workstation) -> None:
+    """Not after minutes."""
+    sentence = "the report cannot be written to /proc/none: No such file or directory"
+    refused(t4.fenka(*QUICK, "--report", "/proc/none"), 1, sentence)
+
+
 def test_options_of_the_check_need_it(t4: Workstation) -> None:
     """Alone they would have no effect."""
-    refused(t4.fenka("doctor", "--quick"), 2, "--quick and --torch require --hardware")
+    refused(t4.fenka("doctor", "--quick"), 2, "--quick, --torch and --report require --hardware")
 
 
 def test_without_a_card_there_is_one_sentence(station: Workstation) -> None:

@@ -59,7 +59,7 @@ def test_each_mistake_has_a_sentence(station: Workstation, write: Callable[[str]
         f"{path}: only must be a list of words, not '0'; "
         f"{path}: no policy is called first: choose one of binpack, spread; "
         f"{path}: unit must be a word, not 4; "
-        f"{path}: there is no option colour: there are simulate, policy, unit, only, mig"
+        f"{path}: there is no option colour: there are simulate, policy, unit, only, mig, driver"
     )
     for words in (("--show-config",), ("--background",), ()):
         result = station.fenka("daemon", *words)

@@ -7,11 +7,10 @@ import ctypes
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from fenka.hardware.cuda_calls import MIB, Cuda, CudaError, Kernels, least_ns
+from fenka.hardware.cuda_calls import MIB, Cuda, CudaError, least_ns
 
 _GET_STATE: Final = "cuCheckpointProcessGetState"
 CHECKPOINT: Final = (
@@ -26,8 +25,8 @@ CHECKPOINT: Final = (
 
 _PAIRS, _LAUNCHES, _QUERIES = 200, 100, 500
 _PAIR_BYTES = MIB
-_BATCH = 5
-"""Kernels that are launched before the program waits for them."""
+_BATCH = 20
+"""Kernels that are launched together."""
 
 
 def limit(library: str) -> dict[str, Any]:
@@ -81,21 +80,9 @@ def spin(library: str, turns: str, warm: str, seconds: str) -> dict[str, float]:
     kernels = Cuda(library).enter().kernels()
     _say({"ready": True})
     sys.stdin.readline()
-    _spin(kernels, int(turns), float(warm))
-    start = time.monotonic()
-    count = _spin(kernels, int(turns), float(seconds))
-    return {"kernels": count, "seconds": time.monotonic() - start}
-
-
-def _spin(kernels: Kernels, turns: int, seconds: float) -> int:
-    """Launch kernels for so long, and return how many have ended."""
-    end, count = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        for _ in range(_BATCH):
-            kernels.spin(turns)
-        kernels.wait()
-        count += _BATCH
-    return count
+    kernels.spin_for(int(turns), float(warm), _BATCH)
+    count, elapsed = kernels.spin_for(int(turns), float(seconds), _BATCH)
+    return {"kernels": count, "seconds": elapsed}
 
 
 def hold(library: str, mib: str) -> dict[str, Any]:

@@ -138,6 +138,28 @@ class Kernels:
         """Wait for all work of the context."""
         self._cuda.call("cuCtxSynchronize")
 
+    def spin_for(self, turns: int, seconds: float, batch: int) -> tuple[int, float]:
+        """Launch kernels for some seconds. Return how many have ended, and the seconds until the last end.
+
+        The next batch is launched before the last one has ended, so that a busy host leaves no gaps.
+        """
+        events = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for event in events:
+            self._cuda.call("cuEventCreate", ctypes.byref(event), 0)
+        start, batches = time.monotonic(), 0
+        while time.monotonic() < start + seconds:
+            event = events[batches % 2]
+            if batches > 1:
+                self._cuda.call("cuEventSynchronize", event)
+            for _ in range(batch):
+                self.spin(turns)
+            self._cuda.call("cuEventRecord", event, None)
+            batches += 1
+        self.wait()
+        for event in events:
+            self._cuda.call("cuEventDestroy_v2", event)
+        return batches * batch, time.monotonic() - start
+
     def calibrate(self) -> tuple[int, float]:
         """Return the turns of about SPIN_US, and the microseconds that they take on an idle card."""
         turns = CALIBRATION_TURNS
@@ -149,12 +171,19 @@ class Kernels:
         return turns, self.time_us(turns, 50)
 
     def time_us(self, turns: int, count: int) -> float:
-        """Return the microseconds of one of several kernels in a row."""
-        start = time.perf_counter_ns()
+        """Return the microseconds of one of several kernels in a row, by the card's own clock."""
+        start, end, milliseconds = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_float()
+        for event in (start, end):
+            self._cuda.call("cuEventCreate", ctypes.byref(event), 0)
+        self._cuda.call("cuEventRecord", start, None)
         for _ in range(count):
             self.spin(turns)
+        self._cuda.call("cuEventRecord", end, None)
         self.wait()
-        return (time.perf_counter_ns() - start) / count / 1000
+        self._cuda.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
+        for event in (start, end):
+            self._cuda.call("cuEventDestroy_v2", event)
+        return milliseconds.value * 1000 / count
 
 
 def least_ns(

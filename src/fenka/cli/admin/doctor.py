@@ -1,6 +1,7 @@
 """`fenka doctor`: checks drivers, cards, limits and the daemon."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -53,13 +54,17 @@ def doctor(
             "--torch", metavar="PYTHON", help="with --hardware: a Python that has PyTorch"
         ),
     ] = "",
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="with --hardware: write JSON there, too"),
+    ] = None,
 ) -> None:
     """Print the checks; exit code 1 if anything is wrong."""
     if hardware:
-        hardware_check.check(output, quick=quick, torch_python=torch)
+        hardware_check.check(output, quick=quick, torch_python=torch, file=report)
         return
-    if quick or torch:
-        raise UserError("--quick and --torch require --hardware", INVALID_INPUT)
+    if quick or torch or report:
+        raise UserError("--quick, --torch and --report require --hardware", INVALID_INPUT)
     checks = [_libraries(), _places(), *_daemon(), _isolation(), _compute(), _jupyter()]
     if not tables.print_data(checks, output):
         rows = [(check.status, check.subject, check.detail) for check in checks]

@@ -274,12 +274,15 @@ def _station() -> Iterator[Station]:
                 process.wait()
 
 
-def check(output: str, *, quick: bool, torch_python: str) -> None:
+def check(output: str, *, quick: bool, torch_python: str, file: Path | None) -> None:
     """Run all checks and print the report; exit code 1 if a check differs.
 
-    Raises FenkaError if there is no card or it is not free.
+    file: where the report is written as JSON, too. Raises FenkaError if there is no card, it is not free, or
+    the file cannot be written.
     """
     start = time.monotonic()
+    if file is not None:
+        _write(file, "")  # now, and not after minutes
     with _station() as station:
         _announce(station)
         rows = [
@@ -289,10 +292,19 @@ def check(output: str, *, quick: bool, torch_python: str) -> None:
         ]
         assumptions, last = _assumptions(station)
         report = _report(station, rows + last, assumptions, quick=quick, start=start)
+    if file is not None:
+        _write(file, tables.json_text(report, 2) + "\n")
     if not tables.print_data(report, output):
         _print(report)
     if any(row.verdict == "differs" for row in report.rows):
         sys.exit(1)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as why:
+        raise UserError(f"the report cannot be written to {file}: {why.strerror}") from None
 
 
 def _announce(station: Station) -> None:
@@ -539,7 +551,8 @@ def _shares(station: Station, pace: Pace) -> list[Row]:
             worst <= pace.points,
             f"{got[0]:.1f} % and {got[1]:.1f} %, kernels of {us / 1000:.2f} ms, {pace.shares_s:.0f} s",
             f"30 % and 70 %, each within {pace.points:.0f} points",
-            f"the worst is {worst:.1f} points off",
+            f"the worst is {worst:.1f} points off, and the card was idle {max(0.0, 100 - sum(got)):.1f} % of "
+            "the time: if that is the cause, other programs keep the processor busy",
         )
     ]
 

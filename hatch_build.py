@@ -61,7 +61,8 @@ class NativeWheel(BuildHookInterface[Any]):
             return None
         built = Path(self.root) / "src" / "fenka" / "_native"
         if self._compiles():
-            command = ["make", "-C", str(Path(self.root) / "native"), f"PYTHON={sys.executable}"]
+            native = str(Path(self.root) / "native")
+            command = ["make", "-C", native, f"PYTHON={sys.executable}", "DEBUG=-g0"]
             try:
                 subprocess.run(command, check=True)
             except (FileNotFoundError, subprocess.CalledProcessError) as error:

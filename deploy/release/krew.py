@@ -135,12 +135,17 @@ def fill_plugin(release: Release, folder: Path, platform: str, pythons: tuple[st
         for name in ("RECORD", "direct_url.json", "uv_cache.json", "INSTALLER", "REQUESTED"):
             (record / name).unlink(missing_ok=True)
     (folder / "plugin.py").write_text(_PLUGIN)
+    write_launchers(folder, pythons)
+    (folder / "LICENSE").write_bytes(next((folder / "modules").rglob("licenses/LICENSE")).read_bytes())
+
+
+def write_launchers(folder: Path, pythons: tuple[str, ...]) -> None:
+    """Write the programs that kubectl calls."""
     for plugin, command in (("fenka", "fenka"), ("inspect-gpushare", "inspect")):
         launcher = folder / f"kubectl-{plugin}"
         text = _LAUNCHER.replace("@COMMAND@", command).replace("@PLUGIN@", plugin)
         launcher.write_text(text.replace("@PYTHONS@", " or ".join(pythons)))
         launcher.chmod(0o755)
-    (folder / "LICENSE").write_bytes(next((folder / "modules").rglob("licenses/LICENSE")).read_bytes())
 
 
 def _share_modules(folder: Path, pythons: tuple[str, ...]) -> None:

@@ -7,10 +7,11 @@ Q       := $(if $(V),,@)
 PYTHON  ?= $(ROOT)/.venv/bin/python
 ARCH    ?= $(shell uname -m)
 ZIGCC   := $(PYTHON) -m ziglang cc -target $(ARCH)-linux-gnu.2.17
-SITE    := $(shell $(PYTHON) -c 'import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purelib")))')
+# The folder that has the package `nvidia`: pip builds with packages that are not in the interpreter's own folder.
+NVIDIA  := $(shell $(PYTHON) -c 'import os, importlib.util as util; print(os.path.relpath(os.path.dirname(util.find_spec("nvidia.cuda_runtime").submodule_search_locations[0])))')
 # NVIDIA's headers come from their wheels at build time and are never committed.
-CUDA_INCLUDE := $(SITE)/nvidia/cuda_runtime/include
-NVML_INCLUDE := $(SITE)/nvidia/nvml_dev/include
+CUDA_INCLUDE := $(NVIDIA)/cuda_runtime/include
+NVML_INCLUDE := $(NVIDIA)/nvml_dev/include
 OUT     := $(ROOT)/src/fenka/_native
 BUILD   := $(ROOT)/native/build
 # A release has no debug information: it would name the folders of the build.

@@ -33,7 +33,7 @@ from e2e.machine import (
     wait_until,
 )
 from e2e.pki import Authority
-from e2e.programs import BuildError, directories, exclusive_lock
+from e2e.programs import OWN, BuildError, directories, exclusive_lock
 from e2e.supervisor import REPOSITORY, hierarchies
 
 # The name contains a hash of this checkout's path, so that several checkouts can run clusters side by side.
@@ -115,7 +115,10 @@ class Node(Machine):
 
     def start_containerd(self) -> None:
         """Start containerd and wait until it answers."""
-        cni, runc = directories()[0], shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/bin")
+        cni, runc = (
+            OWN.directory() / "bin",
+            shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/bin"),
+        )
         settings = self.files.folder / "containerd.toml"
         settings.write_text(configuration.containerd(cni, runc or "runc"))
         network = self.files.folder / "disk" / "etc" / "cni" / "net.d" / "10-pods.conflist"

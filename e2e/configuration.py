@@ -6,13 +6,16 @@ from typing import Any
 
 import yaml
 
+from e2e.programs import OWN, chosen_containerd, minor
+
 SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 DOMAIN = "cluster.local"
 PODS = "10.77.0.0/16"
 POD_GROUP_FEATURE = "GenericWorkload"
-"""The feature gate of Kubernetes 1.37 for groups of pods that are scheduled together."""
+POD_GROUPS_SINCE = 37
+"""The minor version whose feature gate and API are those of groups of pods, as fenka reads them."""
 ISSUER = f"https://kubernetes.default.svc.{DOMAIN}"
 CONTAINERD = "/run/containerd/containerd.sock"
 PAUSE = "localhost/pause:e2e"
@@ -22,8 +25,51 @@ FRONT_PROXY = "front-proxy-client"
 """The name of the API server as a client of extension API servers, and the folder of that authority."""
 
 
+def pod_group_gate() -> dict[str, bool]:
+    """Return the feature gate of groups of pods, where this Kubernetes has their API."""
+    return {POD_GROUP_FEATURE: True} if minor() >= POD_GROUPS_SINCE else {}
+
+
+def feature_gates() -> list[str]:
+    """Return the option of a program of the control plane that switches pod_group_gate() on."""
+    return [f"--feature-gates={name}=true" for name in pod_group_gate()]
+
+
 def containerd(cni: Path, runc: str) -> str:
     """Return containerd's configuration in TOML."""
+    return containerd_2(cni, runc) if chosen_containerd() is OWN else containerd_1(cni, runc)
+
+
+def containerd_1(cni: Path, runc: str) -> str:
+    """Return the configuration of containerd 1.7. Its CDI is off unless it is switched on."""
+    return f"""\
+version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
+[grpc]
+  address = "{CONTAINERD}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni}"
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "runc"
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        BinaryName = "{runc}"
+        SystemdCgroup = false
+"""
+
+
+def containerd_2(cni: Path, runc: str) -> str:
+    """Return the configuration of containerd 2."""
     return f"""\
 version = 3
 root = "/var/lib/containerd"
@@ -89,7 +135,8 @@ def kubelet(pki: Path, node: str) -> str:
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "failCgroupV1": False,
+            # Kubernetes 1.30 has no such field.
+            **({"failCgroupV1": False} if minor() > 30 else {}),
             "cgroupDriver": "cgroupfs",
             "failSwapOn": False,
             "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
@@ -113,7 +160,7 @@ def kubelet(pki: Path, node: str) -> str:
                 "imagefs.available": "1%",
                 "nodefs.inodesFree": "1%",
             },
-            "featureGates": {POD_GROUP_FEATURE: True},
+            "featureGates": pod_group_gate(),
             "nodeStatusUpdateFrequency": "2s",
             "nodeStatusReportFrequency": "10s",
             "syncFrequency": "10s",
@@ -161,7 +208,7 @@ def kube_scheduler(written: Path) -> list[str]:
     return [
         "kube-scheduler",
         f"--config={written}",
-        f"--feature-gates={POD_GROUP_FEATURE}=true",
+        *feature_gates(),
         "--v=2",
     ]
 
@@ -226,8 +273,8 @@ def apiserver(pki: Path, address: str, audit: Path, audit_log: Path) -> list[str
         f"--audit-log-path={audit_log}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
-        f"--feature-gates={POD_GROUP_FEATURE}=true",
-        "--runtime-config=scheduling.k8s.io/v1beta1=true",
+        *feature_gates(),
+        *(["--runtime-config=scheduling.k8s.io/v1beta1=true"] if pod_group_gate() else []),
         "--allow-privileged=true",
     ]
 
@@ -243,7 +290,7 @@ def controller_manager(pki: Path) -> list[str]:
         f"--root-ca-file={pki}/ca.crt",
         f"--cluster-signing-cert-file={pki}/ca.crt",
         f"--cluster-signing-key-file={pki}/ca.key",
-        f"--feature-gates={POD_GROUP_FEATURE}=true",
+        *feature_gates(),
         "--kube-api-qps=300",
         "--kube-api-burst=600",
         "--node-monitor-period=2s",

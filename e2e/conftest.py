@@ -1,7 +1,8 @@
 """Provide one cluster for all tests of a session.
 
 FENKA_E2E_KEEP=1 leaves the cluster running for inspection. FENKA_E2E_TIER=full also runs the scenarios that
-take minutes each and are marked `full`.
+take minutes each and are marked `full`. FENKA_E2E_KUBERNETES=1.33 runs another Kubernetes; the tests that it
+cannot pass are marked `since`. FENKA_E2E_RECORD=1 records the run (recording.py).
 """
 
 import os
@@ -15,6 +16,8 @@ from e2e import engines
 from e2e.cluster import STATE, Cluster
 from e2e.images import FULL, image_store
 from e2e.machine import ClusterError
+from e2e.programs import minor
+from e2e.recording import Recorder
 
 HERE = Path(__file__).parent
 # Starting the cluster counts towards the time of the first test.
@@ -23,15 +26,31 @@ SHOWN_LINES = 40
 """Of a failure, when it happens. All of it is in the summary."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Record the run if this is asked for."""
+    if os.environ.get("FENKA_E2E_RECORD"):
+        config.pluginmanager.register(Recorder())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Set a longer timeout for these tests, and skip those marked `full` unless FENKA_E2E_TIER=full."""
+    """Set a longer timeout for these tests, and skip those marked `full` unless FENKA_E2E_TIER=full.
+
+    On another Kubernetes than the cluster's own, those marked `versions` run, too. Those marked `since` are
+    skipped where the version is older.
+    """
+    other = os.environ.get("FENKA_E2E_KUBERNETES") or os.environ.get("FENKA_E2E_CONTAINERD")
     for item in items:
         if HERE in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS))
-        if item.get_closest_marker("full") and not FULL:
+        on_this = other and item.get_closest_marker("versions")
+        if item.get_closest_marker("full") and not FULL and not on_this:
             item.add_marker(
                 pytest.mark.skip(reason="takes minutes: set FENKA_E2E_TIER=full to run it")
             )
+        since = item.get_closest_marker("since")
+        if since and minor() < int(since.args[0].removeprefix("1.")):
+            reason = f"Kubernetes 1.{minor()} has {since.args[1]}"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

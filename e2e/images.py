@@ -17,9 +17,11 @@ from e2e.image_files import archive, base_key, build_image, hash_of, image_of, r
 from e2e.machine import ClusterError, require_programs
 from e2e.programs import (
     COMPLETE,
+    OWN,
     BuildError,
     build,
     cache,
+    chosen_containerd,
     directories,
     exclusive_lock,
 )
@@ -73,6 +75,8 @@ kill $daemon
 wait $daemon || true
 umount -l "$run"; rmdir "$run"
 """
+CONFIGURATION_VERSIONS = ("version = 3", "version = 2")
+"""The line of containerd 2's configuration, and the line of containerd 1.7's."""
 
 
 def all_images() -> list[Path]:
@@ -87,8 +91,8 @@ def all_images() -> list[Path]:
 def image_store() -> Path:
     """Return containerd's folder with all images unpacked, so that a node need not import them."""
     archives = all_images()
-    programs = directories()[0]
-    version = programs.parent.name
+    module = chosen_containerd()
+    version = module.directory().name
     store = cache() / f"store-{hash_of(version, *(each.name for each in archives))}"
     with exclusive_lock(cache() / "images.lock"):
         if (store / COMPLETE).exists():
@@ -108,7 +112,9 @@ def image_store() -> Path:
         store.mkdir(parents=True, exist_ok=True)
         missing = [each for each in archives if each.name not in unpacked]
         # A separate mount namespace: containerd mounts what it unpacks.
-        alone = ["unshare", "--mount", "sh", "-euc", UNPACK, "sh", str(programs), str(store)]
+        script = UNPACK if module is OWN else UNPACK.replace(*CONFIGURATION_VERSIONS)
+        programs = str(module.directory() / "bin")
+        alone = ["unshare", "--mount", "sh", "-euc", script, "sh", programs, str(store)]
         run_checked([*alone, *map(str, missing)], timeout=300)
         (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
         for old in earlier[:-1]:

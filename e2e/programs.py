@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -44,6 +44,8 @@ class Module:
     packages: tuple[str, ...]
     stamps: tuple[tuple[str, str], ...]
     links: tuple[str, ...] = ()
+    modfile: str = field(default="go.mod", repr=False)
+    """The file that is its go.mod. Another one has the same source, at other versions of its modules."""
 
     @property
     def folder(self) -> Path:
@@ -54,12 +56,12 @@ class Module:
         """Return the version of a Go module that go.mod pins."""
         match = re.search(rf"^\s*{re.escape(module)} (v\S+)", self.go_mod(), re.MULTILINE)
         if not match:
-            raise BuildError(f"{self.folder}/go.mod requires no {module}")
+            raise BuildError(f"{self.folder}/{self.modfile} requires no {module}")
         return match[1]
 
     def go_mod(self) -> str:
         """Return the text of go.mod."""
-        return (self.folder / "go.mod").read_text()
+        return (self.folder / self.modfile).read_text()
 
     def linker_flags(self) -> str:
         """Return the linker flags that set the versions; programs would report a development version."""
@@ -78,14 +80,16 @@ class Module:
         digest = hashlib.sha256()
         for part in [go("env", "GOVERSION", "GOARCH"), self.linker_flags(), repr(self)]:
             digest.update(part.encode() + b"\0")
+        own = {self.modfile, self.modfile.replace(".mod", ".sum")}
         for source in sorted(self.folder.rglob("*")):
-            if source.suffix in {".mod", ".sum", ".go"}:
+            if source.name in own or source.suffix == ".go":
                 digest.update(source.name.encode() + b"\0" + source.read_bytes())
         return digest.hexdigest()[:16]
 
     def directory(self) -> Path:
         """Return the folder in the cache for its programs."""
-        return cache() / f"{self.name}-{self.key()}"
+        name = self.name if self.modfile == "go.mod" else Path(self.modfile).stem
+        return cache() / f"{name}-{self.key()}"
 
     def source(self, module: str) -> Path:
         """Return the folder in Go's cache with the files of a module that go.mod requires."""
@@ -118,6 +122,66 @@ MODULES = (
         (("sigs.k8s.io/jobset/pkg/version.GitVersion", "sigs.k8s.io/jobset"),),
     ),
 )
+
+OWN = MODULES[0]
+"""The cluster's own version of Kubernetes, with containerd and the CNI plugins for every version."""
+
+
+def kubernetes(version: str) -> Module:
+    """Return Kubernetes of a minor version, such as "1.33". Raise BuildError if there is none."""
+    if re.fullmatch(rf"v{re.escape(version)}\.\d+", OWN.version("k8s.io/kubernetes")):
+        return OWN
+    modfile = f"{version}.mod"
+    if not (OWN.folder / modfile).exists():
+        others = (path.stem for path in OWN.folder.glob("[0-9]*.mod"))
+        raise BuildError(
+            f"FENKA_E2E_KUBERNETES={version}: the tests have no such version; choose "
+            f"{', '.join(sorted(others))}, or leave it out"
+        )
+    return Module(OWN.name, (".",), OWN.stamps[:2], KUBERNETES, modfile)
+
+
+CONTAINERD = Module(
+    "containerd",
+    ("tool",),
+    (
+        (
+            "github.com/containerd/containerd/version.Version",
+            "github.com/containerd/containerd",
+        ),
+    ),
+)
+"""containerd 1.7, which FENKA_E2E_CONTAINERD=1.7 chooses instead of the cluster's."""
+
+
+def chosen_kubernetes() -> Module:
+    """Return the Kubernetes that FENKA_E2E_KUBERNETES names, or the cluster's own."""
+    version = os.environ.get("FENKA_E2E_KUBERNETES")
+    return kubernetes(version) if version else OWN
+
+
+def minor() -> int:
+    """Return the minor version of the Kubernetes that was chosen: 37 for 1.37."""
+    return int(chosen_kubernetes().version("k8s.io/kubernetes").split(".")[1])
+
+
+def chosen_containerd() -> Module:
+    """Return the module of the containerd that FENKA_E2E_CONTAINERD names, or the cluster's own."""
+    match os.environ.get("FENKA_E2E_CONTAINERD") or "2":
+        case "2":
+            return OWN
+        case "1.7":
+            return CONTAINERD
+        case other:
+            raise BuildError(
+                f"FENKA_E2E_CONTAINERD={other}: the tests have no such version; choose 1.7 or 2"
+            )
+
+
+def chosen() -> tuple[Module, ...]:
+    """Return the modules that a run needs. What an earlier one has is found first."""
+    return tuple(dict.fromkeys((chosen_kubernetes(), chosen_containerd(), *MODULES)))
+
 
 KWOK = Module("kwok", ("tool", "./extender", "./post", "./stages"), ())
 """kwok, the stages of its nodes and pods, a client and an extender: only for bench/kube_scheduler."""
@@ -178,7 +242,7 @@ def exclusive_lock(lock: Path) -> Iterator[None]:
 
 def missing() -> list[Module]:
     """Return the modules that are not built yet."""
-    return [module for module in MODULES if not (module.directory() / COMPLETE).exists()]
+    return [module for module in chosen() if not (module.directory() / COMPLETE).exists()]
 
 
 @functools.cache
@@ -186,7 +250,7 @@ def directories() -> list[Path]:
     """Return the folders of the programs. Raise BuildError if they are not built yet."""
     if missing():
         raise BuildError("the cluster's programs are not built: run `python3 e2e/programs.py`")
-    return [module.directory() / "bin" for module in MODULES]
+    return [module.directory() / "bin" for module in chosen()]
 
 
 def build(module: Module) -> None:
@@ -210,6 +274,7 @@ def compile_package(module: Module, package: str, target: Path) -> None:
     print(f"building {module.name} ({package}) …", flush=True)
     out = target / "bin" / ("kubernetes" if package == "." else "")
     command = ["nice", "go", "build", "-mod=readonly", "-trimpath"]
+    command += [f"-modfile={module.modfile}"]
     command += ["-ldflags", module.linker_flags(), "-o", f"{out}/" if package != "." else str(out)]
     log = target / "build.log"
     with log.open("ab") as output:
@@ -230,7 +295,7 @@ def compile_package(module: Module, package: str, target: Path) -> None:
 def main() -> int:
     """Build the missing modules one after another, to limit memory use."""
     try:
-        for module in MODULES:
+        for module in chosen():
             build(module)
     except BuildError as error:
         print(error, file=sys.stderr)

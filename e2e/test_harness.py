@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pytest
 import yaml
 
 from e2e import device_plugin
@@ -180,6 +181,7 @@ def test_workload_image_has_clients_of_both_driver_libraries(
     assert cluster.kubectl("-n", namespace, "logs", "workload") == "pynvml\n"
 
 
+@pytest.mark.versions
 def test_cdi_device_reaches_the_container_when_a_device_plugin_names_it(
     cluster: Cluster, namespace: str
 ) -> None:
@@ -255,6 +257,7 @@ def test_privileged_pod_sees_only_its_own_node(cluster: Cluster, namespace: str)
     four.run("rm", "/var/lib/fenka/note")
 
 
+@pytest.mark.versions
 def test_pods_keep_running_when_kubelet_containerd_and_apiserver_are_killed(
     cluster: Cluster, namespace: str
 ) -> None:

@@ -48,10 +48,18 @@ func main() {
 	case "kube-proxy":
 		command = proxy.NewProxyCommand()
 	case "kubelet":
-		command = kubelet.NewKubeletCommand(context.Background())
+		command = create(kubelet.NewKubeletCommand)
 	default:
 		fmt.Fprintf(os.Stderr, "%s: call this binary by the name of a Kubernetes program (a symbolic link)\n", name)
 		os.Exit(64)
 	}
 	os.Exit(cli.Run(command))
+}
+
+// create calls the function that makes a command. Kubernetes 1.30 has kubelet's without a context.
+func create(function any) *cobra.Command {
+	if withContext, ok := function.(func(context.Context) *cobra.Command); ok {
+		return withContext(context.Background())
+	}
+	return function.(func() *cobra.Command)()
 }

@@ -124,6 +124,7 @@ RECORDS = {
 }
 
 
+@pytest.mark.versions
 def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
     installation: Installation, mallory: Mallory
 ) -> None:

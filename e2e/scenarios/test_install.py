@@ -26,6 +26,7 @@ Json = dict[str, Any]
 RIGHTS = HERE / "rights.py"
 
 
+@pytest.mark.versions
 def test_api_server_fulfils_the_contract_that_unit_tests_assume(cluster: Cluster) -> None:
     """Run the contract test of the unit tests' fake API server against the real one."""
     tests = REPOSITORY / "tests" / "kubernetes" / "test_contract.py"

@@ -52,6 +52,7 @@ def rows(jobs: Jobs, name: str) -> list[list[str]]:
     return [[*line[:3], *line[4:]] if len(line) == 6 else line for line in table if line]
 
 
+@pytest.mark.versions
 def test_training_of_two_cards_runs_the_submitted_commit_when_cards_are_free(
     jobs: Jobs, whole_cards: list[str]
 ) -> None:

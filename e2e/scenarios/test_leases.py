@@ -15,6 +15,7 @@ from e2e.scenarios.containers import (
 from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 
+@pytest.mark.versions
 @pytest.mark.usefixtures("node")
 def test_each_container_has_its_own_slice_when_a_pod_has_several(
     installation: Installation,
@@ -62,6 +63,7 @@ def test_container_keeps_its_slice_when_it_restarts(installation: Installation) 
     wait_until("its limit again", lambda: "4308" in installation.cluster.kubectl("logs", "again"))
 
 
+@pytest.mark.versions
 def test_pods_keep_their_slices_when_kubelet_and_agent_restart(
     installation: Installation, node: str
 ) -> None:

@@ -45,6 +45,8 @@ def test_limit_applies_to_exec_but_no_card_is_visible_when_debugging(
         installation.cluster.kubectl("patch", *at, "-p", patch)
 
 
+@pytest.mark.versions
+@pytest.mark.since("1.33", "no resize of a running pod's CPU")
 @pytest.mark.usefixtures("node")
 def test_lease_is_unchanged_when_cpu_is_resized_in_place(installation: Installation) -> None:
     """The container is not restarted. The API server rejects changes of units."""
@@ -254,6 +256,7 @@ def test_no_pod_fails_when_created_while_the_agent_is_replaced(
         installation.cluster.wait_for_pod(name)
 
 
+@pytest.mark.versions
 def test_pods_get_their_slices_back_and_no_lease_leaks_when_the_node_reboots(
     installation: Installation, node: str
 ) -> None:

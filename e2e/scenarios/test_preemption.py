@@ -14,6 +14,7 @@ from fenka.cluster.objects import BACKFILL_CLASS
 SERVING_CLASS = "fenka-serving"
 
 
+@pytest.mark.versions
 def test_preemption_evicts_the_pods_of_one_card_when_a_higher_priority_needs_it(
     virtual: VirtualNodes, create_priority_class: Callable[..., str]
 ) -> None:

@@ -17,6 +17,7 @@ def queue_order(virtual: VirtualNodes) -> list[str]:
     return [row["name"] for row in rows if row["namespace"] == virtual.namespace]
 
 
+@pytest.mark.versions
 def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
     virtual: VirtualNodes, create_priority_class: Callable[..., str]
 ) -> None:
@@ -58,6 +59,8 @@ def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
     wait_until("all", lambda: "late" in virtual.placed())
 
 
+@pytest.mark.versions
+@pytest.mark.since("1.36", "no MutatingAdmissionPolicy, so no pod of a long queue is gated")
 def test_pods_are_gated_and_served_in_order_when_the_queue_is_long(virtual: VirtualNodes) -> None:
     """One of 30 pods has the card that all request, and the first few pending ones are tried.
 

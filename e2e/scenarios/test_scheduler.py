@@ -187,6 +187,7 @@ def slice_states(installation: Installation) -> dict[str, Json]:
     }
 
 
+@pytest.mark.versions
 @pytest.mark.full
 def test_running_slices_are_kept_when_the_release_is_upgraded_and_rolled_back(
     shared: Installation,

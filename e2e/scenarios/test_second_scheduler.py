@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster import Cluster, wait_until
 from e2e.image_files import archive, hash_of, image_of
 from e2e.images import BUSYBOX
-from e2e.programs import directories
+from e2e.programs import chosen_kubernetes
 from e2e.scenarios.conftest import install, install_jobset, uninstall
 from e2e.scenarios.installation import (
     CHART,
@@ -57,7 +57,7 @@ spec:
 
 def scheduler_image() -> Path:
     """Build an image of the cluster's own kube-scheduler, like the one of registry.k8s.io."""
-    program = directories()[0] / "kube-scheduler"
+    program = chosen_kubernetes().directory() / "bin" / "kube-scheduler"
 
     def make(target: Path) -> None:
         files = {"bin/kube-scheduler": program.read_bytes()}

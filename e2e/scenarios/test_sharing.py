@@ -114,6 +114,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+@pytest.mark.versions
 def test_no_card_is_allocated_twice_when_whole_cards_and_slices_are_mixed(
     both: Installation,
 ) -> None:
@@ -160,6 +161,7 @@ def reported_sizes(installation: Installation, name: str) -> list[int]:
     return [int(size) for size in installation.cluster.kubectl("logs", name).split()]
 
 
+@pytest.mark.versions
 def test_running_pod_is_resized_without_restart_when_annotation_or_command_requests_it(
     both: Installation,
 ) -> None:
@@ -260,6 +262,7 @@ def placed_nodes(installation: Installation, name: str, size: int) -> list[str]:
     return [node for n in range(size) if (node := node_of(installation, f"{name}-{n}"))]
 
 
+@pytest.mark.versions
 def test_gang_starts_as_a_whole_when_room_becomes_free(both: Installation) -> None:
     """Four pods of 7 of 14 units on two nodes: three wait for the fourth, and all wait for room."""
     installation = both
@@ -281,6 +284,8 @@ def test_gang_starts_as_a_whole_when_room_becomes_free(both: Installation) -> No
         assert visible_mib(installation, f"g-{n}", "x") == 7539
 
 
+@pytest.mark.versions
+@pytest.mark.since("1.37", "no PodGroup of scheduling.k8s.io/v1beta1")
 def test_pod_group_starts_as_a_whole_when_declared_by_kubernetes_api(both: Installation) -> None:
     """Use a PodGroup and spec.schedulingGroup instead of labels or annotations."""
     installation = both

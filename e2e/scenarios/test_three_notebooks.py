@@ -58,6 +58,7 @@ def test_second_pod_stays_pending_when_cards_are_not_shared(
     assert "1/1 (100%)" in total
 
 
+@pytest.mark.versions
 def test_fourth_notebook_stays_pending_when_three_share_the_card(
     installation: Installation, node: str
 ) -> None:

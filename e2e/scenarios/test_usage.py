@@ -88,6 +88,7 @@ def measured(installation: Installation, sharing_node: str) -> Iterator[str]:
         yield sharing_node
 
 
+@pytest.mark.versions
 @pytest.mark.usefixtures("measured")
 def test_metrics_describe_pods_and_cards_when_containers_use_memory(
     installation: Installation, node: str

@@ -54,12 +54,12 @@ class Tried:
         return (*sorted(self.parts.items()), self.tests)
 
 
-def tried(records: Path = RECORDS) -> list[Tried]:
+def tried(records: Path | None = None) -> list[Tried]:
     """Return all records."""
-    return [Tried(**entry) for entry in yaml.safe_load(records.read_text()) or ()]
+    return [Tried(**entry) for entry in yaml.safe_load((records or RECORDS).read_text()) or ()]
 
 
-def record(run: Tried, records: Path = RECORDS) -> None:
+def record(run: Tried, records: Path | None = None) -> None:
     """Add a run to the records."""
     others = [entry for entry in tried(records) if entry.key != run.key]
     documents = [
@@ -67,7 +67,7 @@ def record(run: Tried, records: Path = RECORDS) -> None:
         for entry in [*others, run]
     ]
     text = yaml.safe_dump(documents, sort_keys=False, allow_unicode=True, width=120)
-    records.write_text(text)
+    (records or RECORDS).write_text(text)
 
 
 def _plain(value: Any) -> Any:

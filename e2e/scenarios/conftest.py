@@ -11,6 +11,7 @@ import pytest
 
 from e2e.cluster import Cluster, wait_until
 from e2e.machine import run
+from e2e.programs import OWN, chosen_containerd
 from e2e.scenarios.containers import wait_for_agent, wait_for_no_leases
 from e2e.scenarios.elastic import Elastic
 from e2e.scenarios.installation import (
@@ -102,7 +103,10 @@ def install(cluster: Cluster) -> None:
         cluster.kubectl("label", "--overwrite", "node", node.name, "fenka.io/simulated=t4")
     values = cluster.state / "values.yaml"
     values.write_text(VALUES)
-    chart = ("-n", RELEASE, "--create-namespace", "-f", str(values))
+    chart = ["-n", RELEASE, "--create-namespace", "-f", str(values)]
+    if chosen_containerd() is not OWN:
+        # The cluster's containerd 1.7 has enable_cdi (configuration.py).
+        chart.append("--set=node.assumeCdi=true")
     cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart, "--wait", "--timeout=90s")
     on_control_plane(cluster, f"fenka certificates -n {RELEASE} --into {CERTIFICATES}")
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())

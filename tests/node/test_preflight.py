@@ -12,6 +12,7 @@ from fenka.node.config import NodeConfig
 from fenka.node.main import (
     PreflightError,
     check_executable,
+    check_kubelet,
     check_mounts,
     check_runtime,
     check_unit,
@@ -115,6 +116,18 @@ def test_check_runtime_rejects_runtimes_that_ignore_cdi(
         return
     with pytest.raises(PreflightError, match=r"containerd 2\.0"):
         check_runtime(version, assume_cdi=assumed)
+
+
+@pytest.mark.parametrize("version", ["v1.29.0", "v1.37.1", "v1.33.4-eks-1234567", "", "unknown"])
+def test_check_kubelet_accepts_kubelets_that_pass_cdi_devices_on(version: str) -> None:
+    """A version that cannot be read is no reason to refuse a node."""
+    check_kubelet(version)
+
+
+def test_check_kubelet_rejects_kubelets_that_drop_cdi_devices() -> None:
+    """The sentence names a version that works."""
+    with pytest.raises(PreflightError, match=r"v1\.28\.15 silently ignores.*use Kubernetes 1\.29"):
+        check_kubelet("v1.28.15")
 
 
 def test_check_unit_rejects_units_when_their_list_is_too_long() -> None:

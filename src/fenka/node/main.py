@@ -56,6 +56,9 @@ _ACCEPT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
 
 _RUNTIME = re.compile(r"([\w-]+)://v?(\d+)\.(\d+)")
+_KUBELET = re.compile(r"v(\d+)\.(\d+)\.")
+_CDI_SINCE = (1, 29)
+"""The kubelet whose feature gate DevicePluginCDIDevices is on by default."""
 
 
 class PreflightError(FenkaError):
@@ -82,6 +85,19 @@ def check_unit(cards: Sequence[Card], unit_mib: int) -> None:
         )
     if not units(unit_mib):
         raise PreflightError(f"no card of this node has {unit_mib} MiB: use a smaller --unit")
+
+
+def check_kubelet(version: str) -> None:
+    """Check that the kubelet passes a device plugin's CDI devices on; older ones drop them silently.
+
+    Raises PreflightError.
+    """
+    match = _KUBELET.match(version)
+    if match and (int(match[1]), int(match[2])) < _CDI_SINCE:
+        raise PreflightError(
+            f"kubelet {version} silently ignores the CDI devices that a lease is made of: use Kubernetes 1.29 or "
+            "newer on this node"
+        )
 
 
 def check_runtime(version: str, *, assume_cdi: bool) -> None:
@@ -261,8 +277,9 @@ async def _serve(
     stop = stop_requests()
     async with await Api.connect(config.kubeconfig) as connection:
         api = NodeApi(connection, config.name)
-        runtime, published = await _retry(api.read_node)
-        check_runtime(runtime, assume_cdi=config.assume_cdi)
+        info, published = await _retry(api.read_node)
+        check_kubelet(info.kubelet_version)
+        check_runtime(info.container_runtime_version, assume_cdi=config.assume_cdi)
         locked = {card.uuid for card in health.known}
         health.restore(published)
         locks.enter_context(lock_cards([card for card in health.known if card.uuid not in locked]))

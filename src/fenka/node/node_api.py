@@ -47,12 +47,15 @@ class _RuntimeClass(Object):
     handler: str = ""
 
 
-class _NodeInfo(Object):
+class NodeInfo(Object):
+    """The programs of a node: "containerd://2.1.0", "v1.33.1"."""
+
     container_runtime_version: str = ""
+    kubelet_version: str = ""
 
 
 class _InfoStatus(Object):
-    node_info: _NodeInfo = msgspec.field(default_factory=_NodeInfo)
+    node_info: NodeInfo = msgspec.field(default_factory=NodeInfo)
 
 
 class _InfoNode(Object):
@@ -134,13 +137,13 @@ class NodeApi:
             for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
         }
 
-    async def read_node(self) -> tuple[str, Sequence[Card]]:
-        """Return the container runtime ("containerd://2.1.0") and the node's last published cards.
+    async def read_node(self) -> tuple[NodeInfo, Sequence[Card]]:
+        """Return the node's programs and its last published cards.
 
         Raises ApiError, ApiUnreachable.
         """
         node = await self._api.get(self._path, _InfoNode)
-        return node.status.node_info.container_runtime_version, self._published(node.metadata)
+        return node.status.node_info, self._published(node.metadata)
 
     def _published(self, meta: ObjectMeta) -> Sequence[Card]:
         if base.CARDS not in meta.annotations:

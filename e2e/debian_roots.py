@@ -35,8 +35,10 @@ exec chroot "$root" sh -euc "$@"
 CHECK = """
 rm -rf /opt/tried
 python3 -m venv /opt/tried
-/opt/tried/bin/pip install --quiet --only-binary :all: /run/wheel/*.whl
-/opt/tried/bin/fenka demo --check
+for wheel in /run/wheel/*.whl; do
+  /opt/tried/bin/pip install --quiet --only-binary :all: "$wheel[notebook]"
+done
+PATH=/opt/tried/bin:$PATH fenka demo --check
 """
 VERSIONS = """
 python3 -c 'import platform as p; print(p.python_version(), *p.libc_ver())'
@@ -67,7 +69,9 @@ def inside(root: Path, wheel: Path, script: str) -> subprocess.CompletedProcess[
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     command += ["sh", "-euc", INSIDE, "sh", str(root), str(wheel), script]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
-    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    unseen = {"PIP_FIND_LINKS", "PIP_CACHE_DIR"}
+    kept = {name: os.environ[name] for name in os.environ if name.startswith("PIP_")}
+    kept = {name: value for name, value in kept.items() if name not in unseen}
     return subprocess.run(
         command, env=environment | kept, check=False, text=True, capture_output=True
     )

@@ -1,7 +1,7 @@
 # `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-fast e2e fire check measure modules bench chart release docs reference clean
+.PHONY: help build run test test-fast e2e versions fire check measure modules bench chart release docs reference clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -33,6 +33,14 @@ e2e: build .venv/.test ## run the tests on a real Kubernetes with two nodes (roo
 	@# In a fixed order, since the tests share a cluster and failures must be reproducible.
 	@# After ten failures the cluster itself is broken.
 	$(BIN)/pytest -p no:randomly --maxfail=10 e2e $${FENKA_E2E_TESTS:-}
+
+versions: build .venv/.test ## run a core of these tests on other versions of Kubernetes and containerd, and record it
+	@failed=; export FENKA_E2E_RECORD=1 FENKA_E2E_TESTS='-m versions'; \
+	for version in $${FENKA_E2E_KUBERNETES:-1.30 1.33 1.36}; do \
+	  FENKA_E2E_KUBERNETES=$$version $(MAKE) --no-print-directory e2e || failed="$$failed Kubernetes $$version"; done; \
+	FENKA_E2E_KUBERNETES= FENKA_E2E_CONTAINERD=1.7 $(MAKE) --no-print-directory e2e || failed="$$failed containerd 1.7"; \
+	$(BIN)/python tools/where_it_runs.py; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 fire: build .venv/.test ## inject faults into a workstation and a cluster, and audit them (root)
 	$(BIN)/python -m fire workstation --minutes $${FENKA_FIRE_MINUTES:-20}

@@ -18,6 +18,7 @@ from e2e.administrator import FETCH
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA, WORKLOAD
 from e2e.machine import Machine
+from e2e.programs import MODULES, BuildError, chosen
 from e2e.supervisor import CGROUPS, REPOSITORY, MachineFiles, Process, hierarchies
 
 CALL_API = """
@@ -367,3 +368,22 @@ def test_images_are_built_with_the_uv_version_of_the_makefile() -> None:
     paths = [REPOSITORY / "e2e" / "containers" / f"{image}.Dockerfile" for image in images]
     for dockerfile in (REPOSITORY / "deploy" / "Dockerfile", *paths):
         assert f"ARG UV_VERSION={number}\n" in dockerfile.read_text()
+
+
+@pytest.mark.parametrize(
+    ("variable", "sentence"),
+    [
+        ("FENKA_E2E_KUBERNETES", r"choose 1\.30, 1\.33, 1\.36, or leave it out"),
+        ("FENKA_E2E_CONTAINERD", r"choose 1\.7 or 2"),
+    ],
+)
+def test_unknown_version_is_refused_with_those_that_there_are(
+    variable: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster's own version may be named, too."""
+    monkeypatch.setenv(variable, "1.2")
+    with pytest.raises(BuildError, match=sentence):
+        chosen()
+    monkeypatch.setenv("FENKA_E2E_CONTAINERD", "2")
+    monkeypatch.setenv("FENKA_E2E_KUBERNETES", "1.37")
+    assert chosen() == MODULES

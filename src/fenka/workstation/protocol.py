@@ -144,8 +144,8 @@ def describe_status(status: int) -> str:
 PROTOCOL = 11
 """Incremented when a message changes so that the last release or this one cannot read it.
 
-A new field with a default, which is not written while it has that, or a new message need no increment. Then both
-releases understand each other as long as nothing new is used."""
+A new message needs no increment, and no field with a default that is not written while the field has it. Then
+both releases understand each other as long as nothing new is used."""
 
 EVICTION_SIGNAL = signal.SIGUSR2
 """The daemon sends it to the process that requested a gang, which then ends all members."""

@@ -1,41 +1,16 @@
-"""The page about the autoscaler names what the program has."""
+"""The page about the autoscaler names its events."""
 
 import re
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from fenka.autoscaler import buyer, orders, reclaim, scale_in
-from fenka.autoscaler.metrics import PREFIX, ActivityCounts, Metrics
-from tests.autoscaler.snapshots import snapshot
 
-PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
-
-
-def test_metrics_of_the_documentation_are_those_of_the_program() -> None:
-    """Each of them, and no other."""
-    metrics = Metrics(
-        ActivityCounts(),
-        snapshot,
-        leading=lambda: True,
-        unserved=lambda: 0,
-        reclaims=lambda: {"t4": 1},
-    )
-    names = set()
-    for family in text_string_to_metric_families(b"".join(metrics.text()).decode()):
-        suffix = "_total" if family.type == "counter" else ""
-        # The library adds when each histogram was made.
-        if not family.name.endswith("_created"):
-            names.add(family.name.removeprefix(PREFIX) + suffix)
-    section = PAGE.partition(f"begin with `{PREFIX}`")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
-    documented = {name for row in rows for name in re.findall(r"`([a-z_]+)[{`]", row)}
-    assert documented == names
+PAGE = (Path(__file__).parents[2] / "docs" / "do" / "autoscale-watch.md").read_text()
 
 
 def test_events_of_the_documentation_are_those_of_the_program() -> None:
     """Each of them, and no other."""
-    section = PAGE.partition("## Events and metrics")[2].partition("\n## ")[0]
+    section = PAGE.partition("## Events")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(Fenka\w+)`", section, re.MULTILINE)) == {
         buyer.SCALE_OUT,
         buyer.NO_SCALE_OUT,

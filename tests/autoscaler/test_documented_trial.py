@@ -1,4 +1,4 @@
-"""The example of the page about the autoscaler that needs no cloud: its files and its commands."""
+"""The page about the autoscaler without a cloud: its files and its commands."""
 
 import re
 import shlex
@@ -17,8 +17,8 @@ from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.waiting import wait_until
 
-PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
-SECTION = PAGE.partition("\n## Try it without a cloud\n")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "do" / "autoscale-trial.md").read_text()
+SECTION = PAGE.partition("\n## ")[0]
 FILES = ("scenario.json", "config.yaml", "case.json")
 
 
@@ -33,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def commands() -> dict[str, str]:
     """Return what each of the section's commands prints."""
-    blocks = re.findall(r"^    \$ fenka (.*)\n((?:    (?!\$).*\n)*)", SECTION, re.MULTILINE)
-    return {words: re.sub("^    ", "", printed, flags=re.MULTILINE) for words, printed in blocks}
+    blocks = re.findall(r"^\$ fenka (.*)\n((?:(?!\$|```).*\n)*)", SECTION, re.MULTILINE)
+    return dict(blocks)
 
 
 @pytest.mark.usefixtures("folder")
@@ -77,7 +77,7 @@ def test_command_that_starts_nodes_is_that_of_the_real_cluster(
     text = re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)[1]
     python, option, module, _ = yaml.safe_load(text)["provider"]["command"]
     assert (python, option, module) == ("python", "-m", elastic.__name__)
-    (configure,) = re.findall(r"^    \$ python -m e2e.elastic \S+ (.*)$", SECTION, re.MULTILINE)
+    (configure,) = re.findall(r"^\$ python -m e2e.elastic \S+ (.*)$", SECTION, re.MULTILINE)
     assert elastic.main([str(tmp_path), *shlex.split(configure)]) == 0
     started: list[str] = []
     monkeypatch.setattr(elastic, "follow_in_background", lambda _, name: started.append(name))

@@ -145,7 +145,7 @@ def test_spot_nodes_are_protected_as_the_cloud_protects_them(
 
 def test_configuration_of_the_documentation_is_valid() -> None:
     """Its first example."""
-    page = Path(__file__).parents[2] / "docs" / "autoscaling.md"
+    page = Path(__file__).parents[2] / "docs" / "do" / "autoscale-configuration.md"
     example = page.read_text().partition("```yaml\n")[2].partition("```")[0]
     config = decode_config(example.encode())
     assert [group.name for group in config.groups] == ["t4-spot", "t4"]

@@ -3,7 +3,6 @@
 import ast
 import json
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import msgspec
@@ -157,10 +156,10 @@ def test_password_is_refused_when_nobody_could_use_it(password: str) -> None:
 
 def test_documented_profiles_of_jupyterhub_request_slices_that_fenka_reads() -> None:
     """KubeSpawner writes the overrides as limits and requests of the pod's container."""
-    document = (Path(__file__).parents[3] / "docs" / "notebooks.md").read_text()
-    start = document.index("    c.KubeSpawner.profile_list")
-    end = document.index("\n    ]\n", start)
-    text = dedent(document[start:end]).partition("= ")[2] + "\n]"
+    document = (Path(__file__).parents[3] / "docs" / "do" / "jupyterhub.md").read_text()
+    start = document.index("c.KubeSpawner.profile_list")
+    end = document.index("\n]\n", start)
+    text = document[start:end].partition("= ")[2] + "\n]"
     overrides = [profile["kubespawner_override"] for profile in ast.literal_eval(text)]
     requests = []
     for override in overrides:

@@ -13,7 +13,7 @@ from fenka.jobs.routing_table import ReplicaEntry
 from tests.gateway.tables import table, version
 
 GOLDEN = Path(__file__).parent / "golden"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 TABLE = table(
     version("v1", ReplicaEntry("10.0.0.1", {"http": 80, "grpc": 81}), weight=90),
@@ -163,7 +163,7 @@ async def test_documented_names_are_those_that_exist() -> None:
     await made.refresh()
     text = b"".join(made.text()).decode()
     exist = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    document = DOCUMENT.read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    document = DOCUMENT.read_text().partition("## Of the gateway")[2].partition("\n## ")[0]
     # Those of scaling exist on clusters only: see test_service_scaling.py.
     documented = set(re.findall(r"`(fenka_gateway_(?!scaling_)[a-z_]+)", document))
     assert documented == exist

@@ -22,6 +22,7 @@ from e2e.scenarios.installation import (
 )
 from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
 from e2e.supervisor import REPOSITORY
+from fenka import __version__
 from fenka.dialects import gpushare
 from tools.docs.blocks import COMMAND_LANGUAGES, Page, read_page, run_page
 from tools.docs.shell import Shell, timed
@@ -29,6 +30,8 @@ from tools.docs.shell import Shell, timed
 DOCS = REPOSITORY / "docs"
 NAMESPACE = "fenka-system"
 NODE = "sd-cluster-04"
+NEXT = "next"
+"""The tag of the image to which the scenario upgrades."""
 NAMES = {
     r"\bNODE\b|\bgpu-1\b": NODE,
     r"\b10\.0\.0\.11\b": "192.168.1.214",
@@ -100,8 +103,8 @@ def shell(installation: Installation) -> Iterator[GuideShell]:
         for node in cluster.nodes:
             installation.label(node.name, "gpushare-", "cgpu-", "fenka.io/simulated-")
             for image, name in (
-                (FENKA, "registry.example.com/fenka:0.2.0"),
-                (FENKA, "registry.example.com/fenka:0.2.0"),
+                (FENKA, f"registry.example.com/fenka:{__version__}"),
+                (FENKA, f"registry.example.com/fenka:{NEXT}"),
                 (BUSYBOX, "docker.io/nvidia/cuda:12.9.0-base-ubuntu24.04"),
             ):
                 node.ctr("images", "tag", "--force", image, name)
@@ -195,7 +198,7 @@ def test_commands_from_installation_to_removal_work_when_run_verbatim(
     before = container_state(cluster)
     upgrade, rollback = blocks.take("do/upgrade.md", "helm upgrade fenka").splitlines()
     watch = blocks.take("do/upgrade.md", "kubectl -n fenka-system rollout status")
-    for command in (upgrade.replace("…", "0.1.1"), rollback):
+    for command in (upgrade.replace("…", NEXT), rollback):
         shell(command)
         shell(watch)
     assert container_state(cluster) == before

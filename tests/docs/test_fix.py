@@ -10,6 +10,9 @@ import pytest
 from tools.reference.markdown import DOCS, ROOT, parsed
 from tools.reference.messages import _shown, messages
 
+pytestmark = pytest.mark.slow
+"""They read the whole source."""
+
 PAGES = sorted(set((DOCS / "fix").glob("*.md")) - {DOCS / "fix" / "messages.md"})
 
 FOREIGN = re.compile(

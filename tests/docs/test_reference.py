@@ -11,6 +11,9 @@ from tools.reference import metrics, values
 from tools.reference.__main__ import PAGES
 from tools.reference.markdown import SOURCE, MissingEntry, compare
 
+pytestmark = pytest.mark.slow
+"""They read the whole source."""
+
 
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_page_is_current(name: str) -> None:

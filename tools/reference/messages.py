@@ -8,11 +8,41 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tools.reference.markdown import SOURCE, MissingEntry, page, parsed, sentence, table
+from fenka.core.reasons import ReasonCode
+from tools.reference.markdown import (
+    ROOT,
+    SOURCE,
+    MissingEntry,
+    code,
+    page,
+    parsed,
+    sentence,
+    table,
+)
 
 TABLE = Path(__file__).with_name("messages.toml")
 GAP = "…"
 """In a sentence: what differs from case to case."""
+
+REASONS = {
+    ReasonCode.MEMORY: "the card has less free memory than the slice",
+    ReasonCode.COMPUTE: "shares on the card leave less than the slice's share",
+    ReasonCode.IN_USE: "slices use the card, and the request is for a whole one",
+    ReasonCode.WHOLE: "somebody has the whole card",
+    ReasonCode.MODEL: "the request names other models",
+    ReasonCode.DIVIDED: "the card is divided into MIG instances, which the request is not for",
+    ReasonCode.INSTANCE: "the card has no MIG instance of this profile, and no room for one",
+    ReasonCode.UNHEALTHY: "the driver has reported a fault of the card",
+    ReasonCode.CORDONED: "an administrator has taken the card out",
+    ReasonCode.RESERVED: "the card is kept for a request that is first",
+    ReasonCode.TOO_FEW: "the node has too few such cards for a request of several",
+    ReasonCode.CPU: "the host has less CPU left than the request",
+    ReasonCode.HOST_MEMORY: "the host has less memory left than the request",
+}
+"""Meanings of the reasons why a card does not fit."""
+
+_FAULT = re.compile(r'(?:return|lease_refuse\("[^"]*",|say\(path,) "([^"]{5,})"')
+"""A fault in the library's sources."""
 
 _MAKERS = {"UserError", "print_error", "typer.BadParameter", "BadParameter"}
 """Functions and classes beside fenka's exceptions whose first argument users read."""
@@ -51,11 +81,32 @@ def messages_page() -> str:
                 sorted((_shown(message.text), _cause(message, causes)) for message in rows[name]),
             )
         )
+    if REASONS.keys() != set(ReasonCode):
+        raise MissingEntry(f"reasons without a meaning: {set(ReasonCode) ^ REASONS.keys()}")
+    reasons = [(code(reason.value), sentence(text)) for reason, text in REASONS.items()]
+    parts += [
+        "## Why a card does not fit",
+        "`0/8 GPUs fit: 5 too little memory, …` counts cards by reason. "
+        "What helps: [a pod is pending](pod-pending.md).",
+        table(("reason", "meaning"), reasons),
+        "## A program without the GPU",
+        f"`fenka: no GPU for this process: {GAP}` names a file of the lease and one of these faults. "
+        "What helps: [no GPU](no-gpu.md).",
+        table(("fault",), [(_shown(text),) for text in sorted(library_faults())]),
+    ]
     first = (
         "Look here for a sentence that fenka printed, with your browser's search or that of this site. "
         f"`{GAP}` stands for names and numbers."
     )
     return page("Error messages", first, "the exceptions in src/fenka", *parts)
+
+
+def library_faults() -> set[str]:
+    """Return the ends of the sentence with which the library in a program refuses the GPU."""
+    found = set[str]()
+    for file in (ROOT / "native" / "shim").rglob("*.c"):
+        found.update(_FAULT.findall(file.read_text()))
+    return {text.strip() for text in found}
 
 
 def _group(message: Message, groups: dict[str, dict[str, object]]) -> str:
@@ -74,6 +125,8 @@ def _shown(text: str) -> str:
 
 
 def _cause(message: Message, causes: dict[str, str]) -> str:
+    if message.error in _MAKERS:
+        return ""
     return sentence(causes.get(message.error, "").split(". ")[0])
 
 

@@ -8,7 +8,7 @@ from tools.reference.markdown import code, page, table
 
 def newcomer_page() -> str:
     """Return the page."""
-    known = tomllib.loads(DATA.read_text())
+    known = tomllib.loads(DATA.read_text()) if DATA.exists() else {}
     parts = []
     for name, person in NEWCOMERS.items():
         parts.append(f"## {person.title}")

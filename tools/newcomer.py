@@ -53,7 +53,7 @@ NEWCOMERS = {
         "start/one-card.md",
         (
             "python3 -m venv ~/fenka",
-            "fenka demo",
+            "fenka demo --check",
             "fenka daemon --background --simulate T4",
             "fenka run --gpu-mem 4 -- python3 train.py",
             "fenka doctor",

@@ -9,6 +9,7 @@ from fenka.cli import main as table_of_commands
 from tools.reference.markdown import MissingEntry, code, page, sentence, table
 
 GENERIC = {"--help"}
+HEAD = ("option", "meaning", "default")
 
 
 def commands_page() -> str:
@@ -33,6 +34,10 @@ def _command(command: Any, name: str, summary: str, aliases: tuple[str, ...]) ->
     if hasattr(command, "commands"):
         yield f"### {name}"
         yield sentence(summary)
+        rows = _rows(name, command)
+        if rows:
+            yield f"```text\n{name} [OPTIONS]\n```"
+            yield table(HEAD, rows)
         for word, part in command.commands.items():
             if not part.hidden:
                 yield from _command(part, f"{name} {word}", part.help or "", ())
@@ -42,11 +47,15 @@ def _command(command: Any, name: str, summary: str, aliases: tuple[str, ...]) ->
         raise MissingEntry(f"{name} has no help")
     yield f"### {name}"
     yield text + (f" Also: {', '.join(map(code, aliases))}." if aliases else "")
-    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
-    yield f"```text\n{name} {_usage(shown)}\n```"
-    rows = [_row(name, parameter) for parameter in shown if not GENERIC & {*parameter.opts}]
+    yield f"```text\n{name} {_usage(command.params)}\n```"
+    rows = _rows(name, command)
     if rows:
-        yield table(("option", "meaning", "default"), rows)
+        yield table(HEAD, rows)
+
+
+def _rows(name: str, command: Any) -> list[tuple[str, str, str]]:
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    return [_row(name, parameter) for parameter in shown if not GENERIC & {*parameter.opts}]
 
 
 def _usage(parameters: list[Any]) -> str:

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from fenka.cli.admin.hardware_check import NotPossible, Partial, _guarded
+from fenka.cli.admin.hardware_check import _guarded
+from fenka.cli.admin.hardware_station import NotPossible, Partial
 from fenka.core.errors import TEMPORARY_FAILURE
-from fenka.hardware.assumptions import ASSUMPTIONS, Machine, _answer, _asked
+from fenka.hardware.assumptions import ASSUMPTIONS, Asked, _answer, _asked
 from fenka.hardware.cuda_calls import PTX
 from tests.workstation.conftest import HOLD, Workstation, refused
 
@@ -142,7 +143,7 @@ def test_verdicts() -> None:
     by_assumption = {one.name: one for one in ASSUMPTIONS}
     nothing = by_assumption["an allocation of 0 bytes"]
     kind = SimpleNamespace(allocate=lambda _: (0, None))
-    answer = _asked(nothing.ask, cast("Machine", SimpleNamespace(cuda=kind)))
+    answer = _asked(nothing.ask, cast("Asked", SimpleNamespace(cuda=kind)))
     assert _answer(nothing.name, nothing.assumed, answer)["verdict"] == "differs"
 
     def missing(_: object) -> str:

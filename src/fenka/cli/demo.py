@@ -369,7 +369,9 @@ def _demonstration(*, private: bool) -> Iterator[Demonstration]:
             runtime = paths.Runtime(_temporary_directory(stack))
         sockets = None
         if not has_jupyter():
-            print("Jupyter is not installed here (`pip install 'fenka[notebook]'`): programs share the card.")
+            print(
+                "Jupyter is not installed here (`pip install 'fenka[notebook]'`): programs share the card."
+            )
             sockets = _temporary_directory(stack)
         demonstration = Demonstration(runtime, sockets)
         with _daemon(runtime):

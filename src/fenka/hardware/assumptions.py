@@ -1,4 +1,4 @@
-"""What the simulated driver assumes of NVIDIA's, each as a question to the driver at hand.
+"""The simulated driver's assumptions about NVIDIA's, each as a question to the driver at hand.
 
 An answer that differs says where tests on simulated cards prove less than they seem to. Each question runs in
 this process, takes at most 300 MiB for a moment, and leaves the card as it was.
@@ -20,7 +20,7 @@ _UNIFIED_ADDRESSING, _VIRTUAL_MEMORY, _POOLS = 41, 102, 115
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Asked:
     """The driver, with a context, and the kernels."""
 
     cuda: Cuda
@@ -34,7 +34,7 @@ class Assumption:
 
     name: str
     assumed: str
-    ask: Callable[[Machine], str]
+    ask: Callable[[Asked], str]
 
 
 def compare(library: str) -> Iterator[dict[str, str]]:
@@ -43,9 +43,9 @@ def compare(library: str) -> Iterator[dict[str, str]]:
         yield _answer(name, assumed, _asked(early, Cuda(library)))
     cuda = Cuda(library).enter()
     kernels = cuda.kernels()
-    machine = Machine(cuda, kernels, kernels.calibrate()[0])
+    asked = Asked(cuda, kernels, kernels.calibrate()[0])
     for one in ASSUMPTIONS:
-        yield _answer(one.name, one.assumed, _asked(one.ask, machine))
+        yield _answer(one.name, one.assumed, _asked(one.ask, asked))
 
 
 def _answer(name: str, assumed: str, answer: str) -> dict[str, str]:
@@ -99,68 +99,68 @@ _BEFORE: Final[tuple[tuple[str, str, Callable[[Cuda], str]], ...]] = (
 # ---- memory ----
 
 
-def _nothing(machine: Machine) -> str:
-    return _code(machine.cuda.allocate(0)[0])
+def _nothing(asked: Asked) -> str:
+    return _code(asked.cuda.allocate(0)[0])
 
 
-def _too_much(machine: Machine) -> str:
-    code, _ = machine.cuda.allocate(machine.cuda.memory()[1] + 1)
-    again, pointer = machine.cuda.allocate(MIB)
-    machine.cuda.free(pointer)
+def _too_much(asked: Asked) -> str:
+    code, _ = asked.cuda.allocate(asked.cuda.memory()[1] + 1)
+    again, pointer = asked.cuda.allocate(MIB)
+    asked.cuda.free(pointer)
     return f"{_code(code)}, then 1 MiB {_code(again)}"
 
 
-def _totals(machine: Machine) -> str:
+def _totals(asked: Asked) -> str:
     total = ctypes.c_size_t()
-    machine.cuda.call("cuDeviceTotalMem_v2", ctypes.byref(total), machine.cuda.device)
-    return _yes(total.value == machine.cuda.memory()[1])
+    asked.cuda.call("cuDeviceTotalMem_v2", ctypes.byref(total), asked.cuda.device)
+    return _yes(total.value == asked.cuda.memory()[1])
 
 
-def _alignment(machine: Machine) -> str:
-    pointers = [machine.cuda.allocate(1)[1] for _ in range(4)]
+def _alignment(asked: Asked) -> str:
+    pointers = [asked.cuda.allocate(1)[1] for _ in range(4)]
     aligned = all(pointer.value % 256 == 0 for pointer in pointers)
     for pointer in pointers:
-        machine.cuda.free(pointer)
+        asked.cuda.free(pointer)
     return _yes(aligned)
 
 
-def _taken(machine: Machine, size: int) -> int:
+def _taken(asked: Asked, size: int) -> int:
     """Return by how many bytes an allocation reduces the free memory."""
-    before = machine.cuda.memory()[0]
-    code, pointer = machine.cuda.allocate(size)
+    before = asked.cuda.memory()[0]
+    code, pointer = asked.cuda.allocate(size)
     if code:
         raise CudaError("cuMemAlloc_v2", code)
-    taken = before - machine.cuda.memory()[0]
-    machine.cuda.free(pointer)
+    taken = before - asked.cuda.memory()[0]
+    asked.cuda.free(pointer)
     return taken
 
 
-def _large(machine: Machine) -> str:
-    return f"{_taken(machine, 64 * MIB) / MIB:g} MiB"
+def _large(asked: Asked) -> str:
+    return f"{_taken(asked, 64 * MIB) / MIB:g} MiB"
 
 
-def _odd(machine: Machine) -> str:
-    return f"{_taken(machine, 64 * MIB + 1) - 64 * MIB} bytes"
+def _odd(asked: Asked) -> str:
+    return f"{_taken(asked, 64 * MIB + 1) - 64 * MIB} bytes"
 
 
-def _given_back(machine: Machine) -> str:
-    before = machine.cuda.memory()[0]
-    machine.cuda.free(machine.cuda.allocate(64 * MIB)[1])
-    return _yes(machine.cuda.memory()[0] == before)
+def _given_back(asked: Asked) -> str:
+    before = asked.cuda.memory()[0]
+    asked.cuda.free(asked.cuda.allocate(64 * MIB)[1])
+    return _yes(asked.cuda.memory()[0] == before)
 
 
-def _unknown(machine: Machine) -> str:
-    return _code(machine.cuda.free(ctypes.c_uint64(0x1000)))
+def _unknown(asked: Asked) -> str:
+    return _code(asked.cuda.free(ctypes.c_uint64(0x1000)))
 
 
-def _twice(machine: Machine) -> str:
-    _, pointer = machine.cuda.allocate(MIB)
-    machine.cuda.free(pointer)
-    return _code(machine.cuda.free(pointer))
+def _twice(asked: Asked) -> str:
+    _, pointer = asked.cuda.allocate(MIB)
+    asked.cuda.free(pointer)
+    return _code(asked.cuda.free(pointer))
 
 
-def _copies(machine: Machine) -> str:
-    cuda = machine.cuda
+def _copies(asked: Asked) -> str:
+    cuda = asked.cuda
     _, pointer = cuda.allocate(8)
     cuda.call("cuMemsetD8_v2", pointer, ctypes.c_ubyte(0xA5), ctypes.c_size_t(8))
     read = ctypes.create_string_buffer(8)
@@ -169,25 +169,25 @@ def _copies(machine: Machine) -> str:
     return _yes(read.raw == b"\xa5" * 8)
 
 
-def _properties(machine: Machine) -> ctypes.Array[ctypes.c_char]:
+def _properties(asked: Asked) -> ctypes.Array[ctypes.c_char]:
     """Return CUmemAllocationProp of pinned memory of the card, of its beginning and zeros."""
-    head = struct.pack("=iiii", _PINNED, 0, _DEVICE_LOCATION, machine.cuda.device.value)
+    head = struct.pack("=iiii", _PINNED, 0, _DEVICE_LOCATION, asked.cuda.device.value)
     return ctypes.create_string_buffer(head, 64)
 
 
-def _granularity(machine: Machine) -> str:
+def _granularity(asked: Asked) -> str:
     size = ctypes.c_size_t()
-    machine.cuda.call("cuMemGetAllocationGranularity", ctypes.byref(size), _properties(machine), 0)
+    asked.cuda.call("cuMemGetAllocationGranularity", ctypes.byref(size), _properties(asked), 0)
     return f"{size.value / MIB:g} MiB"
 
 
-def _mapped(machine: Machine) -> str:
+def _mapped(asked: Asked) -> str:
     """Ask whether memory that is mapped stays taken when its handle is released."""
-    cuda, size = machine.cuda, ctypes.c_size_t(64 * MIB)
+    cuda, size = asked.cuda, ctypes.c_size_t(64 * MIB)
     before = cuda.memory()[0]
     handle, place = ctypes.c_uint64(), ctypes.c_uint64()
     none = ctypes.c_uint64(0)
-    cuda.call("cuMemCreate", ctypes.byref(handle), size, _properties(machine), none)
+    cuda.call("cuMemCreate", ctypes.byref(handle), size, _properties(asked), none)
     cuda.call("cuMemAddressReserve", ctypes.byref(place), size, ctypes.c_size_t(0), none, none)
     cuda.call("cuMemMap", place, size, ctypes.c_size_t(0), handle, none)
     cuda.call("cuMemRelease", handle)
@@ -198,31 +198,31 @@ def _mapped(machine: Machine) -> str:
     return f"{_yes(held >= size.value)}, until it is unmapped: {_yes(freed)}"
 
 
-def _pool(machine: Machine) -> str:
+def _pool(asked: Asked) -> str:
     """Ask whether freed memory of the default pool is free after the next synchronisation."""
-    cuda = machine.cuda
+    cuda = asked.cuda
     before = cuda.memory()[0]
     pointer = ctypes.c_uint64()
     cuda.call("cuMemAllocAsync", ctypes.byref(pointer), ctypes.c_size_t(64 * MIB), None)
     cuda.call("cuMemFreeAsync", pointer, None)
-    machine.kernels.wait()
+    asked.kernels.wait()
     return _yes(cuda.memory()[0] == before)
 
 
-def _ipc(machine: Machine) -> str:
-    _, pointer = machine.cuda.allocate(MIB)
+def _ipc(asked: Asked) -> str:
+    _, pointer = asked.cuda.allocate(MIB)
     handle = ctypes.create_string_buffer(64)
-    code = machine.cuda.code("cuIpcGetMemHandle", handle, pointer)
-    machine.cuda.free(pointer)
+    code = asked.cuda.code("cuIpcGetMemHandle", handle, pointer)
+    asked.cuda.free(pointer)
     return _code(code)
 
 
 # ---- functions and code ----
 
 
-def _unknown_function(machine: Machine) -> str:
+def _unknown_function(asked: Asked) -> str:
     function, status = ctypes.c_void_p(1), ctypes.c_int(-1)
-    code = machine.cuda.code(
+    code = asked.cuda.code(
         "cuGetProcAddress_v2",
         b"cuNoSuchFunction",
         ctypes.byref(function),
@@ -233,60 +233,60 @@ def _unknown_function(machine: Machine) -> str:
     return f"{_code(code)}, status {status.value}, {'no address' if not function.value else 'an address'}"
 
 
-def _same_address(machine: Machine) -> str:
+def _same_address(asked: Asked) -> str:
     function = ctypes.c_void_p()
-    machine.cuda.call(
+    asked.cuda.call(
         *("cuGetProcAddress_v2", b"cuMemAlloc", ctypes.byref(function), 12000),
         *(ctypes.c_uint64(0), None),
     )
-    exported = ctypes.cast(machine.cuda.library.cuMemAlloc_v2, ctypes.c_void_p)
+    exported = ctypes.cast(asked.cuda.library.cuMemAlloc_v2, ctypes.c_void_p)
     return _yes(function.value == exported.value)
 
 
-def _missing_kernel(machine: Machine) -> str:
+def _missing_kernel(asked: Asked) -> str:
     function = ctypes.c_void_p()
-    module = machine.kernels.module
+    module = asked.kernels.module
     return _code(
-        machine.cuda.code("cuModuleGetFunction", ctypes.byref(function), module, b"fenka_none")
+        asked.cuda.code("cuModuleGetFunction", ctypes.byref(function), module, b"fenka_none")
     )
 
 
-def _unlaunchable(machine: Machine) -> str:
-    kernel = machine.kernels
+def _unlaunchable(asked: Asked) -> str:
+    kernel = asked.kernels
     previous = ctypes.c_void_p()
-    machine.cuda.call("cuCtxPopCurrent_v2", ctypes.byref(previous))
+    asked.cuda.call("cuCtxPopCurrent_v2", ctypes.byref(previous))
     try:
         kernel.empty()
     except CudaError as why:
         return _code(why.code)
     finally:
-        machine.cuda.call("cuCtxPushCurrent_v2", previous)
+        asked.cuda.call("cuCtxPushCurrent_v2", previous)
     return _code(0)
 
 
 # ---- time ----
 
 
-def _pending(machine: Machine) -> str:
+def _pending(asked: Asked) -> str:
     """Ask whether a launch returns before its kernel ends."""
-    machine.kernels.spin(machine.turns * 10)
-    code = machine.cuda.code("cuStreamQuery", None)
-    machine.kernels.wait()
-    return f"{_code(code)}, then {_code(machine.cuda.code('cuStreamQuery', None))}"
+    asked.kernels.spin(asked.turns * 10)
+    code = asked.cuda.code("cuStreamQuery", None)
+    asked.kernels.wait()
+    return f"{_code(code)}, then {_code(asked.cuda.code('cuStreamQuery', None))}"
 
 
-def _events(machine: Machine) -> str:
+def _events(asked: Asked) -> str:
     """Ask whether events around a kernel measure it, to a fifth."""
-    cuda = machine.cuda
+    cuda = asked.cuda
     start, end, elapsed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_float()
     for event in (start, end):
         cuda.call("cuEventCreate", ctypes.byref(event), 0)
     cuda.call("cuEventRecord", start, None)
     for _ in range(5):
-        machine.kernels.spin(machine.turns)
+        asked.kernels.spin(asked.turns)
     cuda.call("cuEventRecord", end, None)
     early = cuda.code("cuEventElapsedTime", ctypes.byref(elapsed), start, end)
-    machine.kernels.wait()
+    asked.kernels.wait()
     cuda.call("cuEventElapsedTime", ctypes.byref(elapsed), start, end)
     for event in (start, end):
         cuda.call("cuEventDestroy_v2", event)
@@ -294,8 +294,8 @@ def _events(machine: Machine) -> str:
     return f"{_code(early)} while it runs, right afterwards: {_yes(near)}"
 
 
-def _computes(machine: Machine) -> str:
-    cuda, kernels = machine.cuda, machine.kernels
+def _computes(asked: Asked) -> str:
+    cuda, kernels = asked.cuda, asked.kernels
     cuda.call("cuMemsetD8_v2", kernels.result, ctypes.c_ubyte(0), ctypes.c_size_t(4))
     kernels.spin(1)
     kernels.wait()
@@ -307,13 +307,13 @@ def _computes(machine: Machine) -> str:
 # ---- processes, and newer interfaces ----
 
 
-def _child(machine: Machine) -> str:
+def _child(asked: Asked) -> str:
     """Ask for the memory in a child of fork, which has no CUDA of its own."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         free = ctypes.c_size_t()
-        code = machine.cuda.code("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(free))
+        code = asked.cuda.code("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(free))
         os.write(writing, str(code).encode())
         os._exit(0)
     os.close(writing)
@@ -323,19 +323,19 @@ def _child(machine: Machine) -> str:
     return _code(int(answer)) if answer else "the child died"
 
 
-def _checkpoint(machine: Machine) -> str:
+def _checkpoint(asked: Asked) -> str:
     state = ctypes.c_int(-1)
-    code = machine.cuda.code("cuCheckpointProcessGetState", os.getpid(), ctypes.byref(state))
+    code = asked.cuda.code("cuCheckpointProcessGetState", os.getpid(), ctypes.byref(state))
     return f"running ({state.value})" if code == 0 else _code(code)
 
 
-def _attributes(machine: Machine) -> str:
+def _attributes(asked: Asked) -> str:
     numbers = {
         "unified addresses": _UNIFIED_ADDRESSING,
         "virtual memory": _VIRTUAL_MEMORY,
         "pools": _POOLS,
     }
-    return ", ".join(f"{name} {machine.cuda.attribute(number)}" for name, number in numbers.items())
+    return ", ".join(f"{name} {asked.cuda.attribute(number)}" for name, number in numbers.items())
 
 
 ASSUMPTIONS: Final = (

@@ -191,7 +191,7 @@ def _read_version(file: Path) -> str:
 
 
 def _look(host: Path, root: str, directory: str, who: str) -> tuple[Looked, DriverFiles | None]:
-    """Look in one directory. Whatever is wrong with it is said in the result."""
+    """Look in one directory. The result says what is wrong with it."""
     place = Path("/") / root / directory
     within = host / root
     libraries, versions = dict[str, Path](), set[str]()

@@ -215,7 +215,7 @@ class Driver:
 
     def __init__(self, library: Path | None, root: str = "") -> None:
         self.library, self.root = library, root
-        """What was loaded, None if the dynamic linker found it; and the configured root."""
+        """The directory or file that was loaded, None with the dynamic linker; and the configured root."""
         self._open = True
         with _translated_errors():
             self.version: str = pynvml.nvmlSystemGetDriverVersion()

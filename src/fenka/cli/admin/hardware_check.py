@@ -6,92 +6,37 @@ nobody has, and starts only while nobody waits for a card. It needs no network a
 
 import contextlib
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from fenka import hardware
-from fenka.build import build_id
 from fenka.cli import tables
+from fenka.cli.admin.hardware_report import Answer, Row, make_report, print_report
+from fenka.cli.admin.hardware_station import (
+    BUDGET_S,
+    HELD_MIB,
+    NotPossible,
+    Partial,
+    Station,
+    open_station,
+)
 from fenka.cli.error_report import UserError
-from fenka.core.errors import TEMPORARY_FAILURE
 from fenka.hardware import driver_places
-from fenka.hardware.driver_places import Looked
 from fenka.hardware.nvml import Driver
-from fenka.workstation import paths, protocol
-from fenka.workstation.client import get_snapshot, start_daemon
 
-Verdict = Literal["ok", "differs", "not possible"]
-
-BUDGET_S = 450.0
-"""Of the whole check. What has not begun then is not possible any more."""
-SLICE_MIB = 2048
-HELD_MIB = 256
-"""Memory that a program holds while the driver's report of it is compared, and that a killed one held."""
 SHARES = (30, 70)
-CHILD_S = 60.0
 GONE_S = 15.0
 
 _ADDED_NS, _ADDED_PART = 1000.0, 0.1
 _NAME = "fenka-check"
-_NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One check. reason: why it differs or is not possible."""
-
-    check: str
-    verdict: Verdict
-    measured: str = ""
-    expected: str = ""
-    reason: str = ""
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """One assumption of the simulated driver, and the answer of the driver at hand."""
-
-    name: str
-    verdict: Verdict
-    assumed: str
-    answer: str
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What is printed. Contains no names of machines, users or programs."""
-
-    fenka: str
-    build: str
-    date: str
-    simulated: bool
-    driver: str
-    cuda: str
-    card: str
-    memory_mib: int
-    context_mib: int | None
-    kernel: str
-    machine: str
-    distribution: str
-    python: str
-    quick: bool
-    seconds: float
-    rows: list[Row]
-    assumptions: list[Answer]
-    places: list[Looked]
-
-
-class NotPossible(Exception):
-    """A check cannot be done here. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,167 +58,6 @@ class Pace:
 FULL, QUICK = Pace(4.0, 20.0, 3, 3.0), Pace(1.0, 2.0, 1, 8.0)
 
 
-class Station:
-    """A daemon, a card of it, and the programs that this check runs."""
-
-    def __init__(self, runtime: paths.Runtime) -> None:
-        self.runtime = runtime
-        self.environment = {**os.environ, "FENKA_START_DAEMON": "never"}
-        if runtime != paths.current():
-            self.environment["FENKA_RUNTIME"] = str(runtime.root)
-        self.before = self.snapshot()
-        self.card = _choose(self.before)
-        free = _free_mib(self.card)
-        unit = self.before.unit_mib
-        self.slice_mib = min(SLICE_MIB, free // 3) // unit * unit
-        if self.slice_mib < max(unit, 2 * HELD_MIB):
-            raise UserError(
-                f"card {self.card.index} has only {free} MiB that nobody holds, and the check needs two "
-                "slices and some memory beside them: run it when more is free",
-                TEMPORARY_FAILURE,
-            )
-        self._end = time.monotonic() + BUDGET_S
-        directory = Path(self.before.library_dir) if self.before.simulated else None
-        found = {} if directory else driver_places.libraries()
-        self._outside = {
-            name: str(directory / name) if directory else str(found.get(name, [Path(name)])[0])
-            for name in (_CUDA, _NVML)
-        }
-        # The proxies are mounted over the driver's own paths.
-        self._inside = {name: name for name in self._outside} if directory else self._outside
-
-    def snapshot(self) -> protocol.MachineSnapshot:
-        """Return what the daemon knows now. Raises DaemonUnavailable, ProtocolMismatch."""
-        return get_snapshot(self.runtime)
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that the next program may take. Raises NotPossible if there are none."""
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise NotPossible(f"the {BUDGET_S:.0f} s of the whole check are over")
-        return min(CHILD_S, left)
-
-    def start(
-        self,
-        what: str,
-        *words: object,
-        lease: Sequence[str] | None = None,
-        program: Sequence[str] = (),
-    ) -> subprocess.Popen[str]:
-        """Start a check program in a lease with these options, or outside of leases if it is None."""
-        libraries = self._outside if lease is None else self._inside
-        own = [sys.executable, "-Pm", "fenka.hardware.check_program", what, libraries[_CUDA]]
-        command = [*(program or own), *map(str, words)]
-        environment = {**self.environment}
-        if lease is None:
-            environment["CUDA_VISIBLE_DEVICES"] = self.card.uuid
-        else:
-            options = ["--no-wait", "--gpu-mem", f"{self.slice_mib}MiB", *lease]
-            command = [sys.executable, "-Pm", "fenka", "run", *options, "--", *command]
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(
-        self,
-        what: str,
-        *words: object,
-        lease: Sequence[str] | None = None,
-        program: Sequence[str] = (),
-    ) -> list[Any]:
-        """Run a program to its end, and return its answers. Raises NotPossible."""
-        with self.start(what, *words, lease=lease, program=program) as process:
-            return self.finish(process)
-
-    def finish(self, process: subprocess.Popen[str]) -> list[Any]:
-        """Close a program's input, and return its answers. Raises NotPossible."""
-        try:
-            output, errors = process.communicate(timeout=self.left_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, errors = process.communicate()
-            errors = errors or "the program did not end in time"
-        except NotPossible:
-            process.kill()
-            raise
-        answers = [json.loads(line) for line in output.splitlines() if line.startswith(("{", "["))]
-        if process.returncode:
-            said = [answer["error"] for answer in answers[-1:] if "error" in answer]
-            said = said or errors.strip().splitlines()[-1:]
-            why = said[0].removeprefix("fenka: ") if said else f"it ended with {process.returncode}"
-            raise (
-                NotPossible(why) if not answers or "error" in answers[-1] else Partial(why, answers)
-            )
-        return answers
-
-    @property
-    def nvml(self) -> str:
-        """Path of NVML, for programs outside of leases."""
-        return self._outside[_NVML]
-
-    def open_driver(self) -> Driver:
-        """Open NVML. Raises NoDriver."""
-        return Driver.open(Path(self.before.library_dir) if self.before.simulated else None)
-
-
-class Partial(Exception):
-    """A program has died after some answers."""
-
-    def __init__(self, why: str, answers: list[Any]) -> None:
-        super().__init__(why)
-        self.answers = answers
-
-
-def _free_mib(card: protocol.CardView) -> int:
-    return card.memory_mib - card.leased_mib - card.unleased_mib
-
-
-def _choose(snapshot: protocol.MachineSnapshot) -> protocol.CardView:
-    """Return the card with the most free memory. Raises UserError."""
-    waiting = [job.name for job in snapshot.jobs if not job.slices]
-    if waiting:
-        raise UserError(
-            f"{waiting[0]} waits for a card, and the check would take what it waits for: run it when nobody "
-            "waits",
-            TEMPORARY_FAILURE,
-        )
-    divided = {card.uuid for card in snapshot.divided}
-    cards = [card for card in snapshot.cards if card.healthy and card.uuid not in divided]
-    if not cards:
-        raise UserError(
-            "no card can be checked: those in MIG mode and those that the driver has lost are left out"
-        )
-    return max(cards, key=_free_mib)
-
-
-@contextlib.contextmanager
-def _station() -> Iterator[Station]:
-    """Give a daemon: the one that runs, else one of this check's own, in a directory of its own."""
-    runtime = paths.current()
-    with contextlib.suppress(OSError, paths.UnsafeDirectory):
-        if runtime.answers():
-            yield Station(runtime)
-            return
-    with tempfile.TemporaryDirectory(prefix="fenka-", ignore_cleanup_errors=True) as directory:
-        own = paths.Runtime(Path(directory))
-        theirs, ours = os.pipe()
-        process = None
-        try:
-            with open(theirs) as lifeline:
-                process = start_daemon(own, [], lifeline.fileno())
-            yield Station(own)
-        finally:
-            os.close(ours)
-            if process:
-                process.wait()
-
-
 def check(output: str, *, quick: bool, torch_python: str, file: Path | None) -> None:
     """Run all checks and print the report; exit code 1 if a check differs.
 
@@ -283,7 +67,7 @@ def check(output: str, *, quick: bool, torch_python: str, file: Path | None) -> 
     start = time.monotonic()
     if file is not None:
         _write(file, "")  # now, and not after minutes
-    with _station() as station:
+    with open_station() as station:
         _announce(station)
         rows = [
             row
@@ -291,11 +75,13 @@ def check(output: str, *, quick: bool, torch_python: str, file: Path | None) -> 
             for row in step()
         ]
         assumptions, last = _assumptions(station)
-        report = _report(station, rows + last, assumptions, quick=quick, start=start)
+        report = make_report(
+            station.before, station.card, rows + last, assumptions, quick=quick, start=start
+        )
     if file is not None:
         _write(file, tables.json_text(report, 2) + "\n")
     if not tables.print_data(report, output):
-        _print(report)
+        print_report(report)
     if any(row.verdict == "differs" for row in report.rows):
         sys.exit(1)
 
@@ -584,66 +370,3 @@ def _assumptions(station: Station) -> tuple[list[Answer], list[Row]]:
     except Partial as why:
         answers, row = why.answers, [Row(name, "differs", reason=f"the program died: {why}")]
     return [msgspec.convert(answer, Answer) for answer in answers if "verdict" in answer], row
-
-
-# ---- the report ----
-
-
-def _report(
-    station: Station, rows: list[Row], assumptions: list[Answer], *, quick: bool, start: float
-) -> Report:
-    card, snapshot = station.card, station.before
-    with contextlib.suppress(OSError):
-        release = platform.freedesktop_os_release()
-    return Report(
-        fenka=version("fenka"),
-        build=build_id(),
-        date=time.strftime("%Y-%m-%d", time.gmtime()),
-        simulated=snapshot.simulated,
-        driver=snapshot.driver,
-        cuda=snapshot.cuda,
-        card=card.model,
-        memory_mib=card.memory_mib,
-        context_mib=card.context_mib,
-        kernel=platform.release(),
-        machine=platform.machine(),
-        distribution=release.get("PRETTY_NAME", "") if "release" in locals() else "",
-        python=platform.python_version(),
-        quick=quick,
-        seconds=round(time.monotonic() - start, 1),
-        rows=rows,
-        assumptions=assumptions,
-        places=list(driver_places.search().looked),
-    )
-
-
-def _print(report: Report) -> None:
-    kind = "simulated " if report.simulated else ""
-    print(
-        f"{kind}{report.card}, {report.memory_mib} MiB, driver {report.driver}, CUDA {report.cuda}\n"
-        f"fenka {report.fenka} ({report.build}), {report.distribution}, Linux {report.kernel}, "
-        f"{report.machine}, {report.seconds} s\n"
-    )
-    rows = [(row.verdict, row.check, _detail(row)) for row in report.rows]
-    print("\n".join(tables.align(rows)))
-    print("\nWhat the simulated driver assumes, and what this one answers:\n")
-    answers = [
-        (
-            one.verdict,
-            one.name,
-            one.answer + (f" (assumed: {one.assumed})" if one.verdict == "differs" else ""),
-        )
-        for one in report.assumptions
-    ]
-    print("\n".join(tables.align(answers)))
-    verdicts = [row.verdict for row in report.rows]
-    counts = ", ".join(
-        f"{verdicts.count(verdict)} {verdict}" for verdict in ("ok", "differs", "not possible")
-    )
-    different = sum(1 for one in report.assumptions if one.verdict == "differs")
-    print(f"\nchecks: {counts}; assumptions that differ: {different} of {len(report.assumptions)}")
-
-
-def _detail(row: Row) -> str:
-    expected = f" (expected: {row.expected})" if row.expected and row.verdict == "differs" else ""
-    return "; ".join(filter(None, (row.reason, row.measured + expected)))

@@ -41,7 +41,9 @@ def test_version_is_the_same_everywhere() -> None:
     """The chart, and names of images and files in the documentation, repeat the package's version."""
     assert version.current_version(ROOT) == fenka.__version__
     assert {found for _, found in version.repetitions(ROOT)} == {fenka.__version__}
-    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line[:3] == "## "]
+    headings = [
+        line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line[:3] == "## "
+    ]
     assert headings[0].startswith(f"## {fenka.__version__}")
 
 
@@ -52,7 +54,9 @@ def test_next_version_is_written_into_each_place(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "page.md"
-    page.write_text("fenka:0.2.0, fenka_0.2.0_amd64.deb, fenka-0.2.0.tar.gz, helm 3.18.0, T4 0.2.0\n")
+    page.write_text(
+        "fenka:0.2.0, fenka_0.2.0_amd64.deb, fenka-0.2.0.tar.gz, helm 3.18.0, T4 0.2.0\n"
+    )
     version.write_version(tmp_path, "10.3.1")
     assert {found for _, found in version.repetitions(tmp_path)} == {"10.3.1"}
     assert page.read_text() == (
@@ -244,7 +248,9 @@ def test_plugins_manifests_name_an_archive_for_each_platform(
         for platform in spec["platforms"]:
             assert set(platform) == {"selector", "uri", "sha256", "bin"}
             assert platform["bin"] == f"kubectl-{name}"
-            archive = platform["uri"].removeprefix(f"https://example.org/down/v{fenka.__version__}/")
+            archive = platform["uri"].removeprefix(
+                f"https://example.org/down/v{fenka.__version__}/"
+            )
             assert platform["sha256"] == manifest.sha256(release.into / archive)
             selected.append(tuple(platform["selector"]["matchLabels"].values()))
         assert selected == [("linux", "amd64"), ("darwin", "amd64")]
@@ -300,7 +306,11 @@ def test_checksums_cover_all_files_and_are_signed_when_a_key_is_given(
     lines = [line.split("  ")[1] for line in sums.read_text().splitlines()]
     assert lines == ["chart/index", "fenka.whl"]
     subprocess.run(["sha256sum", "--check", "--quiet", sums], cwd=release.into, check=True)
-    assert sorted(path.name for path in release.into.iterdir()) == ["SHA256SUMS", "chart", "fenka.whl"]
+    assert sorted(path.name for path in release.into.iterdir()) == [
+        "SHA256SUMS",
+        "chart",
+        "fenka.whl",
+    ]
     if not shutil.which("minisign"):
         pytest.skip("minisign is not installed")
     key, public = release.work / "key", release.work / "key.pub"

@@ -15,7 +15,9 @@ from tests.deploy.debian_root import run_in_debian
 
 pytestmark = [
     pytest.mark.skipif(
-        os.environ.get("FENKA_E2E_TIER") != "full" or os.geteuid() != 0 or not shutil.which("debootstrap"),
+        os.environ.get("FENKA_E2E_TIER") != "full"
+        or os.geteuid() != 0
+        or not shutil.which("debootstrap"),
         reason="a scenario of the second tier: FENKA_E2E_TIER=full, root and debootstrap",
     ),
     pytest.mark.timeout(900),

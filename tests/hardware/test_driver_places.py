@@ -65,9 +65,25 @@ def test_nixos_links_lead_into_the_store(tmp_path: Path) -> None:
     for name in LIBRARIES:
         (merged / name).symlink_to(f"/nix/store/abc-nvidia-x11/lib/{name}")
     found = look(tmp_path)
-    assert directory(found) == "/nix/store/def-graphics-drivers/lib"
+    assert directory(found) == "/nix/store/abc-nvidia-x11/lib"
     assert found.driver
     assert found.here(found.driver.libraries[LIBRARIES[0]]) == store / f"libcuda.so.{VERSION}"
+
+
+def test_debian_links_only_the_main_libraries(tmp_path: Path) -> None:
+    """By alternatives. A container needs the files beside the real ones, too."""
+    real = install_driver(tmp_path, f"{DEBIAN}/nvidia/current", VERSION)
+    (real / f"libnvidia-ptxjitcompiler.so.{VERSION}").write_bytes(elf())
+    alternatives = tmp_path / "etc/alternatives"
+    alternatives.mkdir(parents=True)
+    for name in LIBRARIES:
+        (alternatives / f"nvidia--{name}").symlink_to(f"{DEBIAN}/nvidia/current/{name}")
+        (tmp_path / DEBIAN[1:] / name).symlink_to(f"/etc/alternatives/nvidia--{name}")
+    found = look(tmp_path)
+    assert directory(found) == f"{DEBIAN}/nvidia/current"
+    assert len(found.found) == 1
+    sources = {str(mount.source) for mount in files.driver_edits([0], VERSION, tmp_path).mounts}
+    assert sources == {f"{DEBIAN}/nvidia/current/libnvidia-ptxjitcompiler.so.{VERSION}"}
 
 
 def test_windows_subsystem_has_no_version_in_names(tmp_path: Path) -> None:

@@ -415,7 +415,9 @@ NVIDIA's packages of the CUDA version that came with the branch.
 
 _GAPS = """
 ## Known gaps
-"""
+
+- `cuGLCtxCreate`, `cuVDPAUCtxCreate`: make contexts that are not charged. Functions for graphics are
+  declared in headers of their own (cudaGL.h, cudaEGL.h, cudaVDPAU.h), which are not compared."""
 
 _NEWS = """
 ## New functions that could matter

@@ -83,7 +83,7 @@ class Looked(msgspec.Struct, frozen=True):
 class DriverFiles:
     """A driver's libraries. Paths have no links left, and are the node's: see `Search.host`.
 
-    directory: where programs look for them. libraries: by the names in LIBRARIES. root: in which links lead.
+    directory: has all of the driver's files. libraries: by the names in LIBRARIES. root: in which links lead.
     """
 
     directory: Path
@@ -215,11 +215,9 @@ def _look(host: Path, root: str, directory: str, who: str) -> tuple[Looked, Driv
     if len(versions) > 1:
         return Looked(str(place), who, f"two versions: {' and '.join(sorted(versions))}"), None
     (version,) = versions
-    # With the links above it resolved, as libraries beside these are.
-    real = resolve(within, Path(directory))
-    driver = DriverFiles(
-        Path("/") / root / (real or directory), Path("/") / root, version, libraries
-    )
+    # Debian links only the main names. The other files are beside the real one.
+    real = libraries[LIBRARIES[0]].parent
+    driver = DriverFiles(real, Path("/") / root, version, libraries)
     return Looked(str(place), who, f"driver {version}"), driver
 
 

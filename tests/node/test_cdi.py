@@ -1,13 +1,19 @@
 """The CDI specification: complete, and with only the allocated cards."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from fenka.core.request import Slice
+from fenka.isolation import lease_files as isolation_files
 from fenka.node.lease import files
+from fenka.node.lease.store import Lease
 from tests.hardware.trees import ELF
+from tests.node.harness import card, lease_files
 
 VERSION = "550.163.01"
+SELINUX = "security.selinux"
 
 
 def driver(root: Path) -> None:
@@ -83,3 +89,23 @@ def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) 
     made_later = ("/lease", "/account")
     for mount in edits["mounts"]:
         assert Path(mount["hostPath"]).exists() or mount["hostPath"].endswith(made_later), mount
+
+
+def test_files_of_a_lease_are_for_containers_where_selinux_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the specification is written, by which a container could start."""
+    try:
+        os.setxattr(tmp_path, SELINUX, b"system_u:object_r:var_t:s0")
+    except OSError as error:
+        pytest.skip(f"this file system has no labels, or this user may not write them: {error}")
+    monkeypatch.setattr(isolation_files, "has_selinux", lambda _: True)
+    made = lease_files(tmp_path)
+    made.prepare()
+    piece = Slice(0, card(0).uuid, 1024, 0)
+    made.make("t", Lease("u", "default", "p", "c", [piece], [piece], {}, library="/nowhere"))
+    lease = tmp_path / "leases" / "t"
+    for path in (lease, *lease.rglob("*")):
+        label = os.getxattr(path, SELINUX).decode().rstrip("\0")
+        assert label == isolation_files.CONTAINER_LABEL, path
+    assert os.getxattr(tmp_path, SELINUX) == b"system_u:object_r:var_t:s0"

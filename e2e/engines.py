@@ -139,13 +139,17 @@ def kueue(cluster: Cluster, configuration: str) -> Iterator[None]:
             _use_kueue_image(document["spec"]["template"]["spec"], node.name)
         elif document["metadata"]["name"] == KUEUE_CONFIG:
             document["data"] = {"controller_manager_config.yaml": configuration}
-    text = SEPARATOR.join(map(yaml.safe_dump, documents))
+    webhooks = [item for item in documents if item["kind"].endswith("WebhookConfiguration")]
+    others = [item for item in documents if item not in webhooks]
     try:
-        _apply(cluster, text)
+        for part in (others, webhooks):
+            _apply(cluster, SEPARATOR.join(map(yaml.safe_dump, part)))
         _wait_for_rollout(cluster, "kueue-controller-manager", KUEUE_NAMESPACE)
         yield
     finally:
-        _delete(cluster, text)
+        # Without the controller they would refuse every pod.
+        for part in (webhooks, others):
+            _delete(cluster, SEPARATOR.join(map(yaml.safe_dump, part)))
 
 
 def _use_kueue_image(pod: dict[str, Any], node: str) -> None:

@@ -41,6 +41,8 @@ def queues(kueue: None, shared: Installation, namespace: str) -> Iterator[Instal
     wait_until("Kueue's webhooks", applied, 60)
     yield shared
     cluster.kubectl("-n", namespace, "delete", "jobs", "--all", "--wait")
+    # Only the controller removes their finalizers.
+    wait_until("no workloads", lambda: not cluster.list("workloads", namespace), 60)
     cluster.kubectl("-n", namespace, "delete", "-f", "-", stdin=QUEUES)
 
 

@@ -123,3 +123,16 @@ def test_second_scheduler_has_the_clusters_version() -> None:
     ):
         pod = pod_of(find(rendered(*options), "Deployment", NAME))
         assert pod["containers"][0]["image"] == expected
+
+
+@needs_helm
+def test_notes_say_whether_pods_must_name_the_scheduler() -> None:
+    """Otherwise they would not start, for no visible reason."""
+    for api, sentence in (
+        ("v1", "card memory get `schedulerName: fenka` by a policy"),
+        ("none", "card memory must say `schedulerName: fenka`"),
+    ):
+        options = ("--set=secondScheduler.enabled=true", f"--set=admission.mutatingApi={api}")
+        done = helm("install", "fenka", str(CHART), "-n", "gpu", "--dry-run=client", *options)
+        assert done.returncode == 0, done.stderr
+        assert sentence in done.stdout.partition("NOTES:\n")[2]

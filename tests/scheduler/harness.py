@@ -100,6 +100,7 @@ async def extender(
     *,
     told: bool = True,
     access: Access = OPEN,
+    settings: Settings | None = None,
 ) -> AsyncIterator[SchedulerHarness]:
     """A replica that runs while the block does. told: it says in the lease where it is."""
     clock = clock or Clock()
@@ -112,7 +113,9 @@ async def extender(
         contextlib.AsyncExitStack() as served,
     ):
         address = url if told else ""
-        replica = SchedulerReplica(api, Settings(), name, address, clock=clock, sleep=briefly)
+        replica = SchedulerReplica(
+            api, settings or Settings(), name, address, clock=clock, sleep=briefly
+        )
         credentials = access.credentials
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
         app = http_server(replica, access).app()

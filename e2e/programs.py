@@ -215,6 +215,9 @@ KUEUE = Module(
 )
 """Kueue's controller. Only for engines.py."""
 
+KREW = Module("krew", ("tool",), ())
+"""krew, which installs plugins of kubectl. Only for scenarios/test_kubectl_plugins.py."""
+
 
 def cache() -> Path:
     """Return the folder that is kept between runs on this machine."""

@@ -30,7 +30,7 @@ from fenka.hardware.nvml import Driver, Hardware
 from fenka.hardware.peer_credentials import Peer, user_name
 from fenka.hardware.simulated_node import OtherBuild, SimulatedNode
 from fenka.isolation import sandbox
-from fenka.isolation.lease_files import read_regular_file
+from fenka.isolation.lease_files import read_regular_file, require_native
 from fenka.mig.keeper import InstanceKeeper
 from fenka.mig.manager import InstanceManager, geometries
 from fenka.procfs import boot_id
@@ -151,6 +151,7 @@ def run(
     os.umask(0o022)
     parse_unit(config.unit)  # Raises InvalidSize before anything is made.
     check_policy(config.policy)
+    require_native()
     with files.lock_runtime(runtime, keep_waiting):
         # An earlier daemon may have been killed before it did this.
         sandbox.remove()

@@ -1,7 +1,8 @@
 """Puts the native libraries into the wheel, and marks the wheel as one for their processor.
 
-FENKA_WHEEL_NATIVE names the folder of the libraries; by default it is `src/fenka/_native`. With the value `none`
-the wheel has no libraries and installs everywhere: its commands can look at clusters, and start no programs.
+FENKA_WHEEL_NATIVE names the folder of the libraries; by default it is `src/fenka/_native`. With the value
+`none` the wheel has no libraries and installs everywhere: its commands can look at clusters, and start no
+programs.
 Without that variable an unpacked sdist builds the libraries on Linux, and has none elsewhere.
 FENKA_WHEEL_SHARE names a folder of man pages and completions, laid out as `share`.
 """
@@ -30,7 +31,7 @@ class NativeWheel(BuildHookInterface[Any]):
         return [*groups["native"], "cffi>=2.0"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Raises FileNotFoundError for a wheel without the libraries, RuntimeError if they cannot be built."""
+        """Raises FileNotFoundError without the libraries, RuntimeError if they cannot be built."""
         if version == "editable":
             return
         if share := os.environ.get("FENKA_WHEEL_SHARE"):

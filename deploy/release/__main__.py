@@ -48,7 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             began = time.monotonic()
             paths = step(release)
-            print(f"{name}: {time.monotonic() - began:.0f} s", *(f"  {path}" for path in paths), sep="\n")
+            print(
+                f"{name}: {time.monotonic() - began:.0f} s",
+                *(f"  {path}" for path in paths),
+                sep="\n",
+            )
     except (ReleaseError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

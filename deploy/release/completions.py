@@ -1,4 +1,4 @@
-"""Completion of commands, options and their values in bash, zsh and fish. No Python runs when people press Tab."""
+"""Completion of commands, options and values in bash, zsh and fish. No Python runs when people press Tab."""
 
 import shlex
 from collections.abc import Iterator

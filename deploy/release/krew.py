@@ -1,7 +1,7 @@
 """Plugins of kubectl for krew: an archive a platform, and the manifests of `fenka` and `inspect-gpushare`.
 
-An archive has fenka and the locked versions of its dependencies for each Python from 3.11 on, so that nothing is
-fetched when the plugin runs. Only Python itself comes from the user's computer.
+An archive has fenka and the locked versions of its dependencies for each Python from 3.11 on. So nothing is
+fetched when the plugin runs; only Python itself comes from the user's computer.
 """
 
 import hashlib
@@ -118,7 +118,13 @@ def fill_plugin(release: Release, folder: Path, platform: str, pythons: tuple[st
         where = ("--target", folder / python, "--python-platform", platform)
         release.uv(
             *("pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", *where),
-            *("--python-version", python, "--require-hashes", "-r", release.work / "requirements.txt"),
+            *(
+                "--python-version",
+                python,
+                "--require-hashes",
+                "-r",
+                release.work / "requirements.txt",
+            ),
         )
         for pattern in _UNUSED:
             for unused in [*(folder / python).glob(pattern)]:
@@ -136,7 +142,9 @@ def fill_plugin(release: Release, folder: Path, platform: str, pythons: tuple[st
             (record / name).unlink(missing_ok=True)
     (folder / "plugin.py").write_text(_PLUGIN)
     write_launchers(folder, pythons)
-    (folder / "LICENSE").write_bytes(next((folder / "modules").rglob("licenses/LICENSE")).read_bytes())
+    (folder / "LICENSE").write_bytes(
+        next((folder / "modules").rglob("licenses/LICENSE")).read_bytes()
+    )
 
 
 def write_launchers(folder: Path, pythons: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Lists of a release's content: the bill of materials, the checksums of all files, and signatures of those."""
+"""Lists of a release's content: the bill of materials, the checksums of all files, and their signatures."""
 
 import hashlib
 import json
@@ -54,8 +54,8 @@ def write_sbom(release: Release) -> list[Path]:
 def write_checksums(release: Release) -> list[Path]:
     """Write SHA256SUMS of all files, and sign it with the keys that the environment names.
 
-    FENKA_MINISIGN_KEY is the path of a secret key of minisign. FENKA_COSIGN_KEY is a key as cosign takes it: a
-    path, `env://NAME` or the address of a key service. Without them nothing is signed. Raises ReleaseError.
+    FENKA_MINISIGN_KEY is the path of a secret key of minisign. FENKA_COSIGN_KEY is a key as cosign takes it:
+    a path, `env://NAME` or the address of a key service. Without them nothing is signed. Raises ReleaseError.
     """
     sums = release.into / CHECKSUMS
     for old in (release.into / f"{CHECKSUMS}{ending}" for ending in SIGNATURES):
@@ -63,7 +63,9 @@ def write_checksums(release: Release) -> list[Path]:
     files = sorted(
         path for path in release.into.rglob("*") if path.is_file() and path.name[0] != "."
     )
-    lines = [f"{sha256(path)}  {path.relative_to(release.into)}\n" for path in files if path != sums]
+    lines = [
+        f"{sha256(path)}  {path.relative_to(release.into)}\n" for path in files if path != sums
+    ]
     sums.write_text("".join(lines))
     minisig, bundle = (sums.with_name(CHECKSUMS + ending) for ending in SIGNATURES)
     signed = []

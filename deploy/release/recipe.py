@@ -1,4 +1,4 @@
-"""A release that is being made: its version, its processors, its folders, and how programs are called for it."""
+"""A release that is being made: its version, processors and folders, and how it calls programs."""
 
 import os
 import subprocess

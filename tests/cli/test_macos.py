@@ -15,11 +15,12 @@ sys.platform = "darwin"
 settings = sys.modules["_scproxy"] = types.ModuleType("_scproxy")
 settings._get_proxy_settings = settings._get_proxies = dict
 ONLY_ON_LINUX = {
-    os: "O_PATH O_TMPFILE accept4 copy_file_range eventfd getrandom getresuid getxattr listxattr memfd_create "
-        "pidfd_open pipe2 posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity setns setresuid "
-        "setxattr splice unshare",
+    os: "O_PATH O_TMPFILE copy_file_range eventfd getrandom getresuid getxattr listxattr memfd_create "
+        "pidfd_open pipe2 posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity setns "
+        "setresuid setxattr splice unshare",
     signal: "SIGPWR SIGRTMIN SIGRTMAX pidfd_send_signal sigtimedwait sigwaitinfo",
-    socket: "AF_NETLINK AF_VSOCK SOCK_CLOEXEC SOCK_NONBLOCK SO_BINDTODEVICE SO_DOMAIN SO_PASSCRED SO_PEERCRED",
+    socket: "AF_NETLINK AF_VSOCK SOCK_CLOEXEC SOCK_NONBLOCK SO_BINDTODEVICE SO_DOMAIN SO_PASSCRED "
+        "SO_PEERCRED",
     fcntl: "F_ADD_SEALS F_GET_SEALS F_SETPIPE_SZ F_OFD_SETLK F_OFD_SETLKW",
 }
 for module, names in ONLY_ON_LINUX.items():

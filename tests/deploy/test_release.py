@@ -65,7 +65,7 @@ def test_next_version_is_written_into_each_place(tmp_path: Path) -> None:
     assert version.current_version(tmp_path) == "10.3.1"
     chart = yaml.safe_load((tmp_path / "deploy/chart/Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == ("10.3.1", "10.3.1")
-    with pytest.raises(ValueError, match="1.2 is no version"):
+    with pytest.raises(ValueError, match=r"1\.2 is no version"):
         version.write_version(tmp_path, "1.2")
 
 

@@ -1,8 +1,8 @@
 """`fenka demo`, which is `make run`: three notebooks share one card, and a fourth waits.
 
 It runs the commands that a user would type. By Jupyter's messaging protocol 5.3 it asks each notebook's own
-kernel for the size of its card and for its limit. Where the extra `notebook` is not installed, four programs of
-`fenka run` take the notebooks' place: they need nothing but fenka.
+kernel for the size of its card and for its limit. Where the extra `notebook` is not installed, four programs
+of `fenka run` take the notebooks' place: they need nothing but fenka.
 """
 
 import contextlib

@@ -134,8 +134,8 @@ def fill_plugin(release: Release, folder: Path, platform: str, pythons: tuple[st
         *("pip", "install", "--quiet", "--no-deps", "--target", folder / "modules"),
         *("--python-version", pythons[0], release.wheel("any")),
     )
-    for unused in ("bin", "share"):
-        shutil.rmtree(folder / "modules" / unused, ignore_errors=True)
+    for name in ("bin", "share"):
+        shutil.rmtree(folder / "modules" / name, ignore_errors=True)
     for record in folder.rglob("*.dist-info"):
         # They name folders and times of the build.
         for name in ("RECORD", "direct_url.json", "uv_cache.json", "INSTALLER", "REQUESTED"):

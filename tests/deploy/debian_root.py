@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from e2e.image_files import cache
+from e2e.programs import cache
 
 PACKAGES = "ca-certificates,man-db,pipx,python3,python3-venv"
 USER = "ada"

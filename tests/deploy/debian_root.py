@@ -47,8 +47,10 @@ def debian_root() -> Path:
         if not root.exists():
             fresh = root.with_suffix(".new")
             shutil.rmtree(fresh, ignore_errors=True)
-            command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
-            subprocess.run([*command, str(fresh)], check=True, capture_output=True)
+            # Its mounts end with it, and the lock is held as long as it runs.
+            command = ["unshare", "--mount", "debootstrap", "--variant=minbase"]
+            command += [f"--include={PACKAGES}", "bookworm", str(fresh)]
+            subprocess.run(command, check=True, capture_output=True, pass_fds=[lock.fileno()])
             subprocess.run(["chroot", str(fresh), "useradd", "--create-home", USER], check=True)
             # A proxy may intercept TLS.
             shutil.copy(Path("/") / CERTIFICATES, fresh / CERTIFICATES)

@@ -88,6 +88,7 @@ def check(suite: str, wheel: Path) -> bool:
         "distribution": system,
         "C library": f"{libc} {libc_version}",
         "Linux": ".".join(os.uname().release.split(".")[:2]),
+        "processor": os.uname().machine.replace("_", "-"),
     }
     record(Tried(parts, TESTS, int(not done.returncode), (suite,) if done.returncode else ()))
     print(done.stdout[-1500:], done.stderr[-1500:], sep="\n")

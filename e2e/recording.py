@@ -24,6 +24,7 @@ def parts() -> dict[str, str]:
         "runc": runc.split()[2],
         "cgroup": "v1" if "memory" in hierarchies() else "v2",
         "helm": helm.version("helm.sh/helm/v4"),
+        "processor": platform.machine().replace("_", "-"),
         "Linux": ".".join(platform.release().split(".")[:2]),
         "distribution": f"{system['ID'].capitalize()} {system['VERSION_ID']}",
         "C library": f"{libc} {libc_version}",

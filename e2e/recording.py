@@ -57,10 +57,11 @@ class Recorder:
         elif report.when == "call" and report.passed:
             self.passed += 1
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the record, unless no test has run."""
         if self.passed or self.failed:
             chosen = session.config.option.markexpr or session.config.option.keyword or "all"
+            chosen += ", interrupted" if exitstatus == pytest.ExitCode.INTERRUPTED else ""
             failed, skipped = tuple(dict.fromkeys(self.failed)), tuple(dict.fromkeys(self.skipped))
             run = Tried(parts(), f"end-to-end, {chosen}", self.passed, failed, skipped)
             record(run)

@@ -12,6 +12,7 @@ import datetime
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ CLAIMS = ROOT / "docs" / "reference" / "where-it-runs.yaml"
 PAGE = ROOT / "docs" / "reference" / "where-it-runs.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- where it runs: tools/where_it_runs.py -->", "<!-- end of where it runs -->"
+WIDTH = 120
 HEAD = ["| | tested here | should work | does not |", "|---|---|---|---|"]
 
 
@@ -102,9 +104,9 @@ def table(claims: Iterable[Mapping[str, str]], runs: Sequence[Tried]) -> list[st
 
 def page(claims: Mapping[str, Any], runs: Sequence[Tried]) -> str:
     """Return the page."""
-    lines = [claims["title"], "", claims["answer"], ""]
-    lines += [*table(claims["parts"], runs), "", claims["meaning"], ""]
-    lines += ["## Versions of Kubernetes", "", claims["kubernetes"], ""]
+    lines = [claims["title"], "", textwrap.fill(claims["answer"], WIDTH), ""]
+    lines += [*table(claims["parts"], runs), "", textwrap.fill(claims["meaning"], WIDTH), ""]
+    lines += ["## Versions of Kubernetes", "", textwrap.fill(claims["kubernetes"], WIDTH), ""]
     lines += ["| Kubernetes | tests passed | left out, and why |", "|---|---|---|"]
     kubernetes = [run for run in runs if "Kubernetes" in run.parts and run.tests == claims["core"]]
     for run in sorted(kubernetes, key=lambda run: by_version(run.parts["Kubernetes"])):

@@ -75,8 +75,8 @@ bench: build .venv/.test ## measure against named baselines, each pair in one ru
 hardware: build ## try fenka on this machine's card: eight minutes at most; leaves hardware.json
 	@$(BIN)/fenka doctor --hardware --report hardware.json
 
-chart: ## package the chart with JobSet's: leaves dist/chart (needs Go)
-	@python3 deploy/package.py dist/chart
+chart: build ## package the chart with JobSet's: leaves dist/fenka-VERSION.tgz (needs Go)
+	@$(BIN)/python -m deploy.release chart
 
 release: build ## make all that is published: leaves dist/ (FENKA_RELEASE='wheels sdist': these steps only)
 	@$(BIN)/python -m deploy.release $${FENKA_RELEASE:-}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.release import krew, manifest, pages, wheels
+from deploy.release import image, krew, manifest, packaged_chart, pages, wheels
 from deploy.release.recipe import PROCESSORS, ROOT, Release, ReleaseError
 
 Step = Callable[[Release], list[Path]]
@@ -16,6 +16,8 @@ STEPS: Final[dict[str, Step]] = {
     "pages": pages.build_pages,
     "wheels": wheels.build_wheels,
     "sdist": wheels.build_sdist,
+    "image": image.build_image,
+    "chart": packaged_chart.package_chart,
     "krew": krew.build_plugins,
     "sbom": manifest.write_sbom,
     "sums": manifest.write_checksums,

@@ -390,6 +390,10 @@ def test_users_find_the_gateways_image_when_the_chart_publishes_it() -> None:
         "priorityClass": "fenka-serving",
         "screens": "gpu/fenka-scheduler-read:http",
     }
+    digest = f"sha256:{'0' * 64}"
+    pinned = find(render(image={"digest": digest}), "ConfigMap", "fenka")["data"]["gatewayImage"]
+    assert pinned.startswith("fenka:")
+    assert pinned.endswith(f"@{digest}")
     without = find(render(users={"priorityClasses": False}), "ConfigMap", "fenka")
     assert "priorityClass" not in without["data"]
     (rule,) = find(objects, "Role", "fenka")["rules"]

@@ -21,8 +21,13 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
+{{- define "fenka.imageReference" -}}
+{{- $tagged := printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- with .Values.image.digest }}{{ printf "%s@%s" $tagged . }}{{ else }}{{ $tagged }}{{ end }}
+{{- end }}
+
 {{- define "fenka.image" -}}
-image: {{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+image: {{ include "fenka.imageReference" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 

@@ -328,7 +328,7 @@ def test_jobset_is_named_when_the_cluster_lacks_it(run: Run, server: FakeApiServ
     done = run("submit", "mpi", *ARTICLE[:4], "mpirun a")
     assert done.stderr == (
         "fenka: this job has several roles and requires JobSet, which this cluster does not have: install it "
-        "with the packaged chart (make chart), by helm upgrade fenka dist/chart -n fenka-system "
+        "by helm upgrade fenka fenka-VERSION.tgz (the chart of a release) -n fenka-system "
         "--reuse-values --set jobset.enabled=true\n"
     )
     assert not server.writes

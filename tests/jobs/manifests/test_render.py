@@ -272,7 +272,7 @@ def test_training_is_rejected_in_one_sentence_when_pods_cannot_request_it(
         (
             MPI,
             "this job has several roles and requires JobSet, which this cluster does not have: install it "
-            "with the packaged chart (make chart), by helm upgrade fenka dist/chart -n fenka-system "
+            "by helm upgrade fenka fenka-VERSION.tgz (the chart of a release) -n fenka-system "
             "--reuse-values --set jobset.enabled=true",
         ),
         (TENSORFLOW, "this job has several roles and requires JobSet"),

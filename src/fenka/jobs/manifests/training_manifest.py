@@ -34,7 +34,7 @@ from fenka.jobs.training import Role, TrainingSpec
 JOBSET_VERSION = "jobset.x-k8s.io/v1alpha2"
 
 _INSTALL_JOBSET = (
-    "install it with the packaged chart (make chart), by helm upgrade fenka dist/chart -n fenka-system "
+    "install it by helm upgrade fenka fenka-VERSION.tgz (the chart of a release) -n fenka-system "
     "--reuse-values --set jobset.enabled=true"
 )
 

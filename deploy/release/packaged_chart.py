@@ -1,17 +1,20 @@
-"""Package the chart together with JobSet's: ``python3 deploy/package.py DIRECTORY``.
+"""Packages the chart together with JobSet's, with the same bytes each time.
 
 JobSet's chart is not in this repository. It is fetched with JobSet's Go module, at the version on which the
 end-to-end tests run, and go.sum proves its content. The result installs JobSet if `jobset.enabled` is set.
 """
 
+import gzip
 import json
 import shutil
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
-MODULE = HERE.parent / "e2e" / "jobset"
+from deploy.release.layout import MADE, write_tar
+from deploy.release.recipe import ROOT, Release, ReleaseError
+
+CHART = ROOT / "deploy" / "chart"
+MODULE = ROOT / "e2e" / "jobset"
 DEPENDENCY = """
 # Added when the chart was packaged.
 dependencies:
@@ -24,19 +27,12 @@ CERTIFICATE = Path("templates", "internalcert", "secret.yaml")
 EMPTY_CERTIFICATE = 'data:\n  ca.crt: ""\n  ca.key: ""\n  tls.crt: ""\n  tls.key: ""\n'
 
 
-class PackageError(Exception):
-    """The chart could not be packaged; the text is a sentence."""
-
-
-def jobset() -> tuple[str, Path]:
-    """Return JobSet's version, without the `v`, and the folder of its module."""
+def jobset(release: Release) -> tuple[str, Path]:
+    """Return JobSet's version, without the `v`, and the folder of its module. Raises ReleaseError."""
     if not shutil.which("go"):
-        raise PackageError("`go` is not installed: it fetches JobSet's chart")
-    command = ["go", "mod", "download", "-json", "sigs.k8s.io/jobset"]
-    done = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PackageError(f"JobSet's module could not be fetched: {done.stderr or done.stdout}")
-    module = json.loads(done.stdout)
+        raise ReleaseError("`go` is not installed: it fetches JobSet's chart")
+    output = release.run("go", "mod", "download", "-json", "sigs.k8s.io/jobset", folder=MODULE)
+    module = json.loads(output)
     return module["Version"].removeprefix("v"), Path(module["Dir"])
 
 
@@ -69,7 +65,7 @@ def kept_definition(content: str) -> str:
     As with crds/, the definition and all JobSets stay when the release is uninstalled.
     """
     if "{{" in content or ANNOTATIONS not in content:
-        raise PackageError("the resource definition in JobSet's chart has an unexpected format")
+        raise ReleaseError("the resource definition in JobSet's chart has an unexpected format")
     return content.replace(ANNOTATIONS, f"{ANNOTATIONS}    helm.sh/resource-policy: keep\n", 1)
 
 
@@ -79,33 +75,34 @@ def empty_secret(content: str) -> str:
     Helm applies what changed between two upgrades, and the controller's values would be a conflict.
     """
     if EMPTY_CERTIFICATE not in content:
-        raise PackageError("the certificate's Secret in JobSet's chart has an unexpected format")
+        raise ReleaseError("the certificate's Secret in JobSet's chart has an unexpected format")
     return content.replace(EMPTY_CERTIFICATE, "")
 
 
-def package(target: Path) -> None:
-    """Write the packaged chart to a directory, replacing it."""
-    version, module = jobset()
+def write_chart(release: Release, target: Path) -> None:
+    """Write the chart with JobSet's to a folder, replacing it. Raises ReleaseError."""
+    version, module = jobset(release)
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(HERE / "chart", target)
+    shutil.copytree(CHART, target)
     write_subchart(module / "charts" / "jobset", target / "charts" / "jobset")
     (target / "charts" / "jobset" / "LICENSE").write_text((module / "LICENSE").read_text())
     with (target / "Chart.yaml").open("a") as chart:
         chart.write(DEPENDENCY.format(version=version))
 
 
-def main() -> int:
-    """Package the chart; report an expected error as one sentence."""
-    if len(sys.argv) != 2:
-        print("usage: package.py DIRECTORY", file=sys.stderr)
-        return 2
-    try:
-        package(Path(sys.argv[1]))
-    except PackageError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+def chart_path(release: Release) -> Path:
+    """Return the path of the packaged chart, whose name is that of `helm package`."""
+    return release.into / f"fenka-{release.version}.tgz"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def package_chart(release: Release) -> list[Path]:
+    """Write the packaged chart. Raises ReleaseError."""
+    target = chart_path(release)
+    with tempfile.TemporaryDirectory() as folder:
+        write_chart(release, Path(folder, "fenka"))
+        with (
+            target.open("wb") as file,
+            gzip.GzipFile("", "wb", 9, file, MADE) as archive,
+        ):
+            write_tar(Path(folder), archive, {})
+    return [target]
